@@ -1,4 +1,7 @@
-"""The interface of a backend; its module imports the framework inside `probe`, `preload` and `open` only."""
+"""Interface of a backend.
+
+A backend's module imports the framework only inside `probe`, `preload` and `open`.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,10 @@ CALIBRATION_BATCHES = 2000  # so many that they do not all stay in a cache
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """A framework's version and devices (``cpu``, ``gpu:0 NVIDIA …``) on this machine, or `problem` and `hint`."""
+    """Version and devices of a framework on this machine, or `problem` and `hint`.
+
+    Devices are named ``cpu``, ``gpu:0 NVIDIA …``.
+    """
 
     name: str
     version: str | None
@@ -86,7 +92,10 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class EvalResult:
-    """An objective's sums over a split, each example counted once; `updates_applied` are those in the evaluated parameters."""
+    """Sums of an objective over a split, each example counted once.
+
+    `updates_applied` are those in the evaluated parameters.
+    """
 
     split: Split
     sums: Mapping[str, float]
@@ -95,7 +104,10 @@ class EvalResult:
 
     @classmethod
     def of(cls, objective: Objective, split: Split, size: int, sums: Sequence[float], seconds: float, updates_applied: int) -> EvalResult:
-        """Return the result of a split of `size` examples. Raises RuntimeError where another number was counted."""
+        """Return the result of a split of `size` examples.
+
+        Raises RuntimeError where another number was counted.
+        """
         named = objective.named(sums)
         if named[COUNTED] != size:
             raise RuntimeError(f"the evaluation counted {named[COUNTED]:g} examples of the {size} in split {split!r}")
@@ -121,7 +133,10 @@ class State:
     scalars: Mapping[str, float] = field(default_factory=dict)
 
     def to_evaluate(self) -> State:
-        """Return the weights used to evaluate and translate, with the buffers, as a state without slots; copies nothing."""
+        """Return the weights to evaluate and translate with, and the buffers, without slots.
+
+        Nothing is copied.
+        """
         return State(weights_to_evaluate(self.parameters, self.slots), {}, self.updates, self.buffers)
 
 
@@ -137,7 +152,10 @@ DIRECT_COMPONENTS: tuple[StepComponent, ...] = ("direct", "direct_message", "dir
 
 @dataclass(frozen=True, slots=True)
 class CalibrationOrder:
-    """An order to repeat a component `count` times (0 first, to trace), then until `seconds` have passed (0 where ranks meet)."""
+    """Order to repeat a component `count` times, then until `seconds` have passed.
+
+    `count` 0 comes first, to trace; `seconds` are 0 where ranks meet.
+    """
 
     component: StepComponent
     count: int
@@ -159,42 +177,69 @@ class CalibrationResult:
 
 
 class Session(Protocol):
-    """A leading task. Its methods are called from the task's main thread, one at a time, alike on every rank in sync mode."""
+    """Leading task of a job.
+
+    Its methods are called from the task's main thread, one at a time, in the same order on every rank in sync mode.
+    """
 
     def train(self, plan: Plan) -> Iterator[StepResult]:
-        """Apply exactly `plan.count` updates and yield results as they finish, covering each step exactly once.
+        """Apply exactly `plan.count` updates and yield results as they finish.
 
-        Sync: all are applied when the iterator ends. Async: it ends when the next plan can be queued without idle workers; later calls
-        or `drain` yield the remaining results.
+        Results cover each step exactly once. Sync: all are applied when the iterator ends. Async: it ends when the next plan can be queued
+        without idle workers; later calls or `drain` yield the remaining results.
         """
 
     def drain(self) -> Iterator[StepResult]:
-        """Make the cluster quiescent and yield everything outstanding. Called before `evaluate`, `state`, `load` and `close`."""
+        """Make the cluster quiescent and yield everything outstanding.
+
+        Called before `evaluate`, `state`, `load` and `close`.
+        """
 
     def evaluate(self, split: Split) -> EvalResult:
-        """Evaluate each example of a split once, with `weights_to_evaluate`. Raises RuntimeError where the count is wrong."""
+        """Evaluate each example of a split once, with `weights_to_evaluate`.
+
+        Raises RuntimeError where the count is wrong.
+        """
 
     def state(self) -> State:
-        """Return a copy of the state, complete on the first leading task, in memory that the next call overwrites."""
+        """Return a copy of the state, in memory that the next call overwrites.
+
+        It is complete on the first leading task.
+        """
 
     def predict(self, split: Split, start: int, stop: int) -> Array:
-        """Return logits of examples start … stop − 1, float32 [stop − start, classes]; called on a single sync worker only."""
+        """Return logits of examples start … stop − 1, float32 [stop − start, classes].
+
+        Called on a single sync worker only.
+        """
 
     def translating(self) -> Translating:
-        """Return what translates this task's share, with the weights that `evaluate` uses; called on every leading task before each use."""
+        """Return the translator of this task's share, with the weights that `evaluate` uses.
+
+        Called on every leading task before each use.
+        """
 
     def load(self, state: State | None) -> None:
-        """Replace the state; absent slots become zeros. Only the first leading task gets it; the backend broadcasts it."""
+        """Replace the state; absent slots become zeros.
+
+        Only the first leading task gets it; the backend broadcasts it.
+        """
 
     def calibrate(self, order: CalibrationOrder) -> Sequence[CalibrationResult]:
-        """Have every worker repeat a component, after training, which ruins the state; sync: return this rank's figures, async: all."""
+        """Have every worker repeat a component, after training, which ruins the state.
+
+        Sync: return this rank's figures, async: all.
+        """
 
     def close(self) -> None:
         """Leave the cluster in good order; a second call does nothing."""
 
 
 class ReplacesWorkers(Protocol):
-    """The further interface of an async leading session whose workers rejoin (`Capabilities.rejoins`)."""
+    """Further interface of an async leading session whose workers rejoin.
+
+    See `Capabilities.rejoins`.
+    """
 
     on_stalled_worker: Callable[[int], None] | None  # called on the main thread with a worker that others wait for; None: StalledRunError
 
@@ -203,7 +248,10 @@ class Server(Protocol):
     """A task that only serves: an async worker or parameter server."""
 
     def serve(self, stop: threading.Event) -> None:
-        """Serve until `stop` is set or the chief ends it. Waits in Python, so that signals keep working."""
+        """Serve until `stop` is set or the chief ends it.
+
+        Waits in Python, so that signals keep working.
+        """
 
 
 class Backend(Protocol):
@@ -218,23 +266,33 @@ class Backend(Protocol):
         """What it supports; known without the framework."""
 
     def probe(self) -> Availability:
-        """Import the framework and report its version and devices. Called in a process of its own."""
+        """Import the framework and report its version and devices. Called in a separate process."""
 
     def placement(self, job: Job) -> list[TaskSpec]:
-        """Return every task of the job: role, index, node. Called again with fewer nodes (from 0); UsageError for an impossible number."""
+        """Return every task of the job: role, index, node.
+
+        Called again with fewer nodes (from 0); UsageError for an impossible number.
+        """
 
     def preload(self, job: Job) -> None:
-        """Import the framework; depends on ``deterministic`` and ``threads`` only. With `forks` also called before the fork."""
+        """Import the framework; depends on ``deterministic`` and ``threads`` only.
+
+        With `forks` also called before the fork.
+        """
 
     def open(self, task: Task, job: Job, model: ModelSpec, data: Dataset) -> Session | Server:
-        """Join the cluster and warm up on throw-away state; return a Session on a leading task, a Server on every other.
+        """Join the cluster and warm up on throw-away state.
 
+        Return a Session on a leading task, a Server on every other.
         The state is the model's initial one with zero updates. Raises OSError with errno EADDRINUSE if a reserved port was taken.
         """
 
 
 def make_sampler(job: Job, data: Dataset, weight: str = COUNTED) -> Sampler:
-    """Return the run's data order, the same in every task. Raises UsageError if data do not fit or an example has no weight."""
+    """Return the run's data order, the same in every task.
+
+    Raises UsageError if data do not fit or an example has no weight.
+    """
     weights = None if weight == COUNTED else data.weights("train", weight)
     changes = augmentation(job.augment, data.info)
     lengths = batch_lengths(job, data)
@@ -245,9 +303,12 @@ def make_sampler(job: Job, data: Dataset, weight: str = COUNTED) -> Sampler:
 
 
 def batch_lengths(job: Job, data: Dataset) -> dict[str, NDArray[np.int64]] | None:
-    """Return the lengths by which training batches are filled. Raises UsageError for batches by tokens of data without tokens."""
+    """Return the lengths by which training batches are filled.
+
+    Raises UsageError for batches by tokens of data without tokens.
+    """
     lengths = example_lengths(data)
-    if job.batch_tokens is not None and (lengths is None or min(int(found.min()) for found in lengths.values()) < 1):
+    if job.batch_tokens is not None and (lengths is None or min(int(column.min()) for column in lengths.values()) < 1):
         raise UsageError(
             f"batch_tokens: got {job.batch_tokens}, but the examples of {data.info.name!r} are no sequences of tokens; "
             "give --batch-size, or choose a dataset of text: trainer data list"
@@ -256,7 +317,10 @@ def batch_lengths(job: Job, data: Dataset) -> dict[str, NDArray[np.int64]] | Non
 
 
 def refuse_unweighted(job: Job, data: Dataset, weight: str = COUNTED) -> None:
-    """Raise UsageError where a training example, or all test examples together, have no weight to divide losses by."""
+    """Raise UsageError where losses cannot be divided by a weight.
+
+    That is where a training example, or all test examples together, have none.
+    """
     make_sampler(job, data, weight)
     if weight != COUNTED and not data.weights("test", weight).any():
         raise UsageError(
@@ -265,7 +329,10 @@ def refuse_unweighted(job: Job, data: Dataset, weight: str = COUNTED) -> None:
 
 
 def calibration_batches(sampler: Sampler, rank: int | None = None) -> Batches:
-    """Return the first full batches of an epoch, at least one: slices of sync rank `rank`, or those of async workers."""
+    """Return the first full batches of an epoch, at least one.
+
+    They are slices of sync rank `rank`, or batches of async workers.
+    """
     steps = min(CALIBRATION_BATCHES, sampler.steps_per_epoch)
     if sampler.rule.buckets is not None:
         return sampler.whole(0, 0, steps) if rank is None else sampler.for_rank(0, 0, steps, rank)
@@ -276,7 +343,10 @@ def calibration_batches(sampler: Sampler, rank: int | None = None) -> Batches:
 
 
 def interface_of(address: str) -> str:
-    """Return the network interface that has the address (all of 127.0.0.0/8 are the loopback's). Raises RunFailedError where none has."""
+    """Return the network interface that has the address (all of 127.0.0.0/8 are the loopback's).
+
+    Raises RunFailedError where none has.
+    """
     wanted = "127.0.0.1" if ipaddress.ip_address(address).is_loopback and ":" not in address else address
     held: dict[str, str] = {entry.address.partition("%")[0]: name for name, entries in psutil.net_if_addrs().items() for entry in entries}
     if wanted not in held:
@@ -285,9 +355,12 @@ def interface_of(address: str) -> str:
 
 
 def set_nccl_interface(address: str) -> None:
-    """Restrict nccl to the interface with the address, unless NCCL_SOCKET_IFNAME is set. Raises RunFailedError without one."""
+    """Restrict nccl to the interface with the address, unless NCCL_SOCKET_IFNAME is set.
+
+    Raises RunFailedError without one.
+    """
     if "NCCL_SOCKET_IFNAME" not in os.environ:
-        os.environ["NCCL_SOCKET_IFNAME"] = f"={interface_of(address)}"  # = is exact: eth1 alone also matches eth10
+        os.environ["NCCL_SOCKET_IFNAME"] = f"={interface_of(address)}"  # = is exact: plain eth1 also matches eth10
 
 
 def ranks_placement(job: Job) -> list[TaskSpec]:
@@ -296,7 +369,10 @@ def ranks_placement(job: Job) -> list[TaskSpec]:
 
 
 def parameter_server_placement(job: Job, *, chief_is_first_ps: bool) -> list[TaskSpec]:
-    """Place the chief and first ps (the chief itself with `chief_is_first_ps`) on node 0, further ps round robin, and workers."""
+    """Place chief, parameter servers and workers.
+
+    The chief and the first ps (the chief itself with `chief_is_first_ps`) are on node 0, further ps round robin.
+    """
     chief = [TaskSpec("chief", 0, 0, leading=True)]
     first = 1 if chief_is_first_ps else 0
     servers = [TaskSpec("ps", index, index % job.nodes, leading=False) for index in range(first, job.ps)]
@@ -306,14 +382,17 @@ def parameter_server_placement(job: Job, *, chief_is_first_ps: bool) -> list[Tas
 
 @dataclass(frozen=True, slots=True)
 class TensorFunctions:
-    """Conversions on the CPU. Whole numbers become what forward functions are given: int32 on TensorFlow, int64 on torch."""
+    """Conversions on the CPU.
+
+    Whole numbers become what forward functions are given: int32 on TensorFlow, int64 on torch.
+    """
 
     tensor: Callable[[NDArray[Any]], Any]
     array: Callable[[Any], NDArray[Any]]
 
 
 class HasTensors(Protocol):
-    """The further interface of a backend whose models of sequences `conformance.model_suite` compares."""
+    """Further interface of a backend whose sequence models `conformance.model_suite` compares."""
 
     def tensor_functions(self) -> TensorFunctions:
         """Import the framework and return them."""

@@ -1,4 +1,4 @@
-"""What a backend supports of a job's settings; anything else is refused before the run starts."""
+"""Settings that a backend supports; others are refused before the run starts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ Exchange = Literal["native", "direct"]
 
 @dataclass(frozen=True, slots=True)
 class ExportFormat:
-    """`usage` is Python code that loads it, IMAGES being an image batch's shape; `text_…` are for models that translate."""
+    """Format of exported models.
+
+    `usage` is Python code that loads it, IMAGES being an image batch's shape. `text_…` are for models that translate.
+    """
 
     summary: str
     usage: str
@@ -41,7 +44,7 @@ class Capabilities:
     - `forks`: a process that has only run `preload` may be forked into tasks. What that imports starts no thread, opens no device, keeps
       nothing that a child must not share; a second call in the child, maybe for another job, has the effect of a single one.
     - `survives`: roles of non-leading tasks without which training continues; any other task's death fails the attempt.
-    - `rejoins`: roles of non-leading async tasks that can be restarted alone while training continues. Others do a lost task's work, and
+    - `rejoins`: roles of non-leading async tasks that can be restarted separately during training. Others do a lost task's work, and
       no update is applied twice. A leading session then also implements `ReplacesWorkers`.
     - `export_formats`: what its `export` can write, by the value of ``trainer export --format``.
     """
@@ -85,11 +88,14 @@ COMPLETE = Capabilities(
 
 
 def refuse_unsupported(job: Job, backend: str, capabilities: Capabilities) -> None:
-    """Raise UsageError, beginning with the field's name, for the first setting that the backend does not support."""
-    for name, asked, supported in _asked(job, capabilities):
-        if asked not in supported:
+    """Raise UsageError for the first setting that the backend does not support.
+
+    The message begins with the field's name.
+    """
+    for name, value, supported in _asked(job, capabilities):
+        if value not in supported:
             listed = ", ".join(supported) or "nothing"
-            raise UsageError(f"{name}: got {asked!r}, which backend {backend} does not support; supported there: {listed}.")
+            raise UsageError(f"{name}: got {value!r}, which backend {backend} does not support; supported there: {listed}.")
     if job.exchange == "direct" and job.mode == "sync" and job.wrapped:
         refuse_too_many(job.workers)
         if job.device == "gpu":
@@ -103,7 +109,7 @@ def check_precision(job: Job, *, gpu: bool) -> None:
 
 
 def unused_precision(precision: str, model: str, backend: str) -> UsageError:
-    """Return the error about a model whose forward function computes nothing in `precision`, which is below fp32."""
+    """Return the error about a model that computes nothing in `precision`, which is below fp32."""
     return UsageError(
         f"precision: got {precision!r}, but the forward function of model {model!r} on {backend} computes nothing in it; "
         "allowed there: fp32. Choose fp32, or let the function compute its products in context.compute (docs/adding-a-model.md)."
@@ -116,13 +122,12 @@ def _asked(job: Job, capabilities: Capabilities) -> Iterator[tuple[str, str, Seq
     yield "device", job.device, ["auto", *sorted(capabilities.devices)]
     yield "exchange", job.exchange, sorted(capabilities.exchanges, reverse=True)
     yield "compile", job.compile, ["off", *(["on", "auto"] if capabilities.compiling else [])]
-    yield "augment", job.augment, ["none", *([job.augment] if capabilities.augmentation else [])]
-    yield "deterministic", str(job.deterministic).lower(), ["false", *(["true"] if capabilities.deterministic else [])]
-    yield "profile", str(job.profile), ["0", *([str(job.profile)] if capabilities.profiling else [])]
-    for name, without, supported in (
-        ("accumulate", 1, capabilities.accumulation),
-        ("clip_norm", 0, capabilities.clipping),
-        ("ema_decay", 0, capabilities.weight_averaging),
+    for name, value, without, supported in (
+        ("augment", job.augment, "none", capabilities.augmentation),
+        ("deterministic", str(job.deterministic).lower(), "false", capabilities.deterministic),
+        ("profile", str(job.profile), "0", capabilities.profiling),
+        ("accumulate", f"{job.accumulate:g}", "1", capabilities.accumulation),
+        ("clip_norm", f"{job.clip_norm:g}", "0", capabilities.clipping),
+        ("ema_decay", f"{job.ema_decay:g}", "0", capabilities.weight_averaging),
     ):
-        asked = getattr(job, name)
-        yield name, f"{asked:g}", [f"{without}", *([f"{asked:g}"] if supported else [])]
+        yield name, value, [without, value] if supported else [without]

@@ -1,4 +1,4 @@
-"""`--compile auto`: each task times a step as it is and compiled, and the timings of all tasks decide for all."""
+"""Decision of `--compile auto`, from timings of a plain and a compiled step on all tasks."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TypeVar
 
+from ..core.cluster import split_evenly
 from ..core.errors import UsageError
 from ..core.job import Job
 from ..data.base import Dataset
@@ -23,7 +23,10 @@ MAX_REASON_CHARACTERS = 300
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds of a step on one task, as it is and compiled; `reason` says why the second is missing."""
+    """Seconds of a plain and of a compiled step on one task.
+
+    `reason` explains a missing `compiled_seconds`.
+    """
 
     plain_seconds: float
     compiled_seconds: float | None
@@ -33,16 +36,17 @@ class Timing:
 Decide = Callable[[Timing, int], bool]  # (timing, number of tasks that time) -> whether all compile
 
 
-def pays(timings: Iterable[Timing]) -> bool:
+def compile_is_faster(timings: Iterable[Timing]) -> bool:
     """Return whether compiling is faster: it works on each task, and saves time in total."""
-    every = list(timings)
-    compiled = [timing.compiled_seconds for timing in every if timing.compiled_seconds is not None]
-    return len(compiled) == len(every) and sum(compiled) <= GAIN * sum(timing.plain_seconds for timing in every)
+    return CompileChoice.of(list(timings)).compiled
 
 
 @dataclass(frozen=True, slots=True)
 class CompileChoice:
-    """What all tasks decided, the mean seconds of a step of either kind, and the reason where one could not be timed."""
+    """Decision of all tasks, with the mean seconds of either kind of step.
+
+    `reason` explains a missing `compiled_seconds`.
+    """
 
     compiled: bool
     plain_seconds: float
@@ -52,10 +56,12 @@ class CompileChoice:
     @classmethod
     def of(cls, timings: Sequence[Timing]) -> CompileChoice:
         """Decide by the timings of all tasks."""
+        plain = [timing.plain_seconds for timing in timings]
         compiled = [timing.compiled_seconds for timing in timings if timing.compiled_seconds is not None]
-        mean = sum(compiled) / len(compiled) if len(compiled) == len(timings) else None
+        complete = len(compiled) == len(plain)
         reason = next((timing.reason for timing in timings if timing.reason is not None), None)
-        return cls(pays(timings), sum(timing.plain_seconds for timing in timings) / len(timings), mean, reason)
+        faster = complete and sum(compiled) <= GAIN * sum(plain)
+        return cls(faster, sum(plain) / len(plain), sum(compiled) / len(compiled) if complete else None, reason)
 
 
 _deciding: list[Decide] = []
@@ -67,8 +73,11 @@ def decide_by(decide: Decide) -> None:
 
 
 def settle(timing: Timing, tasks: int) -> bool:
-    """Return whether to compile, the same for each of the `tasks` that time; a process by itself decides alone."""
-    return _deciding[0](timing, tasks) if _deciding else pays([timing])
+    """Return whether to compile, the same for each of the `tasks` that time.
+
+    A single process decides without others.
+    """
+    return _deciding[0](timing, tasks) if _deciding else compile_is_faster([timing])
 
 
 def call_in_thread(call: Callable[[], Result], name: str) -> Future[Result]:
@@ -92,7 +101,10 @@ def timed(
     give_up: Callable[[], object] = lambda: None,
     limit_seconds: float = DECISION_SECONDS,
 ) -> Timing:
-    """Time both kinds of step; `compile_step` runs in its own thread, may outlast `give_up`, and its error is the reason."""
+    """Time both kinds of step.
+
+    `compile_step` runs in its own thread, may outlast `give_up`, and its error is the reason.
+    """
     plain_seconds = plain()
     compiling = call_in_thread(compile_step, "compile")
     if wait([compiling], limit_seconds).not_done:
@@ -106,20 +118,21 @@ def timed(
 
 
 def compiled_sizes(size: int, *parts: int) -> frozenset[int]:
-    """Return the sizes to compile for: a batch and half of it (`StepComponent`), cut into `parts` like micro-batches, in turn."""
-    found = {size, size // 2}
+    """Return the batch sizes to compile for.
+
+    They are those of a batch and half of it (`StepComponent`), cut into `parts` like micro-batches, in turn.
+    """
+    sizes = {size, size // 2}
     for most in parts:
-        found = {after - before for whole in found for before, after in pairwise(_borders(whole, most))}
-    return frozenset(found - {0})
+        sizes = {stop - start for whole in sizes for start, stop in split_evenly(whole, min(most, max(whole, 1)))}
+    return frozenset(sizes - {0})
 
 
-def _borders(size: int, most: int) -> list[int]:
-    count = min(most, max(size, 1))
-    return [size * number // count for number in range(count + 1)]
+def should_time(job: Job, model: ModelSpec, data: Dataset) -> bool:
+    """Return whether to time both kinds of steps.
 
-
-def to_be_chosen(job: Job, model: ModelSpec, data: Dataset) -> bool:
-    """Return whether to time both kinds of steps; not for examples of varying length, for which ``on`` raises UsageError."""
+    Examples of varying length are not timed; for them ``on`` raises UsageError.
+    """
     columns = [data.info.column(name) for name in dict.fromkeys((*model.inputs, model.target))]
     if not any(column.varies for column in columns):
         return job.compile == "auto"

@@ -1,4 +1,4 @@
-"""Export of trained models to other formats, by a process of its own, so that none imports two frameworks."""
+"""Export of trained models to other formats, in a separate process with one framework."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def text_description(meta: Meta) -> dict[str, object]:
 
 
 def translation_signature(chosen: ChosenWeights) -> str | None:
-    """Return what the scores of these weights are comparable with, None if unknown. Raises DamagedRunError."""
+    """Return what the scores of these weights are comparable with, None if unknown.
+
+    Raises DamagedRunError.
+    """
     run = chosen.path.parent.parent
     if chosen.metrics is None or not (run / "job.json").exists():
         return None
@@ -68,7 +71,10 @@ IMAGES, LOGITS = "images", "logits"  # in every format that has programs
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """A model for an empty `folder`, arrays canonical. `model_name` finds the forward function; `mean`, `std` only of images."""
+    """Model to export into an empty `folder`, with canonical arrays.
+
+    `model_name` finds the forward function; `mean`, `std` only of images.
+    """
 
     format: str
     folder: Path
@@ -86,7 +92,7 @@ class Exporter(Protocol):
     """The further interface of a backend with export formats."""
 
     def export(self, request: Export) -> None:
-        """Write the files of a format. May import the framework: runs in a process of its own."""
+        """Write the files of a format. May import the framework: runs in a separate process."""
 
 
 PLAIN_FORMATS: Mapping[str, ExportFormat] = {
@@ -98,7 +104,10 @@ PLAIN_FORMATS: Mapping[str, ExportFormat] = {
 
 
 def export_plain(request: Export, description: Mapping[str, object]) -> None:
-    """Write parameters and buffers as ``model.safetensors``; other entries of `description` become its metadata, as text or JSON."""
+    """Write parameters and buffers as ``model.safetensors``.
+
+    Other entries of `description` become its metadata, as text or JSON.
+    """
     described_here = {key: value for key, value in description.items() if key not in ("format", "parameters", "buffers")}
     metadata = {key: value if isinstance(value, str) else json.dumps(value) for key, value in described_here.items()}
     arrays = {**request.parameters, **request.buffers}
@@ -209,7 +218,10 @@ def _readme(meta: Meta, made_of: str, export_format: str, written: ExportFormat)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Export; an error for users goes to the file ERROR, and its exit code is returned. Frameworks log to standard error."""
+    """Export a model; an error for users goes to the file ERROR, and its exit code is returned.
+
+    Frameworks log to standard error.
+    """
     backend, export_format, weights, folder, errors, parent, *paths = sys.argv[1:] if arguments is None else arguments
     die_with_parent(int(parent))
     try:

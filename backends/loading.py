@@ -19,7 +19,10 @@ MEMBERS = ("name", "capabilities", "probe", "placement", "preload", "open")
 
 
 def load_backend(name: str) -> Backend:
-    """Return a usable backend, framework not imported. Raises MissingPackageError, or UsageError for an unknown or incomplete one."""
+    """Return a usable backend, framework not imported.
+
+    Raises MissingPackageError, or UsageError for an unknown or incomplete one.
+    """
     plugin = find("backend", name)
     backend = _complete(plugin, load(plugin, "backend"))
     for package in missing_packages(backend.capabilities.packages):
@@ -28,7 +31,10 @@ def load_backend(name: str) -> Backend:
 
 
 def declared_capabilities(plugin: Plugin) -> Capabilities:
-    """Return what a backend declares, installed or not. Raises UsageError as `load_backend` does."""
+    """Return what a backend declares, installed or not.
+
+    Raises UsageError as `load_backend` does.
+    """
     return _complete(plugin, load(replace(plugin, requires=""), "backend")).capabilities
 
 
@@ -41,21 +47,21 @@ def install_hint(name: str) -> str:
     return f"The documentation of the package {plugin.provider!r} says how to install it."
 
 
-def _complete(plugin: Plugin, found: Any) -> Backend:
+def _complete(plugin: Plugin, loaded: Any) -> Backend:
     from .capabilities import Capabilities  # imports the job, which agents, that only list packages, do without
 
     with plugin_code(plugin, "backend", "its declaration"):
-        lacking = [member for member in MEMBERS if not hasattr(found, member)]
-    if lacking:
-        raise UsageError(f"backend {plugin.name!r} ({plugin.target}) is incomplete; missing: {', '.join(lacking)}.")
-    if not isinstance(found.capabilities, Capabilities):
+        missing = [member for member in MEMBERS if not hasattr(loaded, member)]
+    if missing:
+        raise UsageError(f"backend {plugin.name!r} ({plugin.target}) is incomplete; missing: {', '.join(missing)}.")
+    if not isinstance(loaded.capabilities, Capabilities):
         raise UsageError(
-            f"backend {plugin.name!r} ({plugin.target}) has capabilities of the type {type(found.capabilities).__name__!r};"
+            f"backend {plugin.name!r} ({plugin.target}) has capabilities of the type {type(loaded.capabilities).__name__!r};"
             " they have to be crosstrain.backends.capabilities.Capabilities."
         )
     if plugin not in BUILT_IN["backend"]:
-        _check_types(plugin, found.capabilities)
-    backend: Backend = found
+        _check_types(plugin, loaded.capabilities)
+    backend: Backend = loaded
     return backend
 
 
@@ -72,24 +78,28 @@ def _check_types(plugin: Plugin, declared: Capabilities) -> None:
 
 
 def recorded_packages(backend: str) -> dict[str, Sequence[str]]:
-    """Return the modules to record, each with its possible distributions; none of a backend that cannot be loaded."""
+    """Return the modules to record, each with its possible distributions.
+
+    A backend that cannot be loaded has none.
+    """
     rows = BUILT_IN["backend"]
-    found: dict[str, Sequence[str]] = {row.requires: row.distributions for row in rows}
+    packages: dict[str, Sequence[str]] = {row.requires: row.distributions for row in rows}
     if backend not in {row.name for row in rows}:
         try:
-            found.update(declared_capabilities(find("backend", backend)).packages)
+            packages.update(declared_capabilities(find("backend", backend)).packages)
         except UsageError:
-            return found
-    return found
+            return packages
+    return packages
 
 
 TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8  # parameters of mallopt(3)
 
 
-def keep_freed_memory(most_bytes: int, piece_bytes: int, *, one_arena: bool) -> None:
-    """Have the C library keep freed memory, up to `most_bytes` in pieces of `piece_bytes`; only on Linux with glibc.
+def tune_malloc(most_bytes: int, piece_bytes: int, *, one_arena: bool) -> None:
+    """Have the C library keep freed memory; only on Linux with glibc.
 
-    Otherwise each step faults it in again. Call it after loading data. `one_arena`: other threads' arenas hold no piece above 64 MiB.
+    It keeps up to `most_bytes` in pieces of `piece_bytes`, which each step would fault in again. Call it after loading data. `one_arena`:
+    other threads' arenas hold no piece above 64 MiB.
     """
     if sys.platform != "linux":
         return

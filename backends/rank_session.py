@@ -1,4 +1,4 @@
-"""A rank of a sync run: what its session does alike on every framework."""
+"""Session of a rank of a sync run: the part that is the same on every framework."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..models.base import Array, ModelSpec
 from ..models.decoding import Stepper
 from .base import DIRECT_COMPONENTS, CalibrationOrder, CalibrationResult, EvalResult, State, StepResult, make_sampler
 from .decoding_functions import Translating
-from .timing import DirectTrial
+from .timing import CarryOut, DirectTrial
 from .vectors import StateMemory
 
 Memory = TypeVar("Memory", bound=StateMemory)
@@ -35,6 +35,7 @@ class RankSession(ABC, Generic[Memory]):
         self._memory: Memory | None = None
         self._translating: Translating | None = None
         self._trial: DirectTrial | None = None
+        self._repetition: CarryOut | None = None
 
     @property
     @abstractmethod
@@ -71,8 +72,12 @@ class RankSession(ABC, Generic[Memory]):
         """Copy the state."""
 
     @abstractmethod
-    def _calibrated(self, order: CalibrationOrder) -> CalibrationResult:
-        """Repeat a component but those of the direct exchange."""
+    def _make_repetition(self) -> CarryOut:
+        """Return what repeats a component other than those of the direct exchange."""
+
+    def _native_figures(self) -> Mapping[str, float]:
+        """Return the framework's own figures, before the first repetition."""
+        return {}
 
     @abstractmethod
     def _open_trial(self) -> DirectTrial:
@@ -80,7 +85,7 @@ class RankSession(ABC, Generic[Memory]):
 
     @abstractmethod
     def _leave(self) -> None:
-        """Leave together with the other ranks, at once if this one failed."""
+        """Leave together with the other ranks, immediately if this one failed."""
 
     def drain(self) -> Iterator[StepResult]:
         """Nothing is ever outstanding."""
@@ -116,17 +121,24 @@ class RankSession(ABC, Generic[Memory]):
         return memory.state(self._updates_done, self._scalars)
 
     def calibrate(self, order: CalibrationOrder) -> Sequence[CalibrationResult]:
-        """Repeat a component of a step; see `Session.calibrate`. Buffers and slots change, parameters do not."""
+        """Repeat a component of a step; see `Session.calibrate`.
+
+        Buffers and slots change, parameters do not.
+        """
         with self._meeting():
-            if order.component not in DIRECT_COMPONENTS:
-                return [self._calibrated(order)]
-            if self._trial is None:
-                self._trial = self._open_trial()
-            return [self._trial.run(order)]
+            if order.component in DIRECT_COMPONENTS:
+                self._trial = self._trial or self._open_trial()
+                return [self._trial.run(order)]
+            native = {} if self._repetition is not None else self._native_figures()
+            self._repetition = self._repetition or self._make_repetition()
+            return [CalibrationResult(self._rank, *self._repetition(order), native)]
 
     @contextmanager
     def _meeting(self) -> Iterator[None]:
-        """Exchange something with the other ranks within the block; if that fails, `close` does not wait for them."""
+        """Exchange something with the other ranks within the block.
+
+        If that fails, `close` does not wait for them.
+        """
         self._healthy = False
         yield
         self._healthy = True

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from ..core.cluster import Task
 from ..data.sampler import Batches
-from ..exchange.mesh import Mesh, Vector, open_beside
+from ..exchange.mesh import Mesh, Vector, open_trial_mesh
 from .base import CalibrationOrder, CalibrationResult
 from .compiling import TIMED_SECONDS
 
@@ -21,7 +21,10 @@ CarryOut = Callable[[CalibrationOrder], tuple[int, float]]
 
 
 def repeat(order: CalibrationOrder, carry_out: Callable[[int], object]) -> tuple[int, float]:
-    """Return a component's repetitions and seconds; `carry_out(n)` returns when n are complete, on a device too."""
+    """Return a component's repetitions and seconds.
+
+    `carry_out(n)` returns when n are complete, on a device too.
+    """
     done, wanted, elapsed = 0, order.count, 0.0
     began = time.perf_counter()
     while wanted:
@@ -33,7 +36,7 @@ def repeat(order: CalibrationOrder, carry_out: Callable[[int], object]) -> tuple
     return done, elapsed
 
 
-def time_of_step(run: CarryOut) -> float:
+def measure_step(run: CarryOut) -> float:
     """Return the seconds of a step's computation, repeated by `run`, after a first one."""
     run(CalibrationOrder("compute", 1))
     count, seconds = run(CalibrationOrder("compute", 1, TIMED_SECONDS))
@@ -51,7 +54,10 @@ class Exchange(Protocol):
 
 
 class Calibrator:
-    """Repeats components of a step on `batches`, which `gather` yields; `exchange` is None without other tasks."""
+    """Repetition of a step's components on `batches`, which `gather` yields.
+
+    `exchange` is None without other tasks.
+    """
 
     def __init__(
         self,
@@ -65,7 +71,10 @@ class Calibrator:
         self._exchanges: dict[str, Step] = {} if exchange is None else {"communicate": exchange.whole, "message": exchange.small}
 
     def run(self, order: CalibrationOrder, component: str | None = None) -> tuple[int, float]:
-        """Return count and seconds of the order's component, or another name's: ``step`` uses the next batch. Raises ValueError."""
+        """Return count and seconds of the order's component, or another name's.
+
+        ``step`` uses the next batch. Raises ValueError.
+        """
         component = component or order.component
         step = self._step(component)
 
@@ -95,8 +104,8 @@ class Calibrator:
             yield from self._gather(self._batches)
 
     def _whole(self) -> Step:
-        gathered, each = self._gathering(), cycle([self._batches.slice(place, 1) for place in range(len(self._batches))])
-        return lambda: self._compute(next(gathered), next(each))
+        gathered, batches = self._gathering(), cycle([self._batches.slice(place, 1) for place in range(len(self._batches))])
+        return lambda: self._compute(next(gathered), next(batches))
 
     def _first(self, *, half: bool) -> Batches:
         first = self._batches.slice(0, 1)
@@ -114,7 +123,10 @@ class Calibrator:
 
 @dataclass(frozen=True, slots=True)
 class DirectTrial:
-    """A trial of the direct exchange after a run with another one: its mesh and what repeats components, or why it is `refused`."""
+    """Trial of the direct exchange after a run with another one.
+
+    It has a mesh and what repeats components, or why it is `refused`.
+    """
 
     rank: int
     refused: str | None
@@ -122,16 +134,19 @@ class DirectTrial:
     carry_out: CarryOut | None = None
 
     @classmethod
-    def of(
+    def open(
         cls,
         task: Task,
         on_cpu: bool,
-        add_up: Callable[[Vector], Vector],
+        all_reduce: Callable[[Vector], Vector],
         silence_seconds: float,
         make: Callable[[Mesh], CarryOut],
     ) -> DirectTrial:
-        """Open a second mesh on all ranks by their `add_up`; not on GPUs, as the exchange sums in the host's memory."""
-        mesh, refused = open_beside(task, add_up, silence_seconds) if on_cpu else (None, "it is for CPUs")
+        """Open a second mesh on all ranks by their `all_reduce`.
+
+        GPUs are refused, as the exchange sums in the host's memory.
+        """
+        mesh, refused = open_trial_mesh(task, all_reduce, silence_seconds) if on_cpu else (None, "it is for CPUs")
         return cls(task.rank, refused) if mesh is None else cls(task.rank, None, mesh, make(mesh))
 
     def run(self, order: CalibrationOrder) -> CalibrationResult:
@@ -150,7 +165,10 @@ FOLDER_VARIABLE = "TRAINER_PROFILE_DIR"
 
 
 class StepTracer(ABC):
-    """Traces from the first `begin` until `left`, the updates to trace, is 0; elsewhere than `here`, the tracing task, it only counts."""
+    """Trace from the first `begin` until `left`, the updates to trace, is 0.
+
+    Only the tracing task, `here`, writes it; others count.
+    """
 
     def __init__(self, updates: int, *, here: bool) -> None:
         self.left = updates

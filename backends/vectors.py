@@ -1,11 +1,14 @@
-"""Flat vectors of a model's values. Fresh memory for AlexNet's state, 488 MB, would cost 1.2 s a copy."""
+"""Flat vectors of a model's values.
+
+Fresh memory for AlexNet's state, 488 MB, would cost 1.2 s a copy.
+"""
 
 from __future__ import annotations
 
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,25 +17,24 @@ from ..core.errors import RunFailedError
 from ..core.job import Job
 from ..core.update_rules import EMA, FIRST_MOMENT, MOMENTUM, SECOND_MOMENT, averaging_rates, slot_names
 from ..data.base import IMAGE, LABEL, Dataset, Split
-from ..data.columns import LENGTHS, Column
+from ..data.columns import LENGTHS
 from ..data.preprocessing import Changes, apply_changes, normal_table
 from ..exchange.parameter_server.shards import Vector
 from ..models.base import Array, ModelSpec, ParameterSpec
 from .base import State
 
 
-def cut(flat: NDArray[np.float32], specs: Sequence[ParameterSpec]) -> dict[str, Array]:
+def cut(flat: Array, specs: Sequence[ParameterSpec]) -> dict[str, Array]:
     """Return a flat vector's pieces by name, in canonical shapes on the same memory."""
-    pieces: dict[str, Array] = {}
-    start = 0
-    for spec in specs:
-        pieces[spec.name] = flat[start : start + spec.size].reshape(spec.shape)
-        start += spec.size
-    return pieces
+    pieces = np.split(flat, np.cumsum([spec.size for spec in specs], dtype=np.int64))  # the last one is empty
+    return {spec.name: piece.reshape(spec.shape) for spec, piece in zip(specs, pieces, strict=False)}
 
 
 def each_value(spec: ModelSpec, slots: Sequence[str], state: State) -> Iterator[Array | None]:
-    """Yield the values: parameters, each slot (None if absent; moving averages as the weights), buffers. Raises ValueError."""
+    """Yield the values of a state: parameters, each slot, buffers. Raises ValueError.
+
+    An absent slot is None, or the weights for moving averages.
+    """
     yield from _values(spec, spec.parameters, state.parameters, "parameter")
     for slot in slots:
         if slot in state.slots:
@@ -53,7 +55,10 @@ def _values(spec: ModelSpec, wanted: Sequence[ParameterSpec], values: Mapping[st
 
 
 class StateMemory:
-    """Memory for one copy of the state; `arrays` are its values in canonical shapes, in the order of `each_value`."""
+    """Memory for one copy of the state.
+
+    `arrays` are its values in canonical shapes, in the order of `each_value`.
+    """
 
     def __init__(self, spec: ModelSpec, slots: Sequence[str], allocate: Callable[[int], Array] | None = None) -> None:
         self._spec, self._slots = spec, tuple(slots)
@@ -66,12 +71,15 @@ class StateMemory:
         self.arrays = [*shaped, *cut(self.buffers, spec.buffers).values()]
 
     def fill(self, state: State) -> None:
-        """Copy a state; absent slots become zeros. Raises ValueError where it does not fit the model."""
+        """Copy a state; absent slots become zeros.
+
+        Raises ValueError where it does not fit the model.
+        """
         for kept, value in zip(self.arrays, each_value(self._spec, self._slots, state), strict=True):
             np.copyto(kept, 0.0 if value is None else value)
 
     def shard(self, start: int, stop: int) -> list[Array]:
-        """Return the non-empty pieces in elements start … stop − 1 of the vector of parameters and buffers."""
+        """Return the non-empty pieces of elements start … stop − 1 of parameters and buffers."""
         size = self._spec.size
         pieces = [vector[start : min(stop, size)] for vector in self.vectors if start < min(stop, size)]
         tail = self.buffers[max(start, size) - size : max(stop, size) - size]
@@ -95,11 +103,14 @@ class GatheredSplit:
     def __init__(
         self, data: Dataset, split: Split, *, inputs: Sequence[str] = (IMAGE,), target: str = LABEL, changing: bool = False
     ) -> None:
-        """Load the split. `changing`: images are augmented from stored pixels. Raises UsageError for a missing column."""
+        """Load the split. `changing`: images are augmented from stored pixels.
+
+        Raises UsageError for a missing column.
+        """
         self._size = data.info.sizes[split]
         self._columns = {name: data.column(split, name) for name in (*inputs, target)}
         self._inputs, self._target = tuple(inputs), target
-        self._images: NDArray[np.float32] | None = None
+        self._images: Array | None = None
         if IMAGE in inputs:
             self._table = normal_table(data.info.mean, data.info.std)
             if not changing and 4 * self._size * math.prod(data.info.input_shape) <= FLOAT_LIMIT_BYTES:
@@ -109,41 +120,53 @@ class GatheredSplit:
         return self._size
 
     def longest(self, start: int, stop: int) -> int:
-        """Return the longest length of the examples start … stop − 1 in any varying column; 0 without one."""
+        """Return the longest length of the examples start … stop − 1 in any varying column.
+
+        It is 0 without one.
+        """
         bounds = [column.offsets[start : stop + 1] for column in self._columns.values() if column.offsets is not None]
         return max((int(np.diff(offsets).max(initial=0)) for offsets in bounds), default=0)
 
     def take(self, indices: Indices, changes: Changes | None = None) -> tuple[ColumnArrays, ColumnArrays]:
-        """Return copies of inputs and target of the examples at `indices`, with `changes` [n, 3] made on images."""
-        inputs: dict[str, NDArray[Any]] = {}
-        for name in self._inputs:
-            inputs |= {name: self._take_images(indices, changes)} if name == IMAGE else _given(name, self._columns[name], indices)
-        return _alone(self._inputs, inputs), _alone((self._target,), _given(self._target, self._columns[self._target], indices))
+        """Return copies of inputs and target of the examples at `indices`.
 
-    def _take_images(self, indices: Indices, changes: Changes | None) -> NDArray[np.float32]:
+        `changes` [n, 3] are made on images.
+        """
+        inputs = {name: self._take_images(indices, changes) if name == IMAGE else self._take(name, indices) for name in self._inputs}
+        return only_or_named(inputs), self._take(self._target, indices)
+
+    def _take_images(self, indices: Indices, changes: Changes | None) -> Array:
         if self._images is not None and changes is None:
             return self._images[indices]
         stored: NDArray[Any] = self._columns[IMAGE].values[indices]
         images = stored if changes is None else apply_changes(stored, changes)
-        found = np.empty(images.shape, np.float32)
+        normalised = np.empty(images.shape, np.float32)
         for channel, table in enumerate(self._table):
-            np.take(table, images[:, channel], out=found[:, channel], mode="clip")
-        return found
+            np.take(table, images[:, channel], out=normalised[:, channel], mode="clip")
+        return normalised
 
-
-def _given(name: str, column: Column, indices: Indices) -> dict[str, NDArray[Any]]:
-    examples = column.take(indices)
-    if column.offsets is None:
-        return {name: _numbers(examples.values)}
-    return {name: _numbers(examples.padded()), f"{name}{LENGTHS}": examples.lengths}
+    def _take(self, name: str, indices: Indices) -> ColumnArrays:
+        examples = self._columns[name].take(indices)
+        if examples.offsets is None:
+            return _numbers(examples.values)
+        return {name: _numbers(examples.padded()), f"{name}{LENGTHS}": examples.lengths}
 
 
 def _numbers(values: NDArray[Any]) -> NDArray[Any]:
     return values.astype(np.float32 if values.dtype.kind == "f" else np.int64, copy=False)
 
 
-def _alone(names: Sequence[str], arrays: dict[str, NDArray[Any]]) -> ColumnArrays:
-    return arrays[names[0]] if len(arrays) == 1 else arrays
+Values = TypeVar("Values")
+
+
+def only_or_named(columns: Mapping[str, Values | dict[str, Values]]) -> Values | dict[str, Values]:
+    """Return a model's only column, or all of them by name."""
+    if len(columns) == 1:
+        return next(iter(columns.values()))
+    named: dict[str, Values] = {}
+    for name, column in columns.items():
+        named |= column if isinstance(column, dict) else {name: column}
+    return named
 
 
 # Torch's formulas for any module of arrays. sgd: g ← g + λ·w, b ← μ·b + g, w ← w − lr·b, or lr·(g + μ·b) by Nesterov. Adam: m ← m +
@@ -151,7 +174,10 @@ def _alone(names: Sequence[str], arrays: dict[str, NDArray[Any]]) -> ColumnArray
 
 
 class Factors(NamedTuple):
-    """The numbers of one update, computed in float64; passed as values, so that nothing is compiled again when they change."""
+    """Numbers of one update, computed in float64.
+
+    They are passed as values, so that nothing is compiled again when they change.
+    """
 
     lr: float
     decay: float  # adamw's factor of the weights
@@ -176,29 +202,35 @@ class UpdateFormulas:
         return Factors(lr, decay, lr / (1.0 - job.beta1**update), math.sqrt(1.0 - job.beta2**update), averaging)
 
     def updated(self, arrays: Any, weights: Any, gradient: Any, slots: Mapping[str, Any], factors: Factors) -> tuple[Any, dict[str, Any]]:
-        """Return weights and slots after an update, as arrays of the module `arrays`; inputs are not changed."""
+        """Return weights and slots after an update, as arrays of the module `arrays`.
+
+        Inputs are not changed.
+        """
         job = self._job
         if job.weight_decay and job.optimizer != "adamw":
             gradient = gradient + job.weight_decay * weights
         if job.optimizer == "sgd":
-            found = {}
+            new_slots = {}
             if job.momentum:
-                found[MOMENTUM] = job.momentum * slots[MOMENTUM] + gradient
-                gradient = gradient + job.momentum * found[MOMENTUM] if job.nesterov else found[MOMENTUM]
+                new_slots[MOMENTUM] = job.momentum * slots[MOMENTUM] + gradient
+                gradient = gradient + job.momentum * new_slots[MOMENTUM] if job.nesterov else new_slots[MOMENTUM]
             weights = weights - factors.lr * gradient
         else:
             first = slots[FIRST_MOMENT] + (1.0 - job.beta1) * (gradient - slots[FIRST_MOMENT])
             second = job.beta2 * slots[SECOND_MOMENT] + (1.0 - job.beta2) * gradient * gradient
             root = arrays.sqrt(second) / factors.second_root + job.epsilon
             kept = factors.decay * weights if job.optimizer == "adamw" else weights
-            weights, found = kept - factors.first_rate * first / root, {FIRST_MOMENT: first, SECOND_MOMENT: second}
+            weights, new_slots = kept - factors.first_rate * first / root, {FIRST_MOMENT: first, SECOND_MOMENT: second}
         if job.ema_decay:
-            found[EMA] = slots[EMA] + factors.averaging * (weights - slots[EMA])
-        return weights, found
+            new_slots[EMA] = slots[EMA] + factors.averaging * (weights - slots[EMA])
+        return weights, new_slots
 
 
 def clip(gradient: Array, limit: float) -> None:
-    """Scale a flat gradient in place to a norm of at most about `limit`: g · min(1, limit / (‖g‖ + 1e-6))."""
+    """Scale a flat gradient in place to a norm of at most about `limit`.
+
+    g · min(1, limit / (‖g‖ + 1e-6)).
+    """
     factor = limit / (float(np.linalg.norm(gradient)) + 1e-6)
     if factor < 1.0:
         gradient *= np.float32(factor)
@@ -208,7 +240,10 @@ BLOCK_ELEMENTS = 2**16  # intermediate results stay in a second-level cache
 
 
 class VectorRule:
-    """The rule with its vector; an `UpdateRule` of the parameter server and of `backends.arrays`."""
+    """Update rule with its vector.
+
+    It is an `UpdateRule` of the parameter server and of `backends.arrays`.
+    """
 
     def __init__(self, job: Job, parameters: Vector) -> None:
         self.updates = 0
@@ -223,10 +258,10 @@ class VectorRule:
         for start in range(0, len(self._parameters), BLOCK_ELEMENTS):
             part = slice(start, start + BLOCK_ELEMENTS)
             slots = {name: vector[part] for name, vector in self.slots.items()}
-            weights, found = self._formulas.updated(np, self._parameters[part], gradient[part], slots, factors)
+            weights, new_slots = self._formulas.updated(np, self._parameters[part], gradient[part], slots, factors)
             np.copyto(self._parameters[part], weights)
             for name, vector in slots.items():
-                np.copyto(vector, found[name])
+                np.copyto(vector, new_slots[name])
 
 
 def reset_slots(slots: Mapping[str, Vector], parameters: Vector) -> None:
@@ -241,17 +276,38 @@ EVALUATION_BYTES = 2**25  # of images per pass: 55 of 224 × 224; AlexNet's acti
 
 
 def evaluation_batch(spec: ModelSpec) -> int:
-    """Return the maximum of examples in an evaluation's pass; for sequences see `examples_at_once`."""
+    """Return the maximum of examples in an evaluation's pass.
+
+    For sequences see `examples_at_once`.
+    """
     return max(1, min(EVALUATION_BATCH, EVALUATION_BYTES // (4 * math.prod(spec.input_shape))))
 
 
 def examples_at_once(spec: ModelSpec, longest: int, most: int) -> int:
-    """Return how many of `most` examples, with lengths up to `longest`, an evaluation's pass takes: at least one."""
+    """Return how many of `most` examples an evaluation's pass takes, at least one.
+
+    `longest` is the maximum of their lengths.
+    """
     return max(1, min(most, EVALUATION_LOGITS_BYTES // max(1, 4 * spec.logits_per_position * longest)))
 
 
+def evaluation_passes(spec: ModelSpec, longest: Callable[[int, int], int], start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Yield the bounds of an evaluation's passes over the examples start … stop − 1.
+
+    `longest` returns the maximum length in a range.
+    """
+    while start < stop:
+        most = min(evaluation_batch(spec), stop - start)
+        end = start + examples_at_once(spec, longest(start, start + most), most)
+        yield start, end
+        start = end
+
+
 class FlatValues:
-    """Parameters, then buffers, in a float32 `vector` in the spec's order; `parameters` and `buffers` are views of it."""
+    """Parameters, then buffers, in a float32 `vector` in the spec's order.
+
+    `parameters` and `buffers` are views of it.
+    """
 
     def __init__(self, spec: ModelSpec, vector: Array | None = None) -> None:
         self.vector: Array = np.zeros(spec.size + spec.buffers_size, np.float32) if vector is None else vector
@@ -277,7 +333,10 @@ def _chosen(condition: Any, then: Any, otherwise: Any) -> Any:
 def next_scale(
     scale: Any, clean: Any, finite: Any, *, where: Callable[[Any, Any, Any], Any] = _chosen, smaller: Callable[[Any, Any], Any] = min
 ) -> tuple[Any, Any]:
-    """Return scale and updates in a row without overflow after an update; `where` and `smaller` are the framework's, for its scalars."""
+    """Return scale and updates in a row without overflow after an update.
+
+    `where` and `smaller` are the framework's, for its scalars.
+    """
     unbroken = where(finite, clean + 1, clean * 0)
     grows = unbroken >= CLEAN_STEPS
     kept = where(grows, smaller(scale * 2.0, MAX_SCALE), scale)
@@ -302,12 +361,12 @@ class LossScale:
 
     @property
     def scalars(self) -> dict[str, float]:
-        """What a checkpoint keeps."""
+        """Numbers for a checkpoint."""
         with self._lock:
             return {"loss_scale": self.scale, "clean_steps": float(self.clean_steps)}
 
     def restore(self, scalars: Mapping[str, float]) -> None:
-        """Restore what a checkpoint kept, or the initial values."""
+        """Restore the numbers of a checkpoint, or the initial values."""
         with self._lock:
             self.scale, self.clean_steps = scalars.get("loss_scale", FIRST_SCALE), int(scalars.get("clean_steps", 0.0))
 
@@ -315,10 +374,13 @@ class LossScale:
 class ChiefLossScale(LossScale):
     """That of async workers, on the chief, which sends it and learns from their updates."""
 
-    def learn(self, given: float, ended: float, updates: int) -> None:
-        """Learn from a worker's `updates`: a lower scale holds for all. Raises RunFailedError if it is exhausted."""
+    def learn(self, begun: float, ended: float, updates: int) -> None:
+        """Learn from a worker's `updates`: a lower scale holds for all.
+
+        Raises RunFailedError if it is exhausted.
+        """
         with self._lock:
-            if ended < given:
+            if ended < begun:
                 self.scale, self.clean_steps = min(self.scale, ended), 0
                 refuse_exhausted(self.scale)
                 return

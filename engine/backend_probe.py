@@ -21,7 +21,10 @@ TIMEOUT_SECONDS = 120.0  # beyond a cold import from a slow disk, the framework 
 
 
 def probe(name: str) -> Availability:
-    """Probe a backend in a child process; a failure is an answer. Raises UsageError for an unknown name."""
+    """Probe a backend in a child process; a failure is an answer.
+
+    Raises UsageError for an unknown name.
+    """
     plugin = find("backend", name)
     if not plugin.installed:
         return Availability(name, None, problem=f"the package {plugin.requires} is not installed", hint=plugin.install)
@@ -65,19 +68,22 @@ def _death(child: subprocess.CompletedProcess[str]) -> str:
 
 
 def main(name: str) -> None:
-    """Probe in this process; the framework's output goes to standard error, as standard output is JSON."""
+    """Probe in this process.
+
+    The framework's output goes to standard error, as standard output is JSON.
+    """
     answer_to = os.dup(1)
     os.dup2(2, 1)
     try:
         capabilities = declared_capabilities(find("backend", name))
-        lacking = missing_packages(capabilities.packages)
-        packages = f"the packages {', '.join(lacking)} are" if len(lacking) > 1 else f"the package {', '.join(lacking)} is"
+        missing = missing_packages(capabilities.packages)
+        packages = f"the packages {', '.join(missing)} are" if len(missing) > 1 else f"the package {', '.join(missing)} is"
         absent = Availability(name, None, problem=f"{packages} not installed", hint=capabilities.install or None)
-        found = absent if lacking else load_backend(name).probe()
+        availability = absent if missing else load_backend(name).probe()
     except UsageError as error:
         sys.exit(str(error))
     with os.fdopen(answer_to, "w", encoding="utf-8") as stream:
-        json.dump(asdict(found), stream)
+        json.dump(asdict(availability), stream)
 
 
 if __name__ == "__main__":

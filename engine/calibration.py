@@ -25,7 +25,7 @@ MAX_TRIES = 6
 MAX_REPETITIONS = 100_000
 MAX_TRIED_SECONDS = 1.0  # a longer native exchange is bandwidth-bound: the direct one saves only latency
 MAX_COMPILING_SECONDS = 10.0  # compilation of half a batch is uninterruptible and takes as long as the whole batch's
-TRIED_STEP_SECONDS = 1.0  # an estimate rests on these steps alone, and 0.1 s may be unusual
+TRIED_STEP_SECONDS = 1.0  # an estimate rests only on these steps, and 0.1 s may be unusual
 
 
 def component_seconds(train_seconds: float, *, limited: bool) -> float:
@@ -57,7 +57,10 @@ ByWorker = Mapping[int, Figures]
 
 @dataclass
 class CalibrationRun:
-    """Calibration of `workers` workers with `seconds` per component and `timeout_seconds` per answer."""
+    """Calibration of `workers` workers.
+
+    `seconds` per component, `timeout_seconds` per answer.
+    """
 
     leaders: TaskGroup
     seconds: float
@@ -79,20 +82,20 @@ class CalibrationRun:
             return _figures([first, self._order(CalibrationOrder(component, 1))])
         repeat, wanted = self._for_equal_count if lockstep else self._for_equal_time, seconds or self.seconds
         tries = repeat(component, longest, wanted)
-        found = _figures(tries)
-        while len(tries) < MAX_TRIES and any(spread(figures) > FAR_APART for figures in found.values()):
+        by_worker = _figures(tries)
+        while len(tries) < MAX_TRIES and any(spread(figures) > FAR_APART for figures in by_worker.values()):
             tries = [*tries, *repeat(component, _longest(tries[-1]), wanted)]
-            found = _figures(tries)
-        return found
+            by_worker = _figures(tries)
+        return by_worker
 
     def refusal(self, component: StepComponent) -> str | None:
         """Give the first order for a component; return why it is impossible, or None."""
-        reasons = [one.refused for one in self._order(CalibrationOrder(component, 0)) if one.refused is not None]
+        reasons = [result.refused for result in self._order(CalibrationOrder(component, 0)) if result.refused is not None]
         return next((reason for reason in reasons if reason), "it could not be opened") if reasons else None
 
     def _for_equal_time(self, component: StepComponent, _guess: float, seconds: float) -> list[Sequence[CalibrationResult]]:
         once = self._order(CalibrationOrder(component, 1, seconds / 2))
-        count = 1 if min(found.count for found in once) > 1 else 2
+        count = 1 if min(result.count for result in once) > 1 else 2
         return [once, self._order(CalibrationOrder(component, count, seconds / 2))]
 
     def _for_equal_count(self, component: StepComponent, guess: float, seconds: float) -> list[Sequence[CalibrationResult]]:
@@ -100,54 +103,57 @@ class CalibrationRun:
         tries: list[Sequence[CalibrationResult]] = []
         while len(tries) < 2:
             count = max(2, min(MAX_REPETITIONS, round(seconds / 2 / max(guess, 1e-9))))
-            found = self._order(CalibrationOrder(component, count))
-            guess = _longest(found)
+            results = self._order(CalibrationOrder(component, count))
+            guess = _longest(results)
             if tries or guess * count >= seconds / 8 or count == MAX_REPETITIONS:
-                tries.append(found)
+                tries.append(results)
         return tries
 
     def _order(self, order: CalibrationOrder) -> Sequence[CalibrationResult]:
-        """Send an order to all leading tasks and return all answers. Raises RunFailedError on time-out."""
+        """Send an order to all leading tasks and return all answers.
+
+        Raises RunFailedError on time-out.
+        """
         self._sequence += 1
         self.leaders.send(Calibrate(order, sequence=self._sequence))
-        found: list[CalibrationResult] = []
+        results: list[CalibrationResult] = []
         waiting, deadline = len(self.leaders), time.monotonic() + self.timeout_seconds
         while waiting:
             answer = self.leaders.receive(1.0)
             if answer is not None and isinstance(answer[1], Calibrated):
-                found.append(self._understood(answer[0], answer[1].result, found))
+                results.append(self._checked(answer[0], answer[1].result, results))
             elif answer is not None and isinstance(answer[1], Done):
                 waiting -= 1
             elif time.monotonic() > deadline:
                 raise RunFailedError(f"calibrating {order.component!r} took more than {self.timeout_seconds:g} s (--stall-timeout)")
-        if order.count and (not found or any(one.count < order.count or one.seconds <= 0 for one in found)):
+        if order.count and (not results or any(result.count < order.count or result.seconds <= 0 for result in results)):
             raise RunFailedError(f"calibrating {order.component!r} gave no figures")
-        for name, value in ((name, value) for one in found for name, value in one.native.items()):
+        for name, value in ((name, value) for result in results for name, value in result.native.items()):
             self.native.setdefault(name, []).append(value)
-        return found
+        return results
 
-    def _understood(self, leader: int, one: CalibrationResult, before: Sequence[CalibrationResult]) -> CalibrationResult:
-        strange = one.worker >= self.workers or (len(self.leaders) > 1 and one.worker != leader)
-        if strange or any(one.worker == other.worker for other in before):
-            self.leaders.refuse(leader, f"figures of worker {one.worker}, of which none are awaited")
-        return one
+    def _checked(self, leader: int, result: CalibrationResult, before: Sequence[CalibrationResult]) -> CalibrationResult:
+        strange = result.worker >= self.workers or (len(self.leaders) > 1 and result.worker != leader)
+        if strange or any(result.worker == earlier.worker for earlier in before):
+            self.leaders.refuse(leader, f"figures of worker {result.worker}, of which none are awaited")
+        return result
 
 
 def spread(*figures: Figures) -> float:
     """Return the relative distance of the median tries of a sum of components."""
-    return sum(high - low for low, high in (each.middle_pair for each in figures)) / sum(each.seconds for each in figures)
+    return sum(high - low for low, high in (part.middle_pair for part in figures)) / sum(part.seconds for part in figures)
 
 
-def _longest(found: Sequence[CalibrationResult]) -> float:
-    return max(one.seconds / one.count for one in found)
+def _longest(results: Sequence[CalibrationResult]) -> float:
+    return max(result.seconds / result.count for result in results)
 
 
 def _figures(tries: Sequence[Sequence[CalibrationResult]]) -> dict[int, Figures]:
     """Group tries by worker; ignore workers missing in one, which were lost."""
     figures: dict[int, Figures] = {}
-    for one in (one for found in tries for one in found):
-        figures.setdefault(one.worker, Figures()).tries.append(one.seconds / one.count)
-    return {worker: each for worker, each in figures.items() if len(each.tries) == len(tries)}
+    for result in (result for results in tries for result in results):
+        figures.setdefault(result.worker, Figures()).tries.append(result.seconds / result.count)
+    return {worker: entry for worker, entry in figures.items() if len(entry.tries) == len(tries)}
 
 
 def calibrate(
@@ -160,10 +166,10 @@ def calibrate(
     exchanges: Collection[Exchange] = frozenset({"native"}),
     compiling_seconds: float | None = None,
 ) -> dict[str, Any]:
-    """Calibrate; return the content of ``calibration.json`` (docs/run-directory.md explains each field).
+    """Calibrate; return the content of ``calibration.json``.
 
-    `batch_size` overrides the job's; `compiling_seconds`: the longest compilation, None without one.
-    Raises RunFailedError where a task fails or does not answer, InterruptedRunError on an interrupt.
+    docs/run-directory.md explains each field. `batch_size` overrides the job's; `compiling_seconds`: the longest compilation, None without
+    one. Raises RunFailedError where a task fails or does not answer, InterruptedRunError on an interrupt.
     """
     began = time.monotonic()
     batch_size = batch_size or job.per_worker_batch

@@ -1,4 +1,4 @@
-"""Epochs of updates, from the cursor alone, so that schedules neither jump nor restart."""
+"""Epochs of updates, computed from the cursor, so that schedules neither jump nor restart."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ START = DataCursor(0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class StepPosition:
-    """Position of an update in its epoch after the first `skip` examples, and the updates `left` in it."""
+    """Position of an update in its epoch after the first `skip` examples.
+
+    `left` are the remaining updates in it.
+    """
 
     epoch: int
     first_in_epoch: int
@@ -89,8 +92,11 @@ class EpochIndex:
         return first + bisect_left(range(count), rest, key=lambda step: self._sampler.examples_before(step, skip, epoch, arranged))
 
     def epochs_at(self, first: int, count: int) -> NDArray[np.float64]:
-        """Return positions in epochs × `steps_per_epoch`, float64 [count]; with equal epochs exactly the update numbers."""
-        found = np.empty(count)
+        """Return positions in epochs × `steps_per_epoch`, float64 [count].
+
+        With equal epochs they are exactly the update numbers.
+        """
+        positions = np.empty(count)
         step, stop = first, first + count
         while step < stop:
             place = self.place(step)
@@ -98,9 +104,9 @@ class EpochIndex:
             done = np.arange(place.first_in_epoch, place.first_in_epoch + size)
             begun = place.epoch == self.start.epoch
             within = self._first_positions[done] if begun else done * (self.steps_per_epoch / self._steps_in(place.epoch))
-            found[step - first : step - first + size] = place.epoch * float(self.steps_per_epoch) + within
+            positions[step - first : step - first + size] = place.epoch * float(self.steps_per_epoch) + within
             step += size
-        return found
+        return positions
 
     def epochs(self, step: int) -> float:
         """Return the epochs done after `step` updates, by examples, as updates may differ in size."""
@@ -118,7 +124,10 @@ class EpochIndex:
         return self.start.epoch + bisect_right(self._starts, step)
 
     def _positions_after(self, skip: int) -> NDArray[np.float64]:
-        """Return positions, out of `steps_per_epoch`, of the first epoch's updates after `skip` examples, and of its end."""
+        """Return positions of the first epoch's updates after `skip` examples, and of its end.
+
+        They are out of `steps_per_epoch`.
+        """
         epoch, sampler = self.start.epoch, self._sampler
         whole_steps = self._steps_in(epoch)
         scale = self.steps_per_epoch / whole_steps

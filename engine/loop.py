@@ -62,7 +62,10 @@ class Subject:
 
 @dataclass(frozen=True)
 class Outputs:
-    """Destinations of a run's records, progress and checkpoints; `clock` is the run clock in seconds."""
+    """Destinations of a run's records, progress and checkpoints.
+
+    `clock` is the run clock in seconds.
+    """
 
     recorder: Recorder
     progress: Progress
@@ -71,7 +74,10 @@ class Outputs:
 
 
 class TrainingLoop:
-    """Training loop of a job; `on_silent` gets the number of an async worker that is silent too long."""
+    """Training loop of a job.
+
+    `on_silent` gets the number of an async worker that is silent too long.
+    """
 
     def __init__(
         self,
@@ -93,13 +99,13 @@ class TrainingLoop:
         self.progress = progress
         self.saver = outputs.saver
         self.clock = outputs.clock
-        self.calendar = EpochIndex(run_sampler(job, self.data.sizes["train"], subject.lengths), start.cursor)
-        self.triggers = Triggers(job, self.calendar)
+        self.epochs = EpochIndex(run_sampler(job, self.data.sizes["train"], subject.lengths), start.cursor)
+        self.triggers = Triggers(job, self.epochs)
         self.checkpoints = CheckpointPolicy(job, objective, self.triggers, start, outputs.saver, outputs.clock)
         self._evaluation = EvaluationInProgress(job, objective, self.data.sizes, len(tasks))
         self.target = Target.parse(job.until) if job.until else None
         self.patience = Patience(job, objective, start, recorder, progress)
-        self.outcome = TrainingTotals.at(start, len(tasks))
+        self.outcome = TrainingTotals.from_start(start, len(tasks))
         self._queued: deque[_Command] = deque()
         self._plans = OutstandingPlans(job)
         self._decoding: dict[tuple[bool, int], list[float]] = {}
@@ -112,17 +118,18 @@ class TrainingLoop:
         self._losses = LossGuard(job.on_nan, job.lr, progress.message)
         self._workers = WorkerWatch(job.workers, job.stall_timeout, recorder.event, progress.message, on_silent=on_silent)
         self._rate_since = (start.cursor.step, 0.0)
-        self._messages_heard = 0
+        self._messages_received = 0
         self._silence = SilenceCounter(job.stall_timeout, time.monotonic())
         self._stopping = self._stop_requested = self._pause_requested = False
         self._running = self._trained = False
         self._work = self._train()
-        self._epochs_ended = self.calendar.start.epoch
-        self._last_position = float(self.calendar.epochs_at(self.triggers.total, 1)[0])
+        self._epochs_ended = self.epochs.start.epoch
+        self._last_position = float(self.epochs.epochs_at(self.triggers.total, 1)[0])
 
     def advance(self) -> bool:
-        """Send what is due and handle one answer; return False once the stopping rule holds or interrupted.
+        """Send what is due and handle one answer.
 
+        Return False once the stopping rule holds or interrupted.
         Exceptions of `tasks.receive` pass; `outcome` stays valid, and a further call continues.
         """
         more, self._running = False, True
@@ -158,8 +165,9 @@ class TrainingLoop:
             yield from self._translate_all()
 
     def interrupt(self) -> bool:
-        """Stop with a checkpoint after the queued commands; return False without intermediate checkpoints.
+        """Stop with a checkpoint after the queued commands.
 
+        Return False without intermediate checkpoints.
         After training, stop the final translations. Safe in a signal handler of the loop's thread.
         """
         if not self._running or not (self._trained or self.checkpoints.saves_on_interrupt):
@@ -181,7 +189,7 @@ class TrainingLoop:
 
     def worker_absent(self, worker: int) -> None:
         """Note the restart of an async worker, which counts as activity for the stall time-out."""
-        self._messages_heard += 1
+        self._messages_received += 1
         self._workers.on_absent(worker)
 
     def worker_back(self, worker: int) -> None:
@@ -231,17 +239,17 @@ class TrainingLoop:
         return False
 
     def _save(self) -> None:
-        self.checkpoints.on_requested(self._sequence + 1, self.calendar.cursor(self._next_step))
+        self.checkpoints.on_requested(self._sequence + 1, self.epochs.cursor(self._next_step))
         self._send(SendState(), 0)
 
     def _send_plan(self) -> None:
         step = self._next_step
-        place = self.calendar.place(step)
+        place = self.epochs.place(step)
         wanted = self._next_plan_steps if self._rate is None else max(1, int(self._rate * PLAN_SECONDS))
         self._next_plan_steps *= 2
         count = min(wanted, place.left, self.triggers.next_stop(step) - step)
-        positions = self.calendar.epochs_at(step, count)
-        rates = learning_rates(self.job, step, count, self.calendar.steps_per_epoch, self._last_position, positions, self.width)
+        positions = self.epochs.epochs_at(step, count)
+        rates = learning_rates(self.job, step, count, self.epochs.steps_per_epoch, self._last_position, positions, self.width)
         plan = Plan(step, count, place.epoch, place.first_in_epoch, rates, place.skip, place.arranged)
         self._plans.add(plan)
         self._next_step += count
@@ -255,17 +263,20 @@ class TrainingLoop:
         self.tasks.send(message)
 
     def _await(self) -> None:
-        """Handle one answer. Raises StalledRunError on time-out; suspended time counts one tick at most."""
+        """Handle one answer. Raises StalledRunError on time-out.
+
+        Suspended time counts one tick at most.
+        """
         self.recorder.check()
         self._workers.tick()
         answer = self.tasks.receive(TICK_SECONDS)
         self._show_activity()
         if answer is None:
-            if self._silence.tick(time.monotonic(), {TASKS: (self._messages_heard, self.saver.active_at)}):
+            if self._silence.tick(time.monotonic(), {TASKS: (self._messages_received, self.saver.active_at)}):
                 silent, limit = self._silence.seconds(TASKS), self.job.stall_timeout
                 raise StalledRunError(f"stalled: no step finished for {silent:.0f} s (--stall-timeout {limit:g})")
             return
-        self._messages_heard += 1
+        self._messages_received += 1
         leader, message = answer
         try:
             self._on_answer(leader, message)
@@ -274,7 +285,7 @@ class TrainingLoop:
 
     def _show_activity(self) -> None:
         command = self._queued[0] if self._queued else None
-        activity = self._evaluation.said if command is not None and command.message.kind == "decode" else None
+        activity = self._evaluation.progress_text if command is not None and command.message.kind == "decode" else None
         if command is not None and command.message.kind == "evaluate":
             activity = f"evaluating after step {command.at_step:,}"
         self.progress.doing(activity)
@@ -301,7 +312,7 @@ class TrainingLoop:
     def _on_done(self, leader: int, message: Done) -> None:
         command = self._command(message)
         if leader == 0 and command.message.kind != "train":
-            self._expect_all_before(command)
+            self._require_reported_before(command)
             self._workers.on_quiescent()
         command.waiting -= 1
         seconds, drained = message.seconds, message.drain_seconds
@@ -332,7 +343,7 @@ class TrainingLoop:
         if len(self._decoding) > 2:  # earlier evaluations have no pending work
             del self._decoding[next(iter(self._decoding))]
 
-    def _expect_all_before(self, command: _Command) -> None:
+    def _require_reported_before(self, command: _Command) -> None:
         """Raise ImpossibleAnswerError for unreported updates before a command other than ``train``."""
         if not self._plans.reported_before(command.at_step):
             raise ImpossibleAnswerError(f"{command.message.kind!r} is done, and updates that come before it were not reported")
@@ -351,7 +362,7 @@ class TrainingLoop:
             self._workers.on_updates(result.worker)
             self.outcome.seconds_by_worker[result.worker] = self.outcome.seconds_by_worker.get(result.worker, 0.0) + result.seconds
         self.recorder.step(step_record(result, plan.epoch, now, rates))
-        while self.outcome.updates_reported >= self.calendar.first_step_of(self._epochs_ended + 1):
+        while self.outcome.updates_reported >= self.epochs.first_step_of(self._epochs_ended + 1):
             self._epochs_ended += 1
             self.recorder.event("epoch_ended", epoch=self._epochs_ended)
         self._losses.trained(result.first_step, result.losses, rates)
@@ -411,7 +422,7 @@ class TrainingLoop:
         expected = self.data.sizes[result.split]
         if result.examples != expected:
             raise RunFailedError(f"the evaluation counted {result.examples} examples of split {result.split!r}, which has {expected}")
-        epoch = self.calendar.epochs(step)
+        epoch = self.epochs.epochs(step)
         figures = self.objective.figures(result.sums)
         loss = figures.pop(LOSS.name)
         now = self.clock()

@@ -23,15 +23,15 @@ class TaskGroup(Protocol):
 
     def send(self, message: Command) -> None:
         """Send a command to every leading task."""
-        ...
 
     def receive(self, timeout_seconds: float) -> tuple[int, WireMessage] | None:
-        """Return the next answer and its leading task, or None. Raises RunFailedError for a failed task, InterruptedRunError."""
-        ...
+        """Return the next answer and its leading task, or None.
+
+        Raises RunFailedError for a failed task, InterruptedRunError.
+        """
 
     def refuse(self, leader: int, wrong: str) -> NoReturn:
         """Drop the node of an impossible answer. Raises RunFailedError."""
-        ...
 
     def __len__(self) -> int: ...
 
@@ -80,13 +80,18 @@ class CheckpointSink(Protocol):
         """Wait until every received state is written or has failed."""
 
     def ending(self, step: int) -> bool:
-        """Release the disk space reserved for the rest of the run; return whether to retry this state."""
-        ...
+        """Release the disk space reserved for the rest of the run.
+
+        Return whether to retry this state.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """Start of a run or resumption: seconds so far, evaluations, checkpoint figures (oldest first)."""
+    """Start of a run or resumption.
+
+    Seconds and evaluations are those so far, `saved` the checkpoints' figures, oldest first.
+    """
 
     cursor: DataCursor = START
     train_seconds: float = 0.0
@@ -126,8 +131,8 @@ class TrainingTotals:
     interrupted: bool = False
 
     @classmethod
-    def at(cls, start: ResumePoint, leaders: int) -> TrainingTotals:
-        """Return the totals before `start`; seconds by leader and worker are of this segment alone."""
+    def from_start(cls, start: ResumePoint, leaders: int) -> TrainingTotals:
+        """Return the totals before `start`; seconds by leader and worker are those of this segment."""
         step, evaluation = start.cursor.step, start.last_evaluation
         return cls(
             updates_scheduled=step,
@@ -169,7 +174,7 @@ class OutstandingPlans:
 
     def take(self, result: StepResult) -> Plan:
         """Mark a result's updates as reported; return their plan. Raises ImpossibleAnswerError."""
-        self._expect_sense(result)
+        self._require_valid(result)
         for first, pending in self._pending.items():
             if first <= result.first_step < first + pending.plan.count:
                 reported = pending.missing[result.first_step - first : result.first_step - first + result.count]
@@ -181,7 +186,7 @@ class OutstandingPlans:
                 return pending.plan
         raise ImpossibleAnswerError(f"{result.count} steps from step {result.first_step} on, which are not outstanding")
 
-    def _expect_sense(self, result: StepResult) -> None:
+    def _require_valid(self, result: StepResult) -> None:
         job = self._job
         sync = job.mode == "sync"
         batch = job.global_batch if sync else job.per_worker_batch

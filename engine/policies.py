@@ -25,50 +25,50 @@ from .protocol.state_transfer import StateBegin, StateEnd, StatePart
 class Triggers:
     """Schedule of evaluations and checkpoints, and the total updates of a run."""
 
-    def __init__(self, job: Job, calendar: EpochIndex) -> None:
-        self.calendar = calendar
-        self.total = total_steps(job, calendar)
+    def __init__(self, job: Job, epochs: EpochIndex) -> None:
+        self.epochs = epochs
+        self.total = total_steps(job, epochs)
         self.evaluations = Cadence.parse(job.eval_every)
         self.checkpoints = Cadence.parse(job.saved_every or "end")
 
     def next_stop(self, step: int) -> int:
         """Return the first step after `step` at which a plan has to end."""
-        due = (_next(cadence, self.calendar, step) for cadence in (self.evaluations, self.checkpoints))
-        return min([self.total, *(found for found in due if found is not None)])
+        due = (_next(cadence, self.epochs, step) for cadence in (self.evaluations, self.checkpoints))
+        return min([self.total, *(step_due for step_due in due if step_due is not None)])
 
     def evaluation_due(self, step: int) -> bool:
         """Return whether to evaluate after `step` updates."""
-        return step >= self.total or _due(self.evaluations, self.calendar, step)
+        return step >= self.total or _due(self.evaluations, self.epochs, step)
 
     def checkpoint_due(self, step: int) -> bool:
         """Return whether to save after `step` updates; not for the final checkpoint."""
-        return _due(self.checkpoints, self.calendar, step)
+        return _due(self.checkpoints, self.epochs, step)
 
 
-def total_steps(job: Job, calendar: EpochIndex) -> int:
+def total_steps(job: Job, epochs: EpochIndex) -> int:
     """Return the updates of a job without a target or early stopping."""
     if job.steps is not None:
         return job.steps
-    return calendar.first_step_of(job.epochs or DEFAULT_EPOCHS) if job.examples is None else calendar.steps_until(job.examples)
+    return epochs.first_step_of(job.epochs or DEFAULT_EPOCHS) if job.examples is None else epochs.steps_until(job.examples)
 
 
-def _next(cadence: Cadence, calendar: EpochIndex, step: int) -> int | None:
+def _next(cadence: Cadence, epochs: EpochIndex, step: int) -> int | None:
     """Return the cadence's first step after `step`; None for cadences by time and ``end``."""
     every = int(cadence.amount)
     if cadence.unit == "steps":
         return (step // every + 1) * every
     if cadence.unit == "epochs":
-        return calendar.first_step_of((calendar.place(step).epoch // every + 1) * every)
+        return epochs.first_step_of((epochs.place(step).epoch // every + 1) * every)
     return None
 
 
-def _due(cadence: Cadence, calendar: EpochIndex, step: int) -> bool:
+def _due(cadence: Cadence, epochs: EpochIndex, step: int) -> bool:
     if step == 0:
         return False
     if cadence.unit == "steps":
         return step % int(cadence.amount) == 0
     if cadence.unit == "epochs":
-        cursor = calendar.cursor(step)
+        cursor = epochs.cursor(step)
         return cursor.examples == 0 and cursor.epoch % int(cadence.amount) == 0
     return False
 
@@ -127,7 +127,10 @@ class CheckpointPolicy:
         return self._budget.checkpoint_due(step)
 
     def unsaved(self, step: int) -> bool:
-        """Return whether the final state, after `step` updates, is still unsaved; notify the saver of the end."""
+        """Return whether the final state, after `step` updates, is still unsaved.
+
+        Notify the saver of the end.
+        """
         refused = self._saver.ending(step)
         return refused or self._improved or step != self._last_step
 
@@ -147,8 +150,8 @@ class CheckpointPolicy:
         """Note that the task copied its state in so many seconds; `evaluation` is the last."""
         save = self._in_flight[sequence]
         self._pause_seconds = seconds
-        own = evaluation if evaluation is not None and evaluation.step == save.cursor.step else None
-        self._in_flight[sequence] = replace(save, run_seconds=self._clock(), stall_seconds=seconds, evaluation=own)
+        current = evaluation if evaluation is not None and evaluation.step == save.cursor.step else None
+        self._in_flight[sequence] = replace(save, run_seconds=self._clock(), stall_seconds=seconds, evaluation=current)
 
     @property
     def outstanding(self) -> bool:
@@ -170,12 +173,15 @@ class CheckpointPolicy:
 
 
 class Patience:
-    """Early stopping (``--patience N``) by the metric of ``--keep-best`` or the model's first, across resumptions."""
+    """Early stopping (``--patience N``), across resumptions.
+
+    It follows the metric of ``--keep-best`` or the model's first.
+    """
 
     def __init__(self, job: Job, objective: Objective, start: ResumePoint, recorder: Recorder, progress: Progress) -> None:
         self._limit, self._recorder, self._progress = job.patience, recorder, progress
         info = objective.info(job.keep_best) if job.keep_best else objective.infos[0]
-        self._found = Improvements(info, ((record.step, record.figure(info.name)) for record in start.evaluations))
+        self._improvements = Improvements(info, ((record.step, record.figure(info.name)) for record in start.evaluations))
 
     @property
     def limited(self) -> bool:
@@ -184,28 +190,34 @@ class Patience:
 
     def evaluated(self, record: EvalRecord) -> bool:
         """Add an evaluation; return whether it ends the run, which is recorded."""
-        found, info = self._found, self._found.info
-        found.add(record.step, record.figure(info.name))
-        if not self.limited or found.since < self._limit:
+        improvements, info = self._improvements, self._improvements.info
+        improvements.add(record.step, record.figure(info.name))
+        if not self.limited or improvements.since < self._limit:
             return False
-        detail = {"best": found.best, "best_step": found.best_step, "evaluations": found.since}
+        detail = {"best": improvements.best, "best_step": improvements.best_step, "evaluations": improvements.since}
         self._recorder.event("patience_exhausted", metric=info.name, step=record.step, **detail)
-        so_many = "1 evaluation" if found.since == 1 else f"{found.since} evaluations in a row"
-        self._progress.message(f"stopping: {so_many} without a better {info.label} (--patience {self._limit})")
+        evaluations = "1 evaluation" if improvements.since == 1 else f"{improvements.since} evaluations in a row"
+        self._progress.message(f"stopping: {evaluations} without a better {info.label} (--patience {self._limit})")
         return True
 
 
 class LossGuard:
-    """Check of losses for NaN and infinity (``--on-nan``); fp16's skipped updates do not count: only gradients overflowed."""
+    """Check of losses for NaN and infinity (``--on-nan``).
 
-    def __init__(self, on_nan: Literal["fail", "continue"], rate: float, tell: Callable[[str], None]) -> None:
+    Updates that fp16 skips do not count: only gradients overflowed.
+    """
+
+    def __init__(self, on_nan: Literal["fail", "continue"], rate: float, show: Callable[[str], None]) -> None:
         self._fails = on_nan == "fail"
         self._rate = rate
-        self._tell = tell
-        self._told = False
+        self._show = show
+        self._shown = False
 
     def trained(self, first_step: int, losses: NDArray[Any], rates: NDArray[Any]) -> None:
-        """Check losses and learning rates, [k] each; `first_step` counts from 0. Raises RunFailedError where a loss ends the run."""
+        """Check losses and learning rates, [k] each; `first_step` counts from 0.
+
+        Raises RunFailedError where a loss ends the run.
+        """
         self._rate = float(rates[-1])
         if bad := np.flatnonzero(~np.isfinite(losses)).tolist():
             number = first_step + bad[0]
@@ -213,7 +225,10 @@ class LossGuard:
             self._not_finite(f"the loss of step {number + 1:,}", float(losses[bad[0]]), float(rates[bad[0]]), record)
 
     def evaluated(self, step: int, split: str, loss: float) -> None:
-        """Check an evaluation's loss after `step` updates. Raises RunFailedError where it ends the run."""
+        """Check an evaluation's loss after `step` updates.
+
+        Raises RunFailedError where it ends the run.
+        """
         if not np.isfinite(loss):
             self._not_finite(f"the {split} loss after {step:,} steps", loss, self._rate)
 
@@ -222,6 +237,6 @@ class LossGuard:
         cause = f"{what} is {kind}{record}, at the learning rate {rate:g}; a smaller --lr may help"
         if self._fails:
             raise RunFailedError(f"{cause} (--on-nan continue trains on)")
-        if not self._told:
-            self._told = True
-            self._tell(f"{cause}; training continues (--on-nan continue)")
+        if not self._shown:
+            self._shown = True
+            self._show(f"{cause}; training continues (--on-nan continue)")

@@ -59,7 +59,7 @@ class PlainProgress:
         self._metrics: Sequence[MetricInfo] = ()
         self._nodes = NodeSamples(until_shown=True)
         self._started = self._paused = False
-        self._said = ""
+        self._last_text = ""
         self._written = self._nodes_written = self._updated = 0.0
 
     def start(self, job: Job, metrics: Sequence[MetricInfo], total_steps: int | None) -> None:
@@ -103,12 +103,12 @@ class PlainProgress:
         """Write a line when the last is old enough; a repeated text only at the nodes' rate."""
         self._paused = self._paused or text is not None
         now = time.monotonic()
-        if text is not None and now - self._written >= (NODES_SECONDS if text == self._said else LINE_SECONDS):
+        if text is not None and now - self._written >= (NODES_SECONDS if text == self._last_text else LINE_SECONDS):
             self._written = now
-            self._said = text
+            self._last_text = text
             self.message(text)
         elif text is None:
-            self._said = ""
+            self._last_text = ""
 
     def _resumed(self) -> None:
         self._paused = False
@@ -135,7 +135,10 @@ def terminal(stream: TextIO, environment: Mapping[str, str] | None = None) -> bo
 
 
 def make_progress(stream: TextIO, quiet: bool) -> Progress:
-    """Return progress for the stream: drawn on a terminal, plain lines elsewhere, none if `quiet`."""
+    """Return progress for the stream.
+
+    It is drawn on a terminal, plain lines elsewhere, none if `quiet`.
+    """
     if quiet:
         return QuietProgress()
     if not terminal(stream):

@@ -45,7 +45,10 @@ _MESSAGES: MessageParser[WireMessage] = MessageParser(Prepare, ToTask)
 
 
 def placed_task(task: Task, cluster: str | None = None) -> PlacedTask:
-    """Return a task as a part of messages; `cluster` is its cluster's JSON, if prepared for all tasks."""
+    """Return a task as a part of messages.
+
+    `cluster` is its cluster's JSON, if prepared for all tasks.
+    """
     return PlacedTask(task.name, cluster or json.dumps(task.cluster.to_json()), task.threads, task.local_index)
 
 
@@ -108,7 +111,10 @@ class CommandLoop:
     _trained_seconds: float = 0.0
 
     def run(self) -> None:
-        """Execute commands until ``close``; answer others with ``done`` and their seconds, then with any state."""
+        """Execute commands until ``close``.
+
+        Answer others with ``done`` and their seconds, then with any state.
+        """
         while True:
             command = self.commands.next()
             begin = time.perf_counter()
@@ -156,21 +162,21 @@ class CommandLoop:
 
     def _decode(self, command: messages.Decode) -> None:
         self.states.wait()  # decoding may use the session's copy
-        began = told = time.perf_counter()
+        began = last_report = time.perf_counter()
 
-        def tell() -> None:
-            nonlocal told
-            if time.perf_counter() - told >= INTERVAL_SECONDS:
+        def report_alive() -> None:
+            nonlocal last_report
+            if time.perf_counter() - last_report >= INTERVAL_SECONDS:
                 self.stream.send(messages.Decoded.heartbeat(command.start))
-                told = time.perf_counter()
+                last_report = time.perf_counter()
 
-        scored = self.session.translating().scored(command.split, command.start, command.stop, command.decoding, tell)
+        scored = self.session.translating().scored(command.split, command.start, command.stop, command.decoding, report_alive)
         seconds = time.perf_counter() - began
         self.stream.send(messages.Decoded(command.start, dict(scored.sums), scored.without_numbers, seconds, complete=True))
 
     def _translate(self, command: messages.Translate) -> None:
-        found = self.session.translating().translate(command.sources(), command.decoding, command.n_best)
-        self.stream.send(messages.Translated.of(found, command.sequence))
+        hypotheses = self.session.translating().translate(command.sources(), command.decoding, command.n_best)
+        self.stream.send(messages.Translated.of(hypotheses, command.sequence))
 
     def _calibrate(self, command: messages.Calibrate) -> None:
         for calibrated in self.session.calibrate(command.order):
@@ -239,7 +245,7 @@ def serve(stream: Stream, opened: Open) -> None:
     job = Job.model_validate(json.loads(opened.job))
     task = task_from_message(opened.task)
     add_phase_listener(lambda name: stream.send(Phase(name)))
-    decide_by(partial(_ask_whether_to_compile, stream, commands))
+    decide_by(partial(_request_compile_decision, stream, commands))
     with startup_deadline(opened.start_deadline, partial(_report_stuck, stream)):
         session = open_session(task, job, opened)
     if job.max_restarts and load_backend(job.backend).capabilities.rejoins and task.placed.leading:
@@ -252,7 +258,7 @@ def serve(stream: Stream, opened: Open) -> None:
         session.serve(commands.closing)  # type: ignore[union-attr]
 
 
-def _ask_whether_to_compile(stream: Stream, commands: Inbox, timing: Timing, tasks: int) -> bool:
+def _request_compile_decision(stream: Stream, commands: Inbox, timing: Timing, tasks: int) -> bool:
     """Send this task's timings; return the driver's decision from all timings."""
     startup_phase("awaiting whether to compile", for_others=True)
     stream.send(messages.CompileTimed(timing.plain_seconds, timing.compiled_seconds, timing.reason, tasks))
@@ -289,7 +295,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def run_task(connection: socket.socket, parent_pid: int, stacks: int | None) -> NoReturn:
-    """Run a task whose agent is the peer of `connection`; leaves with os._exit, as exit handlers may wait for lost peers."""
+    """Run a task whose agent is the peer of `connection`.
+
+    It leaves with os._exit, as exit handlers may wait for lost peers.
+    """
     ignore_interrupts()
     die_with_parent(parent_pid)
     _allow_open_files()
@@ -317,7 +326,10 @@ def _allow_open_files() -> None:
 
 
 def _await_opening(stream: Stream) -> Open:
-    """Import the framework and return ``open``; a ``prepare`` before it starts the import earlier."""
+    """Import the framework and return ``open``.
+
+    A ``prepare`` before it starts the import earlier.
+    """
     message = _received(stream)
     assert isinstance(message, Prepare | Open)
     job = Job.model_validate(json.loads(message.job))

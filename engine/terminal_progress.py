@@ -42,12 +42,12 @@ class RichProgress:
         self._live.start(refresh=True)
 
     def update(self, step: int, loss: float, steps_per_second: float | None, time_left_seconds: float | None, epoch: float) -> None:
-        """Keep the figures; draw when the last drawing is old enough."""
+        """Store the figures; draw when the last drawing is old enough."""
         self._state.update(step, loss, steps_per_second, time_left_seconds, epoch)
         self._draw()
 
     def node(self, record: SystemRecord) -> None:
-        """Keep a node's sample."""
+        """Store a node's sample."""
         self._nodes.add(record)
         self._draw()
 

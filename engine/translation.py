@@ -39,7 +39,10 @@ def at_the_end(job: Job, size: int) -> Decoded:
 
 
 def described(job: Job, objective: Objective, size: int) -> dict[str, str] | None:
-    """Return evaluations' signatures for ``job.json``, or None. Raises MissingPackageError (sacrebleu), UsageError (tokenizer)."""
+    """Return evaluations' signatures for ``job.json``, or None.
+
+    Raises MissingPackageError (sacrebleu), UsageError (tokenizer).
+    """
     quality = objective.translation
     if quality is None:
         return None
@@ -59,7 +62,10 @@ ROWS_OF_A_TASK = 256  # hypotheses of a leading task per order: a second to many
 
 
 class TranslationOrders:
-    """Orders of one evaluation; incomplete answers are heartbeats. `without_numbers` counts sentences with non-finite logits."""
+    """Orders of one evaluation; incomplete answers are heartbeats.
+
+    `without_numbers` counts sentences with non-finite logits.
+    """
 
     def __init__(self, quality: TranslationQuality, split: Split, decoded: Decoded, leaders: int) -> None:
         self._quality = quality
@@ -118,7 +124,10 @@ class TranslationOrders:
 
 @dataclass(frozen=True, slots=True)
 class WholeEvaluation:
-    """Evaluation after `step` updates; `without_numbers`: empty translations, from non-finite logits."""
+    """Evaluation after `step` updates.
+
+    `without_numbers`: empty translations, from non-finite logits.
+    """
 
     result: EvalResult
     step: int
@@ -150,7 +159,7 @@ class EvaluationInProgress:
         return self._orders is not None
 
     @property
-    def said(self) -> str | None:
+    def progress_text(self) -> str | None:
         """Progress of the pending translations as text; None without any."""
         orders = self._orders
         if orders is None:
@@ -184,7 +193,10 @@ class EvaluationInProgress:
         return None
 
     def on_decoded(self, leader: int, message: task_messages.Decoded) -> WholeEvaluation | AllTranslated | None:
-        """Add a leading task's translations; return the evaluation or the final translations if complete."""
+        """Add a leading task's translations.
+
+        Return the evaluation or the final translations if complete.
+        """
         orders = self._orders
         if orders is None:
             raise ImpossibleAnswerError("translations that nobody asked for")

@@ -12,22 +12,25 @@ RESULTS_OF_OTHERS = 2  # others' results per worker: tickets rotate, so the sile
 
 
 class WorkerWatch:
-    """Silence of each worker while others deliver, beyond `limit_seconds`; an entire cluster's silence is not reported."""
+    """Detection of workers silent beyond `limit_seconds` while others deliver.
+
+    An entire cluster's silence is not reported.
+    """
 
     def __init__(
         self,
         workers: int,
         limit_seconds: float,
         event: Callable[..., Any],
-        tell: Callable[[str], None],
+        show: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
         on_silent: Callable[[int], None] | None = None,
     ) -> None:
-        self._limit_seconds, self._event, self._tell, self._clock, self._on_silent = limit_seconds, event, tell, clock, on_silent
+        self._limit_seconds, self._event, self._show, self._clock, self._on_silent = limit_seconds, event, show, clock, on_silent
         self._watched_seconds = 0.0
         self._answered_at = [0.0] * workers
         self._results_of_others = [0] * workers
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
         self._absent: set[int] = set()
         self._looked_at = clock()
 
@@ -41,19 +44,19 @@ class WorkerWatch:
         """Note a worker's updates; report workers that are silent too long."""
         self._answered(worker)
         workers = range(len(self._answered_at))
-        for other in (other for other in workers if other != worker):
-            self._results_of_others[other] += 1
-            enough = self._results_of_others[other] >= RESULTS_OF_OTHERS * len(workers)
-            if enough and self._silent_seconds(other) > self._limit_seconds and other not in self._told | self._absent:
-                self._told.add(other)
-                self._event("worker_silent", worker=other, silent_seconds=self._silent_seconds(other))
-                self._tell(
-                    f"worker-{other} has finished no step for {self._silent_seconds(other):.0f} s, while others have: it may be stopped or "
+        for peer in (peer for peer in workers if peer != worker):
+            self._results_of_others[peer] += 1
+            enough = self._results_of_others[peer] >= RESULTS_OF_OTHERS * len(workers)
+            if enough and self._silent_seconds(peer) > self._limit_seconds and peer not in self._reported | self._absent:
+                self._reported.add(peer)
+                self._event("worker_silent", worker=peer, silent_seconds=self._silent_seconds(peer))
+                self._show(
+                    f"worker-{peer} has finished no step for {self._silent_seconds(peer):.0f} s, while others have: it may be stopped or "
                     "stuck. Training continues without it until an evaluation or a checkpoint has to wait for it (--stall-timeout "
                     f"{self._limit_seconds:g})"
                 )
                 if self._on_silent is not None:
-                    self._on_silent(other)
+                    self._on_silent(peer)
 
     def on_quiescent(self) -> None:
         """Note that no work is outstanding: every worker has answered."""
@@ -63,7 +66,7 @@ class WorkerWatch:
     def on_absent(self, worker: int) -> None:
         """Expect nothing from a worker that restarts."""
         self._absent.add(worker)
-        self._told.discard(worker)
+        self._reported.discard(worker)
 
     def on_back(self, worker: int) -> None:
         """Expect results from the worker again."""
@@ -76,14 +79,14 @@ class WorkerWatch:
     def _answered(self, worker: int) -> None:
         silent_seconds = self._silent_seconds(worker)
         self._answered_at[worker], self._results_of_others[worker] = self._watched_seconds, 0
-        if worker in self._told:
-            self._told.discard(worker)
+        if worker in self._reported:
+            self._reported.discard(worker)
             self._event("worker_answers", worker=worker, silent_seconds=silent_seconds)
-            self._tell(f"worker-{worker} has finished steps again, after {silent_seconds:.0f} s")
+            self._show(f"worker-{worker} has finished steps again, after {silent_seconds:.0f} s")
 
 
 # Texts of the system, frameworks' libraries and our backends; frameworks raise general errors.
-_TOLD = re.compile(
+_CONNECTION_LOST = re.compile(
     r"(?:reset|closed|aborted) by (?:the )?(?:remote )?peer|connection (?:was )?(?:reset|closed|aborted|lost|refused|timed out)"
     r"|broken pipe|socket closed|no route to host|failed to connect to all addresses|heartbeat timeout"
     r"|lost (?:the chief|a parameter server|worker-\d+)|every worker is lost",
@@ -93,7 +96,7 @@ _TOLD = re.compile(
 
 def indicates_peer_loss(text: str) -> bool:
     """Return whether a text reports a lost connection."""
-    return _TOLD.search(text) is not None
+    return _CONNECTION_LOST.search(text) is not None
 
 
 def caused_by_peer_loss(error: BaseException | None) -> bool:

@@ -1,4 +1,4 @@
-"""Sums of vectors over all ranks, in rank order, and the buckets of gradients that a backward pass submits."""
+"""All-reduce of vectors in rank order, and buckets of a backward pass's gradients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ BUCKET_BYTES = 4 << 20  # large enough for a link's speed, small enough to overl
 
 
 def buckets_of(sizes_bytes: Sequence[int]) -> list[list[int]]:
-    """Return the places of gradients, last first, in buckets closed at `BUCKET_BYTES`; no gradient is cut."""
+    """Return the places of gradients, last first, in buckets closed at `BUCKET_BYTES`.
+
+    No gradient is cut.
+    """
     buckets: list[list[int]] = []
     room = 0
     for place in reversed(range(len(sizes_bytes))):
@@ -30,10 +33,13 @@ def buckets_of(sizes_bytes: Sequence[int]) -> list[list[int]]:
 
 
 class BucketSums:
-    """Sums vectors in a thread, in the same order on all ranks; no other `add_up` may run between `submit` and `wait`."""
+    """All-reduce of vectors in a thread, in the same order on all ranks.
 
-    def __init__(self, add_up: Callable[[NDArray[Any]], None]) -> None:
-        self._add_up = add_up
+    No other `all_reduce` may run between `submit` and `wait`.
+    """
+
+    def __init__(self, all_reduce: Callable[[NDArray[Any]], None]) -> None:
+        self._all_reduce = all_reduce
         self._todo: queue.SimpleQueue[NDArray[Any] | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
         self._outstanding = 0
@@ -41,12 +47,18 @@ class BucketSums:
         self._thread.start()
 
     def submit(self, vector: NDArray[Any]) -> None:
-        """Replace a contiguous vector by its sum over all ranks; it must not be used before `wait` has returned."""
+        """Replace a contiguous vector by its sum over all ranks.
+
+        It must not be used before `wait` has returned.
+        """
         self._outstanding += 1
         self._todo.put(vector)
 
     def wait(self) -> None:
-        """Wait for everything submitted. Raises the first failure, after which all later vectors fail too."""
+        """Wait for everything submitted.
+
+        Raises the first failure, after which all later vectors fail too.
+        """
         failure = None
         while self._outstanding:
             failure = failure or self._done.get()
@@ -64,22 +76,25 @@ class BucketSums:
         while (vector := self._todo.get()) is not None:
             if failed is None:
                 try:
-                    self._add_up(vector)
+                    self._all_reduce(vector)
                 except Exception as error:  # noqa: BLE001 - handed to who waits
                     failed = error
             self._done.put(failed)
 
 
 def add_in_rank_order(parts: Sequence[NDArray[Any]], into: NDArray[Any]) -> None:
-    """Write ((parts[0] + parts[1]) + parts[2]) + … into `into`, maybe one of them; the first of several is overwritten."""
-    total, *others = parts
-    if not others:
+    """Write ((parts[0] + parts[1]) + parts[2]) + … into `into`, maybe one of them.
+
+    The first of several is overwritten.
+    """
+    total, *rest = parts
+    if not rest:
         if total is not into:
             np.copyto(into, total)
         return
-    for part in others[:-1]:
+    for part in rest[:-1]:
         np.add(total, part, out=total)
-    np.add(total, others[-1], out=into)
+    np.add(total, rest[-1], out=into)
 
 
 # Large vectors of three or more ranks are reduce-scattered, then gathered: 2 (n − 1) / n times the vector's bytes leave each rank, the
@@ -88,8 +103,11 @@ def add_in_rank_order(parts: Sequence[NDArray[Any]], into: NDArray[Any]) -> None
 PIECE_BYTES = 256 << 10  # small enough for a core's cache, with the same piece of each other rank
 
 
-class RankSum:
-    """Sums vectors of one size and type, with memory for at most a vector, or n − 1 if they are sent whole."""
+class AllReduce:
+    """All-reduce of vectors of one size and type.
+
+    Its memory is at most a vector, or n − 1 if they are sent whole.
+    """
 
     def __init__(self, links: Links, elements: int, kind: np.dtype[Any]) -> None:
         self._links, self._elements = links, elements
@@ -103,7 +121,7 @@ class RankSum:
         self._heads = {peer: memoryview(bytearray(HEAD_BYTES)) for peer in self._peers}
         self._piece = max(1, PIECE_BYTES // kind.itemsize)
 
-    def add_up(self, vector: NDArray[Any]) -> None:
+    def all_reduce(self, vector: NDArray[Any]) -> None:
         """Replace a vector by its sum over all ranks. Raises PeerLostError."""
         head = self._links.next_head(self._size)
         if self._in_shares:
@@ -120,13 +138,13 @@ class RankSum:
     def _add_shares(self, vector: NDArray[Any], head: bytes) -> None:
         """Exchange shares; a rank sums a piece only after it has this rank's part."""
         start, stop = self._shares[self._links.rank]
-        own = vector[start:stop]
+        share = vector[start:stop]
         streams = {}
         for peer in self._peers:
             theirs = _bytes(vector[slice(*self._shares[peer])])
             ready = HEAD_BYTES + len(theirs)
             into = [self._heads[peer], _bytes(self._received[peer]), theirs]
-            streams[peer] = Stream([memoryview(head), theirs, _bytes(own)], into, ready)
+            streams[peer] = Stream([memoryview(head), theirs, _bytes(share)], into, ready)
         added, checked = 0, False
 
         def advance() -> None:
@@ -137,10 +155,10 @@ class RankSum:
             if not checked:
                 self._check_heads(head)
                 checked = True
-            here = min(arrived // vector.itemsize, len(own))
-            while here - added >= self._piece or added < here == len(own):
+            here = min(arrived // vector.itemsize, len(share))
+            while here - added >= self._piece or added < here == len(share):
                 last = min(added + self._piece, here)
-                self._add(own, slice(added, last))
+                self._add(share, slice(added, last))
                 for stream in streams.values():
                     stream.ready += (last - added) * vector.itemsize
                 added = last
@@ -151,8 +169,8 @@ class RankSum:
         for peer in self._peers:
             self._links.check_head(peer, self._heads[peer], head)
 
-    def _add(self, own: NDArray[Any], elements: slice) -> None:
-        parts = [own[elements] if rank == self._links.rank else self._received[rank][elements] for rank in range(self._links.ranks)]
+    def _add(self, share: NDArray[Any], elements: slice) -> None:
+        parts = [share[elements] if rank == self._links.rank else self._received[rank][elements] for rank in range(self._links.ranks)]
         add_in_rank_order(parts, parts[self._links.rank])
 
 

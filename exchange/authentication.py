@@ -1,4 +1,4 @@
-"""Mutual authentication: both sides prove that they know the attempt's secret before anything else is read.
+"""Mutual authentication by the attempt's secret, before anything else is read.
 
 The MACs (HMAC-SHA256) cover nonces and hello, and name the side, so neither can be reflected or replayed.
 """
@@ -27,7 +27,10 @@ class RefusedError(ConnectionError):
 
 
 def greet(exchange: Exchange, secret: str, hello: bytes) -> None:
-    """Authenticate with a server, and check it. `secret` is hexadecimal. Raises RefusedError if it is final, else OSError."""
+    """Authenticate with a server, and check it. `secret` is hexadecimal.
+
+    Raises RefusedError if it is final, else OSError.
+    """
     nonce = secrets.token_bytes(_NONCE_BYTES)
     exchange.send(hello + nonce)
     answer = exchange.receive(_NONCE_BYTES + _MAC_BYTES)
@@ -42,13 +45,16 @@ def greet(exchange: Exchange, secret: str, hello: bytes) -> None:
 def admit_client(
     exchange: Exchange, secret: str, hello_bytes: int, read: Callable[[bytes], Hello], check: Callable[[Hello], None]
 ) -> Hello:
-    """Return an authenticated client's hello; `read` checks the protocol, `check` the request. Raises OSError with the reason."""
+    """Return an authenticated client's hello; `read` checks the protocol, `check` the request.
+
+    Raises OSError with the reason.
+    """
     raw = exchange.receive(hello_bytes + _NONCE_BYTES)
     packed, nonce = raw[:hello_bytes], raw[hello_bytes:]
     hello = read(packed)
-    own = secrets.token_bytes(_NONCE_BYTES)
-    exchange.send(own + _mac(secret, b"server", packed, nonce + own))
-    if not hmac.compare_digest(exchange.receive(_MAC_BYTES), _mac(secret, b"client", packed, nonce + own)):
+    server_nonce = secrets.token_bytes(_NONCE_BYTES)
+    exchange.send(server_nonce + _mac(secret, b"server", packed, nonce + server_nonce))
+    if not hmac.compare_digest(exchange.receive(_MAC_BYTES), _mac(secret, b"client", packed, nonce + server_nonce)):
         raise ConnectionError("it does not know this run's secret")
     try:
         check(hello)
@@ -59,7 +65,10 @@ def admit_client(
 
 
 def accept(connection: socket.socket) -> bool:
-    """Notify a client that was let through; return False, and close the connection, if it is gone."""
+    """Notify a client that was let through.
+
+    Return False, and close the connection, if it is gone.
+    """
     try:
         connection.sendall(_ACCEPTED)
     except OSError:
@@ -69,7 +78,10 @@ def accept(connection: socket.socket) -> bool:
 
 
 def connect(endpoint: tuple[str, int], secret: str, hello: bytes, deadline: float, name: str) -> socket.socket:
-    """Connect to server `name`, which may not listen yet, and greet it, until `deadline`. Raises RunFailedError."""
+    """Connect to server `name`, which may not listen yet, and greet it, until `deadline`.
+
+    Raises RunFailedError.
+    """
     where = f"{name} at {endpoint[0]}:{endpoint[1]}"
     while True:
         left = deadline - time.monotonic()
@@ -96,7 +108,10 @@ def _greeted(endpoint: tuple[str, int], secret: str, hello: bytes, seconds: floa
 
 
 def tune(connection: socket.socket) -> None:
-    """Send small frames at once, detect vanished hosts, and block without timeout: the engine detects stalls."""
+    """Send small frames immediately, detect vanished hosts, and block without timeout.
+
+    The engine detects stalls.
+    """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.settimeout(None)

@@ -1,4 +1,7 @@
-"""The direct exchange: each rank connects to every earlier one, for vectors and for heartbeats, before any is used."""
+"""Mesh of the direct exchange: each rank connects to every earlier one.
+
+There is a connection for vectors and one for heartbeats; all are ready before any is used.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import IntEnum
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,22 +23,22 @@ from numpy.typing import NDArray
 from ..core.cluster import MAX_RANKS, Task
 from ..core.errors import RunFailedError
 from ..core.listener import AuthenticatingListener, Exchange
-from .all_reduce import BucketSums, RankSum
+from .all_reduce import AllReduce, BucketSums
 from .authentication import accept, admit_client, connect, refuse_too_many, tune
-from .peer_links import LifeSigns, Links, PeerLostError, names_of
+from .peer_links import Heartbeat, Links, PeerLostError, rank_names
 
 log = logging.getLogger(__name__)
 PROTOCOL = 1
 _LAYOUT = struct.Struct("<4sHBxII")
 _MAGIC = b"ctmx"
-_WORD = b"w"
+_CONFIRMATION = b"w"
 
 
 class Channel(IntEnum):
     """The purpose of a connection."""
 
     VECTORS = 0
-    LIFE = 1
+    HEARTBEAT = 1
 
 
 class _Hello(NamedTuple):
@@ -74,7 +77,7 @@ def join(task: Task, seconds: float, listening: socket.socket | None = None) -> 
             for place in ((peer, channel) for peer in range(task.rank) for channel in Channel):
                 connected[place] = _connect(task, place, deadline)
             _await(task, {(peer, channel) for peer in ranks[task.rank + 1 :] for channel in Channel}, arrivals, connected, deadline)
-        _exchange_words(task, connected, deadline)
+        _confirm_all(task, connected, deadline)
     except BaseException:
         for connection in connected.values():
             connection.close()
@@ -123,9 +126,9 @@ def _connect(task: Task, place: Place, deadline: float) -> socket.socket:
     return connect(task.cluster.endpoint(placed), task.cluster.secret, hello.packed(), deadline, placed.name)
 
 
-def _exchange_words(task: Task, connected: Mapping[Place, socket.socket], deadline: float) -> None:
-    names = names_of(task)
-    for step in (lambda exchange: exchange.send(_WORD), lambda exchange: _hear_word(exchange)):
+def _confirm_all(task: Task, connected: Mapping[Place, socket.socket], deadline: float) -> None:
+    names = rank_names(task)
+    for step in (lambda exchange: exchange.send(_CONFIRMATION), lambda exchange: _receive_confirmation(exchange)):
         for (peer, _channel), connection in connected.items():
             try:
                 step(Exchange(connection, deadline))
@@ -136,50 +139,47 @@ def _exchange_words(task: Task, connected: Mapping[Place, socket.socket], deadli
                 raise PeerLostError(names[peer], error) from error
 
 
-def _hear_word(exchange: Exchange) -> None:
-    if exchange.receive(1) != _WORD:
+def _receive_confirmation(exchange: Exchange) -> None:
+    if exchange.receive(1) != _CONFIRMATION:
         raise ConnectionError("it sent what was not agreed")
 
 
 MAX_SUMS = 64  # more lengths than a step's buckets, while plans have losses of any number
-SPREAD_ELEMENTS = 1 << 18  # broadcasts need no memory of a model's size
+BROADCAST_ELEMENTS = 1 << 18  # broadcasts need no memory of a model's size
 
 
 class Mesh:
-    """A rank of the mesh; all call the same methods in order, from one thread. Raises PeerLostError for a lost rank."""
+    """Connections of a rank to all others.
+
+    All ranks call the same methods in order, from one thread. Raises PeerLostError for a lost rank.
+    """
 
     def __init__(self, task: Task, start_seconds: float, silence_seconds: float, listening: socket.socket | None = None) -> None:
         self.rank, self.ranks = task.rank, task.cluster.workers
         refuse_too_many(self.ranks)
         connections = join(task, start_seconds, listening)
-        self._sums: dict[tuple[int, np.dtype[Any]], RankSum] = {}
+        self._sum_for = lru_cache(MAX_SUMS)(lambda elements, kind: AllReduce(self._links, elements, kind))
         self._background: BucketSums | None = None
         try:
-            self._life = LifeSigns(connections[Channel.LIFE], silence_seconds)
-            self._links = Links(task, connections[Channel.VECTORS], self._life)
+            self._heartbeat = Heartbeat(connections[Channel.HEARTBEAT], silence_seconds)
+            self._links = Links(task, connections[Channel.VECTORS], self._heartbeat)
         except BaseException:
-            for connection in (each for of_channel in connections.values() for each in of_channel.values()):
+            for connection in (connection for peers in connections.values() for connection in peers.values()):
                 connection.close()
             raise
 
-    def sum_of(self, elements: int, kind: Any = np.float32) -> RankSum:
-        """Return the sum of vectors of a length, whose memory is kept until many others have been used since."""
-        key = elements, np.dtype(kind)
-        found = self._sums.pop(key, None) or RankSum(self._links, *key)
-        self._sums[key] = found  # which makes it the one used last
-        if len(self._sums) > MAX_SUMS:
-            del self._sums[next(iter(self._sums))]
-        return found
-
-    def add_up(self, vector: NDArray[Any]) -> None:
+    def all_reduce(self, vector: NDArray[Any]) -> None:
         """Replace a contiguous vector by its sum over all ranks, bit-identical on each."""
         if vector.size:
-            self.sum_of(vector.size, vector.dtype).add_up(vector)
+            self._sum_for(vector.size, vector.dtype).all_reduce(vector)
 
     def submit(self, vector: NDArray[Any]) -> None:
-        """Sum a vector in the background; neither it nor the mesh may be used before `wait` has returned."""
+        """Sum a vector in the background.
+
+        Neither it nor the mesh may be used before `wait` has returned.
+        """
         if self._background is None:
-            self._background = BucketSums(self.add_up)
+            self._background = BucketSums(self.all_reduce)
         self._background.submit(vector)
 
     def wait(self) -> None:
@@ -187,17 +187,20 @@ class Mesh:
         if self._background is not None:
             self._background.wait()
 
-    def spread(self, array: NDArray[Any] | None, shape: tuple[int, ...], kind: Any = np.float32) -> NDArray[Any]:
-        """Broadcast the first rank's array; others give None. Adding −0 changes no number, not even a −0."""
+    def broadcast(self, array: NDArray[Any] | None, shape: tuple[int, ...], kind: Any = np.float32) -> NDArray[Any]:
+        """Broadcast the first rank's array; others give None.
+
+        Adding −0 changes no number, not even a −0.
+        """
         vector = np.full(shape, -0.0, kind) if array is None else np.array(array, kind).reshape(shape)
         flat = vector.reshape(-1)
-        for first in range(0, flat.size, SPREAD_ELEMENTS):
-            self.add_up(flat[first : first + SPREAD_ELEMENTS])
+        for first in range(0, flat.size, BROADCAST_ELEMENTS):
+            self.all_reduce(flat[first : first + BROADCAST_ELEMENTS])
         return vector
 
     def barrier(self) -> None:
         """Wait for all ranks."""
-        self.add_up(np.zeros(1))
+        self.all_reduce(np.zeros(1))
 
     def leave(self, *, healthy: bool = True) -> None:
         """Close the connections, after a barrier unless this rank has failed."""
@@ -215,7 +218,7 @@ class Mesh:
         if self._background is not None:
             self._background.close()
             self._background = None
-        self._life.close()
+        self._heartbeat.close()
         for connection in self._links.sockets.values():
             connection.close()
 
@@ -224,25 +227,28 @@ OPEN_SECONDS = 5.0  # a blocked port is not worth a longer wait after a run
 Vector = NDArray[np.float32]
 
 
-def open_beside(
-    task: Task, add_up: Callable[[Vector], Vector], silence_seconds: float, open_seconds: float = OPEN_SECONDS
+def open_trial_mesh(
+    task: Task, all_reduce: Callable[[Vector], Vector], silence_seconds: float, open_seconds: float = OPEN_SECONDS
 ) -> tuple[Mesh | None, str | None]:
-    """Open a second mesh on all ranks or none; return it, or the reason, empty if another rank has it. Raises `add_up`'s errors."""
+    """Open a second mesh on all ranks or none.
+
+    Return it, or the reason, empty if another rank has it. Raises `all_reduce`'s errors.
+    """
     listening, problem = _listen(task)
     ports = np.zeros(task.cluster.workers, np.float32)  # a port is below 2¹⁶, and such a number is exact in a float32
     ports[task.rank] = 0 if listening is None else listening.getsockname()[1]
-    ports = add_up(ports)
+    ports = all_reduce(ports)
     mesh = None
     if listening is not None and ports.all():
         named = {placed.name: int(ports[placed.index]) for placed in task.cluster.of_role("worker")}
-        there = replace(task, cluster=replace(task.cluster, ports={**task.cluster.ports, **named}))
+        trial = replace(task, cluster=replace(task.cluster, ports={**task.cluster.ports, **named}))
         try:
-            mesh = Mesh(there, open_seconds, silence_seconds, listening)
+            mesh = Mesh(trial, open_seconds, silence_seconds, listening)
         except (OSError, RunFailedError) as error:
             problem = f"{task.name} could not join it: {error}"
     elif listening is not None:
         listening.close()
-    joined = add_up(np.array([mesh is not None], np.float32))
+    joined = all_reduce(np.array([mesh is not None], np.float32))
     if mesh is not None and joined[0] < task.cluster.workers:
         mesh.close()
         mesh = None

@@ -1,4 +1,4 @@
-"""A rank's connections to the others: heartbeats, frame heads, and transfers until a rank is lost."""
+"""Connections of a rank to the others: heartbeats, frame heads, and transfers."""
 
 from __future__ import annotations
 
@@ -24,21 +24,24 @@ class PeerLostError(ConnectionError):
         super().__init__(f"lost {name}: {why}")
 
 
-def names_of(task: Task) -> Mapping[int, str]:
+def rank_names(task: Task) -> Mapping[int, str]:
     """Return each rank's name, node and address for messages."""
     addresses = task.cluster.addresses
-    return {each.index: f"{each.name} on node {each.node} ({addresses[each.node]})" for each in task.cluster.of_role("worker")}
+    return {placed.index: f"{placed.name} on node {placed.node} ({addresses[placed.node]})" for placed in task.cluster.of_role("worker")}
 
 
-# A byte a second on separate connections tells a long computation, unless it holds the interpreter's lock, from a frozen or lost rank.
+# A byte a second on other connections distinguishes a long computation, unless it holds the interpreter's lock, from a lost rank.
 
 INTERVAL_SECONDS = 1.0
-_SIGN = b"."
+_BEAT = b"."
 _MAX_BYTES = 4096
 
 
-class LifeSigns:
-    """Heartbeats in a thread until `close`; `silent` are ranks not heard of for the limit, or with a closed connection."""
+class Heartbeat:
+    """Heartbeats in a thread until `close`.
+
+    `silent` are ranks not heard of for the limit, or with a closed connection.
+    """
 
     def __init__(self, connections: Mapping[int, socket.socket], limit_seconds: float) -> None:
         self.silent: frozenset[int] = frozenset()
@@ -47,7 +50,7 @@ class LifeSigns:
         self._wake, self._woken = socket.socketpair()
         for connection in self._connections.values():
             connection.setblocking(False)
-        self._thread = threading.Thread(target=self._run, name="signs of life", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="heartbeats", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
@@ -57,20 +60,20 @@ class LifeSigns:
             selector.register(self._woken, selectors.EVENT_READ)
             for peer, connection in self._connections.items():
                 selector.register(connection, selectors.EVENT_READ, peer)
-            next_sign = 0.0
+            next_beat = 0.0
             while True:
                 for key, _ in selector.select(TICK_SECONDS):
                     if key.data is None:
                         return
-                    if _hears(self._connections[key.data]):
+                    if _is_connected(self._connections[key.data]):
                         heard[key.data] += 1
                     else:
                         selector.unregister(key.fileobj)
-                if (now := time.monotonic()) >= next_sign:
-                    next_sign = now + INTERVAL_SECONDS
+                if (now := time.monotonic()) >= next_beat:
+                    next_beat = now + INTERVAL_SECONDS
                     for peer in heard:
                         with contextlib.suppress(OSError):  # it is frozen or gone, and so not heard of either
-                            self._connections[peer].send(_SIGN)
+                            self._connections[peer].send(_BEAT)
                 self.silent = frozenset(counter.tick(now, heard))
 
     def close(self) -> None:
@@ -82,7 +85,7 @@ class LifeSigns:
             connection.close()
 
 
-def _hears(connection: socket.socket) -> bool:
+def _is_connected(connection: socket.socket) -> bool:
     try:
         return bool(connection.recv(_MAX_BYTES))
     except BlockingIOError:
@@ -100,10 +103,10 @@ class Links:
 
     WAIT_SECONDS = 0.5  # between checks of heartbeats
 
-    def __init__(self, task: Task, connections: Mapping[int, socket.socket], life: LifeSigns) -> None:
+    def __init__(self, task: Task, connections: Mapping[int, socket.socket], heartbeat: Heartbeat) -> None:
         self.rank, self.ranks = task.rank, task.cluster.workers
         self.sockets = dict(connections)
-        self._names, self._life = names_of(task), life
+        self._names, self._heartbeat = rank_names(task), heartbeat
         wait = struct.pack("ll", *divmod(round(self.WAIT_SECONDS * 1e6), 1_000_000))
         for connection in self.sockets.values():
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, wait)
@@ -112,25 +115,28 @@ class Links:
         self._frames = 0
 
     def next_head(self, size: int) -> bytes:
-        """Return the head of the next frame, of `size` bytes: all ranks send the same frames in the same order."""
+        """Return the head of the next frame, of `size` bytes.
+
+        All ranks send the same frames in the same order.
+        """
         self._frames += 1
         return _HEAD.pack(self._attempt, self._frames, size)
 
-    def check_life(self, awaited: Iterable[int]) -> None:
+    def check_heartbeats(self, awaited: Iterable[int]) -> None:
         """Raise PeerLostError for an awaited rank that is silent."""
-        silent = self._life.silent
+        silent = self._heartbeat.silent
         for peer in awaited:
             if peer in silent:
-                raise self.lost(peer, f"it has not been heard of for {self._life.limit_seconds:g} s (--node-timeout)")
+                raise self.lost(peer, f"it has not been heard of for {self._heartbeat.limit_seconds:g} s (--node-timeout)")
 
     def lost(self, peer: int, why: object) -> PeerLostError:
         """Return the error about a lost rank."""
         return PeerLostError(self._names[peer], why)
 
-    def check_head(self, peer: int, found: memoryview, expected: bytes) -> None:
+    def check_head(self, peer: int, head: memoryview, expected: bytes) -> None:
         """Raise RunFailedError for another frame than the expected one: a rank out of step."""
-        if bytes(found) != expected:
-            got, due = _HEAD.unpack(found), _HEAD.unpack(expected)
+        if bytes(head) != expected:
+            got, due = _HEAD.unpack(head), _HEAD.unpack(expected)
             what = (
                 "of another attempt" if got[0] != due[0] else f"number {got[1]} of {got[2]} bytes, and number {due[1]} of {due[2]} was due"
             )
@@ -141,7 +147,10 @@ _NOW = socket.MSG_DONTWAIT
 
 
 class Stream:
-    """A frame's bytes between two ranks, in consecutive buffers; only the first `ready` of `out` may be sent yet."""
+    """Bytes of a frame between two ranks, in consecutive buffers.
+
+    Only the first `ready` of `out` may be sent yet.
+    """
 
     __slots__ = ("_into", "_out", "ready", "received", "sent", "to_receive", "to_send")
 
@@ -169,7 +178,10 @@ class Stream:
             return
 
     def receive(self, connection: socket.socket, flags: int = _NOW) -> bool:
-        """Receive the available bytes, or all until the timeout with MSG_WAITALL; return False if the peer has closed. Raises OSError."""
+        """Receive the available bytes, or all until the timeout with MSG_WAITALL.
+
+        Return False if the peer has closed. Raises OSError.
+        """
         try:
             got = connection.recvmsg_into(_between(self._into, self.received, self.to_receive), 0, flags)[0]
         except BlockingIOError:
@@ -179,7 +191,10 @@ class Stream:
 
 
 def transfer(links: Links, streams: Mapping[int, Stream], advance: Callable[[], None] | None = None) -> None:
-    """Send and receive everything; `advance` runs after each arrival and may make more bytes ready. Raises PeerLostError."""
+    """Send and receive everything.
+
+    `advance` runs after each arrival and may make more bytes ready. Raises PeerLostError.
+    """
     for peer, stream in streams.items():
         _send(links, peer, stream)
     if advance is None and all(stream.sent == stream.to_send for stream in streams.values()):
@@ -205,7 +220,10 @@ def _receive(links: Links, peer: int, stream: Stream, flags: int) -> None:
 
 
 def _receive_in_turn(links: Links, streams: Mapping[int, Stream]) -> None:
-    """Receive when nothing is left to send: one call per rank, until one keeps the others waiting."""
+    """Receive when nothing is left to send, with one call per rank.
+
+    It ends when a rank makes the others wait.
+    """
     until = time.monotonic() + links.WAIT_SECONDS
     for peer, stream in streams.items():
         _receive(links, peer, stream, socket.MSG_WAITALL)
@@ -237,7 +255,7 @@ def _move_side_by_side(links: Links, streams: Mapping[int, Stream], advance: Cal
             if stream.waits_to_receive and events & ~select.POLLOUT:
                 _receive(links, peer, stream, _NOW)
         if (now := time.monotonic()) > look_at:
-            links.check_life(peer for descriptor, peer in peers.items() if masks[descriptor] and peer not in heard)
+            links.check_heartbeats(peer for descriptor, peer in peers.items() if masks[descriptor] and peer not in heard)
             heard.clear()
             look_at = now + links.WAIT_SECONDS
         if advance is not None:
@@ -245,10 +263,10 @@ def _move_side_by_side(links: Links, streams: Mapping[int, Stream], advance: Cal
 
 
 def _between(buffers: Sequence[memoryview], start: int, stop: int) -> list[memoryview]:
-    found, position = [], 0
+    pieces, position = [], 0
     for buffer in buffers:
         first, last = max(start - position, 0), min(stop - position, len(buffer))
         if first < last:
-            found.append(buffer[first:last])
+            pieces.append(buffer[first:last])
         position += len(buffer)
-    return found
+    return pieces

@@ -25,7 +25,7 @@ class Problems:
     """Distinct problems of observation. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._told: set[str] = set()
+        self._known: set[str] = set()
         self._new: list[str] = []
 
     def attempt(self, what: str, probe: Callable[[], T]) -> T | None:
@@ -38,10 +38,10 @@ class Problems:
             return None
 
     def note(self, text: str) -> None:
-        """Keep a new text for `take`, truncated, with non-Unicode characters escaped."""
+        """Store a new text for `take`, truncated, with non-Unicode characters escaped."""
         text = text.encode(errors="backslashreplace").decode()[:MAX_PROBLEM_CHARACTERS]
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._known:
+            self._known.add(text)
             self._new.append(text)
 
     def take(self) -> tuple[str, ...]:
@@ -68,7 +68,7 @@ class NodeTasks:
         self._forest = Forest()
         self._ended: list[TaskTree] = []
         self._failed: set[TaskTree] = set()  # trees that could not be read the last time
-        self._blind: set[TaskTree] = set()  # trees with incomplete socket counts, for lack of permission
+        self._blind: set[TaskTree] = set()  # trees with incomplete socket counts, without permission
         self._pss: dict[TaskTree, int] = {}
         self._pss_interval = pss_interval_seconds
         self._next_pss = now + min(_FIRST_PSS_SECONDS, pss_interval_seconds)
@@ -81,7 +81,10 @@ class NodeTasks:
         self._sockets_read = False
 
     def watch(self, name: str, pid: int) -> float:
-        """Watch a task in place of an older one; return its earlier CPU seconds. A process already watched is renamed."""
+        """Watch a task in place of an older one; return its earlier CPU seconds.
+
+        A process already watched is renamed.
+        """
         known = next((tree for tree in self._trees if tree.pid == pid and tree.alive), None)
         if known is not None and known.name == name:
             return 0.0
@@ -93,7 +96,7 @@ class NodeTasks:
         return (tree.cpu_seconds or 0.0) if tree else 0.0
 
     def unwatch(self, name: str) -> None:
-        """Stop watching a task but keep its use; an unknown name is no error."""
+        """Stop watching a task but retain its use; an unknown name is no error."""
         tree = self._forest.trees.pop(name, None)
         if tree is not None and tree.cpu_seconds is not None:
             self._ended.append(tree)
@@ -108,9 +111,9 @@ class NodeTasks:
         """Read everything once, for the figures below; `final`: for the last time."""
         if now >= self._next_forgetting:
             self._next_forgetting = now + _FORGET_SECONDS
-            self._forest.forget_strangers()
+            self._forest.forget_unowned()
             if self._sockets is not None:
-                self._sockets.forget_strangers()
+                self._sockets.forget_unowned()
         self._problems.attempt("finding child processes", self._forest.discover)
         self._failed = {tree for tree in self._trees if not self._update(tree)}
         self._read_pss(now, final)
@@ -142,7 +145,10 @@ class NodeTasks:
         return sum_pairs(known) if len(known) == len(self._trees) + len(self._ended) and not self._failed else None
 
     def socket_bytes(self) -> Bytes | None:
-        """Return the (sent, received) TCP payload bytes of all tasks, watched and ended; None if unreadable."""
+        """Return the (sent, received) TCP payload bytes of all tasks, watched and ended.
+
+        None if unreadable.
+        """
         return self._sockets.total() if self._sockets is not None and self._sockets_read and not self._blind else None
 
     def close(self) -> None:
@@ -198,10 +204,10 @@ class NodeTasks:
         return notes is not None
 
     def _open_inodes(self, tree: TaskTree) -> set[int]:
-        found = self._problems.attempt(f"{tree.name}: open sockets", partial(open_inodes, list(tree.members)))
-        if found is None:
+        inodes = self._problems.attempt(f"{tree.name}: open sockets", partial(open_inodes, list(tree.members)))
+        if inodes is None:
             self._blind.add(tree)
-        return found or set()
+        return inodes or set()
 
     def _sample(self, tree: TaskTree) -> TaskSample:
         seen = tree not in self._failed
@@ -298,7 +304,10 @@ class NodeSampler:
             self._tasks.close()
 
     def sample(self) -> SystemRecord:
-        """Return a record with `time_seconds` since the start, `interval_seconds` since the last sample."""
+        """Return a record.
+
+        `time_seconds` is since the start, `interval_seconds` since the last sample.
+        """
         with self._lock:
             began = time.thread_time()
             now = self._clock()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from .processes import TICK_SECONDS, read_file
+from .processes import TICK_SECONDS, list_process_folder, read_file, read_lines, read_process_file
 
 # version 1 writes "no limit" as the largest number of whole pages
 _UNLIMITED_BYTES = 1 << 60
@@ -26,7 +26,10 @@ class _Mount:
 
 
 def cpu_quota_cores(pid: int | None = None) -> float | None:
-    """Return the smallest CPU quota, in cores, of all groups of the process (default: this one), or None."""
+    """Return the smallest CPU quota, in cores, of all groups of the process, or None.
+
+    The default is this process.
+    """
     limit = _smallest("cpu", pid, _read_quota)
     return None if limit is None else limit[0]
 
@@ -38,8 +41,9 @@ class QuotaCounter:
         self._limit = _smallest("cpu", pid, _read_quota)
 
     def read(self) -> tuple[float, float] | None:
-        """Return cumulative (granted, throttled) seconds, None without a quota. Raises OSError if not counted.
+        """Return cumulative (granted, throttled) seconds, None without a quota.
 
+        Raises OSError if not counted.
         Granted is the quota of periods in which the group ran; throttled is summed over cores with a runnable thread.
         """
         if self._limit is None:
@@ -54,7 +58,10 @@ class QuotaCounter:
 
 
 def memory_limit_bytes(pid: int | None = None) -> int | None:
-    """Return the smallest memory limit of all groups of the process (default: this one), or None."""
+    """Return the smallest memory limit of all groups of the process, or None.
+
+    The default is this process.
+    """
     limit = _smallest("memory", pid, _read_memory_limit)
     return None if limit is None else int(limit[0])
 
@@ -88,14 +95,14 @@ def _read_memory_limit(folder: Path) -> float | None:
 
 
 def _words(path: Path) -> list[str] | None:
-    try:
-        return path.read_text().split() or None
-    except OSError:
-        return None
+    return " ".join(read_lines(path)).split() or None
 
 
 def control_groups(controller: str, pid: int | None = None) -> Iterator[tuple[Literal[1, 2], list[Path]]]:
-    """Yield version and visible groups, the process's own first, of each hierarchy that may limit `controller` (default: this process)."""
+    """Yield version and visible groups of each hierarchy that may limit `controller`.
+
+    The first group is that of the process (default: this one).
+    """
     memberships = _memberships(pid)
     for mount in _mounts():
         if mount.controllers and controller not in mount.controllers:
@@ -119,23 +126,18 @@ def _upwards(mount: _Mount, group: str) -> Iterator[Path]:
 
 
 def _memberships(pid: int | None) -> list[tuple[frozenset[str], str]]:
-    """Return (controllers, path) per hierarchy from lines ``4:cpu,cpuacct:/jobs/7``; version 2 has no controllers."""
-    try:
-        lines = Path(f"/proc/{pid or os.getpid()}/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    fields = [line.split(":", 2) for line in lines]
+    """Return (controllers, path) per hierarchy from lines ``4:cpu,cpuacct:/jobs/7``.
+
+    Version 2 has no controllers.
+    """
+    fields = [line.split(":", 2) for line in read_lines(Path(f"/proc/{pid or os.getpid()}/cgroup"))]
     return [(frozenset(names.split(",")) - {""}, path) for _, names, path in fields]
 
 
 def _mounts() -> list[_Mount]:
     """Return this mount namespace's cgroup hierarchies. Format: proc_pid_mountinfo(5)."""
-    try:
-        lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    except OSError:
-        return []
     mounts = []
-    for line in lines:
+    for line in read_lines(Path("/proc/self/mountinfo")):
         head, _, tail = line.partition(" - ")
         kind, _, options = tail.split(" ", 2)
         if kind not in ("cgroup", "cgroup2"):
@@ -151,7 +153,10 @@ _PRESSURE_FILES = ("/proc/pressure/cpu", "/sys/fs/cgroup/cpu.pressure")  # the m
 
 
 class WaitCounter:
-    """Cumulative seconds that threads waited for a core, except right before their end. Raises OSError if not counted."""
+    """Cumulative seconds that threads waited for a core, except right before their end.
+
+    Raises OSError if not counted.
+    """
 
     def __init__(self) -> None:
         if read_file("/proc/thread-self/schedstat").split() == [b"0"] * 3:
@@ -163,10 +168,10 @@ class WaitCounter:
         """Update and return the count for these processes."""
         now: dict[tuple[int, int], float] = {}
         for pid in pids:
-            for thread in _threads(pid):
-                waited = _waited_seconds(pid, thread)
-                if waited is not None:
-                    now[pid, thread] = waited
+            for thread in map(int, list_process_folder(pid, "task")):
+                content = read_process_file(pid, f"task/{thread}/schedstat")
+                if content is not None:
+                    now[pid, thread] = int(content.split()[1]) / 1e9
         for key, waited in now.items():
             before = self._before.get(key, 0.0)
             self.seconds += waited - before if waited >= before else waited  # a new thread with a reused number counts from 0
@@ -174,29 +179,16 @@ class WaitCounter:
         return self.seconds
 
 
-def _threads(pid: int) -> list[int]:
-    try:
-        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
-    except (FileNotFoundError, ProcessLookupError):
-        return []
-
-
-def _waited_seconds(pid: int, thread: int) -> float | None:
-    """Return the second field of a thread's ``schedstat``; None if ended."""
-    try:
-        fields = read_file(f"/proc/{pid}/task/{thread}/schedstat").split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return int(fields[1]) / 1e9
-
-
 def read_machine_cpu_seconds() -> float:
-    """Return all programs' user, nice and system seconds on usable cores, without interrupts and steal. Raises OSError."""
-    own = {f"cpu{core}".encode() for core in os.sched_getaffinity(0)}
+    """Return all programs' user, nice and system seconds on usable cores. Raises OSError.
+
+    Interrupts and steal do not count.
+    """
+    usable = {f"cpu{core}".encode() for core in os.sched_getaffinity(0)}
     ticks = 0
     for line in read_file("/proc/stat").split(b"\n"):
         fields = line.split(maxsplit=4)
-        if fields and fields[0] in own:
+        if fields and fields[0] in usable:
             ticks += sum(map(int, fields[1:4]))
         elif line.startswith(b"intr"):  # long line after the last core
             break

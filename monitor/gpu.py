@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from .processes import read_lines
 
 if TYPE_CHECKING:
     from ..records.store.schema import GpuSample
@@ -37,16 +39,19 @@ class VisibleGpu:
 
 
 def visible_gpus(gpus: Sequence[Gpu], variable: str | None, *, in_pci_order: bool = True) -> list[VisibleGpu]:
-    """Return the devices of `variable` in its order, all without it; unless `in_pci_order` its indices name unknown devices."""
+    """Return the devices of `variable` in its order, all without it.
+
+    Unless `in_pci_order`, its indices name unknown devices.
+    """
     if variable is None:
-        found = list(_all(gpus))
+        devices = list(_all(gpus))
     elif variable.startswith((_GPU, _PARTITION)):
-        found = list(_by_uuid(gpus, variable.split(","), _GPU if variable.startswith(_GPU) else _PARTITION))
+        devices = list(_by_uuid(gpus, variable.split(","), _GPU if variable.startswith(_GPU) else _PARTITION))
     else:
-        found = list(_by_index(gpus, variable.split(",")))
+        devices = list(_by_index(gpus, variable.split(",")))
     if in_pci_order:
-        return found
-    return [VisibleGpu(one.visible_as, None, None) if one.visible_as.isdigit() else one for one in found]
+        return devices
+    return [VisibleGpu(device.visible_as, None, None) if device.visible_as.isdigit() else device for device in devices]
 
 
 def _all(gpus: Sequence[Gpu]) -> Iterator[VisibleGpu]:
@@ -74,14 +79,14 @@ def _by_index(gpus: Sequence[Gpu], entries: Sequence[str]) -> Iterator[VisibleGp
 
 
 def _index(entry: str) -> str | None:
-    found = _NUMBER.match(entry)
-    if found is None or found[1].startswith("-"):
+    match = _NUMBER.match(entry)
+    if match is None or match[1].startswith("-"):
         return None
-    return found[1].lstrip("+0") or "0"
+    return match[1].lstrip("+0") or "0"
 
 
 def _by_uuid(gpus: Sequence[Gpu], entries: Sequence[str], prefix: str) -> Iterator[VisibleGpu]:
-    found: list[VisibleGpu] = []
+    devices: list[VisibleGpu] = []
     seen: set[str] = set()
     for entry in entries:
         if entry in seen:
@@ -93,10 +98,10 @@ def _by_uuid(gpus: Sequence[Gpu], entries: Sequence[str], prefix: str) -> Iterat
         device = _gpu(gpus, entry) if prefix == _GPU else _partition(gpus, entry)
         if device is None:
             break
-        if device in found:
+        if device in devices:
             return
-        found.append(device)
-    yield from found
+        devices.append(device)
+    yield from devices
 
 
 def _gpu(gpus: Sequence[Gpu], entry: str) -> VisibleGpu | None:
@@ -114,7 +119,7 @@ def _partition(gpus: Sequence[Gpu], entry: str) -> VisibleGpu | None:
     if not any(gpu.uuid for gpu in gpus):
         return VisibleGpu(entry, entry, None) if gpus else None
     known = [VisibleGpu(uuid, uuid, number) for number, gpu in enumerate(gpus) for uuid in gpu.partitions]
-    return _only([one for one in known if one.visible_as.startswith(entry)])
+    return _only([device for device in known if device.visible_as.startswith(entry)])
 
 
 def _only(candidates: Sequence[VisibleGpu]) -> VisibleGpu | None:
@@ -128,7 +133,7 @@ _DISPLAY_CLASS = "0x03"  # PCI base class of display controllers and compute car
 
 @dataclass(frozen=True, slots=True)
 class GpuHardware:
-    """NVIDIA GPUs on the PCI bus, usable ones (``/dev/nvidia0`` …), and whether a driver is loaded."""
+    """NVIDIA GPUs on the PCI bus, usable ones (``/dev/nvidia0`` …), and a driver if loaded."""
 
     on_bus: int
     device_nodes: int
@@ -136,7 +141,10 @@ class GpuHardware:
 
 
 def nvidia_hardware(root: Path = Path("/")) -> GpuHardware:
-    """Count the hardware below `root`; containers see the whole bus, but only their device nodes."""
+    """Count the hardware below `root`.
+
+    Containers see the whole bus, but only their device nodes.
+    """
     cards = [folder for folder in (root / "sys/bus/pci/devices").glob("*") if _is_gpu(folder)]
     return GpuHardware(len(cards), nvidia_device_nodes(root), (root / "proc/driver/nvidia/version").exists())
 
@@ -147,7 +155,10 @@ def nvidia_device_nodes(root: Path = Path("/")) -> int:
 
 
 def unreadable_gpu_possible(root: Path = Path("/")) -> bool:
-    """Return whether a GPU without NVIDIA's device file may exist: another maker's, or under WSL."""
+    """Return whether a GPU without NVIDIA's device file may exist.
+
+    That is another maker's, or one under WSL.
+    """
     return any(next(root.glob(pattern), None) is not None for pattern in _OTHERS)
 
 
@@ -156,10 +167,7 @@ def _is_gpu(folder: Path) -> bool:
 
 
 def _first_word(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
+    return "".join(read_lines(path)[:1]).strip()
 
 
 # The driver's control device (Linux, WSL 2) or library: without any of them no GPU is observable.
@@ -169,7 +177,10 @@ _MAX_PARTITIONS = 64  # of a GPU; existing ones have seven at most
 
 
 class GpuProbe:
-    """Probe of the host's NVIDIA devices and their tasks. Never raises: `problem` has the reason."""
+    """Probe of the host's NVIDIA devices and their tasks.
+
+    Never raises: `problem` has the reason.
+    """
 
     def __init__(self, gpu_of_task: Mapping[str, int] | None = None) -> None:
         self._gpu_of_task = gpu_of_task or {}
@@ -177,30 +188,36 @@ class GpuProbe:
         self.driver_fails = False
         self._nvml: Any = None
         self._handles: list[Any] = []
-        if (there := any(os.path.exists(path) for path in _DEVICES)) or _library_loads():
-            self._open(driver_there=there)
+        if (driver_exists := any(os.path.exists(path) for path in _DEVICES)) or _library_loads():
+            self._open(driver_there=driver_exists)
 
     def read(self) -> tuple[GpuSample, ...] | None:
         """Return a sample of each device; None without a readable one."""
         return tuple(self._read_device(number, handle) for number, handle in enumerate(self._handles)) or None
 
     def describe(self) -> list[dict[str, Any]] | None:
-        """Return ``name``, ``memory_total_bytes``, ``uuid`` and ``partitions`` (MIG UUIDs) of each device, or None."""
+        """Return the description of each device, or None.
+
+        Its keys are ``name``, ``memory_total_bytes``, ``uuid`` and ``partitions`` (MIG UUIDs).
+        """
         return [self._describe_device(handle) for handle in self._handles] or None
 
     def driver_version(self) -> str | None:
         """Return the driver's release, None without an answer."""
-        return None if self._nvml is None else self._ask(self._nvml, self._nvml.nvmlSystemGetDriverVersion)
+        return None if self._nvml is None else self._ask("nvmlSystemGetDriverVersion")
 
     def close(self) -> None:
         """Release the driver; `read` then returns None."""
         self._handles = []
         if self._nvml is not None:
-            nvml, self._nvml = self._nvml, None
-            self._ask(nvml, nvml.nvmlShutdown)
+            self._ask("nvmlShutdown")
+            self._nvml = None
 
     def _open(self, *, driver_there: bool) -> None:
-        """Query the driver's devices; a library alone is no problem, as container images may have it."""
+        """Query the driver's devices.
+
+        A library without a driver is no problem, as container images may have it.
+        """
         try:
             import pynvml
         except ImportError:
@@ -215,17 +232,16 @@ class GpuProbe:
                 self.problem = f"the NVIDIA driver does not answer: {error}"
             return
         self._nvml = pynvml
-        count = self._ask(pynvml, pynvml.nvmlDeviceGetCount) or 0
-        handles = [self._ask(pynvml, pynvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
+        count = self._ask("nvmlDeviceGetCount") or 0
+        handles = [self._ask("nvmlDeviceGetHandleByIndex", index) for index in range(count)]
         self._handles = [handle for handle in handles if handle is not None]
 
     def _read_device(self, number: int, handle: Any) -> GpuSample:
-        nvml = self._nvml
-        rates = self._ask(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
-        memory = self._ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
-        milliwatts = self._ask(nvml, nvml.nvmlDeviceGetPowerUsage, handle)
+        rates = self._ask("nvmlDeviceGetUtilizationRates", handle)
+        memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
+        milliwatts = self._ask("nvmlDeviceGetPowerUsage", handle)
         return {
-            "name": self._ask(nvml, nvml.nvmlDeviceGetName, handle),
+            "name": self._ask("nvmlDeviceGetName", handle),
             "utilization": None if rates is None else rates.gpu / 100,
             "memory_bytes": None if memory is None else int(memory.used),
             "memory_total_bytes": None if memory is None else int(memory.total),
@@ -234,18 +250,17 @@ class GpuProbe:
         }
 
     def _describe_device(self, handle: Any) -> dict[str, Any]:
-        nvml = self._nvml
-        memory = self._ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+        memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
         return {
-            "name": self._ask(nvml, nvml.nvmlDeviceGetName, handle),
+            "name": self._ask("nvmlDeviceGetName", handle),
             "memory_total_bytes": None if memory is None else int(memory.total),
-            "uuid": self._ask(nvml, nvml.nvmlDeviceGetUUID, handle),
+            "uuid": self._ask("nvmlDeviceGetUUID", handle),
             "partitions": self._partitions(handle),
         }
 
     def _partitions(self, handle: Any) -> list[str]:
         """Return a device's partition UUIDs, which most devices and older drivers do not support."""
-        nvml, found = self._nvml, []
+        nvml, uuids = self._nvml, []
         try:
             if nvml.nvmlDeviceGetMigMode(handle)[0] != nvml.NVML_DEVICE_MIG_ENABLE:
                 return []
@@ -254,19 +269,19 @@ class GpuProbe:
             return []
         for number in range(min(most, _MAX_PARTITIONS)):
             try:
-                found.append(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)))
+                uuids.append(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)))
             except nvml.NVMLError_NotFound:
                 continue
             except nvml.NVMLError as error:
                 self.problem = f"MIG device {number}: {error}"
-        return found
+        return uuids
 
-    def _ask(self, nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
+    def _ask(self, question: str, *arguments: Any) -> Any:
         """Return the driver's answer, or None where unsupported, as for virtual devices."""
         try:
-            return question(*arguments)
-        except nvml.NVMLError as error:
-            self.problem = f"{question.__name__}: {error}"
+            return getattr(self._nvml, question)(*arguments)
+        except self._nvml.NVMLError as error:
+            self.problem = f"{question}: {error}"
             return None
 
 
@@ -282,8 +297,8 @@ def describe_gpus(environment: Mapping[str, str], root: Path = Path("/")) -> dic
     finally:
         probe.close()
     in_pci_order = environment.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID") == "PCI_BUS_ID"
-    there = _usable(probe, devices, root)
-    visible = None if there is None else visible_gpus(there, environment.get("CUDA_VISIBLE_DEVICES"), in_pci_order=in_pci_order)
+    usable = _usable(probe, devices, root)
+    visible = None if usable is None else visible_gpus(usable, environment.get("CUDA_VISIBLE_DEVICES"), in_pci_order=in_pci_order)
     kept = ("name", "memory_total_bytes", "uuid")
     return {
         "gpus": None if devices is None else [{key: device[key] for key in kept} for device in devices],

@@ -21,6 +21,7 @@ import psutil
 
 from .cpu_limits import cpu_quota_cores, memory_limit_bytes
 from .gpu import describe_gpus
+from .processes import read_lines
 
 _SIOCETHTOOL = 0x8946
 _ETHTOOL_GDRVINFO = 3
@@ -31,14 +32,20 @@ PACKAGES: Mapping[str, Sequence[str]] = {"crosstrain": ("crosstrain",), "numpy":
 
 
 def cores_available(pid: int | None = None) -> float | None:
-    """Return the usable cores of a process (default: this one) by affinity and CPU quota; None if unknown."""
+    """Return the usable cores of a process by affinity and CPU quota; None if unknown.
+
+    The default is this process.
+    """
     affinity = _affinity(pid)
     limits = [limit for limit in (affinity, cpu_quota_cores(pid)) if limit is not None]
     return float(min(limits)) if limits else None
 
 
 def describe_host(framework_packages: Mapping[str, Sequence[str]], gpus: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return this node's, network namespace's or container's description; null if unknown. `gpus`: result of `describe_gpus`."""
+    """Return this node's, network namespace's or container's description; null if unknown.
+
+    `gpus`: result of `describe_gpus`.
+    """
     quota = cpu_quota_cores()
     return {
         "hostname": platform.node() or None,
@@ -75,11 +82,8 @@ MAX_CPU_FLAGS = 1000
 
 def _cpu_field(*names: str) -> str | None:
     """Return a field of ``/proc/cpuinfo`` by its x86 or ARM name, or None."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    lines = (line.partition(":") for line in read_lines(Path("/proc/cpuinfo")))
+    fields = {key.strip(): value.strip() for key, _, value in lines}
     return next((fields[name] for name in names if fields.get(name)), None)
 
 
@@ -131,7 +135,10 @@ _RUNS_PROGRAMS = r"^(core\.(fsmonitor|worktree)|filter\..*|include\..*|includeif
 
 
 def provenance(typed_in: Path) -> dict[str, Any]:
-    """Return the releases of installed ``packages``, and the `work_tree` of ``typed_in`` and ``crosstrain``."""
+    """Return the releases of installed ``packages``, and two work trees.
+
+    They are the `work_tree` of ``typed_in`` and of ``crosstrain``.
+    """
     return {
         "packages": installed_packages(sys.path),
         "typed_in": work_tree(typed_in),
@@ -140,8 +147,11 @@ def provenance(typed_in: Path) -> dict[str, Any]:
 
 
 def installed_packages(folders: Iterable[str]) -> dict[str, str]:
-    """Return the release of each distribution in the folders, by metadata name; the first counts."""
-    found: dict[str, str] = {}
+    """Return the release of each distribution in the folders, by metadata name.
+
+    The first counts.
+    """
+    releases: dict[str, str] = {}
     for folder in folders:
         try:
             entries = sorted(os.listdir(folder or "."))
@@ -149,18 +159,21 @@ def installed_packages(folders: Iterable[str]) -> dict[str, str]:
             continue
         for entry in entries:
             match = _INSTALLED.fullmatch(entry)
-            if match is not None and len(entry) <= MAX_CHARACTERS and len(found) < MAX_PACKAGES:
-                found.setdefault(match["name"].replace("_", "-").lower(), match["version"])
-    return dict(sorted(found.items()))
+            if match is not None and len(entry) <= MAX_CHARACTERS and len(releases) < MAX_PACKAGES:
+                releases.setdefault(match["name"].replace("_", "-").lower(), match["version"])
+    return dict(sorted(releases.items()))
 
 
 def work_tree(folder: Path) -> dict[str, Any] | None:
-    """Return a git work tree's ``commit`` and whether files ``changed``, or None; `changed` is None if git times out or is unsafe."""
+    """Return a git work tree's ``commit`` and whether files ``changed``, or None.
+
+    `changed` is None if git times out or is unsafe.
+    """
     commit = _git(folder, "rev-parse", "--verify", "HEAD")
     if commit is None or re.fullmatch("[0-9a-f]{40,64}", commit) is None:
         return None
-    own = _git(folder, "config", "--local", "--no-includes", "--name-only", "--get-regexp", _RUNS_PROGRAMS, ends=(0, 1))
-    status = _git(folder, "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=all") if own == "" else None
+    unsafe = _git(folder, "config", "--local", "--no-includes", "--name-only", "--get-regexp", _RUNS_PROGRAMS, ends=(0, 1))
+    status = _git(folder, "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=all") if unsafe == "" else None
     return {"commit": commit, "changed": None if status is None else status != ""}
 
 

@@ -37,7 +37,10 @@ _LISTENER_BUFFER_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class TcpSocket:
-    """Connection's acknowledged and received payload bytes; unique `cookie`; `inode` is 0 if unopened."""
+    """Acknowledged and received payload bytes of a connection.
+
+    `cookie` is unique; `inode` is 0 if unopened.
+    """
 
     cookie: int
     inode: int
@@ -72,7 +75,10 @@ class SockDiag:
         return list(self._answers())
 
     def closed_sockets(self) -> list[TcpSocket]:
-        """Return connections closed since the last call, with inode 0. Raises OSError (ENOBUFS) for lost notices; retry works."""
+        """Return connections closed since the last call, with inode 0.
+
+        Raises OSError (ENOBUFS) for lost notices; retry works.
+        """
         closed: list[TcpSocket] = []
         while True:
             try:
@@ -138,7 +144,10 @@ class InterfaceCounters:
         self._totals: dict[str, Bytes] = dict.fromkeys(self._before, (0, 0))
 
     def read(self) -> dict[str, Bytes]:
-        """Return (sent, received) bytes by interface, which never fall, even if recreated or removed."""
+        """Return (sent, received) bytes by interface.
+
+        They never fall, even if an interface is recreated or removed.
+        """
         now = _read_interfaces()
         for name, (sent, received) in now.items():
             sent_before, received_before = self._before.get(name, (0, 0))
@@ -167,21 +176,27 @@ def _read_interfaces() -> dict[str, Bytes]:
 
 @dataclass(slots=True)
 class _Connection:
-    """Task's connection as last seen; `absent_since`: monotonic time of the first dump without it."""
+    """Task's connection as last seen.
+
+    `absent_since`: monotonic time of the first dump without it.
+    """
 
     owner: object
     sent: int = 0
     received: int = 0
     absent_since: float | None = None
 
-    def see(self, found: TcpSocket) -> None:
-        self.sent = max(self.sent, found.sent_bytes)
-        self.received = max(self.received, found.received_bytes)
+    def see(self, entry: TcpSocket) -> None:
+        self.sent = max(self.sent, entry.sent_bytes)
+        self.received = max(self.received, entry.received_bytes)
         self.absent_since = None
 
 
 class SocketCounters:
-    """TCP payload bytes of each task, with loopback; without connections between two readings. Raises OSError without sock_diag."""
+    """TCP payload bytes of each task, with loopback; without connections between two readings.
+
+    Raises OSError without sock_diag.
+    """
 
     def __init__(self) -> None:
         self._diag = SockDiag()
@@ -190,18 +205,21 @@ class SocketCounters:
         self._closed: dict[object, Bytes] = {}
 
     def read(self, members: Mapping[object, Callable[[], set[int]]]) -> list[str]:
-        """Count traffic since the last call; `members` return open inodes. Returns minor problems; raises OSError if refused."""
+        """Count traffic since the last call; `members` return open inodes.
+
+        Returns minor problems; raises OSError if refused.
+        """
         problems = self._take_notices()
         present = self._diag.open_sockets()
         self._claim(present, members)
-        for found in present:
-            connection = self._connections.get(found.cookie)
+        for entry in present:
+            connection = self._connections.get(entry.cookie)
             if connection is not None:
-                connection.see(found)
-        self._retire({found.cookie for found in present})
+                connection.see(entry)
+        self._retire({entry.cookie for entry in present})
         return problems
 
-    def forget_strangers(self) -> None:
+    def forget_unowned(self) -> None:
         """Retry sockets without an owner, as a process may have passed one on."""
         self._looks.clear()
 
@@ -225,17 +243,17 @@ class SocketCounters:
             if error.errno != errno.ENOBUFS:
                 raise
             return ["more TCP connections closed than the kernel kept notices of: their bytes count up to the reading before"]
-        for found in closed:
-            if found.cookie in self._connections:
-                self._connections[found.cookie].see(found)
+        for entry in closed:
+            if entry.cookie in self._connections:
+                self._connections[entry.cookie].see(entry)
         return []
 
     def _claim(self, present: list[TcpSocket], members: Mapping[object, Callable[[], set[int]]]) -> None:
         """Find new sockets' owners; sockets without an inode wait to be accepted, and are retried."""
         unknown = {
-            found.inode: found.cookie
-            for found in present
-            if found.inode and found.cookie not in self._connections and self._looks.get(found.cookie, 0) < _LOOKS
+            entry.inode: entry.cookie
+            for entry in present
+            if entry.inode and entry.cookie not in self._connections and self._looks.get(entry.cookie, 0) < _LOOKS
         }
         if not unknown:
             return
@@ -260,5 +278,8 @@ class SocketCounters:
 
 
 def open_inodes(pids: list[int]) -> set[int]:
-    """Return the inodes of sockets open in the processes. Raises PermissionError for another user's."""
+    """Return the inodes of sockets open in the processes.
+
+    Raises PermissionError for another user's.
+    """
     return set().union(*(read_socket_inodes(pid) for pid in pids))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,7 +23,10 @@ TICK_SECONDS = 1.0 / _TICKS_PER_SECOND
 
 @dataclass(frozen=True, slots=True)
 class ProcessStat:
-    """``/proc/PID/stat`` of a process and reaped children; `start_ticks` identifies it if its id is reused; zombies are `ended`."""
+    """``/proc/PID/stat`` of a process and reaped children.
+
+    `start_ticks` identifies it if its id is reused; zombies are `ended`.
+    """
 
     pid: int
     parent: int
@@ -37,7 +43,10 @@ class ProcessStat:
 
 
 def read_file(path: str) -> bytes:
-    """Return a small file's content. Raises OSError, FileNotFoundError or ProcessLookupError for an ended process."""
+    """Return a small file's content.
+
+    Raises OSError, FileNotFoundError or ProcessLookupError for an ended process.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         parts = []
@@ -48,11 +57,40 @@ def read_file(path: str) -> bytes:
         os.close(descriptor)
 
 
+def read_lines(path: Path) -> list[str]:
+    """Return a text file's lines, none if it cannot be read."""
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
+
+
+_GONE = (FileNotFoundError, ProcessLookupError)
+
+
+def read_process_file(pid: int, name: str) -> bytes | None:
+    """Return a file below ``/proc/PID``, None if the process has ended. Raises PermissionError."""
+    try:
+        return read_file(f"/proc/{pid}/{name}")
+    except _GONE:
+        return None
+
+
+def list_process_folder(pid: int, name: str) -> list[str]:
+    """Return the names in a folder below ``/proc/PID``, none if the process has ended.
+
+    Raises PermissionError.
+    """
+    try:
+        return os.listdir(f"/proc/{pid}/{name}")
+    except _GONE:
+        return []
+
+
 def read_stat(pid: int) -> ProcessStat | None:
     """Return a process's state, None if missing. Raises OSError."""
-    try:
-        content = read_file(f"/proc/{pid}/stat")
-    except (FileNotFoundError, ProcessLookupError):
+    content = read_process_file(pid, "stat")
+    if content is None:
         return None
     # the program's name in brackets may contain anything; numbers follow its last bracket
     fields = content[content.rindex(b")") + 2 :].split()
@@ -68,7 +106,10 @@ def read_stat(pid: int) -> ProcessStat | None:
 
 
 def _own_cpu_seconds(pid: int, ticks: int) -> float:
-    """Return CPU time from the process's clock (clock_getcpuclockid(3)), else from ``stat``, whose ticks are 10 ms."""
+    """Return CPU time from the process's clock (clock_getcpuclockid(3)), else from ``stat``.
+
+    The ticks of ``stat`` are 10 ms.
+    """
     try:
         return time.clock_gettime((~pid << 3) | _CPUCLOCK_SCHED)
     except OSError:
@@ -76,46 +117,38 @@ def _own_cpu_seconds(pid: int, ticks: int) -> float:
 
 
 def read_disk_bytes(pid: int) -> tuple[int, int] | None:
-    """Return (read, written) storage bytes with reaped children, None if gone. Raises PermissionError."""
-    try:
-        content = read_file(f"/proc/{pid}/io")
-    except (FileNotFoundError, ProcessLookupError):
+    """Return (read, written) storage bytes with reaped children, None if gone.
+
+    Raises PermissionError.
+    """
+    content = read_process_file(pid, "io")
+    if content is None:
         return None
     values = dict(line.split(b": ") for line in content.splitlines())
     return int(values[b"read_bytes"]), int(values[b"write_bytes"])
 
 
 def read_pss_bytes(pid: int) -> int | None:
-    """Return proportional memory, None if gone, at a cost of milliseconds. Raises PermissionError."""
-    try:
-        content = read_file(f"/proc/{pid}/smaps_rollup")
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    for line in content.splitlines():
-        if line.startswith(b"Pss:"):
-            return int(line.split()[1]) * 1024
-    return None
+    """Return proportional memory, None if gone, at a cost of milliseconds.
+
+    Raises PermissionError.
+    """
+    match = re.search(rb"^Pss:\s*(\d+)", read_process_file(pid, "smaps_rollup") or b"", re.MULTILINE)
+    return None if match is None else int(match[1]) * 1024
 
 
 def read_socket_inodes(pid: int) -> set[int]:
     """Return the inodes of open sockets, empty if gone. Raises PermissionError."""
     inodes: set[int] = set()
-    folder = f"/proc/{pid}/fd"
-    try:
-        names = os.listdir(folder)
-    except (FileNotFoundError, ProcessLookupError):
-        return inodes
-    for name in names:
-        try:
-            target = os.readlink(f"{folder}/{name}")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if target.startswith("socket:["):
-            inodes.add(int(target[8:-1]))
+    for name in list_process_folder(pid, "fd"):
+        with suppress(*_GONE):
+            target = os.readlink(f"/proc/{pid}/fd/{name}")
+            if target.startswith("socket:["):
+                inodes.add(int(target[8:-1]))
     return inodes
 
 
-# Reaped CPU time is in the parent's ``cutime``, disk bytes in no field of their own; unreaped members keep their last reading.
+# Reaped CPU time is in the parent's ``cutime``, disk bytes in no field; unreaped members retain their last reading.
 
 # Times are cut to clock ticks, so a parent may show two ticks less than its child did.
 _ROUNDING_SECONDS = 2 * TICK_SECONDS
@@ -189,15 +222,21 @@ class TaskTree:
             self.disk_seen = (max(seen[0], now[0]), max(seen[1], now[1]))
 
     def pss_bytes(self) -> int | None:
-        """Return proportional memory (costs milliseconds a process), None if none is alive. Raises PermissionError."""
-        found = [value for pid in self.members if (value := read_pss_bytes(pid)) is not None]
-        return sum(found) if found else None
+        """Return proportional memory (costs milliseconds a process), None if none is alive.
+
+        Raises PermissionError.
+        """
+        values = [value for pid in self.members if (value := read_pss_bytes(pid)) is not None]
+        return sum(values) if values else None
 
     def _current_cpu_seconds(self) -> float:
         return self._kept_cpu_seconds + sum(stat.cpu_seconds for stat in self.members.values())
 
     def _read_members(self) -> tuple[dict[int, ProcessStat], dict[int, ProcessStat]]:
-        """Return the living and the vanished members; parents first, and again if one vanishes, so that reaped time counts once."""
+        """Return the living and the vanished members.
+
+        Parents are read first, and all again if one vanishes, so that reaped time counts once.
+        """
         expected, vanished = dict(self.members), {}
         living: dict[int, ProcessStat] = {}
         for _ in range(_MAX_PASSES):
@@ -225,7 +264,7 @@ class Forest:
     def plant(self, name: str, pid: int) -> TaskTree:
         """Watch a task by its first process, with its existing children."""
         tree = self.trees[name] = TaskTree(name, pid)
-        self.forget_strangers()
+        self.forget_unowned()
         return tree
 
     def rename(self, tree: TaskTree, name: str) -> None:
@@ -234,7 +273,7 @@ class Forest:
         tree.name = name
         self.trees[name] = tree
 
-    def forget_strangers(self) -> None:
+    def forget_unowned(self) -> None:
         """Examine every process the next time, as foreign ids may be reused."""
         self._seen.clear()
         self._last_created = -1
@@ -247,9 +286,9 @@ class Forest:
         self._last_created = newest
         present = {int(name) for name in os.listdir("/proc") if name.isdigit()}
         owners = {pid: tree for tree in self.trees.values() for pid in tree.members}
-        strangers = {pid: stat for pid in present - self._seen - owners.keys() if (stat := read_stat(pid)) is not None}
-        for pid in strangers:
-            _adopt(pid, strangers, owners)
+        unowned = {pid: stat for pid in present - self._seen - owners.keys() if (stat := read_stat(pid)) is not None}
+        for pid in unowned:
+            _adopt(pid, unowned, owners)
         self._seen = present
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,31 +17,26 @@ from ...core.job import Job
 from ...core.liveness import startup_phase
 from ...core.update_rules import slot_names, weights_to_evaluate
 from ...data.base import Dataset, Split
-from ...data.sampler import Batches
+from ...data.sampler import Batches, Sampler
 from ...exchange.mesh import Mesh
-from ...exchange.parameter_server.server import ShardServer
 from ...exchange.parameter_server.shards import MakeRule, UpdateRule, Vector
 from ...models.base import Array, ModelSpec
 from ...models.decoding import Stepper
 from ..base import (
     Availability,
-    CalibrationOrder,
-    CalibrationResult,
     Plan,
     Server,
     Session,
     State,
     StepResult,
     calibration_batches,
-    make_sampler,
     parameter_server_placement,
     ranks_placement,
 )
 from ..capabilities import Capabilities
-from ..parameter_server.session import AsyncSession
-from ..parameter_server.worker import Worker
+from ..parameter_server.worker import open_task
 from ..rank_session import RankSession
-from ..timing import Calibrator, DirectTrial
+from ..timing import Calibrator, CarryOut, DirectTrial
 from ..vectors import FlatValues, StateMemory, VectorRule, clip, reset_slots
 from .model import ArrayComputation, ArrayModel, Batch, Passes
 
@@ -49,10 +45,13 @@ class Ranks(Protocol):
     """All ranks as one of them sees them; all call the same methods in the same order."""
 
     def add_up(self, vector: NDArray[Any]) -> None:
-        """Replace a flat vector, float32 or float64, by its sum over all ranks. Raises ConnectionError where one is lost."""
+        """Replace a flat vector, float32 or float64, by its sum over all ranks.
+
+        Raises ConnectionError where one is lost.
+        """
 
     def close(self, *, healthy: bool) -> None:
-        """Leave together with the other ranks, at once if this one has failed."""
+        """Leave together with the other ranks, immediately if this one has failed."""
 
 
 class SingleRank:
@@ -73,7 +72,7 @@ class MeshRanks:
 
     def add_up(self, vector: NDArray[Any]) -> None:
         """Sum in the order of the ranks."""
-        self._mesh.add_up(vector)
+        self._mesh.all_reduce(vector)
 
     def close(self, *, healthy: bool) -> None:
         """Close the connections after a barrier."""
@@ -85,7 +84,7 @@ def barrier(ranks: Ranks) -> None:
     ranks.add_up(np.zeros(1))
 
 
-def spread(ranks: Ranks, rank: int, vector: NDArray[Any]) -> None:
+def broadcast(ranks: Ranks, rank: int, vector: NDArray[Any]) -> None:
     """Broadcast the first rank's flat vector. Adding −0 changes no number, not even a −0."""
     if rank:
         vector.fill(-0.0)
@@ -96,7 +95,10 @@ def spread(ranks: Ranks, rank: int, vector: NDArray[Any]) -> None:
 
 
 class ArraySession(RankSession[StateMemory]):
-    """A rank of a sync run, from a model's gradients, an update rule and a sum over ranks; a `Session`."""
+    """A rank of a sync run, from a model's gradients, an update rule and a sum over ranks.
+
+    A `Session`.
+    """
 
     def __init__(self, task: Task, job: Job, spec: ModelSpec, data: Dataset, model: ArrayModel, make_rule: MakeRule, ranks: Ranks) -> None:
         super().__init__(task, job, spec, data)
@@ -108,7 +110,7 @@ class ArraySession(RankSession[StateMemory]):
         room = np.zeros(spec.size + max(1, spec.buffers_size), np.float32)
         self._gradient = FlatValues(spec, room[: spec.size + spec.buffers_size])
         self._message = room[: spec.size + 1]  # the gradient, then the loss in place of the first buffer value
-        self._calibrator: Calibrator | None = None
+
         self.precision_used, self.device_used = job.precision, model.device_used
         startup_phase("warming up")
         self._warm_up()
@@ -126,19 +128,19 @@ class ArraySession(RankSession[StateMemory]):
 
     def train(self, plan: Plan) -> Iterator[StepResult]:
         """Apply the plan; see `Session.train`."""
-        own = self._sampler.for_rank(plan.epoch, plan.first_in_epoch, plan.count, self._rank, plan.skip, plan.arranged)
+        batches = self._sampler.for_rank(plan.epoch, plan.first_in_epoch, plan.count, self._rank, plan.skip, plan.arranged)
         self._healthy = self._averaged = False
         most = self._job.steps_per_call or plan.count
         for first in range(0, plan.count, most):
             count = min(most, plan.count - first)
-            yield self._run(own.slice(first, count), plan.first_step + first, plan.learning_rates[first : first + count])
+            yield self._run(batches.slice(first, count), plan.first_step + first, plan.learning_rates[first : first + count])
         self._healthy = True
 
-    def _run(self, own: Batches, first_step: int, rates: NDArray[np.float64]) -> StepResult:
-        began, losses = time.perf_counter(), np.empty(len(own), np.float32)
+    def _run(self, batches: Batches, first_step: int, rates: NDArray[np.float64]) -> StepResult:
+        began, losses = time.perf_counter(), np.empty(len(batches), np.float32)
         self._passes.gather_seconds = 0.0
         gradient, message, clip_norm = self._gradient.trained, self._message, self._job.clip_norm
-        updates = zip(self._passes.gradients(own, first_step, self._values, self._gradient), rates.tolist(), strict=True)
+        updates = zip(self._passes.gradients(batches, first_step, self._values, self._gradient), rates.tolist(), strict=True)
         for position, (loss, lr) in enumerate(updates):
             message[-1] = loss
             self._ranks.add_up(message)
@@ -147,14 +149,13 @@ class ArraySession(RankSession[StateMemory]):
                 clip(gradient, clip_norm)
             self._rule.step(gradient, lr)
         seconds = time.perf_counter() - began
-        return StepResult(first_step, losses, int(own.examples.sum()), seconds, data_wait_seconds=self._passes.gather_seconds)
+        return StepResult(first_step, losses, int(batches.examples.sum()), seconds, data_wait_seconds=self._passes.gather_seconds)
 
     def _sums(self, split: Split) -> list[float]:
         sums = np.array(self._passes.sums(self._to_evaluate(), split, *self._share(split)))
         with self._meeting():
             self._ranks.add_up(sums)
-        found: list[float] = sums.tolist()
-        return found
+        return list(sums.tolist())
 
     def _to_evaluate(self) -> FlatValues:
         weights = weights_to_evaluate(self._values.trained, self._rule.slots)
@@ -173,15 +174,14 @@ class ArraySession(RankSession[StateMemory]):
         return self._passes.logits(self._to_evaluate(), split, start, stop)
 
     def _stepper(self) -> Stepper:
-        """Raise RuntimeError: `ArrayBackend` opens no model that translates."""
         raise RuntimeError(f"this backend does not translate with {self._spec.name!r}")
 
     def _make_memory(self) -> StateMemory:
         return StateMemory(self._spec, self._slots)
 
     def _copy_to(self, memory: StateMemory) -> None:
-        for kept, own in zip([*memory.vectors, memory.buffers], self._vectors(), strict=True):
-            np.copyto(kept, own)
+        for kept, vector in zip([*memory.vectors, memory.buffers], self._vectors(), strict=True):
+            np.copyto(kept, vector)
 
     @property
     def _updates_done(self) -> int:
@@ -198,26 +198,24 @@ class ArraySession(RankSession[StateMemory]):
                 raise ValueError("load: the first rank was given no state")
             memory.fill(state)
             updates[0] = state.updates
-            for own, kept in zip(self._vectors(), [*memory.vectors, memory.buffers], strict=True):
-                np.copyto(own, kept)
+            for vector, kept in zip(self._vectors(), [*memory.vectors, memory.buffers], strict=True):
+                np.copyto(vector, kept)
         vectors: list[NDArray[Any]] = [*self._vectors(), updates]
         with self._meeting():
             for vector in vectors:
-                spread(self._ranks, self._rank, vector)
+                broadcast(self._ranks, self._rank, vector)
         self._averaged = True
         self._rule.updates = int(updates[0])
 
     def _open_trial(self) -> DirectTrial:
         return DirectTrial(self._rank, "the backend is not made to try it")
 
-    def _calibrated(self, order: CalibrationOrder) -> CalibrationResult:
-        if self._calibrator is None:
-            batches = calibration_batches(self._sampler, self._rank)
-            self._calibrator = Calibrator(batches, self._passes.gather, self._alone, self if self._job.wrapped else None)
-        return CalibrationResult(self._rank, *self._calibrator.run(order))
+    def _make_repetition(self) -> CarryOut:
+        batches = calibration_batches(self._sampler, self._rank)
+        return Calibrator(batches, self._passes.gather, self._compute_alone, self if self._job.wrapped else None).run
 
-    def _alone(self, found: list[Batch], batch: Batches) -> None:
-        self._passes.gradient(found, float(batch.weights[0]), self._values, self._gradient)
+    def _compute_alone(self, micro_batches: list[Batch], batch: Batches) -> None:
+        self._passes.gradient(micro_batches, float(batch.weights[0]), self._values, self._gradient)
         self._rule.step(self._gradient.trained, 0.0)
 
     def whole(self) -> None:
@@ -234,7 +232,10 @@ class ArraySession(RankSession[StateMemory]):
 
 
 class ArrayBackend(ABC):
-    """A `Backend` for both modes and any columns; a subclass declares `name` and `capabilities`, but no fp16 or translation."""
+    """A `Backend` for both modes and any columns.
+
+    A subclass declares `name` and `capabilities`, but no fp16 or translation.
+    """
 
     name: str
     capabilities: Capabilities
@@ -245,14 +246,20 @@ class ArrayBackend(ABC):
 
     @abstractmethod
     def model(self, task: Task, job: Job, spec: ModelSpec) -> ArrayModel:
-        """Return the computation of a model for a sync rank or async worker, with `task.threads` threads."""
+        """Return the computation of a model for a sync rank or async worker.
+
+        It uses `task.threads` threads.
+        """
 
     def rule(self, job: Job, parameters: Vector) -> UpdateRule:
-        """Bind the job's update rule to a vector, in numpy unless a subclass has a faster one. See `MakeRule`."""
+        """Bind the job's update rule to a vector, in numpy unless a subclass has a faster one.
+
+        See `MakeRule`.
+        """
         return VectorRule(job, parameters)
 
     def ranks(self, task: Task, job: Job) -> Ranks:
-        """Join the ranks of a sync run, by the mesh unless a subclass has collectives of its own."""
+        """Join the ranks of a sync run, by the mesh unless a subclass has its collectives."""
         return MeshRanks(task, job) if job.wrapped else SingleRank()
 
     def placement(self, job: Job) -> list[TaskSpec]:
@@ -264,19 +271,20 @@ class ArrayBackend(ABC):
         """See `Backend.preload`."""
 
     def open(self, task: Task, job: Job, model: ModelSpec, data: Dataset) -> Session | Server:
-        """Join the cluster and warm up; see `Backend.open`. Raises UsageError for translation and fp16."""
+        """Join the cluster and warm up; see `Backend.open`.
+
+        Raises UsageError for translation and fp16.
+        """
         if model.objective.translation is not None:
             raise UsageError(f"model: {job.model!r} translates, which backend {self.name} does not do.")
         if job.precision == "fp16":
             raise UsageError(f"precision: got 'fp16', for which backend {self.name} would have to scale the loss; use bf16 or fp32.")
-        role = task.placed.role
-        if role == "chief":
-            return AsyncSession(task, job, model, data, self.rule)
-        if role == "ps":
-            return ShardServer(task, job, model, self.rule)
-        computed = self.model(task, job, model)
         if job.mode == "async":
-            sampler = make_sampler(job, data, model.objective.weight)
-            return Worker(task, job, model, sampler, ArrayComputation(job, model, data, sampler, computed))
+            compute = partial(self._compute, task, job, model, data)
+            return open_task(task, job, model, data, self.rule, compute)
+        computed = self.model(task, job, model)
         startup_phase("joining the cluster", for_others=True)
         return ArraySession(task, job, model, data, computed, self.rule, self.ranks(task, job))
+
+    def _compute(self, task: Task, job: Job, model: ModelSpec, data: Dataset, sampler: Sampler) -> ArrayComputation:
+        return ArrayComputation(job, model, data, sampler, self.model(task, job, model))

@@ -1,4 +1,7 @@
-"""What `ArrayBackend` needs of a framework, with numpy arrays on both sides, and passes over a split with it."""
+"""Interface of a framework on numpy arrays, and passes over a split with it.
+
+A framework implements `ArrayModel`.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from ..capabilities import Device
 from ..parameter_server.tickets import cut_evaluation
 from ..parameter_server.worker import Computed
 from ..timing import Calibrator, Exchange
-from ..vectors import ColumnArrays, FlatValues, GatheredSplit, clip, evaluation_batch, examples_at_once
+from ..vectors import ColumnArrays, FlatValues, GatheredSplit, clip, evaluation_batch, evaluation_passes
 
 Values = Mapping[str, Array]
 
@@ -54,7 +57,10 @@ class Gradients(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """A forward pass's result (of a classifier logits [n, classes]), losses [n], and the objective's further `sums` [n] by name."""
+    """Result of a forward pass.
+
+    `logits` are those of a classifier, [n, classes]; `losses` [n]; `sums`: the objective's further ones, [n] by name.
+    """
 
     logits: ArrayLike
     losses: ArrayLike
@@ -62,12 +68,18 @@ class Outputs:
 
 
 class ArrayModel(Protocol):
-    """A model on a device. Parameters and buffers are float32 by canonical name, in canonical layout, and must not be changed."""
+    """A model on a device.
+
+    Parameters and buffers are float32 by canonical name, in canonical layout, and must not be changed.
+    """
 
     device_used: Device
 
     def gradients(self, parameters: Values, buffers: Values, batch: Batch, weight: float) -> Gradients:
-        """Return Σ example losses / `weight`, with its gradients; `weight` is that of the whole update's examples."""
+        """Return Σ example losses / `weight`, with its gradients.
+
+        `weight` is that of the whole update's examples.
+        """
 
     def outputs(self, parameters: Values, buffers: Values, batch: Batch) -> Outputs:
         """Return the outputs for evaluations and predictions."""
@@ -81,7 +93,7 @@ def refuse_other_columns(spec: ModelSpec, backend: str) -> None:
 
 
 def refuse_own_losses(spec: ModelSpec, backend: str) -> None:
-    """Raise UsageError for a model with another loss than the cross entropy of one label per example."""
+    """Raise UsageError for a loss other than cross entropy with one label per example."""
     if spec.objective.loss != CROSS_ENTROPY:
         raise UsageError(f"model: {spec.name!r} has the loss {spec.objective.loss!r}; backend {backend} knows {CROSS_ENTROPY} alone.")
 
@@ -108,9 +120,9 @@ class Passes:
         for step, count in enumerate(counts.tolist(), first_step):
             began = time.perf_counter()
             places = ((number, cut.offsets[position + number], cut.offsets[position + number + 1]) for number in range(count))
-            found = [self._gathered(cut, begin, end, step, number) for number, begin, end in places if end > begin]
+            gathered = [self._gathered(cut, begin, end, step, number) for number, begin, end in places if end > begin]
             self.gather_seconds += time.perf_counter() - began
-            yield found
+            yield gathered
             position += count
 
     def _gathered(self, batches: Batches, begin: int, end: int, step: int, number: int) -> Batch:
@@ -119,9 +131,12 @@ class Passes:
         return Batch(*self._splits["train"].take(indices, changes), indices, step, number)
 
     def gradients(self, batches: Batches, first_step: int, values: FlatValues, out: FlatValues) -> Iterator[float]:
-        """Yield each update's loss when its gradient, and each buffer's old value less its new one, is in `out`; zeros without examples."""
-        for found, weight in zip(self.gather(batches, first_step), batches.weights.tolist(), strict=True):
-            yield self.gradient(found, weight, values, out)
+        """Yield each update's loss, with its gradient in `out`.
+
+        `out` also gets each buffer's old value less its new one; all are zeros without examples.
+        """
+        for gathered, weight in zip(self.gather(batches, first_step), batches.weights.tolist(), strict=True):
+            yield self.gradient(gathered, weight, values, out)
 
     def gradient(self, micro_batches: list[Batch], weight: float, values: FlatValues, out: FlatValues) -> float:
         """Compute one update; see `gradients`."""
@@ -129,12 +144,12 @@ class Passes:
         if not micro_batches:
             out.trained.fill(0.0)
         for number, batch in enumerate(micro_batches):
-            found = self._model.gradients(values.parameters, values.buffers, batch, weight)
-            loss += float(found.loss)
+            result = self._model.gradients(values.parameters, values.buffers, batch, weight)
+            loss += float(result.loss)
             for name, view in out.parameters.items():
-                gradient = np.asarray(found.parameters[name])
+                gradient = np.asarray(result.parameters[name])
                 np.copyto(view, gradient) if number == 0 else np.add(view, gradient, out=view)
-            for name, value in found.buffers.items():
+            for name, value in result.buffers.items():
                 np.copyto(values.buffers[name], np.asarray(value))
         np.subtract(before, values.tail, out=out.tail)
         return loss
@@ -144,17 +159,17 @@ class Passes:
         names = self._spec.objective.sums
         total = np.zeros(len(names))
         for outputs, batch in self._evaluated(values, split, start, stop):
-            found = self._example_sums(outputs, batch)
-            total += [float(np.sum(found[name], dtype=np.float64)) for name in names]
+            parts = self._example_sums(outputs, batch)
+            total += [float(np.sum(parts[name], dtype=np.float64)) for name in names]
         return total.tolist()
 
     def _example_sums(self, outputs: Outputs, batch: Batch) -> dict[str, NDArray[Any]]:
-        found = self._spec.objective.common_parts(np.asarray(outputs.losses), np.ones(len(batch)), batch.inputs, batch.target)
+        parts = self._spec.objective.common_parts(np.asarray(outputs.losses), np.ones(len(batch)), batch.inputs, batch.target)
         if "correct" in self._spec.objective.sums and "correct" not in outputs.sums:
-            found["correct"] = np.asarray(outputs.logits).argmax(1) == batch.target
-        found |= {name: np.asarray(value) for name, value in outputs.sums.items()}
-        self._spec.objective.check_parts({name: value.ndim for name, value in found.items()})
-        return found
+            parts["correct"] = np.asarray(outputs.logits).argmax(1) == batch.target
+        parts |= {name: np.asarray(value) for name, value in outputs.sums.items()}
+        self._spec.objective.check_parts({name: value.ndim for name, value in parts.items()})
+        return parts
 
     def logits(self, values: FlatValues, split: Split, start: int, stop: int) -> Array:
         """Return the logits of the examples start … stop − 1, float32 [stop − start, classes]."""
@@ -162,17 +177,17 @@ class Passes:
         return np.concatenate([np.zeros((0, self._spec.classes), np.float32), *pieces])
 
     def _evaluated(self, values: FlatValues, split: Split, start: int, stop: int) -> Iterator[tuple[Outputs, Batch]]:
-        data, step = self._splits[split], evaluation_batch(self._spec)
-        while start < stop:
-            most = min(step, stop - start)
-            end = start + examples_at_once(self._spec, data.longest(start, start + most), most)
-            indices = np.arange(start, end, dtype=np.int32)
+        data = self._splits[split]
+        for first, last in evaluation_passes(self._spec, data.longest, start, stop):
+            indices = np.arange(first, last, dtype=np.int32)
             batch = Batch(*data.take(indices), indices)
             yield self._model.outputs(values.parameters, values.buffers, batch), batch
-            start = end
 
     def warm_up(self, batches: Batches, values: FlatValues, out: FlatValues, pieces: list[tuple[int, int]]) -> None:
-        """Train once with each batch size, and evaluate these pieces of the test split; buffers change."""
+        """Train once with each batch size, and evaluate these pieces of the test split.
+
+        Buffers change.
+        """
         _, places = np.unique(np.diff(batches.offsets), return_index=True)
         for place in places[::-1][:WARM_SIZES].tolist():
             for _ in self.gradients(batches.slice(place, 1), 0, values, out):
@@ -213,5 +228,5 @@ class ArrayComputation:
         """Return the calibrator; see `Computation.calibrator`."""
         passes, values, gradient = self._passes, self._values, self._gradient
         return Calibrator(
-            batches, passes.gather, lambda found, batch: passes.gradient(found, float(batch.weights[0]), values, gradient), exchange
+            batches, passes.gather, lambda gathered, batch: passes.gradient(gathered, float(batch.weights[0]), values, gradient), exchange
         )

@@ -1,8 +1,8 @@
-"""The chief of async training: it is the first parameter server, hands out tickets, and counts updates.
+"""Chief of async training: first parameter server, hands out tickets, counts updates.
 
 A ticket travels with the reply to the push before it: one round trip an update. A lost worker's ticket is requeued, less the updates that
 every shard has; an update that some shards have is computed again, and those skip it (`AppliedSteps`), so its parts come from two reads of
-the parameters. The chief also keeps fp16's loss scale.
+the parameters. The chief also holds fp16's loss scale.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ Translate = Callable[[State], Translating]  # called before each use
 
 
 class _ServedWorker:
-    """A worker's connection, buffers, last ticket, which decides what it may send, and loss scale in fp16 (`figures`)."""
+    """Connection, buffers and last ticket of a worker.
+
+    The ticket decides which messages are allowed; `figures` hold the loss scale in fp16.
+    """
 
     def __init__(self, number: int, link: Connection, generation: int, progress: TicketProgress, elements: int) -> None:
         self.number, self.link, self.generation, self.progress = number, link, generation, progress
@@ -121,7 +124,10 @@ class AsyncSession:
             self._links.leave(worker)
 
     def _take_back(self, worker: int, generation: int, progress: TicketProgress) -> None:
-        """End a lost worker's leases, then requeue what not all shards have applied: all have all but its last update."""
+        """End a lost worker's leases, then requeue the updates that not all shards have applied.
+
+        All shards have all but its last update.
+        """
         everywhere = False
         try:
             everywhere = self._servers.end_lease(worker, generation, progress.last_step)
@@ -137,7 +143,10 @@ class AsyncSession:
                 return
 
     def _ends_ticket(self, worker: _ServedWorker, frame: Frame) -> bool:
-        """Carry out a request; return whether the worker now needs a ticket. Raises ConnectionError if its ticket forbids it."""
+        """Carry out a request; return whether the worker now needs a ticket.
+
+        Raises ConnectionError if its ticket forbids it.
+        """
         calibrating = isinstance(worker.ticket, CalibrationOrder)
         match frame.kind:
             case Kind.PUSH if calibrating:
@@ -164,12 +173,15 @@ class AsyncSession:
         return True
 
     def _apply_push(self, worker: _ServedWorker, frame: Frame) -> bool:
-        """Apply an update of the worker's ticket; return whether that was its last, else answer with the new parameters."""
+        """Apply an update of the worker's ticket.
+
+        Return whether that was its last, else answer with the new parameters.
+        """
         overflowed, step = bool(frame.flags & OVERFLOWED), pushed_step(frame)
         staleness, version = self._shard.update(worker.gradient, frame.lr, frame.version, worker.values, step=step, skip=overflowed)
         if self._loss_scale is not None:
-            given = worker.figures.loss
-            self._loss_scale.learn(given, given / 2.0 if overflowed else given, 1)
+            scale = worker.figures.loss
+            self._loss_scale.learn(scale, scale / 2.0 if overflowed else scale, 1)
             worker.figures = Figures(loss=self._loss_scale.scale)
         if worker.progress.add(frame.loss, staleness, frame.seconds):
             worker.link.send(Kind.PARAMETERS, worker.outgoing, version=version, figures=worker.figures)
@@ -195,7 +207,10 @@ class AsyncSession:
         return before(first + updates, *place) - before(first, *place)
 
     def train(self, plan: Plan) -> Iterator[StepResult]:
-        """Queue a plan; see `Session.train`. Raises RunFailedError if all workers are lost, StalledRunError after `stall_timeout`."""
+        """Queue a plan; see `Session.train`.
+
+        Raises RunFailedError if all workers are lost, StalledRunError after `stall_timeout`.
+        """
         workers = self._job.workers
         self._tickets.put(cut_plan(plan, workers))
         return self._timed(self._gather(lambda: self._tickets.waiting <= TICKETS_AHEAD * workers))
@@ -253,7 +268,10 @@ class AsyncSession:
         return self._shard.version, self._tickets.finished
 
     def evaluate(self, split: Split) -> EvalResult:
-        """Have the workers evaluate; see `Session.evaluate`. Raises RuntimeError with updates outstanding."""
+        """Have the workers evaluate; see `Session.evaluate`.
+
+        Raises RuntimeError with updates outstanding.
+        """
         self._require_quiet("evaluate")
         began = time.perf_counter()
         size = self._sizes[split]
@@ -264,7 +282,10 @@ class AsyncSession:
         return EvalResult.of(self._spec.objective, split, size, sums, time.perf_counter() - began, self._shard.version)
 
     def translating(self) -> Translating:
-        """Return what translates on the chief with the current weights. Raises RuntimeError if the backend does not translate."""
+        """Return the chief's translator with the current weights.
+
+        Raises RuntimeError if the backend does not translate.
+        """
         if self._translate is None:
             raise RuntimeError(f"this backend does not translate with {self._spec.name!r}")
         return self._translate(self.state().to_evaluate())
@@ -291,9 +312,9 @@ class AsyncSession:
         """Return a copy of the state from all parameter servers; see `Session.state`."""
         self._require_quiet("state")
         memory = self._state_memory()
-        own, *others = self._pieces(memory)
-        self._shard.export(lambda pieces, _version: _copy(pieces, own))
-        self._servers.fetch(others)
+        local, *remote = self._pieces(memory)
+        self._shard.export(lambda pieces, _version: _copy(pieces, local))
+        self._servers.fetch(remote)
         return memory.state(self._shard.version, None if self._loss_scale is None else self._loss_scale.scalars)
 
     def predict(self, split: Split, start: int, stop: int) -> Array:
@@ -301,27 +322,33 @@ class AsyncSession:
         raise RuntimeError("predict: needs a single synchronous worker")
 
     def load(self, state: State | None) -> None:
-        """Replace the state on every parameter server. Raises ValueError where it does not fit the model."""
+        """Replace the state on every parameter server.
+
+        Raises ValueError where it does not fit the model.
+        """
         self._require_quiet("load")
         if state is None:
             raise ValueError("load: the chief was given no state")
         memory = self._state_memory()
         memory.fill(state)
-        own, *others = self._pieces(memory)
-        self._shard.replace(lambda pieces: _copy(own, pieces), state.updates)
-        self._servers.store(others, state.updates)
+        local, *remote = self._pieces(memory)
+        self._shard.replace(lambda pieces: _copy(local, pieces), state.updates)
+        self._servers.store(remote, state.updates)
         if self._loss_scale is not None:
             self._loss_scale.restore(state.scalars)
 
     def calibrate(self, order: CalibrationOrder) -> Sequence[CalibrationResult]:
-        """Have every worker repeat a component; see `Session.calibrate`. Pushes have a learning rate of 0."""
+        """Have every worker repeat a component; see `Session.calibrate`.
+
+        Pushes have a learning rate of 0.
+        """
         self._require_quiet("calibrate")
         native = {} if self._calibrated else {"ps_busy_fraction": self._shard.busy_seconds / max(self._training_seconds, 1e-9)}
         self._calibrated = True
         self._tickets.put_for(dict.fromkeys(self._tickets.connected, order))
         for result in self._gather(lambda: self._tickets.quiescent):
             raise RuntimeError(f"update {result.first_step} was applied while a part of a step was calibrated")
-        return [replace(found, native=native) for found in self._tickets.take_results(CalibrationResult)]
+        return [replace(result, native=native) for result in self._tickets.take_results(CalibrationResult)]
 
     def close(self) -> None:
         """End workers and parameter servers, bounded in time; a second call does nothing."""

@@ -1,4 +1,7 @@
-"""Tickets: pieces of a plan or evaluation for free workers; a lost worker's unapplied updates go back."""
+"""Tickets: pieces of a plan or evaluation for free workers.
+
+A lost worker's unapplied updates return to the queue.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ class TrainTicket:
         """Number of updates."""
         return len(self.learning_rates)
 
-    def after(self, done: int) -> TrainTicket:
+    def remainder(self, done: int) -> TrainTicket:
         """Return the rest after `done` updates."""
         rest = self.learning_rates[done:]
         return TrainTicket(self.first_step + done, self.epoch, self.first_in_epoch + done, rest, self.skip, self.arranged)
@@ -72,7 +75,7 @@ def cut_plan(plan: Plan, workers: int) -> list[TrainTicket]:
 
 
 def cut_evaluation(split: Split, size: int, workers: int, least: int) -> list[EvalTicket]:
-    """Cut a split into a few tickets per worker, of at least `least` examples if there are as many."""
+    """Cut a split into a few tickets per worker, if possible of at least `least` examples."""
     pieces = max(1, min(4 * workers, size // least))
     return [EvalTicket(split, start, stop) for start, stop in split_evenly(size, pieces) if stop > start]
 
@@ -112,7 +115,10 @@ R = TypeVar("R", bound=Result)
 
 
 class TicketQueue:
-    """Hands tickets to connection threads and collects results for the session's thread. `finished` counts tickets."""
+    """Queue of tickets for connection threads, and their results for the session's thread.
+
+    `finished` counts tickets.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -133,11 +139,13 @@ class TicketQueue:
             self._changed.notify_all()
 
     def take(self, worker: int) -> tuple[Ticket | None, bool]:
-        """Wait for a ticket; return it, None at the end, and whether it waited. Raises ConnectionError for a dismissed worker."""
+        """Wait for a ticket; return it, None at the end, and whether it waited.
+
+        Raises ConnectionError for a dismissed worker.
+        """
         with self._changed:
             waited = not self._has_ticket(worker) and not self._ended
-            while not self._has_ticket(worker) and not self._ended and worker not in self._dismissed:
-                self._changed.wait()
+            self._changed.wait_for(lambda: self._has_ticket(worker) or self._ended or worker in self._dismissed)
             if worker in self._dismissed:
                 raise ConnectionError("it has been dismissed")
             if not self._has_ticket(worker):
@@ -183,7 +191,7 @@ class TicketQueue:
             ticket = self._held.pop(worker, None)
             self._keep(applied)
             if isinstance(ticket, TrainTicket) and applied is not None:
-                ticket = ticket.after(applied.count)
+                ticket = ticket.remainder(applied.count)
             if isinstance(ticket, EvalTicket) or (isinstance(ticket, TrainTicket) and ticket.count):
                 self._waiting.appendleft(ticket)
             self._changed.notify_all()
@@ -201,7 +209,7 @@ class TicketQueue:
             self._changed.notify_all()
 
     def put_for(self, tickets: Mapping[int, Ticket]) -> None:
-        """Give workers tickets of their own, all at the same time."""
+        """Give each worker a particular ticket, all at the same time."""
         with self._changed:
             self._own.update(tickets)
             self._changed.notify_all()
@@ -248,22 +256,22 @@ class TicketQueue:
             return self._results.pop(kind, [])
 
     def wait(self, ready: Callable[[], bool], timeout: float) -> bool:
-        """Wait until `ready`, called after each change, or the timeout; return whether it is. Raises a connection's error."""
-        deadline = time.monotonic() + timeout
+        """Wait until `ready`, called after each change, or the timeout; return whether it is.
+
+        Raises a connection's error.
+        """
         with self._changed:
-            while True:
-                if self._failure is not None:
-                    raise self._failure
-                if ready():
-                    return True
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return False
-                self._changed.wait(left)
+            is_ready = self._changed.wait_for(lambda: self._failure is not None or ready(), timeout)
+            if self._failure is not None:
+                raise self._failure
+            return is_ready
 
 
 class TicketProgress:
-    """Collects loss, staleness and times of a ticket's updates; `examples` counts those in its first n updates."""
+    """Loss, staleness and times of a ticket's updates.
+
+    `examples` counts those in its first n updates.
+    """
 
     def __init__(self, worker: int, examples: Callable[[TrainTicket, int], int], profiled_updates: int = 0) -> None:
         self._worker, self._examples = worker, examples
@@ -299,7 +307,10 @@ class TicketProgress:
         return None if self._ticket is None or not self._losses else self._ticket.first_step + len(self._losses) - 1
 
     def close(self, *, without_last: bool = False) -> StepResult | None:
-        """End the ticket; return its applied updates or None; `without_last` if some shard does not have that one."""
+        """End the ticket; return its applied updates or None.
+
+        `without_last`: some shard misses the last one.
+        """
         ticket, self._ticket = self._ticket, None
         if without_last:
             self._losses, self._staleness = self._losses[:-1], self._staleness[:-1]

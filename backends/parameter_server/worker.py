@@ -1,11 +1,14 @@
-"""A worker of the parameter server: a framework's computation on two flat vectors, and their exchange."""
+"""Worker of the parameter server.
+
+It is a framework's computation on two flat vectors, and their exchange.
+"""
 
 from __future__ import annotations
 
 import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,10 +18,10 @@ from ...core.cluster import Task, TaskSpec
 from ...core.errors import RunFailedError
 from ...core.job import Job
 from ...core.liveness import mark_working_thread, startup_phase
-from ...data.base import Split
+from ...data.base import Dataset, Split
 from ...data.sampler import Batches, Sampler
-from ...exchange.parameter_server.server import shard_bounds
-from ...exchange.parameter_server.shards import Vector, bytes_of
+from ...exchange.parameter_server.server import ShardServer, shard_bounds
+from ...exchange.parameter_server.shards import MakeRule, Vector, bytes_of
 from ...exchange.parameter_server.wire_protocol import (
     AVERAGED,
     NO_FIGURES,
@@ -33,9 +36,10 @@ from ...exchange.parameter_server.wire_protocol import (
     connect,
 )
 from ...models.base import ModelSpec
-from ..base import CalibrationOrder, calibration_batches
+from ..base import CalibrationOrder, calibration_batches, make_sampler
 from ..capabilities import Device
 from ..timing import Calibrator, Exchange
+from .session import AsyncSession, Translate
 from .tickets import EvalTicket, Ticket, TrainTicket, decode
 
 Computed = tuple[float, bool]  # mean loss, whether the gradient overflowed
@@ -54,8 +58,9 @@ class Computation(Protocol):
     device_used: Device
 
     def gradients(self, batches: Batches, first_step: int) -> Iterator[Computed]:
-        """Compute updates, batch i being update `first_step` + i; yield each when it lies in `gradient`.
+        """Compute updates, batch i being update `first_step` + i.
 
+        Yield each when it lies in `gradient`.
         That is the mean loss's gradient, maybe clipped, and the buffers' old values less new. `values` change only between updates.
         """
 
@@ -68,7 +73,7 @@ class Computation(Protocol):
 
 @dataclass(slots=True)
 class Remote:
-    """A shard as a worker sees it: its connection, its parts of both flat buffers, and the version last read."""
+    """Shard as a worker sees it: connection, parts of both flat buffers, and version last read."""
 
     link: Connection
     values: memoryview
@@ -76,7 +81,10 @@ class Remote:
     version: int = field(default=0)
 
     def join(self, generation: int = 0) -> int:
-        """Fetch the first parameters; return the connection's generation, if it is the chief that answers."""
+        """Fetch the first parameters.
+
+        Return the connection's generation, if it is the chief that answers.
+        """
         self.link.send(Kind.JOIN, version=generation)
         return self.receive().examples
 
@@ -97,7 +105,10 @@ class Remote:
 
 
 class Worker:
-    """A worker's task; a `Server`. It computes the updates of its tickets on the sampler's examples and pushes them."""
+    """Task of a worker; a `Server`.
+
+    It computes the updates of its tickets on the sampler's examples and pushes them.
+    """
 
     def __init__(self, task: Task, job: Job, model: ModelSpec, sampler: Sampler, computation: Computation) -> None:
         """Join every shard with a warm computation. Raises RunFailedError if one refuses."""
@@ -127,7 +138,10 @@ class Worker:
         return remotes
 
     def serve(self, stop: threading.Event) -> None:
-        """Work, in a thread for the sake of signals, until the end or `stop`. Raises RunFailedError for a lost server."""
+        """Work, in a thread for the sake of signals, until the end or `stop`.
+
+        Raises RunFailedError for a lost server.
+        """
         thread = threading.Thread(target=self._work, name="work", daemon=True)
         thread.start()
         while not self._done.wait(0.1) and not stop.is_set():
@@ -169,7 +183,10 @@ class Worker:
         return self._calibrate(ticket) if isinstance(ticket, CalibrationOrder) else self._evaluate(ticket)
 
     def _next(self, frame: Frame) -> Ticket | None:
-        """Read the ticket that came with the parameters; after a wait, also fetch the other shards' newest parameters."""
+        """Read the ticket that came with the parameters.
+
+        After a wait, also fetch the other shards' newest parameters.
+        """
         ticket = decode(self._chief.link.receive_trailer(frame))
         if ticket is not None and frame.flags & REFRESH_SHARDS:
             for remote in self._others:
@@ -187,7 +204,10 @@ class Worker:
         return frame
 
     def _exchange(self, step: int, figures: Figures, flags: int, *, last: bool) -> Frame:
-        """Exchange gradient and parameters with every shard, the chief's last at a ticket's end: then it may read the state."""
+        """Exchange gradient and parameters with every shard.
+
+        At a ticket's end the chief's comes last: then the chief may read the state.
+        """
         for remote in self._others:
             remote.push(step, figures, flags)
         if last:
@@ -212,7 +232,10 @@ class Worker:
         return self._answer()
 
     def whole(self) -> None:
-        """Calibration: exchange the last gradient at a learning rate of 0; zeros would make slots slow to compute with."""
+        """Exchange the last gradient at a learning rate of 0, for calibration.
+
+        Zeros would make slots slow to compute with.
+        """
         self._exchange(NO_STEP, NO_FIGURES, 0, last=False)
 
     def small(self) -> None:
@@ -221,3 +244,24 @@ class Worker:
             remote.link.send(Kind.ECHO)
         for remote in (*self._others, self._chief):
             remote.link.receive()
+
+
+def open_task(
+    task: Task,
+    job: Job,
+    model: ModelSpec,
+    data: Dataset,
+    make_rule: MakeRule,
+    compute: Callable[[Sampler], Computation],
+    translate: Translate | None = None,
+) -> AsyncSession | ShardServer | Worker:
+    """Open a task of an async run: chief, parameter server or worker.
+
+    `compute` returns a worker's computation.
+    """
+    if task.placed.role == "chief":
+        return AsyncSession(task, job, model, data, make_rule, translate)
+    if task.placed.role == "ps":
+        return ShardServer(task, job, model, make_rule)
+    sampler = make_sampler(job, data, model.objective.weight)
+    return Worker(task, job, model, sampler, compute(sampler))

@@ -74,7 +74,10 @@ class TfBackend:
         return Availability(self.name, tf.__version__, devices=("cpu", *names))
 
     def placement(self, job: Job) -> list[TaskSpec]:
-        """Place ranks in sync mode; chief, parameter servers and workers in async mode (the chief holds no parameters)."""
+        """Place ranks in sync mode; chief, parameter servers and workers in async mode.
+
+        The chief holds no parameters.
+        """
         if job.mode == "sync":
             return ranks_placement(job)
         return parameter_server_placement(job, chief_is_first_ps=False)

@@ -1,4 +1,4 @@
-"""Repetition of a step's components in ops, timed, each complete before the next, and traces of steps."""
+"""Timed repetition of a step's components in ops, and traces of steps."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ LIMITS = tf.TensorSpec([2], tf.float64)
 SMALL_ELEMENTS = 16  # per rank: each rank of a ring has something
 
 
-def limits_of(order: CalibrationOrder) -> NDArray[np.float64]:
+def order_limits(order: CalibrationOrder) -> NDArray[np.float64]:
     """Return an order's count and seconds, float64 [2]."""
     return np.array([order.count, order.seconds])
 
 
 def repeated(step: Step, state: State, limits: tf.Tensor, *, by_count: bool = False) -> tf.Tensor:
-    """In ops: repeat a step within `limits`; return number and seconds, float64 [2]. `by_count`: without a clock."""
+    """Repeat a step within `limits`, in ops; return number and seconds, float64 [2].
+
+    `by_count`: without a clock.
+    """
     if by_count:
         return _repeated_by_count(step, state, tf.cast(limits[0], tf.int32))
     count = tf.cast(limits[0], tf.int32)
@@ -52,32 +55,35 @@ def _repeated_by_count(step: Step, state: State, count: tf.Tensor) -> tf.Tensor:
 
 
 def _now(state: State) -> tf.Tensor:
-    """In ops: return the time when the state is complete: a number of it comes to the host, which waits for the device."""
+    """Return the time when the state is complete, in ops.
+
+    One of its numbers comes to the host, which waits for the device.
+    """
     with tf.control_dependencies(state):
         number = tf.reshape(state[-1], [-1])[0]
         with tf.device("CPU:0"), tf.control_dependencies([tf.identity(number)]):
             return tf.timestamp()
 
 
-def after(tensors: State) -> State:
-    """In ops: return a state of one 0 that is ready when all tensors are: a component's inputs, before its clock starts."""
+def ready_after(tensors: State) -> State:
+    """Return a state of one 0 that is ready when all tensors are, in ops.
+
+    It represents a component's inputs, before its clock starts.
+    """
     with tf.control_dependencies(tensors):
         return [tf.identity(tf.constant([0.0]))]
 
 
-def first_of(batch: Batch, size: tf.Tensor | int) -> Batch:
-    """In ops: return the first `size` examples of a batch."""
-    found: Batch = tf.nest.map_structure(lambda tensor: tensor[:size], batch)
-    return found
-
-
-def a_number(batch: Batch) -> tf.Tensor:
+def any_element(batch: Batch) -> tf.Tensor:
     """In ops: return a number, float32 [1], that is ready when all of a batch is."""
     return tf.add_n([tf.reduce_sum(tf.cast(tf.reshape(tensor, [-1])[:1], tf.float32), keepdims=True) for tensor in tf.nest.flatten(batch)])
 
 
 class StepProfiler(StepTracer):
-    """The trace of the first updates on the first sync rank, or the chief: async workers are TensorFlow's servers."""
+    """Trace of the first updates on the first sync rank or the chief.
+
+    Async workers are TensorFlow's servers, which cannot be traced.
+    """
 
     def _start(self, folder: str) -> None:
         tf.profiler.experimental.start(folder)

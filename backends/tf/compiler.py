@@ -1,8 +1,11 @@
-"""Gradients compiled by XLA for most batch sizes, without Python functions and collectives, which end the process."""
+"""Gradients compiled by XLA for most batch sizes.
+
+They contain no Python functions and collectives, which would end the process.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -17,7 +20,7 @@ from ...core.job import Job
 from ...data.sampler import Batches
 from ...models.base import Array
 from ...models.layers.tf import HeldParameters
-from .data import ColumnTensors
+from .data import Columns, Tensors
 from .model import Context, Dropout, TfModel, dropped
 
 NOT_CONVERTED = "tf2xla conversion failed"  # no XLA code: with op determinism e.g. a max pool's gradient
@@ -32,14 +35,17 @@ class CompiledGradients:
         self._functions: dict[int, Callable[..., Found]] = {}
 
     def __call__(
-        self, parameters: HeldParameters, x: ColumnTensors, y: ColumnTensors, weight: tf.Tensor, context: Context
+        self, parameters: HeldParameters, x: Columns, y: Columns, weight: tf.Tensor, context: Context
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """In ops: return Σ example losses and the gradients of `weight` times that, and new buffers in `context`."""
+        """Return Σ example losses and the gradients of `weight` times that, in ops.
+
+        New buffers are in `context`.
+        """
 
         def op_by_op() -> Found:
-            own: Context = _like(context, context.buffers)
-            own.dropout = context.dropout
-            return *self._model.loss_and_gradients(parameters, [(x, y)], weight, own), dict(own.updated)
+            separate: Context = _like(context, context.buffers)
+            separate.dropout = context.dropout
+            return *self._model.loss_and_gradients(parameters, [(x, y)], weight, separate), dict(separate.updated)
 
         def by_xla(size: int) -> Found:
             shaped = tf.nest.map_structure(partial(_of_size, size), (x, y))
@@ -66,10 +72,10 @@ class CompiledGradients:
         def compute(
             held: Mapping[str, tf.Tensor],
             buffers: Mapping[str, tf.Tensor],
-            x: ColumnTensors,
-            y: ColumnTensors,
+            x: Columns,
+            y: Columns,
             weight: tf.Tensor,
-            masks: Sequence[tf.Tensor],
+            masks: Tensors,
         ) -> Found:
             context, left = _like(outer, buffers), iter(masks)
             context.dropout = lambda x, rate, layer: dropped(x, next(left), rate)
@@ -78,7 +84,7 @@ class CompiledGradients:
 
         return compute
 
-    def _masks(self, parameters: HeldParameters, x: ColumnTensors, outer: Context) -> list[tf.Tensor]:
+    def _masks(self, parameters: HeldParameters, x: Columns, outer: Context) -> list[tf.Tensor]:
         dropout = outer.dropout
         if not isinstance(dropout, Dropout):
             return []
@@ -88,22 +94,25 @@ class CompiledGradients:
             drawn.append((x.shape, rate, layer))
             return x
 
-        def forward(held: Mapping[str, tf.Tensor], buffers: Mapping[str, tf.Tensor], x: ColumnTensors) -> tf.Tensor:
+        def forward(held: Mapping[str, tf.Tensor], buffers: Mapping[str, tf.Tensor], x: Columns) -> tf.Tensor:
             context = _like(outer, buffers)
             context.dropout = note
             return self._model.forward(self._model.parameters(held), x, context)
 
-        given = (dict(parameters.held), dict(outer.buffers), x)
-        specs = tf.nest.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), given)
+        arguments = (dict(parameters.held), dict(outer.buffers), x)
+        specs = tf.nest.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), arguments)
         tf.function(forward, autograph=False).get_concrete_function(*specs)  # traced to see the shapes, and never run
         return [dropout.kept(shape, tf.constant(shape.as_list()), rate, layer) for shape, rate, layer in drawn]
 
 
 def _of_size(size: int, tensor: tf.Tensor) -> tf.Tensor:
-    """Set a tensor's number of examples for tracing. Unchecked: TensorFlow's optimiser would move a check out of its branch."""
-    found = tf.identity(tensor)
-    found.set_shape([size, *tensor.shape[1:]])
-    return found
+    """Set a tensor's number of examples for tracing.
+
+    It is unchecked: TensorFlow's optimiser would move a check out of its branch.
+    """
+    sized = tf.identity(tensor)
+    sized.set_shape([size, *tensor.shape[1:]])
+    return sized
 
 
 def _like(context: Context, buffers: Mapping[str, tf.Tensor]) -> Context:
@@ -111,7 +120,7 @@ def _like(context: Context, buffers: Mapping[str, tf.Tensor]) -> Context:
 
 
 @contextmanager
-def refusals_told(job: Job) -> Iterator[None]:
+def xla_errors(job: Job) -> Iterator[None]:
     """Raise UsageError within the block if XLA has no code for a model."""
     try:
         yield
@@ -137,14 +146,17 @@ Step = Callable[..., tf.Tensor]  # (indices int32 [size], scalars) -> Σ losses,
 
 
 class CompiledLoop:
-    """Makes steps on batches of `size`; calls always have one `capacity` and end early, as XLA compiles for one shape."""
+    """Compiled loop of steps on batches of `size`.
+
+    Calls always have one `capacity` and end early, as XLA compiles for one shape.
+    """
 
     def __init__(self, function: Traced, size: int, capacity: int) -> None:
         self._function, self._size, self._capacity = function, size, capacity
 
     @classmethod
-    def of(cls, step: Step, compiled: Callable[..., Traced | None], size: int, scalars: int, most_steps: int) -> CompiledLoop | None:
-        """Return a loop of steps with so many scalars each; None if `compiled`, which compiles by XLA, cannot."""
+    def from_step(cls, step: Step, compiled: Callable[..., Traced | None], size: int, scalars: int, most_steps: int) -> CompiledLoop | None:
+        """Return a loop of steps with so many scalars each, None if `compiled` cannot compile it."""
         if not size:
             return None
         capacity = max(1, min(most_steps, MAX_INDICES // size))
@@ -162,12 +174,15 @@ class CompiledLoop:
                 yield first, count, fits
                 first += count
 
-    def __call__(self, batches: Batches, scalars_ks: NDArray[np.float32]) -> Array:
-        """Make a part's steps and return their losses, float32 [k]; row i of `scalars_ks` is for step i."""
+    def __call__(self, batches: Batches, scalars_ks: Array) -> Array:
+        """Make a part's steps and return their losses, float32 [k].
+
+        Row i of `scalars_ks` is for step i.
+        """
         count = len(batches)
         indices_kb = batches.indices[batches.offsets[0] : batches.offsets[-1]].reshape(count, self._size)
-        given = (self._filled(array) for array in (indices_kb, batches.weights.astype(np.float32), scalars_ks))
-        losses: Array = self._function(*given, tf.constant(count)).numpy()
+        arguments = (self._filled(array) for array in (indices_kb, batches.weights.astype(np.float32), scalars_ks))
+        losses: Array = self._function(*arguments, tf.constant(count)).numpy()
         return losses[:count]
 
     def _filled(self, rows: Array | NDArray[np.int32]) -> tf.Tensor:

@@ -1,4 +1,7 @@
-"""The dataset as resident tensors: a batch is a gather by index, without an input pipeline; see models/base.py."""
+"""Dataset as resident tensors, without an input pipeline: a batch is a gather by index.
+
+See models/base.py.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -17,6 +20,7 @@ from ...data.base import IMAGE, DataInfo, Dataset, Split
 from ...data.columns import LENGTHS, ColumnSpec
 from ...data.preprocessing import normal_line, normal_table
 from ...models.base import ModelSpec
+from ..vectors import only_or_named
 
 # Normalisation equals `Dataset.inputs` to the bit; images_bhwc are uint8 [batch, height, width, channels].
 
@@ -24,21 +28,27 @@ BLOCK_ELEMENTS = 1 << 22  # intermediate results take twice the memory of the re
 
 
 def normalised(pixels: tf.Tensor, info: DataInfo, *, channels_last: bool) -> tf.Tensor:
-    """Return (pixel / 255 − mean) / std, float32, of [n, h, w, c] or [n, c, h, w]: as a float64 line if exact, else by a table."""
+    """Return (pixel / 255 − mean) / std, float32, of [n, h, w, c] or [n, c, h, w].
+
+    It is computed as a float64 line if that is exact, else by a table.
+    """
     shape = tf.shape(pixels)
     channels, height, width = info.input_shape
     rows = tf.reshape(pixels, [-1, width * channels] if channels_last else [shape[0], channels, height * width])
     if line := normal_line(info.mean, info.std):
-        factor, summand = (_spread(values_c, width, channels_last) for values_c in line)
+        factor, summand = (_tiled(values_c, width, channels_last) for values_c in line)
         result = tf.cast(tf.cast(rows, tf.float64) * factor + summand, tf.float32)
     else:
-        begin = _spread(256 * np.arange(channels, dtype=np.int32), width, channels_last)
+        begin = _tiled(256 * np.arange(channels, dtype=np.int32), width, channels_last)
         result = tf.gather(tf.constant(normal_table(info.mean, info.std).ravel()), tf.cast(rows, tf.int32) + begin)
     return tf.ensure_shape(tf.reshape(result, shape), pixels.shape)
 
 
 def compiled_normalised(pixels: tf.Tensor, info: DataInfo, *, channels_last: bool) -> tf.Tensor:
-    """Return the same by XLA, compiled in 0.2 s per size: 64 images of 224 × 224 × 3 take 2 ms on two cores, not 11 ms."""
+    """Return the same by XLA, compiled in 0.2 s per size.
+
+    64 images of 224 × 224 × 3 take 2 ms on two cores, not 11 ms.
+    """
     compiled = tf.function(lambda batch: normalised(batch, info, channels_last=channels_last), jit_compile=True, autograph=False)
     return tf.ensure_shape(compiled(pixels), pixels.shape)
 
@@ -74,7 +84,7 @@ def _within(positions: tf.Tensor, size: int) -> tf.Tensor:
     return (positions >= 0) & (positions < size)
 
 
-def _spread(values_c: NDArray[Any], width: int, channels_last: bool) -> NDArray[Any]:
+def _tiled(values_c: NDArray[Any], width: int, channels_last: bool) -> NDArray[Any]:
     return np.tile(values_c, width) if channels_last else values_c[:, None]
 
 
@@ -82,14 +92,19 @@ RESIDENT_FLOAT_BYTES = 1 << 30  # larger splits stay uint8, normalised by batch
 SMALL_ELEMENTS = 1 << 15  # larger images stay uint8: normalising takes half a percent of an AlexNet step
 MAPPED_BYTES = 64 << 20  # larger sequences are mapped: TensorFlow holds int32, twice as large, per task
 SPLITS: tuple[Split, ...] = ("train", "test")
-ColumnTensors: TypeAlias = tf.Tensor | dict[str, tf.Tensor]  # one column of a fixed shape, or tensors by name
-Batch: TypeAlias = tuple[ColumnTensors, ColumnTensors]  # inputs, target; of images x_bchw, y_b
+Tensors: TypeAlias = Sequence[tf.Tensor]
+Columns: TypeAlias = tf.Tensor | dict[str, tf.Tensor]  # one column of a fixed shape, or tensors by name
+Batch: TypeAlias = tuple[Columns, Columns]  # inputs, target; of images x_bchw, y_b
+Structure = TypeVar("Structure")
 VALUES, OFFSETS = ".values", ".offsets"  # arrays of a column of varying length
 
 
 @dataclass(frozen=True, slots=True)
 class MappedFile:
-    """A column's file as TensorFlow maps it: `elements` of `dtype`, the first `header` of which are no values."""
+    """Column's file as TensorFlow maps it: `elements` of `dtype`.
+
+    The first `header` of them are no values.
+    """
 
     filename: str
     dtype: np.dtype[Any]
@@ -103,7 +118,10 @@ class MappedFile:
 
 
 def mapped_file(values: NDArray[Any]) -> MappedFile | None:
-    """Return the file of a large column of sequences, None if `values` are small or not all of one file."""
+    """Return the file of a large column of sequences, else None.
+
+    `values` must not be small, and all of one file.
+    """
     if not isinstance(values, np.memmap) or values.filename is None or values.ndim != 1 or values.offset % values.itemsize:
         return None
     if values.nbytes < MAPPED_BYTES:
@@ -144,49 +162,48 @@ class Layout:
         """Whether a step has only small ops: no convolution, no augmentation, no whole sequences."""
         return not self.channels_last and not any(column.varies for column in self.columns)
 
-    @property
-    def image_shape(self) -> tuple[int, ...]:
-        """The shape of an image in memory."""
-        channels, height, width = self.info.input_shape
-        return (height, width, channels) if self.channels_last else self.info.input_shape
-
-    def laid(self, images_nchw: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Return stored images as they lie in memory."""
-        return np.ascontiguousarray(images_nchw.transpose(0, 2, 3, 1)) if self.channels_last else np.asarray(images_nchw)
-
     def arrays(self, data: Dataset, split: Split) -> dict[str, NDArray[Any]]:
-        """Return arrays by name: pixels uint8, whole numbers int32, offsets int64, others float32; mapped columns: offsets."""
-        found: dict[str, NDArray[Any]] = {}
+        """Return the arrays of a split by name.
+
+        Pixels are uint8, whole numbers int32, offsets int64, others float32. Mapped columns have only offsets here.
+        """
+        arrays: dict[str, NDArray[Any]] = {}
         for spec in self.columns:
             if spec.name == IMAGE:
-                found[spec.name] = self.laid(data.images(split))
+                images = data.images(split)
+                arrays[spec.name] = np.ascontiguousarray(images.transpose(0, 2, 3, 1)) if self.channels_last else np.asarray(images)
                 continue
             column = data.column(split, spec.name)
             if (file := self.mapped.get((split, spec.name))) is not None:
-                found[spec.name + OFFSETS] = np.asarray(column.offsets) + file.header
+                arrays[spec.name + OFFSETS] = np.asarray(column.offsets) + file.header
                 continue
             values = np.asarray(column.values).astype(_number_type(spec).as_numpy_dtype)
             if column.offsets is None:
-                found[spec.name] = values
+                arrays[spec.name] = values
             else:
-                found |= {spec.name + VALUES: values, spec.name + OFFSETS: np.asarray(column.offsets)}
-        return found
+                arrays |= {spec.name + VALUES: values, spec.name + OFFSETS: np.asarray(column.offsets)}
+        return arrays
 
     def array_specs(self, split: Split) -> dict[str, tf.TensorSpec]:
-        """Return the specs of `arrays` in order, of unknown total length for sequences, and those of mapped files."""
+        """Return the specs of `arrays` in order, and those of mapped files.
+
+        Sequences are of unknown total length.
+        """
         size = self.info.sizes[split]
-        found: dict[str, tf.TensorSpec] = {}
+        specs: dict[str, tf.TensorSpec] = {}
         for spec in self.columns:
             if spec.name == IMAGE:
-                found[spec.name] = tf.TensorSpec([size, *self.image_shape], tf.uint8)
+                channels, height, width = self.info.input_shape
+                shape = (height, width, channels) if self.channels_last else (channels, height, width)
+                specs[spec.name] = tf.TensorSpec([size, *shape], tf.uint8)
             elif spec.varies:
                 file = self.mapped.get((split, spec.name))
                 held = tf.TensorSpec([None, *spec.fixed_shape], _number_type(spec))
-                found[spec.name + VALUES] = held if file is None else file.spec
-                found[spec.name + OFFSETS] = tf.TensorSpec([size + 1], tf.int64)
+                specs[spec.name + VALUES] = held if file is None else file.spec
+                specs[spec.name + OFFSETS] = tf.TensorSpec([size + 1], tf.int64)
             else:
-                found[spec.name] = tf.TensorSpec([size, *spec.fixed_shape], _number_type(spec))
-        return found
+                specs[spec.name] = tf.TensorSpec([size, *spec.fixed_shape], _number_type(spec))
+        return specs
 
     def tensor_specs(self, split: Split) -> list[tf.TensorSpec]:
         """Return the specs of a split's tensors as held, in the order of `arrays`."""
@@ -196,12 +213,21 @@ class Layout:
         return list(specs.values())
 
 
+def part_of(tensors: Structure, begin: tf.Tensor | int, end: tf.Tensor | int) -> Structure:
+    """Return the examples begin … end − 1 of tensors in any structure, in ops."""
+    part: Structure = tf.nest.map_structure(lambda tensor: tensor[begin:end], tensors)
+    return part
+
+
 def _number_type(column: ColumnSpec) -> tf.DType:
     return tf.float32 if column.dtype.startswith("float") else tf.int32
 
 
 def layout_for(job: Job, spec: ModelSpec, info: DataInfo) -> Layout:
-    """Return a model's layout: convolutions and augmentation work channels last. Compiling is untried with a GPU."""
+    """Return a model's layout: convolutions and augmentation work channels last.
+
+    Compiling is untried with a GPU.
+    """
     changing = job.augment != "none"
     reads_images = IMAGE in spec.inputs
     convolves = reads_images and any(len(parameter.shape) == 4 for parameter in spec.parameters)
@@ -212,36 +238,40 @@ def layout_for(job: Job, spec: ModelSpec, info: DataInfo) -> Layout:
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """A split on the device: tensors by name, in the order of `Layout.arrays`; images normalised float32 or stored uint8."""
+    """Split on the device: tensors by name, in the order of `Layout.arrays`.
+
+    Images are normalised float32 or stored uint8.
+    """
 
     layout: Layout
     tensors: Mapping[str, tf.Tensor]
 
     @classmethod
-    def of(cls, layout: Layout, split: Split, tensors: Sequence[tf.Tensor]) -> Resident:
-        """Return a split of tensors as `Layout.tensor_specs` says."""
+    def from_tensors(cls, layout: Layout, split: Split, tensors: Tensors) -> Resident:
+        """Return a split of tensors as described by `Layout.tensor_specs`."""
         return cls(layout, dict(zip(layout.array_specs(split), tensors, strict=True)))
 
     def batch(self, indices: tf.Tensor, changes: tf.Tensor | None = None) -> Batch:
-        """Return inputs and target of the examples at `indices`, int32 [batch], with `changes` int32 [batch, 3]."""
+        """Return inputs and target of the examples at `indices`, int32 [batch].
+
+        `changes` int32 [batch, 3] are made on images.
+        """
         laid, target = self.laid_batch(indices, changes)
         return self.as_read(laid), target
 
     def laid_batch(self, indices: tf.Tensor, changes: tf.Tensor | None = None) -> Batch:
         """Return the same with images as they lie in memory."""
         names = self.layout.inputs
-        given = {name: self._laid_images(indices, changes) if name == IMAGE else self._gathered(name, indices) for name in names}
-        if len(given) == 1:
-            return given[names[0]], self._gathered(self.layout.target, indices)
-        named: dict[str, tf.Tensor] = {}
-        for name, column in given.items():
-            named |= column if isinstance(column, dict) else {name: column}
-        return named, self._gathered(self.layout.target, indices)
+        inputs = {name: self._laid_images(indices, changes) if name == IMAGE else self._gathered(name, indices) for name in names}
+        return only_or_named(inputs), self._gathered(self.layout.target, indices)
 
     def longest(self, start: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
-        """In ops: return the longest length, int64, of the examples start … stop − 1 in any varying column."""
+        """Return the longest length, int64, of the examples start … stop − 1, in ops.
+
+        All varying columns count.
+        """
         offsets = [tensor for name, tensor in self.tensors.items() if name.endswith(OFFSETS)]
-        return tf.reduce_max([tf.reduce_max(each[start + 1 : stop + 1] - each[start:stop]) for each in offsets])
+        return tf.reduce_max([tf.reduce_max(column[start + 1 : stop + 1] - column[start:stop]) for column in offsets])
 
     def _laid_images(self, indices: tf.Tensor, changes: tf.Tensor | None) -> tf.Tensor:
         images = tf.gather(self.tensors[IMAGE], indices)
@@ -252,7 +282,7 @@ class Resident:
             images = normalise(images, self.layout.info, channels_last=self.layout.channels_last)
         return images
 
-    def _gathered(self, name: str, indices: tf.Tensor) -> ColumnTensors:
+    def _gathered(self, name: str, indices: tf.Tensor) -> Columns:
         if name in self.tensors:
             return tf.gather(self.tensors[name], indices)
         offsets = self.tensors[name + OFFSETS]
@@ -267,8 +297,11 @@ class Resident:
             inside = inside[..., None]
         return {name: tf.where(inside, values, tf.zeros([], values.dtype)), name + LENGTHS: tf.cast(lengths, tf.int32)}
 
-    def micro_batches(self, laid: ColumnTensors, target: ColumnTensors, count: int) -> list[Batch]:
-        """Cut a `laid_batch` into micro-batches (inputs, target), maybe empty. Raises ValueError unless of images with a class."""
+    def micro_batches(self, laid: Columns, target: Columns, count: int) -> list[Batch]:
+        """Cut a `laid_batch` into micro-batches (inputs, target), maybe empty.
+
+        Raises ValueError unless of images with a class.
+        """
         if count == 1:
             return [(self.as_read(laid), target)]
         if isinstance(laid, dict) or isinstance(target, dict):
@@ -277,8 +310,11 @@ class Resident:
         borders = [size * number // count for number in range(count + 1)]
         return [(self.as_read(laid[begin:end]), target[begin:end]) for begin, end in itertools.pairwise(borders)]
 
-    def as_read(self, laid: ColumnTensors) -> ColumnTensors:
-        """Return inputs with images as x_bchw; the optimiser removes this and its inverse in a model that works channels last."""
+    def as_read(self, laid: Columns) -> Columns:
+        """Return inputs with images as x_bchw.
+
+        The optimiser removes this and its inverse in a model that works channels last.
+        """
         if not self.layout.channels_last:
             return laid
         if isinstance(laid, dict):
@@ -287,7 +323,10 @@ class Resident:
 
 
 def resident(data: Dataset, split: Split, layout: Layout) -> Resident:
-    """Put a split on the current device; large columns of sequences stay in the store's files, shared by a node's tasks."""
+    """Put a split on the current device.
+
+    Large columns of sequences stay in the store's files, shared by a node's tasks.
+    """
     layout = with_mapped_files(layout, data)
     arrays = layout.arrays(data, split)
     mapped: dict[str, tf.Tensor] = {}
@@ -299,14 +338,20 @@ def resident(data: Dataset, split: Split, layout: Layout) -> Resident:
 
 
 def with_mapped_files(layout: Layout, data: Dataset) -> Layout:
-    """Return the layout with large columns of sequences left in their files, alike in every process with the same data."""
+    """Return the layout with large columns of sequences in their files.
+
+    It is the same in every process with the same data.
+    """
     columns = [(split, spec.name) for split in SPLITS for spec in layout.columns if spec.varies]
-    found = {(split, name): mapped_file(data.column(split, name).values) for split, name in columns}
-    return replace(layout, mapped={key: file for key, file in found.items() if file is not None})
+    files = {(split, name): mapped_file(data.column(split, name).values) for split, name in columns}
+    return replace(layout, mapped={key: file for key, file in files.items() if file is not None})
 
 
 def file_contents(file: MappedFile, path: str) -> tf.Tensor:
-    """In ops: map the file at `path` where they run, header included. They fail if it is too short."""
+    """Map the file at `path`, header included, in ops.
+
+    They fail where they run if it is too short.
+    """
     with tf.device("CPU"):
         return tf.raw_ops.ImmutableConst(dtype=file.spec.dtype, shape=file.spec.shape, memory_region_name=path)
 

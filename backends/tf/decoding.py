@@ -11,17 +11,17 @@ from numpy.typing import NDArray
 
 from ...core.errors import UsageError
 from ...data.columns import LENGTHS
-from ..decoding_functions import DecodingChecks, DecodingFunctions
+from ..decoding_functions import CachedStepper, DecodingFunctions
 
 NUMBERS = tf.TensorSpec([None], tf.int32)
 
 
-class TfStepper:
-    """A `models.decoding.search.Stepper` of functions that read parameters at each call, traced once. Raises UsageError."""
+class TfStepper(CachedStepper):
+    """A stepper of functions that read parameters at each call, traced once."""
 
     def __init__(self, functions: DecodingFunctions, source: str, pieces: int, device: str) -> None:
-        self._device = device
-        self._checks = checks = DecodingChecks(shape_of, pieces)
+        super().__init__(pieces, shape_of)
+        self._device, checks = device, self._checks
 
         def begun(source_bs: tf.Tensor, lengths_b: tf.Tensor) -> tuple[Any, Any]:
             memory = checks.memory(functions.encode({source: source_bs, f"{source}{LENGTHS}": lengths_b}), None)
@@ -38,11 +38,7 @@ class TfStepper:
         self._begin = self._traced(begun, tf.TensorSpec([None, None], tf.int32), NUMBERS)
         memory, cache = tf.nest.map_structure(_growing, self._begin.structured_outputs)
         self._step = self._traced(stepped, NUMBERS, tf.TensorSpec([], tf.int32), memory, cache)
-        self._memory_rows, self._cache_rows = self._traced(taken, memory, NUMBERS), self._traced(taken, cache, NUMBERS)
-        self._memory: Any = None
-        self._cache: Any = None
-        self._position = 0
-        self._sentence_n = np.zeros(0, np.int64)
+        self._rows = [self._traced(taken, structure, NUMBERS) for structure in (cache, memory)]
 
     def _traced(self, function: Callable[..., Any], *signature: Any) -> Any:
         def placed(*arguments: Any) -> Any:
@@ -51,38 +47,25 @@ class TfStepper:
 
         return tf.function(placed, input_signature=signature, autograph=False).get_concrete_function()
 
-    def begin(self, sources: Sequence[NDArray[np.integer]]) -> None:
-        """See `Stepper.begin`."""
-        lengths = [len(source) for source in sources]
-        padded_bs = np.zeros((len(sources), max(lengths)), np.int32)
-        for row, source in zip(padded_bs, sources, strict=True):
-            row[: len(source)] = source
-        memory, cache = self._begin(tf.constant(padded_bs), tf.constant(lengths, tf.int32))
-        self._memory, self._cache = self._checks.memory(memory, len(sources)), self._checks.cache(cache, len(sources))
-        self._position, self._sentence_n = 0, np.arange(len(sources))
+    def _begun(self, padded_bs: NDArray[np.int64], lengths_b: NDArray[np.int64]) -> tuple[Any, Any]:
+        memory, cache = self._begin(tf.constant(padded_bs, tf.int32), tf.constant(lengths_b, tf.int32))
+        return self._checks.memory(memory, len(padded_bs)), self._checks.cache(cache, len(padded_bs))
 
-    def advance(self, tokens_n: NDArray[np.int64], rows_n: NDArray[np.int64]) -> NDArray[np.float32]:
-        """See `Stepper.advance`."""
-        if not np.array_equal(rows_n, np.arange(len(self._sentence_n))):
-            rows = tf.constant(rows_n.astype(np.int32))
-            self._cache = self._cache_rows(self._cache, rows)
-            sentence_n = self._sentence_n[rows_n]
-            if not np.array_equal(sentence_n, self._sentence_n):  # hypotheses of one sentence have one memory
-                self._memory = self._memory_rows(self._memory, rows)
-            self._sentence_n = sentence_n
-        tokens, position = tf.constant(tokens_n.astype(np.int32)), tf.constant(self._position)
-        found = self._step(tokens, position, self._memory, self._cache)
-        log_probabilities_nv, self._cache = self._checks.step(found, len(tokens_n), self._cache)
-        self._position += 1
-        return np.array(log_probabilities_nv)  # a writable copy
+    def _taken(self, structures: Sequence[Any], rows_n: NDArray[np.int64]) -> list[Any]:
+        rows = tf.constant(rows_n, tf.int32)
+        return [take(structure, rows) for take, structure in zip(self._rows, structures, strict=False)]
+
+    def _stepped(self, tokens_n: NDArray[np.int64]) -> tuple[NDArray[np.float32], Any]:
+        result = self._step(tf.constant(tokens_n, tf.int32), tf.constant(self._position), self._memory, self._cache)
+        log_probabilities_nv, cache = self._checks.step(result, len(tokens_n), self._cache)
+        return np.array(log_probabilities_nv), cache  # a writable copy
 
 
-def shape_of(found: Any) -> Sequence[int | None] | None:
+def shape_of(value: Any) -> Sequence[int | None] | None:
     """Return a tensor's shape, None for anything else; see `DecodingChecks`."""
-    if not isinstance(found, tf.Tensor):
+    if not isinstance(value, tf.Tensor):
         return None
-    sizes: list[int | None] = [] if found.shape.rank is None else found.shape.as_list()
-    return sizes
+    return [] if value.shape.rank is None else list(value.shape.as_list())
 
 
 def _check_growth(before: tf.Tensor, after: tf.Tensor) -> None:

@@ -1,10 +1,12 @@
-"""A model on TensorFlow, for every mode. Shapes: x_bchw float32, y_b int32, logits_bk [batch, classes]."""
+"""Model on TensorFlow, for every mode.
+
+Shapes: x_bchw float32, y_b int32, logits_bk [batch, classes].
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,14 +15,14 @@ from numpy.typing import NDArray
 
 from ...core.job import Job
 from ...data.base import IMAGE
-from ...models.base import ForwardContext, ModelSpec
+from ...models.base import Array, ForwardContext, ModelSpec
 from ...models.dropout_masks import drawn_rate, keep_mask_of_shape, refused_dropout
 from ...models.layers.formulas import StorageLayout
 from ...models.layers.tf import HeldParameters
 from ..base import TensorFunctions
 from ..decoding_functions import DecodingFunctions, ModelFunctions
 from ..vectors import EVALUATION_BATCH, EVALUATION_LOGITS_BYTES, evaluation_batch
-from .data import Batch, ColumnTensors, Resident
+from .data import Batch, Columns, Resident, Tensors
 from .decoding import TfStepper, shape_of
 from .optimizers import LOW_FORMATS, watched
 
@@ -35,10 +37,13 @@ FIRST_STEP_OF_NO_RUN = 1 << 40  # separates the draws of micro-batches from thos
 
 
 class ForwardContexts:
-    """Makes a worker's contexts; draws depend on rank and step, not on earlier ones, so that a resumed run draws the same."""
+    """Contexts of a worker's passes.
+
+    Draws depend on rank and step, not on earlier ones, so that a resumed run draws the same.
+    """
 
     def __init__(self, job: Job, spec: ModelSpec, rank: int) -> None:
-        self._seed, self._rank, self._shared_masks = job.seed, rank, job.deterministic
+        self._job, self._rank = job, rank
         self._low = LOW_FORMATS[job.precision]
         self._name, self._settings = spec.name, spec.settings
         self.dropout = spec.dropout
@@ -48,39 +53,22 @@ class ForwardContexts:
         return ForwardContext(training=False, buffers=buffers, compute=self._low, settings=self._settings)
 
     def training(self, buffers: Buffers, step: tf.Tensor | None, indices: tf.Tensor, micro_batch: tf.Tensor | None = None) -> Context:
-        """Return the context of update `step` (int64; None without dropout), and of its `micro_batch` (int32) if it has several."""
+        """Return the context of update `step` (int64; None without dropout).
+
+        `micro_batch` (int32) is given if the update has several.
+        """
         context: Context = ForwardContext(training=True, buffers=buffers, compute=self._low, settings=self._settings)
-        context.dropout = self._dropout(step, indices, micro_batch) if self.dropout else refused_dropout(self._name)
+        context.dropout = Dropout(self._job, self._rank, step, indices, micro_batch) if self.dropout else refused_dropout(self._name)
         return context
-
-    def _dropout(self, step: tf.Tensor, indices: tf.Tensor, micro_batch: tf.Tensor | None) -> Dropout:
-        if micro_batch is not None and not self._shared_masks:
-            step = step + tf.cast(micro_batch, tf.int64) * FIRST_STEP_OF_NO_RUN
-        return Dropout(partial(self._shared_mask if self._shared_masks else self._drawn_mask, step, indices))
-
-    def _drawn_mask(
-        self, step: tf.Tensor, indices: tf.Tensor, static: tf.TensorShape, shape: tf.Tensor, rate: float, layer: int
-    ) -> tf.Tensor:
-        mixed = np.random.SeedSequence([self._seed, self._rank, layer]).generate_state(1, np.uint64).view(np.int64)
-        key = tf.stack([tf.constant(mixed[0]), step])
-        if static.rank == 2:
-            return tf.random.stateless_uniform(shape, key, alg="philox") >= rate
-        return _half_words(key, shape, rate)
-
-    def _shared_mask(
-        self, step: tf.Tensor, indices: tf.Tensor, static: tf.TensorShape, shape: tf.Tensor, rate: float, layer: int
-    ) -> tf.Tensor:
-        def mask(step: np.int64, indices: NDArray[np.int32], shape: NDArray[np.int32]) -> NDArray[np.bool_]:
-            return keep_mask_of_shape(self._seed, int(step), layer, indices, shape.tolist(), rate)
-
-        return tf.ensure_shape(tf.numpy_function(mask, [step, indices, shape], tf.bool), static)
 
 
 class Dropout:
-    """Dropout of an update. `mask(static, dynamic shape, rate, layer)` returns the kept elements, in ops."""
+    """Dropout of an update, or of its micro-batch."""
 
-    def __init__(self, mask: Callable[[tf.TensorShape, tf.Tensor, float, int], tf.Tensor]) -> None:
-        self._mask = mask
+    def __init__(self, job: Job, rank: int, step: tf.Tensor, indices: tf.Tensor, micro_batch: tf.Tensor | None) -> None:
+        self._job, self._rank, self._step, self._indices = job, rank, step, indices
+        if micro_batch is not None and not job.deterministic:
+            self._step = step + tf.cast(micro_batch, tf.int64) * FIRST_STEP_OF_NO_RUN
 
     def __call__(self, x: tf.Tensor, rate: float, layer: int) -> tf.Tensor:
         """Return x with elements zeroed and the others scaled."""
@@ -88,7 +76,16 @@ class Dropout:
 
     def kept(self, static: tf.TensorShape, shape: tf.Tensor, rate: float, layer: int) -> tf.Tensor:
         """Return the boolean mask of a shape."""
-        return self._mask(static, shape, drawn_rate(rate), layer)
+        rate, seed = drawn_rate(rate), self._job.seed
+        if not self._job.deterministic:
+            mixed = np.random.SeedSequence([seed, self._rank, layer]).generate_state(1, np.uint64).view(np.int64)
+            key = tf.stack([tf.constant(mixed[0]), self._step])
+            return tf.random.stateless_uniform(shape, key, alg="philox") >= rate if static.rank == 2 else _half_words(key, shape, rate)
+
+        def mask(step: np.int64, indices: NDArray[np.int32], shape: NDArray[np.int32]) -> NDArray[np.bool_]:
+            return keep_mask_of_shape(seed, int(step), layer, indices, shape.tolist(), rate)
+
+        return tf.ensure_shape(tf.numpy_function(mask, [self._step, self._indices, shape], tf.bool), static)
 
 
 def dropped(x: tf.Tensor, kept: tf.Tensor, rate: float) -> tf.Tensor:
@@ -97,7 +94,10 @@ def dropped(x: tf.Tensor, kept: tf.Tensor, rate: float) -> tf.Tensor:
 
 
 def _half_words(key: tf.Tensor, shape: tf.Tensor, rate: float) -> tf.Tensor:
-    """Return the boolean mask: a half word of Philox per element, exact to 1 in 2¹⁷; half the time of a number each."""
+    """Return the boolean mask from a half word of Philox per element, exact to 1 in 2¹⁷.
+
+    That takes half the time of a number each.
+    """
     size = tf.reduce_prod(shape)
     drawn = tf.random.stateless_uniform([(size + 3) // 4], key, minval=None, maxval=None, dtype=tf.uint64, alg="philox")
     halves = tf.reshape(tf.bitcast(drawn, tf.uint16), [-1])[:size]
@@ -106,8 +106,8 @@ def _half_words(key: tf.Tensor, shape: tf.Tensor, rate: float) -> tf.Tensor:
 
 MIN_MICRO_BATCH = 8  # examples
 MAX_IN_MICRO_BATCHES = 1 << 20  # parameters; each parallel micro-batch has its own gradients
-Losses = Callable[[tf.Tensor, ColumnTensors, Context], tf.Tensor]  # (forward's result, target, context) -> losses [batch]
-Computing = Callable[[HeldParameters, ColumnTensors, ColumnTensors, tf.Tensor, Context], tuple[tf.Tensor, list[tf.Tensor]]]
+Losses = Callable[[tf.Tensor, Columns, Context], tf.Tensor]  # (forward's result, target, context) -> losses [batch]
+Computing = Callable[[HeldParameters, Columns, Columns, tf.Tensor, Context], tuple[tf.Tensor, list[tf.Tensor]]]
 """(parameters, inputs, target, weight, context) -> Σ losses, the gradients of `weight` times that."""
 
 
@@ -121,7 +121,7 @@ class TfModel:
     spec: ModelSpec
     forward: Callable[..., tf.Tensor]
     layouts: Mapping[str, StorageLayout]
-    example_sums: Callable[[tf.Tensor, ColumnTensors, Context], Mapping[str, tf.Tensor]] | None = None
+    example_sums: Callable[[tf.Tensor, Columns, Context], Mapping[str, tf.Tensor]] | None = None
     own_losses: Losses | None = None
     decoding: DecodingFunctions | None = None
     computing: Computing | None = None
@@ -130,7 +130,10 @@ class TfModel:
     def stepper(
         self, read: Callable[[], tuple[HeldParameters, Buffers]], evaluation: Callable[[Buffers], Context], device: str
     ) -> TfStepper:
-        """Return what decodes with the current values of `read`, in ops. Raises RuntimeError for a model that does not translate."""
+        """Return a stepper with the current values of `read`, in ops.
+
+        Raises RuntimeError for a model that does not translate.
+        """
         quality, functions = self.spec.objective.translation, self.decoding
         if quality is None or functions is None:
             raise RuntimeError(f"{self.spec.name!r} does not translate")
@@ -141,6 +144,10 @@ class TfModel:
 
         return TfStepper(functions.called(call), quality.source, self.spec.logits_per_position, device)
 
+    def to_storage(self, name: str, canonical: Array) -> Array:
+        """Return a parameter or buffer in the layout of its variable."""
+        return self.layouts[name].to_storage(canonical) if name in self.layouts else canonical
+
     def parameters(self, held: Mapping[str, tf.Tensor]) -> HeldParameters:
         """Return tensors as held as a forward function's parameters."""
         return HeldParameters(self.spec, self.layouts, held)
@@ -148,19 +155,20 @@ class TfModel:
     def loss_and_gradients(
         self, parameters: HeldParameters, micro_batches: Sequence[Batch], weight: tf.Tensor, context: Context
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Return Σ example losses of all micro-batches and the gradients of `weight` times that, in the spec's order, as held.
+        """Return Σ example losses of all micro-batches and the gradients of `weight` times that.
 
-        With 1 / (weight of all workers' examples) they sum to the mean's gradients. New buffers are in `context`.
+        Gradients are in the spec's order and the stored layout; with 1 / (weight of all workers' examples) they sum to the mean's.
+        New buffers are in `context`.
         """
         compute = self._loss_and_gradients if self.computing is None else self.computing
-        found = [compute(parameters, *batch, weight, context) for batch in micro_batches]
-        if len(found) == 1:
-            return found[0]
-        loss_sums, gradients = zip(*found, strict=True)
-        return tf.add_n(loss_sums), [tf.add_n(each) for each in zip(*gradients, strict=True)]
+        computed = [compute(parameters, *batch, weight, context) for batch in micro_batches]
+        if len(computed) == 1:
+            return computed[0]
+        loss_sums, gradients = zip(*computed, strict=True)
+        return tf.add_n(loss_sums), [tf.add_n(parts) for parts in zip(*gradients, strict=True)]
 
     def _loss_and_gradients(
-        self, parameters: HeldParameters, x: ColumnTensors, y: ColumnTensors, weight: tf.Tensor, context: Context
+        self, parameters: HeldParameters, x: Columns, y: Columns, weight: tf.Tensor, context: Context
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         order = [parameters.held[parameter.name] for parameter in self.spec.parameters]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -180,16 +188,19 @@ class TfModel:
         outputs = self.logits(parameters, micro_batches, context)
         x, y = micro_batches[0] if len(micro_batches) == 1 else (None, tf.concat([labels_b for _, labels_b in micro_batches], axis=0))
         losses_b = self._cross_entropy(outputs, y)[0] if self.own_losses is None else self.own_losses(outputs, y, context)
-        found = self.spec.objective.common_parts(losses_b, tf.ones_like(losses_b), x, y)
+        parts = self.spec.objective.common_parts(losses_b, tf.ones_like(losses_b), x, y)
         if self.own_losses is None and "correct" in self.spec.objective.sums:
-            found["correct"] = tf.argmax(outputs, axis=1, output_type=tf.int32) == y
+            parts["correct"] = tf.argmax(outputs, axis=1, output_type=tf.int32) == y
         if self.example_sums is not None:
-            found |= self.example_sums(outputs, y, context)
-        self.spec.objective.check_parts({name: value.shape.rank if tf.is_tensor(value) else None for name, value in found.items()})
-        return tf.stack([tf.reduce_sum(tf.cast(found[name], tf.float64)) for name in self.spec.objective.sums])
+            parts |= self.example_sums(outputs, y, context)
+        self.spec.objective.check_parts({name: value.shape.rank if tf.is_tensor(value) else None for name, value in parts.items()})
+        return tf.stack([tf.reduce_sum(tf.cast(parts[name], tf.float64)) for name in self.spec.objective.sums])
 
     def _cross_entropy(self, logits_bk: tf.Tensor, y_b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return each example's loss, [batch], and its gradient by the logits, [batch, classes]; GPUs have no repeatable raw op."""
+        """Return each example's loss, [batch], and its gradient by the logits, [batch, classes].
+
+        GPUs have no repeatable raw op.
+        """
         if not self.deterministic:
             losses_b, slopes_bk = tf.raw_ops.SparseSoftmaxCrossEntropyWithLogits(features=logits_bk, labels=y_b)
             return losses_b, slopes_bk
@@ -199,37 +210,40 @@ class TfModel:
 
     def logits(self, parameters: HeldParameters, micro_batches: Sequence[Batch], context: Context) -> tf.Tensor:
         """Return the forward function's results for all micro-batches: of images logits_bk."""
-        found = [self.forward(parameters, x, context) for x, _ in micro_batches]
-        return found[0] if len(found) == 1 else tf.concat(found, axis=0)
+        outputs = [self.forward(parameters, x, context) for x, _ in micro_batches]
+        return outputs[0] if len(outputs) == 1 else tf.concat(outputs, axis=0)
 
     def unflattened(self, flat: tf.Tensor) -> tuple[HeldParameters, dict[str, tf.Tensor]]:
         """Cut a flat vector [spec.size + spec.buffers_size] into parameters and buffers."""
-        every = (*self.spec.parameters, *self.spec.buffers)
-        shapes = [self.layouts[one.name].shape if one.name in self.layouts else one.shape for one in every]
-        pieces = [tf.reshape(piece, shape) for piece, shape in zip(tf.split(flat, [one.size for one in every]), shapes, strict=True)]
+        specs = (*self.spec.parameters, *self.spec.buffers)
+        shapes = [self.layouts[value.name].shape if value.name in self.layouts else value.shape for value in specs]
+        pieces = [tf.reshape(piece, shape) for piece, shape in zip(tf.split(flat, [value.size for value in specs]), shapes, strict=True)]
         count = len(self.spec.parameters)
-        names = [one.name for one in every]
+        names = [value.name for value in specs]
         return self.parameters(dict(zip(names[:count], pieces[:count], strict=True))), dict(zip(names[count:], pieces[count:], strict=True))
 
 
 def examples_at_once(spec: ModelSpec, longest: tf.Tensor, most: tf.Tensor) -> tf.Tensor:
-    """In ops: return how many of `most` examples, with lengths up to `longest`, an evaluation's pass takes: at least one."""
+    """Return how many of `most` examples an evaluation's pass takes, at least one, in ops.
+
+    `longest` is the maximum of their lengths.
+    """
     bytes_each = 4 * spec.logits_per_position * tf.maximum(longest, tf.constant(1, tf.int64))
     fit = tf.minimum(EVALUATION_LOGITS_BYTES // bytes_each, EVALUATION_BATCH)
     return tf.maximum(1, tf.minimum(most, tf.cast(fit, tf.int32)))
 
 
-def flattened(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+def flattened(tensors: Tensors) -> tf.Tensor:
     """Return the elements of all tensors as one vector."""
     return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0)
 
 
 def micro_batches_on(device: str, job: Job, spec: ModelSpec, threads: int) -> int:
-    """Return the number of parallel micro-batches of a sync worker's steps: one per compute thread, or 1.
+    """Return the number of parallel micro-batches of a sync worker's steps.
 
-    Threads then wait for each other once a step, not in every op: the small CNN makes 1.5 times as many steps of 16 examples, 1.2 times
-    as many of 256. Not for large models, batch statistics or shared dropout masks, nor async, as the chief does not know workers'
-    threads.
+    It is one per compute thread, or 1. Threads then wait for each other once a step, not in every op: the small CNN makes 1.5 times as many
+    steps of 16 examples, 1.2 times as many of 256. Not for large models, batch statistics or shared dropout masks, nor async, as the chief
+    does not know workers' threads.
     """
     convolves = any(len(parameter.shape) == 4 for parameter in spec.parameters)
     suitable = (
@@ -245,15 +259,18 @@ def micro_batches_on(device: str, job: Job, spec: ModelSpec, threads: int) -> in
 
 
 def build_model(name: str, spec: ModelSpec, *, deterministic: bool = False) -> TfModel:
-    """Find the functions of a model. Raises UsageError without a forward function or the named loss."""
-    found = ModelFunctions.of(name, "tf", spec.objective, shape_of)
-    layouts = found.module.storage_layouts(spec) if hasattr(found.module, "storage_layouts") else {}
-    forward = watched(found.module.forward, name)
-    return TfModel(spec, forward, layouts, found.example_sums, found.losses, found.decoding, deterministic=deterministic)
+    """Find the functions of a model.
+
+    Raises UsageError without a forward function or the named loss.
+    """
+    functions = ModelFunctions.find(name, "tf", spec.objective, shape_of)
+    layouts = functions.module.storage_layouts(spec) if hasattr(functions.module, "storage_layouts") else {}
+    forward = watched(functions.module.forward, name)
+    return TfModel(spec, forward, layouts, functions.example_sums, functions.losses, functions.decoding, deterministic=deterministic)
 
 
 def _dense(gradients: Sequence[tf.Tensor | tf.IndexedSlices]) -> list[tf.Tensor]:
-    """Convert sparse gradients (of a gathered table), so that all are summed and applied alike, as on torch."""
+    """Convert sparse gradients (of a gathered table), which torch does not have."""
     return [tf.convert_to_tensor(gradient) for gradient in gradients]
 
 
@@ -266,7 +283,10 @@ def summed(
     stop: tf.Tensor | int,
     micro_batches: int = 1,
 ) -> tf.Tensor:
-    """Return `TfModel.sums`, float64 [sums], of the examples start … stop − 1, in so many parallel micro-batches."""
+    """Return `TfModel.sums`, float64 [sums], of the examples start … stop − 1.
+
+    They are computed in so many parallel micro-batches.
+    """
     size = evaluation_batch(model.spec)
 
     def body(begin: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

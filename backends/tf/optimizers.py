@@ -1,6 +1,6 @@
-"""The update rules, by torch's formulas, over one variable and its slots; gradient clipping and loss scaling.
+"""Update rules over one variable and its slots, gradient clipping and loss scaling.
 
-SGD: g ← g + d·w; b ← μ·b + g; w ← w − η·b (Nesterov: w − η·(g + μ·b))
+SGD: g ← g + d·w; b ← μ·b + g; w ← w − η·b (Nesterov: w − η·(g + μ·b)), as torch
 Adam: g ← g + d·w (AdamW: w ← w − η·d·w); m ← β₁m + (1−β₁)g; v ← β₂v + (1−β₂)g²; w ← w − η/(1−β₁ᵗ)·m / (√v/√(1−β₂ᵗ) + ε)
 TensorFlow's op computes w − α·m/(√v + ε'): the same with α = η·√(1−β₂ᵗ)/(1−β₁ᵗ) and ε' = ε·√(1−β₂ᵗ), computed in float64 from the op's
 float32 values of β: 1 − 0.999 in float32 is off by 1.3e-5, and so would be the first update.
@@ -21,28 +21,41 @@ from ...core.update_rules import EMA, FIRST_MOMENT, MOMENTUM, SECOND_MOMENT, ave
 from ...models.base import ForwardContext
 from ..capabilities import unused_precision
 from ..vectors import FIRST_SCALE, next_scale, refuse_exhausted
+from .data import Tensors
 
-Scalars = Sequence[tf.Tensor]
+Scalars = Tensors
 Slots = Mapping[str, tf.Variable]
 
 
 class Optimizer:
-    """An update rule with slots from zero; `host_scalars` come before the loop, `scalars` in it where `needs_count`."""
+    """Update rule with slots from zero.
+
+    `host_scalars` come before the loop, `scalars` in it where `needs_count`.
+    """
 
     slots: tuple[str, ...]
     needs_count = True  # whether the scalars depend on the number of the update
 
     def values(self, module: Any, rate: Any, update: Any) -> Sequence[Any]:
-        """Return the scalars, float64, of updates by learning rate and number (from 1), by the functions of numpy or TensorFlow."""
+        """Return the scalars, float64, of updates by learning rate and number (from 1).
+
+        `module` is numpy or TensorFlow.
+        """
         raise NotImplementedError
 
     def host_scalars(self, learning_rates: NDArray[np.float64], first_update: int) -> NDArray[np.float32]:
-        """Return the scalars of consecutive updates, float32 [count, scalars]; `first_update` counts from 1."""
+        """Return the scalars of consecutive updates, float32 [count, scalars].
+
+        `first_update` counts from 1.
+        """
         update = np.arange(first_update, first_update + len(learning_rates), dtype=np.float64)
         return np.stack(self.values(np, learning_rates, update), axis=1).astype(np.float32)
 
     def scalars(self, learning_rate: tf.Tensor, update: tf.Tensor | None) -> Scalars:
-        """Return those of one update, float32, in ops; `learning_rate` float32, `update` int64 from 1."""
+        """Return those of one update, float32, in ops.
+
+        `learning_rate` float32, `update` int64 from 1.
+        """
         if not self.needs_count:
             return (learning_rate,)
         values = self.values(tf, tf.cast(learning_rate, tf.float64), tf.cast(update, tf.float64))
@@ -101,7 +114,10 @@ class Adam(Optimizer):
         return rate * root / (1.0 - _float32(self.beta1) ** update), self.epsilon * root, rate * self.weight_decay
 
     def apply(self, variable: tf.Variable, slots: Slots, gradient: tf.Tensor, scalars: Scalars) -> tf.Operation:
-        """Apply one update; see the formula on top. The op's own bias correction is off: both powers are 0."""
+        """Apply one update; see the formula on top.
+
+        The op's own bias correction is off: both powers are 0.
+        """
         step_size, epsilon, decay = scalars
         before: list[tf.Operation] = []
         if self.weight_decay and self.decoupled:
@@ -127,7 +143,10 @@ class Adam(Optimizer):
 
 @dataclass(frozen=True)
 class Averaging(Optimizer):
-    """A rule with a moving average of its parameters (`core.update_rules`). Scalars: those of `rule`, then 1 − dₜ."""
+    """Rule with a moving average of its parameters (`core.update_rules`).
+
+    Scalars: those of `rule`, then 1 − dₜ.
+    """
 
     slots: tuple[str, ...]
     rule: Optimizer
@@ -139,8 +158,8 @@ class Averaging(Optimizer):
 
     def apply(self, variable: tf.Variable, slots: Slots, gradient: tf.Tensor, scalars: Scalars) -> tf.Operation:
         """Apply one update, then move the average towards the new values."""
-        *own, rate = scalars
-        with tf.control_dependencies([self.rule.apply(variable, slots, gradient, own)]):
+        *rule_scalars, rate = scalars
+        with tf.control_dependencies([self.rule.apply(variable, slots, gradient, rule_scalars)]):
             distance = slots[EMA].read_value() - variable.read_value()
             return tf.raw_ops.AssignSubVariableOp(resource=slots[EMA].handle, value=rate * distance)
 
@@ -154,8 +173,11 @@ def build_optimizer(job: Job) -> Optimizer:
     return Averaging(rule.slots, rule, job.ema_decay) if job.ema_decay else rule
 
 
-def clipped(gradients: Sequence[tf.Tensor], limit: float) -> list[tf.Tensor]:
-    """In ops: scale gradients down to a norm of about `limit` together: g · min(1, limit / (‖g‖ + 1e-6)), as clip_grad_norm_."""
+def clipped(gradients: Tensors, limit: float) -> list[tf.Tensor]:
+    """Scale gradients down to a norm of about `limit` together, in ops.
+
+    g · min(1, limit / (‖g‖ + 1e-6)), as clip_grad_norm_.
+    """
     factor = tf.minimum(1.0, limit / (tf.linalg.global_norm(gradients) + 1e-6))
     return [gradient * factor for gradient in gradients]
 
@@ -164,11 +186,14 @@ def _float32(value: float) -> float:
     return float(np.float32(value))
 
 
-Compute = Callable[..., Sequence[tf.Tensor]]  # (begin, end, number int32, sums so far) -> summands
+Compute = Callable[..., Tensors]  # (begin, end, number int32, sums so far) -> summands
 
 
-def accumulated(compute: Compute, size: tf.Tensor, most: int, zeros: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Return the sums of `compute`, with the shapes of `zeros`, over the micro-batches ⌊size·j / k⌋ with k = min(most, size) ≥ 1."""
+def accumulated(compute: Compute, size: tf.Tensor, most: int, zeros: Tensors) -> list[tf.Tensor]:
+    """Return the sums of `compute` over micro-batches, with the shapes of `zeros`.
+
+    Their borders are ⌊size·j / k⌋ with k = min(most, size) ≥ 1.
+    """
     count = tf.minimum(most, tf.maximum(size, 1))
 
     def border(number: tf.Tensor) -> tf.Tensor:
@@ -176,8 +201,8 @@ def accumulated(compute: Compute, size: tf.Tensor, most: int, zeros: Sequence[tf
         return tf.cast(whole // tf.cast(count, tf.int64), tf.int32)
 
     def body(number: tf.Tensor, *sums: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        found = compute(border(number), border(number + 1), number, *sums)
-        return number + 1, *(total + one for total, one in zip(sums, found, strict=True))
+        summands = compute(border(number), border(number + 1), number, *sums)
+        return number + 1, *(total + summand for total, summand in zip(sums, summands, strict=True))
 
     _, *sums = tf.while_loop(lambda number, *_: number < count, body, (tf.constant(0), *zeros), parallel_iterations=1)
     return list(sums)
@@ -199,7 +224,7 @@ def precision_used(precision: str, device: str) -> str:
 
 
 def watched(forward: Callable[..., tf.Tensor], model: str) -> Callable[..., tf.Tensor]:
-    """Return a forward function whose tracing raises UsageError if it computes nothing in the low format."""
+    """Return a forward function whose tracing raises UsageError without the low format."""
 
     def watching(parameters: Any, x: Any, context: ForwardContext[tf.Tensor]) -> tf.Tensor:
         if context.compute is None or tf.executing_eagerly():
@@ -222,7 +247,7 @@ def _computed_in(graph: tf.Graph, first: int, low: tf.DType) -> Iterator[bool]:
             yield node.op != "Cast" and node.attr["T"].type == low.as_datatype_enum
 
 
-def unscaled(gradients: Sequence[tf.Tensor], scale: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
+def unscaled(gradients: Tensors, scale: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
     """In ops: return the gradients divided by the scale, and whether all are finite."""
     return [gradient / scale for gradient in gradients], tf.reduce_all(
         [tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients]
@@ -243,11 +268,11 @@ class LossScale:
 
     @property
     def scalars(self) -> dict[str, float]:
-        """What a checkpoint keeps."""
+        """Numbers for a checkpoint."""
         return {"loss_scale": float(self.scale.numpy()), "clean_steps": float(self._clean.numpy())}
 
     def restore(self, scalars: Mapping[str, float]) -> None:
-        """Restore what a checkpoint kept, or the initial values."""
+        """Restore the numbers of a checkpoint, or the initial values."""
         values = {**self.initial(), **scalars}
         self.scale.assign(values["loss_scale"])
         self._clean.assign(values["clean_steps"])
@@ -256,8 +281,11 @@ class LossScale:
         """Raise RunFailedError if the scale is exhausted."""
         refuse_exhausted(float(self.scale.numpy()))
 
-    def guarded(self, gradients: Sequence[tf.Tensor], apply: Callable[[Sequence[tf.Tensor]], object]) -> None:
-        """In ops: `apply` the divided gradients if all are finite, and adapt the scale; ranks with summed gradients agree."""
+    def guarded(self, gradients: Tensors, apply: Callable[[Tensors], object]) -> None:
+        """Apply the divided gradients if all are finite, and adapt the scale, in ops.
+
+        Ranks with summed gradients agree.
+        """
         divided, finite = unscaled(gradients, self.scale)
 
         def take() -> tf.Tensor:

@@ -1,8 +1,10 @@
-"""TensorFlow's configuration in a task: environment before its import, the rest before the first op."""
+"""Configuration of TensorFlow in a task.
+
+The environment is set before its import, the rest before the first op.
+"""
 
 from __future__ import annotations
 
-import copy
 import errno
 import glob
 import itertools
@@ -14,7 +16,6 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...core.cluster import Cluster, Task
 from ...core.errors import RunFailedError, UsageError
@@ -54,7 +55,10 @@ def import_tensorflow(*, deterministic: bool) -> None:
 
 
 def prepare(task: Task, job: Job, spec: ModelSpec) -> str:
-    """Import and configure TensorFlow; return the device, such as ``CPU:0``. Raises UsageError if a required GPU is missing."""
+    """Import and configure TensorFlow; return the device, such as ``CPU:0``.
+
+    Raises UsageError if a required GPU is missing.
+    """
     import_tensorflow(deterministic=job.deterministic)
     import tensorflow as tf
 
@@ -71,7 +75,10 @@ def prepare(task: Task, job: Job, spec: ModelSpec) -> str:
 
 
 def _op_threads(task: Task, job: Job, spec: ModelSpec, device: str) -> tuple[int, int]:
-    """Return the threads within an op and those for parallel ops: a tenth faster for AlexNet in bf16 and ResNet-18."""
+    """Return the threads within an op and those for parallel ops.
+
+    Parallel ops make AlexNet in bf16 and ResNet-18 a tenth faster.
+    """
     from .model import micro_batches_on
 
     if (micro_batches := micro_batches_on(device, job, spec, task.threads)) > 1:
@@ -97,7 +104,7 @@ def _choose_device(task: Task, job: Job) -> str:
     return "GPU:0"
 
 
-def kind_of(device: str) -> Device:
+def device_kind(device: str) -> Device:
     """Return a device's name in records."""
     return "gpu" if device.startswith("GPU") else "cpu"
 
@@ -118,7 +125,10 @@ def set_tf_config(task: Task) -> None:
 
 
 def within(seconds: float, what: str, call: Callable[[], Result]) -> Result:
-    """Return `call()`; RunFailedError after `seconds`, in which the process has to end: the call continues in a thread."""
+    """Return `call()`; raise RunFailedError after `seconds`.
+
+    The process then has to end, as the call continues in a thread.
+    """
     future = call_in_thread(call, f"tf-{what}")
     if wait([future], seconds).not_done:
         raise RunFailedError(f"start_timeout: {what} took more than {seconds:g} s; does every task run, and do the nodes reach each other?")
@@ -127,7 +137,10 @@ def within(seconds: float, what: str, call: Callable[[], Result]) -> Result:
 
 @contextmanager
 def translated_errors(task: Task) -> Iterator[None]:
-    """Raise OSError(EADDRINUSE) for a port that TensorFlow's server cannot use; its own error does not give the reason."""
+    """Raise OSError(EADDRINUSE) for a port that TensorFlow's server cannot use.
+
+    Its own error does not give the reason.
+    """
     import tensorflow as tf
 
     try:
@@ -139,7 +152,10 @@ def translated_errors(task: Task) -> Iterator[None]:
 
 
 def fits_single_threaded_executor(graph: Any) -> bool:
-    """Return whether a `tf.Graph` runs on the sequential executor: functions called by ops other than loops may deadlock."""
+    """Return whether a `tf.Graph` runs on the sequential executor.
+
+    Functions called by ops other than loops may deadlock.
+    """
     definition = graph.as_graph_def()
     nodes = itertools.chain(definition.node, *(function.node_def for function in definition.library.function))
     return not any(
@@ -147,20 +163,14 @@ def fits_single_threaded_executor(graph: Any) -> bool:
     )
 
 
-@contextmanager
-def single_threaded_executor() -> Iterator[None]:
-    """Trace and run on TensorFlow's sequential executor: a third faster for logistic regression (784 features, batch 10)."""
+def single_threaded_executor() -> Any:
+    """Return a context in which functions run on TensorFlow's sequential executor.
+
+    That is a third faster for logistic regression (784 features, batch 10). Trace them in it, too.
+    """
     from tensorflow.python.eager import context
 
-    running = context.context()
-    before = running.function_call_options
-    options = copy.copy(before)
-    options.executor_type = "SINGLE_THREADED_EXECUTOR"
-    running.function_call_options = options
-    try:
-        yield
-    finally:
-        running.function_call_options = before
+    return context.function_executor_type("SINGLE_THREADED_EXECUTOR")
 
 
 COPY_THREADS = 2  # one does not use the whole memory bandwidth
@@ -168,16 +178,22 @@ PIECE_ELEMENTS = 1 << 22  # floats per copy, so that threads share a large param
 PERMUTED_ELEMENTS = 1 << 18  # the same in another element order, which is slower
 
 
-def copy_all(pairs: Iterable[tuple[NDArray[np.float32], NDArray[np.float32]]]) -> None:
-    """Copy each second array into the first, in threads. Targets are contiguous; sources may be in another order."""
+def copy_all(pairs: Iterable[tuple[Array, Array]]) -> None:
+    """Copy each second array into the first, in threads.
+
+    Targets are contiguous; sources may be in another order.
+    """
     pieces = [piece for target, source in pairs for piece in _pieces(target, source)]
     with ThreadPoolExecutor(COPY_THREADS) as threads:
         for _ in threads.map(lambda pair: np.copyto(*pair), pieces):
             pass  # a failed copy raises here
 
 
-def _pieces(target: NDArray[np.float32], source: NDArray[np.float32]) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
-    """Cut both alike, a source in another order along its first axis only, since its flat view is a copy."""
+def _pieces(target: Array, source: Array) -> Iterator[tuple[Array, Array]]:
+    """Cut both arrays into the same pieces.
+
+    A source in another order is cut along its first axis only, since its flat view is a copy.
+    """
     if source.flags.c_contiguous:
         target, source, step = target.reshape(-1), source.reshape(-1), PIECE_ELEMENTS
     else:
@@ -188,7 +204,10 @@ def _pieces(target: NDArray[np.float32], source: NDArray[np.float32]) -> Iterato
 
 
 def checked_values(spec: ModelSpec, slots: Sequence[str], state: State) -> list[Array | None]:
-    """Return `vectors.each_value`. Raises ValueError, naming the value, if a state does not fit the model or optimiser."""
+    """Return `vectors.each_value`.
+
+    Raises ValueError, naming the value, if a state does not fit the model or optimiser.
+    """
     strangers = sorted(set(state.slots) - set(slots))
     if strangers:
         raise ValueError(f"the given state has slots {', '.join(strangers)}; this optimiser has {', '.join(slots) or 'none'}")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from ...core.cluster import Task, TaskSpec
 from ...core.job import Job
 from ...core.plugins import find
 from ...data.base import Dataset
 from ...models.base import ModelSpec
-from ..base import Availability, Server, Session, TensorFunctions, make_sampler, parameter_server_placement, ranks_placement
+from ..base import Availability, Server, Session, TensorFunctions, parameter_server_placement, ranks_placement
 from ..capabilities import COMPLETE, ExportFormat
 from ..export import Export
 
@@ -75,22 +76,12 @@ class TorchBackend:
             from .sync_session import SyncSession
 
             return SyncSession(task, job, model, data, device)
-        from .asynchronous import FlatRule
+        from ..parameter_server.worker import open_task
+        from .asynchronous import ChiefTranslating, FlatRule, TorchComputation
 
-        if task.placed.role == "chief":
-            from ..parameter_server.session import AsyncSession
-            from .asynchronous import ChiefTranslating
-
-            return AsyncSession(task, job, model, data, FlatRule, ChiefTranslating(job, model, data))
-        if task.placed.role == "ps":
-            from ...exchange.parameter_server.server import ShardServer
-
-            return ShardServer(task, job, model, FlatRule)
-        from ..parameter_server.worker import Worker
-        from .asynchronous import TorchComputation
-
-        sampler = make_sampler(job, data, model.objective.weight)
-        return Worker(task, job, model, sampler, TorchComputation(task, job, model, data, sampler, device))
+        translate = ChiefTranslating(job, model, data)
+        compute = partial(TorchComputation, task, job, model, data, device=device)
+        return open_task(task, job, model, data, FlatRule, compute, translate)
 
     def tensor_functions(self) -> TensorFunctions:
         """Import torch and return the conversions; see `HasTensors`."""

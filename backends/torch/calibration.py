@@ -1,9 +1,9 @@
-"""Repetition of a step's components after training, on a sync rank and an async worker, and traces of steps."""
+"""Repetition of a step's components after training, and traces of steps."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -13,10 +13,10 @@ from ...core.cluster import Task
 from ...core.job import Job
 from ...data.sampler import Batches
 from ..timing import Calibrator, Exchange, StepTracer
-from .data import ColumnTensors, ResidentSplit
+from .data import Columns, ResidentSplit, Tensors
 
 SMALL_ELEMENTS = 16  # gloo skips messages of vectors too short to cut: 1 element takes 0.3 ms, 8 or 1000 take 1.2 ms (two ranks)
-Compute = Callable[[ColumnTensors, ColumnTensors, Batches], object]  # (inputs, target, the same as a `Batches`)
+Compute = Callable[[Columns, Columns, Batches], object]  # (inputs, target, the same as a `Batches`)
 
 
 def make_calibrator(data: ResidentSplit, batches: Batches, compute: Compute, exchange: Exchange | None, device: torch.device) -> Calibrator:
@@ -35,13 +35,16 @@ def make_calibrator(data: ResidentSplit, batches: Batches, compute: Compute, exc
     )
 
 
-class AllReduce:
-    """The exchange of a sync step: DDP's own buckets with the gradients, averaged over `world` ranks."""
+class DdpExchange:
+    """Exchange of a sync step: DDP's buckets with the gradients, averaged over `world` ranks."""
 
-    def __init__(self, gradients: Sequence[torch.Tensor], world: int) -> None:
-        """Find the buckets: with ``gradient_as_bucket_view`` each gradient is a view of one, so that no memory is needed."""
+    def __init__(self, gradients: Tensors, world: int) -> None:
+        """Find the buckets.
+
+        With ``gradient_as_bucket_view`` each gradient is a view of one, so that no memory is needed.
+        """
         storages = {gradient.untyped_storage().data_ptr(): gradient for gradient in gradients}
-        self._buckets = [torch.empty(0, device=one.device).set_(one.untyped_storage()) for one in storages.values()]
+        self._buckets = [torch.empty(0, device=view.device).set_(view.untyped_storage()) for view in storages.values()]
         self._small = [torch.zeros(min(len(bucket), SMALL_ELEMENTS * world), device=bucket.device) for bucket in self._buckets]
         self._world = world
 
@@ -53,7 +56,7 @@ class AllReduce:
         """Average as many buckets of a few bytes."""
         self._reduce(self._small)
 
-    def _reduce(self, tensors: Sequence[torch.Tensor]) -> None:
+    def _reduce(self, tensors: Tensors) -> None:
         started = []
         for tensor in tensors:
             tensor.div_(self._world)

@@ -1,4 +1,7 @@
-"""The other ranks: none, or a process group, formed on the first rank's port; `direct.py` has the direct exchange."""
+"""Collectives of a single rank or of a process group, formed on the first rank's port.
+
+`direct.py` has the direct exchange.
+"""
 
 from __future__ import annotations
 
@@ -14,40 +17,49 @@ from ...core.job import Job
 from ..base import interface_of, set_nccl_interface
 
 
-class Ranks:
-    """All ranks of a job, as one of them sees them; called alike on all. This class is a single rank, which does nothing."""
+class Collectives:
+    """Collectives of all ranks of a job, called in the same order on all.
 
-    def add_up(self, tensor: torch.Tensor) -> None:
+    This class is a single rank, which does nothing.
+    """
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
         """Replace a contiguous tensor by its sum over all ranks."""
 
-    def spread(self, tensor: torch.Tensor) -> None:
+    def broadcast(self, tensor: torch.Tensor) -> None:
         """Broadcast the first rank's contiguous tensor."""
 
     def barrier(self) -> None:
         """Wait for all ranks."""
 
     def leave(self, *, healthy: bool) -> None:
-        """Wait for all, so that none ends while another needs it, and disconnect; do not wait after a failure."""
+        """Wait for all, so that none ends while another needs it, and disconnect.
+
+        Do not wait after a failure.
+        """
 
 
-class ProcessGroup(Ranks):
-    """The ranks of torch's default process group."""
+class NativeCollectives(Collectives):
+    """Collectives of torch's default process group."""
 
     def __init__(self, task: Task, job: Job, device: torch.device) -> None:
-        """Form the group: gloo, or nccl if each rank has a GPU. Raises OSError with EADDRINUSE, or DistError for missing ranks."""
+        """Form the group: gloo, or nccl if each rank has a GPU.
+
+        Raises OSError with EADDRINUSE, or DistError for missing ranks.
+        """
         os.environ["GLOO_SOCKET_IFNAME"] = interface_of(task.address)
         store = _store(task, job)
-        collectives = _choose_collectives(store, task, device)
+        collectives = _choose_backend(store, task, device)
         if collectives == "nccl":
             set_nccl_interface(task.address)
         waits = timedelta(seconds=job.stall_timeout)
         dist.init_process_group(collectives, store=store, rank=task.rank, world_size=task.cluster.workers, timeout=waits)
 
-    def add_up(self, tensor: torch.Tensor) -> None:
+    def all_reduce(self, tensor: torch.Tensor) -> None:
         """All-reduce."""
         dist.all_reduce(tensor)
 
-    def spread(self, tensor: torch.Tensor) -> None:
+    def broadcast(self, tensor: torch.Tensor) -> None:
         """Broadcast."""
         dist.broadcast(tensor, 0)
 
@@ -56,7 +68,7 @@ class ProcessGroup(Ranks):
         dist.barrier()
 
     def leave(self, *, healthy: bool) -> None:
-        """Destroy the group; see `Ranks`."""
+        """Destroy the group; see `Collectives`."""
         if not dist.is_initialized():
             return
         try:
@@ -67,7 +79,10 @@ class ProcessGroup(Ranks):
 
 
 def _store(task: Task, job: Job) -> dist.TCPStore:
-    """Return the key-value store by which ranks find each other, served by the first rank on its own address only."""
+    """Return the key-value store by which ranks find each other.
+
+    The first rank serves it, on its address only.
+    """
     host, port = task.cluster.endpoint(task.cluster.of_role("worker")[0])
     waits = timedelta(seconds=job.start_timeout)
     if task.rank:
@@ -78,8 +93,11 @@ def _store(task: Task, job: Job) -> dist.TCPStore:
         )
 
 
-def _choose_collectives(store: dist.TCPStore, task: Task, device: torch.device) -> str:
-    """Return ``nccl`` if no two ranks share a GPU (nccl refuses that), else ``gloo``; the same on every rank."""
+def _choose_backend(store: dist.TCPStore, task: Task, device: torch.device) -> str:
+    """Return ``nccl`` if no two ranks share a GPU (nccl refuses that), else ``gloo``.
+
+    The same on every rank.
+    """
     mine = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
     store.set(f"device/{task.rank}", mine)
     devices = [store.get(f"device/{rank}").decode() for rank in range(task.cluster.workers)]

@@ -22,14 +22,14 @@ from ...core.job import Job
 from ...data.sampler import Batches
 from ...models.base import ForwardContext
 from ..compiling import Timing, compiled_sizes, settle, timed
-from .data import ColumnTensors, ResidentSplit, part_of
+from .data import Columns, ResidentSplit, Tensors, part_of
 from .model import Dropout, Model
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"  # where torch keeps compiled code; users may choose a lasting folder
 TICK_SECONDS = 0.05
 
 
-def missing() -> str | None:
+def find_missing_part() -> str | None:
     """Return the part missing for torch.compile and how to install it, or None."""
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler.split()[0] if compiler.strip() else "g++") is None:
@@ -39,8 +39,11 @@ def missing() -> str | None:
     return None
 
 
-def set_up() -> None:
-    """Import the compiler, with temporary files of this task and no processes apart from those that compile."""
+def configure_compiler() -> None:
+    """Import the compiler, with temporary files of this task.
+
+    It starts no processes apart from those that compile.
+    """
     os.environ.setdefault(CACHE_VARIABLE, os.path.join(os.environ.get("TMPDIR") or tempfile.gettempdir(), "torchinductor"))
     import torch._dynamo
     import torch._inductor.config
@@ -50,8 +53,8 @@ def set_up() -> None:
     torch._dynamo.config.optimize_ddp = False  # which would cut a forward pass along DDP's buckets
 
 
-def end_children_of(thread: threading.Thread) -> None:
-    """Kill a thread's child processes until it has ended; returns at once."""
+def kill_children(thread: threading.Thread) -> None:
+    """Kill a thread's child processes until it has ended, in the background."""
 
     def end() -> None:
         while thread.is_alive():
@@ -65,20 +68,20 @@ def end_children_of(thread: threading.Thread) -> None:
 
 def _descendants(children: str) -> Iterator[int]:
     try:
-        found = [int(pid) for pid in Path(children).read_text().split()]
-    except OSError:  # has ended meanwhile
+        pids = [int(pid) for pid in Path(children).read_text().split()]
+    except OSError:  # has ended since
         return
-    for pid in found:
+    for pid in pids:
         with suppress(OSError):
             for task in os.listdir(f"/proc/{pid}/task"):
                 yield from _descendants(f"/proc/{pid}/task/{task}/children")
         yield pid
 
 
-# Compiled for the sizes of almost all batches, as a function of tensors alone: dropout masks come from outside, as arguments.
+# Compiled for the sizes of almost all batches, as a function of only tensors: dropout masks come from outside, as arguments.
 
 Context = ForwardContext[torch.Tensor]
-Compute = Callable[[Mapping[str, torch.Tensor], ColumnTensors, ColumnTensors, Context], torch.Tensor]
+Compute = Callable[[Mapping[str, torch.Tensor], Columns, Columns, Context], torch.Tensor]
 """(parameters, inputs, target, context) -> Σ losses."""
 
 Mask = tuple[torch.Tensor, float, int]  # a tensor like dropout's argument, rate, layer
@@ -97,7 +100,7 @@ class CompiledLoss:
         self._given_up = False
         self._function = torch.compile(self._on_tensors, dynamic=False, backend=self._backend)
 
-    def takes(self, y: ColumnTensors) -> bool:
+    def takes(self, y: Columns) -> bool:
         """Return whether a batch's size is compiled."""
         return isinstance(y, torch.Tensor) and len(y) in self._sizes
 
@@ -106,21 +109,23 @@ class CompiledLoss:
         self._given_up = True
 
     def __call__(
-        self, named: Mapping[str, torch.Tensor], x: ColumnTensors, y: torch.Tensor, context: Context, *, apart: bool = False
+        self, named: Mapping[str, torch.Tensor], x: Columns, y: torch.Tensor, context: Context, *, apart: bool = False
     ) -> torch.Tensor:
-        """Return the sum of losses, and new buffers in `context`; `apart` changes nothing of training, not even generators."""
+        """Return the sum of losses, and new buffers in `context`.
+
+        `apart` changes nothing of training, not even generators.
+        """
         masks = {layer: self._factors(context, like, rate, layer, apart=apart) for like, rate, layer in self._drawn(named, x, y, context)}
         loss, updated = self._function(dict(named), dict(context.buffers), x, y, masks, context.compute, context.settings)
         if not apart:
             context.updated.update(updated)
-        found: torch.Tensor = loss
-        return found
+        return loss
 
     def _on_tensors(
         self,
         named: Mapping[str, torch.Tensor],
         buffers: Mapping[str, torch.Tensor],
-        x: ColumnTensors,
+        x: Columns,
         y: torch.Tensor,
         masks: Mapping[int, torch.Tensor],
         low: torch.dtype | None,
@@ -130,7 +135,7 @@ class CompiledLoss:
         context.dropout = lambda x, rate, layer: x * masks[layer]
         return self._compute(named, x, y, context), context.updated
 
-    def _backend(self, graph: Any, inputs: Sequence[torch.Tensor]) -> Any:
+    def _backend(self, graph: Any, inputs: Tensors) -> Any:
         if self._given_up:
             raise GivenUpError("compiling was given up")
         from torch._inductor.compile_fx import compile_fx
@@ -143,40 +148,43 @@ class CompiledLoss:
             return torch.ones_like(like)
         return context.dropout.factors(like, rate, layer)
 
-    def _drawn(self, named: Mapping[str, torch.Tensor], x: ColumnTensors, y: torch.Tensor, outer: Context) -> list[Mask]:
+    def _drawn(self, named: Mapping[str, torch.Tensor], x: Columns, y: torch.Tensor, outer: Context) -> list[Mask]:
         if not isinstance(outer.dropout, Dropout):
             return []
         if len(y) not in self._masks:
-            found: list[Mask] = []
+            masks: list[Mask] = []
 
             def note(x: torch.Tensor, rate: float, layer: int) -> torch.Tensor:
-                found.append((torch.empty_like(x), rate, layer))
+                masks.append((torch.empty_like(x), rate, layer))
                 return x
 
             context: Context = ForwardContext(training=True, buffers=outer.buffers, compute=outer.compute, settings=outer.settings)
             context.dropout = note
             with torch.no_grad():
                 self._compute(named, x, y, context)
-            self._masks[len(y)] = found
+            self._masks[len(y)] = masks
         return self._masks[len(y)]
 
 
 def choose(job: Job, model: Model, data: ResidentSplit, first: Batches, step: Callable[[], float], tasks: int, *, timing: bool) -> None:
-    """Compile training losses if required, or if faster on all `tasks` with `timing`. Raises UsageError if impossible."""
+    """Compile training losses if required, or if faster on all `tasks` with `timing`.
+
+    Raises UsageError if impossible.
+    """
     if job.compile == "off" or (job.compile == "auto" and not timing):
         return
-    lacking = missing()
+    problem = find_missing_part()
     if job.compile == "on":
-        if lacking is not None:
+        if problem is not None:
             raise UsageError(
-                f"compile: got 'on', as typed or as 'auto' has chosen for this run before, but {lacking}. Allowed without it: off, and for "
+                f"compile: got 'on', as typed or as 'auto' has chosen for this run before, but {problem}. Allowed without it: off, and for "
                 "a new run auto (which does not compile then)."
             )
-        set_up()
+        configure_compiler()
         model.compiled = _loss(job, model, first)
-        _compute_apart(model, _copied(data, first, job.accumulate), model.compiled)
-    elif lacking is not None:
-        settle(Timing(step(), None, lacking), tasks)  # the other tasks receive the reason, and no task compiles
+        _compute_isolated(model, _copied(data, first, job.accumulate), model.compiled)
+    elif problem is not None:
+        settle(Timing(step(), None, problem), tasks)  # the other tasks receive the reason, and no task compiles
     else:
         _compile_if_faster(job, model, data, first, step, tasks)
 
@@ -189,34 +197,37 @@ def _compile_if_faster(job: Job, model: Model, data: ResidentSplit, first: Batch
 
     def compile_loss() -> None:
         compiling.append(threading.current_thread())
-        set_up()
+        configure_compiler()
         made.append(_loss(job, model, first))
         if given_up.is_set():
             made[0].give_up()
-        _compute_apart(model, batches, made[0])
+        _compute_isolated(model, batches, made[0])
 
     def give_up() -> None:
         given_up.set()
         for loss in made:
             loss.give_up()
         for thread in compiling:
-            end_children_of(thread)
+            kill_children(thread)
 
     def compiled() -> float:
         model.compiled = made[0]
         return step()
 
-    pays = settle(timed(step, compile_loss, compiled, give_up), tasks)
-    model.compiled = made[0] if pays else None  # also where the timing itself failed
+    faster = settle(timed(step, compile_loss, compiled, give_up), tasks)
+    model.compiled = made[0] if faster else None  # also where the timing itself failed
 
 
 def _loss(job: Job, model: Model, first: Batches) -> CompiledLoss:
     size = int(first.offsets[-1] - first.offsets[0])
-    return CompiledLoss(model.loss_of, compiled_sizes(size, job.accumulate))
+    return CompiledLoss(model.compute_loss, compiled_sizes(size, job.accumulate))
 
 
 def _copied(data: ResidentSplit, first: Batches, accumulate: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return copies of a micro-batch of each size in a batch; the next batch overwrites the split's own memory."""
+    """Return copies of a micro-batch of each size in a batch.
+
+    The next batch overwrites the split's own memory.
+    """
     ((x, y),) = next(iter(data.blocks(first)))
     parts, _ = first.in_micro_batches(accumulate)
     sizes = {int(size) for size in np.diff(parts.offsets)} - {0}
@@ -224,6 +235,6 @@ def _copied(data: ResidentSplit, first: Batches, accumulate: int) -> list[tuple[
     return [(x.clone(), y.clone()) for x, y in cut if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor)]
 
 
-def _compute_apart(model: Model, batches: Sequence[tuple[torch.Tensor, torch.Tensor]], loss: CompiledLoss) -> None:
+def _compute_isolated(model: Model, batches: Sequence[tuple[torch.Tensor, torch.Tensor]], loss: CompiledLoss) -> None:
     for x, y in batches:
-        torch.autograd.grad(loss(model.named, x, y, model.passes.training_apart(), apart=True), model.leaves)
+        torch.autograd.grad(loss(model.named, x, y, model.passes.separate_training(), apart=True), model.leaves)

@@ -1,11 +1,14 @@
-"""The dataset as tensors on the device, batch by batch; models/base.py describes what a model gets (`ColumnTensors`)."""
+"""Dataset as tensors on the device, batch by batch.
+
+models/base.py describes what a model gets (`Columns`).
+"""
 
 from __future__ import annotations
 
 import math
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Protocol, TypeAlias
 
@@ -19,6 +22,7 @@ from ...data.columns import LENGTHS, Column
 from ...data.preprocessing import Changes, apply_changes, normal_line
 from ...data.sampler import Batches
 from ...models.base import ModelSpec
+from ..vectors import only_or_named
 
 # Normalisation equals `Dataset.inputs` to the bit; images_bchw are uint8 [batch, channels, height, width], in any order in memory.
 
@@ -26,21 +30,27 @@ CHUNK_ELEMENTS = 2**18  # a second-level cache holds their float64 values: 64 ×
 
 
 class Normaliser:
-    """Computes (pixel / 255 − mean) / std in float64, rounded to float32: as a line if that gives the same bits."""
+    """Computation of (pixel / 255 − mean) / std in float64, rounded to float32.
+
+    A line replaces it if that gives the same bits.
+    """
 
     def __init__(self, info: DataInfo, device: torch.device, *, channels_last: bool) -> None:
         self._shape = info.input_shape
         self._device, self._channels_last = device, channels_last
         line = normal_line(info.mean, info.std)
-        self._line = None if line is None else tuple(self._spread(values_c) for values_c in line)
-        self._mean, self._std = (self._spread(np.array(values)) for values in (info.mean, info.std))
+        self._line = None if line is None else tuple(self._tiled(values_c) for values_c in line)
+        self._mean, self._std = (self._tiled(np.array(values)) for values in (info.mean, info.std))
 
-    def _spread(self, values_c: NDArray[np.float64]) -> torch.Tensor:
-        spread = np.tile(values_c, self._shape[2]) if self._channels_last else values_c[:, None]
-        return torch.from_numpy(np.ascontiguousarray(spread)).to(self._device)
+    def _tiled(self, values_c: NDArray[np.float64]) -> torch.Tensor:
+        tiled = np.tile(values_c, self._shape[2]) if self._channels_last else values_c[:, None]
+        return torch.from_numpy(np.ascontiguousarray(tiled)).to(self._device)
 
     def empty(self, count: int) -> torch.Tensor:
-        """Return memory for `count` normalised images: [n, h, w · c] channels last, else [n, c, h · w]."""
+        """Return memory for `count` normalised images.
+
+        Its shape is [n, h, w · c] channels last, else [n, c, h · w].
+        """
         channels, height, width = self._shape
         rows = (height, width * channels) if self._channels_last else (channels, height * width)
         return torch.empty(count, *rows, device=self._device)
@@ -91,8 +101,9 @@ def gather_changed(images_bchw: torch.Tensor, changes: torch.Tensor) -> torch.Te
 FLOAT_LIMIT_BYTES = 2**30  # larger splits stay uint8, normalised by batch
 SMALL_ELEMENTS = 2**15  # larger images stay uint8: normalising them costs nothing measurable
 BLOCK_BYTES = 2**20  # fits a second-level cache: logistic regression makes 21,500 instead of 17,200 updates/s on one core
-ColumnTensors: TypeAlias = torch.Tensor | dict[str, torch.Tensor]  # one column of a fixed shape, or tensors by name
-Batch = tuple[ColumnTensors, ColumnTensors]  # inputs, target
+Tensors: TypeAlias = Sequence[torch.Tensor]
+Columns: TypeAlias = torch.Tensor | dict[str, torch.Tensor]  # one column of a fixed shape, or tensors by name
+Batch = tuple[Columns, Columns]  # inputs, target
 
 
 class ResidentColumn(Protocol):
@@ -100,14 +111,35 @@ class ResidentColumn(Protocol):
 
     example_bytes: int
 
-    def span(self, start: int, stop: int) -> ColumnTensors:
+    def span(self, start: int, stop: int) -> Columns:
         """Return the examples start … stop − 1 as stored, valid until the next call."""
 
-    def batches(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Sequence[ColumnTensors]:
-        """Return the examples at `chosen`, int64, in batches of the given sizes, with `changes` of images."""
+    def batches(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Sequence[Columns]:
+        """Return the examples at `chosen`, int64, in batches of the given sizes.
+
+        `changes` are made on images.
+        """
 
 
-class _Images:
+class _Numbers:
+    """A column of a fixed shape: whole numbers as int64, others as float32."""
+
+    def __init__(self, column: Column, device: torch.device) -> None:
+        self._values = _numbers(column.values).to(device)
+        self.example_bytes = self._values.element_size() * math.prod(self._values.shape[1:])
+
+    def _as_read(self, rows: torch.Tensor, changes: Changes | None) -> torch.Tensor:
+        return rows
+
+    def span(self, start: int, stop: int) -> torch.Tensor:
+        return self._as_read(self._values[start:stop], None)
+
+    def batches(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Tensors:
+        batches: Tensors = self._as_read(self._values.index_select(0, chosen), changes).split(sizes)
+        return batches
+
+
+class _Images(_Numbers):
     """Images: normalised as `Normaliser.empty` lays them, or as stored, uint8 [n, h, w, c]."""
 
     def __init__(self, data: Dataset, split: Split, device: torch.device, *, channels_last: bool, changing: bool) -> None:
@@ -117,14 +149,17 @@ class _Images:
         self.normalised = not changing and elements <= SMALL_ELEMENTS and size * self.example_bytes <= FLOAT_LIMIT_BYTES
         images = share(data.images(split).transpose(0, 2, 3, 1)).to(device)
         if self.normalised:
-            self._x = self._normaliser.empty(size)
-            self._normaliser.convert(images.permute(0, 3, 1, 2), self._x)
+            self._values = self._normaliser.empty(size)
+            self._normaliser.convert(images.permute(0, 3, 1, 2), self._values)
         else:
-            self._x = images
+            self._values = images
         self._room = self._normaliser.empty(0)
 
     def _normalise(self, images_bchw: torch.Tensor) -> torch.Tensor:
-        """Normalise into memory that the next call overwrites: fresh memory for 64 × 224 × 224 × 3 costs 10 ms a batch."""
+        """Normalise into memory that the next call overwrites.
+
+        Fresh memory for 64 × 224 × 224 × 3 costs 10 ms a batch.
+        """
         if len(self._room) < len(images_bchw):
             self._room = self._normaliser.empty(len(images_bchw))
         rows = self._room[: len(images_bchw)]
@@ -136,28 +171,6 @@ class _Images:
             return self._normaliser.as_images(rows)
         images_bchw = rows.permute(0, 3, 1, 2)
         return self._normalise(images_bchw if changes is None else change(images_bchw, changes))
-
-    def span(self, start: int, stop: int) -> torch.Tensor:
-        return self._as_read(self._x[start:stop], None)
-
-    def batches(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Sequence[torch.Tensor]:
-        found: Sequence[torch.Tensor] = self._as_read(self._x.index_select(0, chosen), changes).split(sizes)
-        return found
-
-
-class _Numbers:
-    """A column of a fixed shape: whole numbers as int64, others as float32."""
-
-    def __init__(self, column: Column, device: torch.device) -> None:
-        self._values = _numbers(column.values).to(device)
-        self.example_bytes = self._values.element_size() * math.prod(self._values.shape[1:])
-
-    def span(self, start: int, stop: int) -> torch.Tensor:
-        return self._values[start:stop]
-
-    def batches(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Sequence[torch.Tensor]:
-        found: Sequence[torch.Tensor] = self._values.index_select(0, chosen).split(sizes)
-        return found
 
 
 class _Sequences:
@@ -174,15 +187,15 @@ class _Sequences:
         """Return the longest length of the examples start … stop − 1."""
         return int(np.diff(self._offsets[start : stop + 1]).max(initial=0))
 
-    def _given(self, indices: NDArray[np.int64]) -> ColumnTensors:
+    def _given(self, indices: NDArray[np.int64]) -> Columns:
         examples = self._column.take(indices)
         values, lengths = _numbers(examples.padded()), torch.from_numpy(examples.lengths)
         return {self._name: values.to(self._device), f"{self._name}{LENGTHS}": lengths.to(self._device)}
 
-    def span(self, start: int, stop: int) -> ColumnTensors:
+    def span(self, start: int, stop: int) -> Columns:
         return self._given(np.arange(start, stop))
 
-    def batches(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Sequence[ColumnTensors]:
+    def batches(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Sequence[Columns]:
         indices = chosen.cpu().numpy()
         ends = np.cumsum(sizes)
         return [self._given(indices[end - size : end]) for end, size in zip(ends.tolist(), sizes, strict=True)]
@@ -218,17 +231,23 @@ class ResidentSplit:
         return any(isinstance(held, _Images) and held.normalised for held in self._inputs.values())
 
     def longest(self, start: int, stop: int) -> int:
-        """Return the longest length of the examples start … stop − 1 in any varying column; 0 without one."""
+        """Return the longest length of the examples start … stop − 1 in any varying column.
+
+        It is 0 without one.
+        """
         columns = [held for held in (*self._inputs.values(), self._target) if isinstance(held, _Sequences)]
         return max((held.longest(start, stop) for held in columns), default=0)
 
     def span(self, start: int, stop: int) -> Batch:
         """Return the examples start … stop − 1 as stored, valid until the next call."""
         inputs = {name: held.span(start, stop) for name, held in self._inputs.items()}
-        return _together(inputs), self._target.span(start, stop)
+        return only_or_named(inputs), self._target.span(start, stop)
 
     def blocks(self, batches: Batches) -> Iterator[list[Batch]]:
-        """Yield the batches, several together, in a list valid until the next one; `wait_seconds` grows by the host's time."""
+        """Yield the batches, several together, in a list valid until the next one.
+
+        `wait_seconds` grows by the host's time.
+        """
         start, stop = batches.offsets[0], batches.offsets[-1]
         indices = torch.from_numpy(batches.indices[start:stop].astype(np.int64)).to(self._device)
         changes = None if batches.changes is None else batches.changes[start:stop]
@@ -246,20 +265,11 @@ class ResidentSplit:
             self.wait_seconds += time.perf_counter() - began
             yield list(zip(x, y, strict=True))
 
-    def _gathered(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Sequence[ColumnTensors]:
-        found = [held.batches(chosen, sizes, changes) for held in self._inputs.values()]
-        if len(found) == 1:
-            return found[0]
-        return [_together(dict(zip(self._inputs, of_batch, strict=True))) for of_batch in zip(*found, strict=True)]
-
-
-def _together(inputs: Mapping[str, ColumnTensors]) -> ColumnTensors:
-    if len(inputs) == 1:
-        return next(iter(inputs.values()))
-    named: dict[str, torch.Tensor] = {}
-    for name, given in inputs.items():
-        named |= given if isinstance(given, dict) else {name: given}
-    return named
+    def _gathered(self, chosen: torch.Tensor, sizes: list[int], changes: Changes | None) -> Sequence[Columns]:
+        columns = [held.batches(chosen, sizes, changes) for held in self._inputs.values()]
+        if len(columns) == 1:
+            return columns[0]
+        return [only_or_named(dict(zip(self._inputs, batch, strict=True))) for batch in zip(*columns, strict=True)]
 
 
 def _numbers(values: NDArray[Any]) -> torch.Tensor:
@@ -267,7 +277,10 @@ def _numbers(values: NDArray[Any]) -> torch.Tensor:
 
 
 def resident_splits(job: Job, model: ModelSpec, data: Dataset, device: torch.device) -> dict[Split, ResidentSplit]:
-    """Load both splits; channels last for convolutions, as AlexNet's step on two cores takes 750 ms, not 1050 (224 × 224)."""
+    """Load both splits; channels last for convolutions.
+
+    AlexNet's step on two cores then takes 750 ms, not 1050 (224 × 224).
+    """
     channels_last = any(len(parameter.shape) == 4 for parameter in model.parameters)
     changing = job.augment != "none"
 
@@ -277,13 +290,16 @@ def resident_splits(job: Job, model: ModelSpec, data: Dataset, device: torch.dev
     return {"train": split("train", changing=changing), "test": split("test", changing=False)}
 
 
-def part_of(given: ColumnTensors, begin: int, end: int) -> ColumnTensors:
+def part_of(tensors: Columns, begin: int, end: int) -> Columns:
     """Return the examples begin … end − 1 of a batch's inputs or target."""
-    return {name: tensor[begin:end] for name, tensor in given.items()} if isinstance(given, dict) else given[begin:end]
+    return {name: tensor[begin:end] for name, tensor in tensors.items()} if isinstance(tensors, dict) else tensors[begin:end]
 
 
 def share(array: NDArray[Any]) -> torch.Tensor:
-    """Return a tensor on the array's memory: a read-only map stays shared by the node's tasks, and is never written."""
+    """Return a tensor on the array's memory, which is never written.
+
+    A read-only map stays shared by the node's tasks.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
         return torch.from_numpy(np.ascontiguousarray(array))

@@ -1,4 +1,7 @@
-"""Decoding with a model on torch. Shapes: padded_bs, source_bs, pieces_bt [batch, time]; logits_nv [rows, pieces]."""
+"""Decoding with a model on torch.
+
+Shapes: padded_bs, source_bs, pieces_bt [batch, time]; logits_nv [rows, pieces].
+"""
 
 from __future__ import annotations
 
@@ -12,54 +15,41 @@ from torch._higher_order_ops.while_loop import while_loop
 
 from ...data.columns import LENGTHS
 from ...data.text import BEGIN, END, PADDING
-from ..decoding_functions import DecodingChecks, DecodingFunctions
+from ..decoding_functions import CachedStepper, DecodingFunctions
 
 
-class TorchStepper:
-    """A `models.decoding.search.Stepper` of a model's functions. Wrong results raise UsageError (`DecodingChecks`)."""
+class TorchStepper(CachedStepper):
+    """A stepper of a model's functions on a device."""
 
     def __init__(self, functions: DecodingFunctions, source: str, pieces: int, device: torch.device) -> None:
+        super().__init__(pieces, shape_of)
         self._functions, self._source, self._device = functions, source, device
-        self._checks = DecodingChecks(shape_of, pieces)
-        self._memory: Any = None
-        self._cache: Any = None
-        self._position = 0
-        self._sentence_n = np.zeros(0, np.int64)
 
-    def begin(self, sources: Sequence[NDArray[np.integer]]) -> None:
-        """See `Stepper.begin`."""
-        lengths = [len(source) for source in sources]
-        padded_bs = torch.zeros(len(sources), max(lengths), dtype=torch.int64)
-        for row, source in zip(padded_bs, sources, strict=True):
-            row[: len(source)] = torch.from_numpy(np.array(source, np.int64))
-        inputs = {self._source: padded_bs.to(self._device), f"{self._source}{LENGTHS}": torch.tensor(lengths, device=self._device)}
+    def _tensor(self, numbers: NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(numbers).to(self._device)
+
+    def _begun(self, padded_bs: NDArray[np.int64], lengths_b: NDArray[np.int64]) -> tuple[Any, Any]:
+        inputs = {self._source: self._tensor(padded_bs), f"{self._source}{LENGTHS}": self._tensor(lengths_b)}
         with torch.inference_mode():
-            memory = self._checks.memory(self._functions.encode(inputs), len(sources))
-            self._memory = _mapped(lambda tensor: tensor.contiguous(), memory)
-            self._cache = self._checks.cache(self._functions.empty_cache(self._memory), len(sources))
-        self._position, self._sentence_n = 0, np.arange(len(sources))
+            memory = self._checks.memory(self._functions.encode(inputs), len(padded_bs))
+            memory = _mapped(lambda tensor: tensor.contiguous(), memory)
+            return memory, self._checks.cache(self._functions.empty_cache(memory), len(padded_bs))
 
-    def advance(self, tokens_n: NDArray[np.int64], rows_n: NDArray[np.int64]) -> NDArray[np.float32]:
-        """See `Stepper.advance`."""
+    def _taken(self, structures: Sequence[Any], rows_n: NDArray[np.int64]) -> list[Any]:
+        rows = self._tensor(rows_n)
         with torch.inference_mode():
-            if not np.array_equal(rows_n, np.arange(len(self._sentence_n))):
-                taken = torch.from_numpy(rows_n).to(self._device)
-                self._cache = _mapped(lambda tensor: tensor.index_select(0, taken), self._cache)
-                sentence_n = self._sentence_n[rows_n]
-                if not np.array_equal(sentence_n, self._sentence_n):  # hypotheses of one sentence have one memory
-                    self._memory = _mapped(lambda tensor: tensor.index_select(0, taken), self._memory)
-                self._sentence_n = sentence_n
-            tokens = torch.from_numpy(tokens_n).to(self._device)
-            found = self._functions.decode_step(tokens, self._position, self._memory, self._cache)
-            logits_nv, self._cache = self._checks.step(found, len(tokens_n), self._cache)
-            self._position += 1
-            log_probabilities: NDArray[np.float32] = torch.log_softmax(logits_nv.float(), 1).cpu().numpy()
-        return log_probabilities
+            return [_mapped(lambda tensor: tensor.index_select(0, rows), structure) for structure in structures]
+
+    def _stepped(self, tokens_n: NDArray[np.int64]) -> tuple[NDArray[np.float32], Any]:
+        with torch.inference_mode():
+            result = self._functions.decode_step(self._tensor(tokens_n), self._position, self._memory, self._cache)
+            logits_nv, cache = self._checks.step(result, len(tokens_n), self._cache)
+            return torch.log_softmax(logits_nv.float(), 1).cpu().numpy(), cache
 
 
-def shape_of(found: Any) -> Sequence[int] | None:
+def shape_of(value: Any) -> Sequence[int] | None:
     """Return a tensor's shape, None for anything else; see `DecodingChecks`."""
-    return found.shape if isinstance(found, torch.Tensor) else None
+    return value.shape if isinstance(value, torch.Tensor) else None
 
 
 def _mapped(function: Callable[[torch.Tensor], torch.Tensor], structure: Any) -> Any:
@@ -75,7 +65,10 @@ Logits = Callable[[torch.Tensor], torch.Tensor]  # pieces_bt -> logits_btv, whic
 
 
 def greedy(logits: Logits, source_bs: torch.Tensor, lengths_b: torch.Tensor, extra: int) -> torch.Tensor:
-    """Return translations, int64 pieces_bt, `extra` longer than the source: each padded after END, or cut off at its maximum."""
+    """Return translations, int64 pieces_bt, `extra` longer than the source.
+
+    Each is padded after END, or cut off at its maximum.
+    """
     batch, time = source_bs.shape
     total = time + extra
 
@@ -92,5 +85,4 @@ def greedy(logits: Logits, source_bs: torch.Tensor, lengths_b: torch.Tensor, ext
 
     pieces_bt = torch.zeros(batch, total, dtype=torch.int64, device=source_bs.device)
     done_b = torch.zeros(batch, dtype=torch.bool, device=source_bs.device)
-    found: torch.Tensor = while_loop(unfinished, step, (torch.tensor(0), pieces_bt, done_b))[1]
-    return found
+    return while_loop(unfinished, step, (torch.tensor(0), pieces_bt, done_b))[1]

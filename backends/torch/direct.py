@@ -1,4 +1,7 @@
-"""The direct exchange: ranks without a process group; large models send gradients during the backward pass."""
+"""Collectives and gradients of the direct exchange, without a process group.
+
+Large models send gradients during the backward pass.
+"""
 
 from __future__ import annotations
 
@@ -11,73 +14,76 @@ from ...core.cluster import Task
 from ...core.job import Job
 from ...exchange.all_reduce import buckets_of
 from ...exchange.authentication import gpu_error
-from ...exchange.mesh import Mesh, Vector
+from ...exchange.mesh import Mesh
 from ..base import StepComponent
-from ..timing import Calibrator, CarryOut, DirectTrial, Exchange
-from .calibration import SMALL_ELEMENTS, AllReduce
-from .collectives import ProcessGroup, Ranks
-from .data import ColumnTensors
-from .gradients import Computed, DataParallel, OneRank, data_parallel
+from ..timing import Exchange
+from .calibration import SMALL_ELEMENTS, DdpExchange
+from .collectives import Collectives, NativeCollectives
+from .data import Columns, Tensors
+from .gradients import Computed, DdpGradients, LocalGradients, data_parallel
 from .model import Context, DistributedLoss, MicroBatch, Model
 from .optimizers import LossScale
 
 
-class DirectRanks(Ranks):
-    """The ranks of a mesh."""
+class TcpCollectives(Collectives):
+    """Collectives of a mesh."""
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
 
-    def add_up(self, tensor: torch.Tensor) -> None:
+    def all_reduce(self, tensor: torch.Tensor) -> None:
         """Sum in the order of the ranks."""
-        self.mesh.add_up(tensor.detach().view(-1).numpy())
+        self.mesh.all_reduce(tensor.detach().view(-1).numpy())
 
-    def spread(self, tensor: torch.Tensor) -> None:
+    def broadcast(self, tensor: torch.Tensor) -> None:
         """Take over the first rank's values."""
-        own = tensor.detach().numpy()
-        tensor.copy_(torch.from_numpy(self.mesh.spread(own if self.mesh.rank == 0 else None, own.shape, own.dtype)))
+        values = tensor.detach().numpy()
+        tensor.copy_(torch.from_numpy(self.mesh.broadcast(values if self.mesh.rank == 0 else None, values.shape, values.dtype)))
 
     def barrier(self) -> None:
         """Wait for all ranks."""
         self.mesh.barrier()
 
     def leave(self, *, healthy: bool) -> None:
-        """Close the connections; see `Ranks`."""
+        """Close the connections; see `Collectives`."""
         self.mesh.leave(healthy=healthy)
 
 
-class DirectGradients(OneRank):
-    """Sums over all ranks; gradients are copied into flat buckets in reverse order, which are summed during the pass."""
+class TcpGradients(LocalGradients):
+    """Sums of gradients over all ranks, by flat buckets.
 
-    def __init__(self, model: Model, loss_scale: LossScale | None, ranks: DirectRanks) -> None:
+    Buckets are filled in reverse order, and summed during the backward pass.
+    """
+
+    def __init__(self, model: Model, loss_scale: LossScale | None, ranks: TcpCollectives) -> None:
         super().__init__(model, loss_scale, slices=True)
         self._ranks = ranks
         self._buckets = _Buckets([tuple(leaf.shape) for leaf in model.leaves])
         self._small = torch.zeros(SMALL_ELEMENTS)
         self._backward = None if len(self._buckets.flat) == 1 else _OverlappedBackward(model.leaves, self._buckets, self._submit)
 
-    def of_batch(self, x: ColumnTensors, y: ColumnTensors, scale: float, context: Context) -> Computed:
+    def compute_batch(self, x: Columns, y: Columns, scale: float, context: Context) -> Computed:
         """Compute and exchange."""
         if self._backward is None:
-            loss, gradients = super().of_batch(x, y, scale, context)
-            return loss, self._added_up(gradients)
+            loss, gradients = super().compute_batch(x, y, scale, context)
+            return loss, self._all_reduced(gradients)
         loss = self._model.summed_loss(x, y, context) * scale
         self._backward.run(loss if self._loss_scale is None else loss * self._loss_scale.scale)
         self._ranks.mesh.wait()
         self._model.keep_updated(context)
         return loss.detach(), self._buckets.views
 
-    def of_micro_batches(self, micro_batches: Iterable[MicroBatch], count: int, scale: float) -> Computed:
+    def compute_micro_batches(self, micro_batches: Iterable[MicroBatch], count: int, scale: float) -> Computed:
         """Compute all, then exchange."""
-        loss, gradients = super().of_micro_batches(micro_batches, count, scale)
-        return loss, self._added_up(gradients)
+        loss, gradients = super().compute_micro_batches(micro_batches, count, scale)
+        return loss, self._all_reduced(gradients)
 
-    def _added_up(self, gradients: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    def _all_reduced(self, gradients: Tensors) -> Tensors:
         torch._foreach_copy_(self._buckets.views, list(gradients))
         self.whole()
         return self._buckets.views
 
-    def exchange_alone(self) -> DirectGradients:
+    def exchange_alone(self) -> TcpGradients:
         """Return itself, to repeat the exchange: of zeros, whose sums stay zero."""
         for flat in self._buckets.flat:
             flat.zero_()
@@ -86,7 +92,7 @@ class DirectGradients(OneRank):
     def whole(self) -> None:
         """Exchange the buckets."""
         if self._backward is None:
-            self._ranks.add_up(self._buckets.flat[0])
+            self._ranks.all_reduce(self._buckets.flat[0])
             return
         for bucket in range(len(self._buckets.flat)):
             self._submit(bucket)
@@ -95,7 +101,7 @@ class DirectGradients(OneRank):
     def small(self) -> None:
         """Exchange a few bytes in place of each bucket."""
         for _ in self._buckets.flat:
-            self._ranks.add_up(self._small)
+            self._ranks.all_reduce(self._small)
 
     def _submit(self, bucket: int) -> None:
         self._ranks.mesh.submit(self._buckets.flat[bucket].numpy())
@@ -116,7 +122,7 @@ class _Buckets:
 
 
 class _OverlappedBackward:
-    def __init__(self, leaves: Sequence[torch.Tensor], buckets: _Buckets, submit: Callable[[int], None]) -> None:
+    def __init__(self, leaves: Tensors, buckets: _Buckets, submit: Callable[[int], None]) -> None:
         self._buckets, self._submit = buckets, submit
         self._missing: list[int] = []
         self._next = 0
@@ -148,43 +154,34 @@ class _OverlappedBackward:
 TRIED: Mapping[StepComponent, str] = {"direct": "communicate", "direct_message": "message", "direct_step": "step"}
 
 
-def open_trial(
-    task: Task, ranks: Ranks, device: torch.device, silence_seconds: float, make: Callable[[DirectRanks], Calibrator]
-) -> DirectTrial:
-    """Try a second mesh, whose calibrator `make` returns."""
+class CollectivesSetup(NamedTuple):
+    """Collectives, source of gradients, maker of a step's exchange, and DDP if used.
 
-    def add_up(vector: Vector) -> Vector:
-        ranks.add_up(tensor := torch.from_numpy(vector.copy()))
-        found: Vector = tensor.numpy()
-        return found
+    `exchange` is None for a single process.
+    """
 
-    def carry_out(mesh: Mesh) -> CarryOut:
-        calibrator = make(DirectRanks(mesh))
-        return lambda order: calibrator.run(order, TRIED[order.component])
-
-    return DirectTrial.of(task, device.type == "cpu", add_up, silence_seconds, carry_out)
-
-
-class Joined(NamedTuple):
-    """The ranks, the source of gradients, what makes a step's exchange (None for a single process), and DDP if used."""
-
-    ranks: Ranks
-    source: OneRank
+    ranks: Collectives
+    source: LocalGradients
     exchange: Callable[[], Exchange] | None
     distributed: torch.nn.parallel.DistributedDataParallel | None
 
 
-def join(task: Task, job: Job, model: Model, loss_scale: LossScale | None, device: torch.device) -> Joined:
-    """Join the job's ranks. DDP is not promised a static graph, which gains nothing (0.9 to 1.1 times the steps per second)."""
+def init_collectives(task: Task, job: Job, model: Model, loss_scale: LossScale | None, device: torch.device) -> CollectivesSetup:
+    """Connect the job's ranks.
+
+    DDP is not promised a static graph, which gains nothing (0.9 to 1.1 times the steps per second).
+    """
     if not job.wrapped:
-        return Joined(Ranks(), OneRank(model, loss_scale, slices=False), None, None)
+        return CollectivesSetup(Collectives(), LocalGradients(model, loss_scale, slices=False), None, None)
     if job.exchange == "direct":
         if device.type != "cpu":
             raise gpu_error()
-        ranks = DirectRanks(Mesh(task, job.start_timeout, job.node_timeout))
-        direct = DirectGradients(model, loss_scale, ranks)
-        return Joined(ranks, direct, direct.exchange_alone, None)
-    group = ProcessGroup(task, job, device)
+        ranks = TcpCollectives(Mesh(task, job.start_timeout, job.node_timeout))
+        direct = TcpGradients(model, loss_scale, ranks)
+        return CollectivesSetup(ranks, direct, direct.exchange_alone, None)
+    group = NativeCollectives(task, job, device)
     wrapped = data_parallel(DistributedLoss(model), [device] if device.type == "cuda" else None)
     leaves, count = model.leaves, task.cluster.workers
-    return Joined(group, DataParallel(model, loss_scale, wrapped, count), lambda: AllReduce([leaf.grad for leaf in leaves], count), wrapped)
+    return CollectivesSetup(
+        group, DdpGradients(model, loss_scale, wrapped, count), lambda: DdpExchange([leaf.grad for leaf in leaves], count), wrapped
+    )

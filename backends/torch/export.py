@@ -1,4 +1,7 @@
-"""Export for plain torch: a state_dict by canonical names (torchvision's, for its models), and the forward pass as a program."""
+"""Export for plain torch: a state_dict by canonical names, the forward pass as a program.
+
+The names are torchvision's, for its models.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,17 @@ from ...data.text import END, PADDING
 from ...models.base import ForwardContext
 from ...models.decoding import GREEDY
 from ..export import LOGITS, Export
-from .data import ColumnTensors
+from .data import Columns
 from .decoding import greedy
 
 EXAMPLE_BATCH, EXAMPLE_LENGTH = 2, 7  # torch.export would take 0 and 1 as fixed
 
 
 def export(request: Export) -> None:
-    """Write ``state_dict.pt`` and ``program.pt2``; a translating model's program holds a greedy search."""
+    """Write ``state_dict.pt`` and ``program.pt2``.
+
+    A translating model's program holds a greedy search.
+    """
     translates = request.model.objective.translation is not None
     module = _Translating(request) if translates else _Trained(request)
     canonical = {place: name for name, place in module.places.items()}
@@ -39,7 +45,10 @@ def export(request: Export) -> None:
 
 
 def _traced(module: _Trained, request: Export, example: torch.Tensor, sizes: dict[int, Any]) -> torch.export.ExportedProgram:
-    """Trace the program. Raises UsageError if the forward function only works for the example's sizes."""
+    """Trace the program.
+
+    Raises UsageError if the forward function only works for the example's sizes.
+    """
     try:
         return torch.export.export(module, (example,), dynamic_shapes=(sizes,))
     except UserError as error:
@@ -72,7 +81,10 @@ class _Trained(torch.nn.Module):  # type: ignore[misc]
                 parent.register_buffer("num_batches_tracked", torch.tensor(request.updates))
 
     def _place(self, name: str) -> tuple[torch.nn.Module, str]:
-        """Return the module for `name`, created if missing, and its last part; names that collide with attributes get an ``_``."""
+        """Return the module for `name`, created if missing, and its last part.
+
+        Names that collide with attributes get an ``_``.
+        """
         *path, leaf = name.split(".")
         module: torch.nn.Module = self
         parts = []
@@ -87,10 +99,13 @@ class _Trained(torch.nn.Module):  # type: ignore[misc]
         return module, leaf
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return logits_bk of normalised images, [batch, channels, height, width]; the argument names the program's input."""
+        """Return logits_bk of normalised images, [batch, channels, height, width].
+
+        The argument names the program's input.
+        """
         return self._outputs(images)
 
-    def _outputs(self, inputs: ColumnTensors) -> torch.Tensor:
+    def _outputs(self, inputs: Columns) -> torch.Tensor:
         parameters = {name: self.get_parameter(self.places[name]) for name in self.places if name not in self._buffer_names}
         buffers = {name: self.get_buffer(self.places[name]) for name in self._buffer_names}
         return self.run(parameters, inputs, ForwardContext(training=False, buffers=buffers, settings=self._settings))
@@ -110,7 +125,7 @@ class _Translating(_Trained):
 
         def logits(pieces_bt: torch.Tensor) -> torch.Tensor:
             ends_b = torch.full_like(lengths_b, pieces_bt.shape[1])
-            given = {self._source: source_bs, self._source + LENGTHS: lengths_b, self._target: pieces_bt, self._target + LENGTHS: ends_b}
-            return self._outputs(given)
+            inputs = {self._source: source_bs, self._source + LENGTHS: lengths_b, self._target: pieces_bt, self._target + LENGTHS: ends_b}
+            return self._outputs(inputs)
 
         return greedy(logits, source_bs, lengths_b, GREEDY.extra_length)

@@ -1,32 +1,39 @@
-"""The sources of an update's gradients; `scale` is a source's `factor` / (weight of the global batch)."""
+"""Sources of an update's gradients.
+
+`scale` is a source's `factor` / (weight of the global batch).
+"""
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from .data import ColumnTensors
-from .model import Context, MicroBatch, Model, apart
+from ...data.sampler import Batches
+from .data import Columns, Tensors
+from .model import Context, MicroBatch, Model, apart, cut_batch
 from .optimizers import LossScale
 
-Computed = tuple[torch.Tensor, Sequence[torch.Tensor]]  # loss, gradients in the order of the model's leaves
+Computed = tuple[torch.Tensor, Tensors]  # loss, gradients in the order of the model's leaves
 
 
-class OneRank:
-    """Gradients of a single process, or with `slices` of one rank's slice, which may be empty; a subclass sums over all ranks."""
+class LocalGradients:
+    """Gradients of a single process, or with `slices` of one rank's slice, which may be empty.
+
+    A subclass sums over all ranks.
+    """
 
     factor = 1.0  # or the number of ranks for a mean over them
 
     def __init__(self, model: Model, loss_scale: LossScale | None, *, slices: bool) -> None:
         self._model, self._loss_scale, self._slices = model, loss_scale, slices
 
-    def of_batch(self, x: ColumnTensors, y: ColumnTensors, scale: float, context: Context) -> Computed:
+    def compute_batch(self, x: Columns, y: Columns, scale: float, context: Context) -> Computed:
         """Compute a batch: its mean loss, or this rank's part of it, times the factor."""
         model = self._model
         loss = model.summed_loss(x, y, context) * scale if self._slices else model.mean_loss(x, y, context, scale)
@@ -34,8 +41,11 @@ class OneRank:
         model.keep_updated(context)
         return loss.detach(), gradients
 
-    def of_micro_batches(self, micro_batches: Iterable[MicroBatch], count: int, scale: float) -> Computed:
-        """Compute `count` micro-batches in turn, with one's gradients and their sum in memory; ranks exchange once."""
+    def compute_micro_batches(self, micro_batches: Iterable[MicroBatch], count: int, scale: float) -> Computed:
+        """Compute `count` micro-batches in turn, with one's gradients and their sum in memory.
+
+        Ranks exchange once.
+        """
         total: list[torch.Tensor] = []
         losses = []
         for x, y, context in micro_batches:
@@ -49,8 +59,15 @@ class OneRank:
             losses.append(loss.detach())
         return torch.stack(losses).sum(), total
 
+    def compute_gathered(self, x: Columns, y: Columns, batch: Batches, accumulate: int, scale: float) -> Computed:
+        """Compute a gathered batch by itself, in at most `accumulate` micro-batches."""
+        if accumulate == 1:
+            return self.compute_batch(x, y, scale, self._model.passes.training(0, batch, 0))
+        micro_batches = cut_batch(self._model, x, y, batch, accumulate)
+        return self.compute_micro_batches(micro_batches, 0, scale)  # how many there are is of no importance without DDP
 
-class DataParallel(OneRank):
+
+class DdpGradients(LocalGradients):
     """The mean over all ranks, by DistributedDataParallel."""
 
     def __init__(
@@ -59,14 +76,14 @@ class DataParallel(OneRank):
         super().__init__(model, loss_scale, slices=True)
         self._distributed, self.factor = distributed, float(ranks)
 
-    def of_batch(self, x: ColumnTensors, y: ColumnTensors, scale: float, context: Context) -> Computed:
-        """Compute; see `OneRank`."""
+    def compute_batch(self, x: Columns, y: Columns, scale: float, context: Context) -> Computed:
+        """Compute; see `LocalGradients`."""
         self._forget()
         loss = self._backward(x, y, scale, context)
         return loss, [leaf.grad for leaf in self._model.leaves]
 
-    def of_micro_batches(self, micro_batches: Iterable[MicroBatch], count: int, scale: float) -> Computed:
-        """Compute; see `OneRank`: DDP sums a rank's ``grad`` before it exchanges that."""
+    def compute_micro_batches(self, micro_batches: Iterable[MicroBatch], count: int, scale: float) -> Computed:
+        """Compute; see `LocalGradients`: DDP sums a rank's ``grad`` before it exchanges that."""
         leaves, losses = self._model.leaves, []
         self._forget()
         for number, (x, y, context) in enumerate(micro_batches, 1):
@@ -81,12 +98,11 @@ class DataParallel(OneRank):
         for leaf in self._model.leaves:
             leaf.grad = None
 
-    def _backward(self, x: ColumnTensors, y: ColumnTensors, scale: float, context: Context) -> torch.Tensor:
+    def _backward(self, x: Columns, y: Columns, scale: float, context: Context) -> torch.Tensor:
         loss = self._distributed(x, y, scale, context)
         _scaled(loss, self._loss_scale).backward()
         self._model.keep_updated(context)
-        found: torch.Tensor = loss.detach()
-        return found
+        return loss.detach()
 
 
 def _scaled(loss: torch.Tensor, loss_scale: LossScale | None) -> torch.Tensor:
@@ -99,7 +115,10 @@ COMPILER = "torch._dynamo"
 
 
 class _Deferred(ModuleType):
-    """Stands for a compiler's module: has the given attributes, and imports the real one for any other."""
+    """Substitute for a compiler's module.
+
+    It has the given attributes, and imports the real module for any other.
+    """
 
     def __init__(self, name: str, **attributes: Any) -> None:
         super().__init__(name)
@@ -111,7 +130,7 @@ class _Deferred(ModuleType):
 
 
 def data_parallel(module: torch.nn.Module, device_ids: list[torch.device] | None) -> torch.nn.parallel.DistributedDataParallel:
-    """Return a module in DDP; its own forward pass runs without the compiler's stand-in."""
+    """Return a module in DDP; its own forward pass runs without the compiler's substitute."""
     with compiler_deferred():
         wrapped = torch.nn.parallel.DistributedDataParallel(module, device_ids=device_ids, gradient_as_bucket_view=True)
         around_forward = getattr(wrapped, "_inside_ddp_forward", None)  # what its first forward pass needs of the compiler
@@ -123,7 +142,10 @@ def data_parallel(module: torch.nn.Module, device_ids: list[torch.device] | None
 
 @contextmanager
 def compiler_deferred() -> Iterator[None]:
-    """Within the block, DDP is made and first called without importing the compiler, unless it is imported already."""
+    """Make and first call DDP within the block without importing the compiler.
+
+    A compiler that is imported already stays.
+    """
     if COMPILER in sys.modules:
         yield
         return

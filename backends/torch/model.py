@@ -1,9 +1,9 @@
-"""A model's parameters and buffers as tensors, its forward function, and its loss."""
+"""Parameters and buffers of a model as tensors, its forward function, and its loss."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice, pairwise
 from typing import Any, Protocol
@@ -19,8 +19,8 @@ from ...models.dropout_masks import drawn_rate, keep_mask_of_shape, refused_drop
 from ..base import TensorFunctions
 from ..capabilities import check_precision
 from ..decoding_functions import ModelFunctions
-from ..vectors import evaluation_batch, examples_at_once
-from .data import ColumnTensors, ResidentSplit, part_of
+from ..vectors import evaluation_passes
+from .data import Columns, ResidentSplit, Tensors, part_of
 from .decoding import TorchStepper, shape_of
 from .optimizers import LOW_FORMATS, overwrites_gradients, watched
 from .runtime import cut
@@ -32,14 +32,17 @@ TENSORS = TensorFunctions(
 
 
 class Dropout:
-    """Dropout by a generator seeded with (seed, step, rank, layer) or the shared masks; without state between steps."""
+    """Dropout by a generator seeded with (seed, step, rank, layer) or the shared masks.
+
+    It has no state between steps.
+    """
 
     def __init__(self, job: Job, rank: int) -> None:
         self._seed, self._rank, self._shared_masks = job.seed, rank, job.deterministic
         self._generators: dict[torch.device, torch.Generator] = {}
         self._step, self._micro_batch, self._indices = 0, 0, np.zeros(0, dtype=np.int32)
 
-    def at(self, step: int, indices_b: NDArray[np.int32], micro_batch: int = 0) -> None:
+    def set_step(self, step: int, indices_b: NDArray[np.int32], micro_batch: int = 0) -> None:
         """Set the next update, its examples, and the micro-batch."""
         self._step, self._micro_batch, self._indices = step, micro_batch, indices_b
 
@@ -64,7 +67,10 @@ class Dropout:
 
 
 def _half_words(seed: int, shape: torch.Size, rate: float) -> torch.Tensor:
-    """Return the boolean mask: a half word of SFC64 per element, exact to 1 in 2¹⁷; an eighth of torch's time."""
+    """Return the boolean mask from a half word of SFC64 per element, exact to 1 in 2¹⁷.
+
+    That takes an eighth of torch's time.
+    """
     size = math.prod(shape)
     drawn = np.random.SFC64(seed).random_raw(-(-size // 4)).view(np.uint16)[:size]
     return torch.from_numpy(drawn >= np.uint16(round(rate * 2**16))).view(shape)
@@ -80,14 +86,17 @@ class ForwardContexts:
         self._dropout = Dropout(job, rank) if spec.dropout else None
         self._training.dropout = refused_dropout(spec.name) if self._dropout is None else self._dropout
 
-    def training_apart(self) -> Context:
-        """Return a separate training context, of which nothing is kept."""
+    def separate_training(self) -> Context:
+        """Return a separate training context, from which nothing is taken over."""
         return replace(self._training, updated={})
 
     def training(self, step: int, batches: Batches, position: int, micro_batch: int = 0) -> Context:
-        """Return the context of update `step` on a batch, and of its `micro_batch`: the same object, with nothing updated."""
+        """Return the context of update `step` on a batch, and of its `micro_batch`.
+
+        It is always the same object, with nothing updated.
+        """
         if self._dropout is not None:
-            self._dropout.at(step, batches.batch(position), micro_batch)
+            self._dropout.set_step(step, batches.batch(position), micro_batch)
         if self.buffers:
             self._training.updated = {}
         return self._training
@@ -95,23 +104,26 @@ class ForwardContexts:
 
 Forward = Callable[..., torch.Tensor]
 Context = ForwardContext[torch.Tensor]
-MicroBatch = tuple[ColumnTensors, ColumnTensors, Context]  # inputs, target, context
+MicroBatch = tuple[Columns, Columns, Context]  # inputs, target, context
 
 
 class CompiledLoss(Protocol):
     """The compiled sum of the losses of batches of some sizes."""
 
-    def takes(self, y: ColumnTensors) -> bool:
+    def takes(self, y: Columns) -> bool:
         """Return whether a batch has such a size."""
 
-    def __call__(self, named: Mapping[str, torch.Tensor], x: ColumnTensors, y: Any, context: Context) -> torch.Tensor:
+    def __call__(self, named: Mapping[str, torch.Tensor], x: Columns, y: Any, context: Context) -> torch.Tensor:
         """Return the sum, and new buffers in `context`."""
 
 
 class Model:
-    """Trainable tensors by canonical name (`values`: without gradients), buffers, and computations on them."""
+    """Trainable tensors by canonical name, buffers, and computations on them.
 
-    def __init__(self, job: Job, spec: ModelSpec, rank: int, leaves: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]) -> None:
+    `values` are the tensors without gradients.
+    """
+
+    def __init__(self, job: Job, spec: ModelSpec, rank: int, leaves: Tensors, buffers: Tensors) -> None:
         self.spec = spec
         self._job, self._rank = job, rank
         self.leaves, self.buffers = list(leaves), list(buffers)
@@ -124,30 +136,30 @@ class Model:
             job, spec, rank, dict(zip((buffer.name for buffer in spec.buffers), self.buffers, strict=True)), self._low
         )
         self.named = dict(zip((parameter.name for parameter in spec.parameters), self.leaves, strict=True))
-        found = ModelFunctions.of(job.model, "torch", spec.objective, shape_of)
-        self._unwatched: Forward = found.module.forward
+        functions = ModelFunctions.find(job.model, "torch", spec.objective, shape_of)
+        self._unwatched: Forward = functions.module.forward
         self._function = self._unwatched if self._low is None else watched(self._unwatched, job.precision, self._low, job.model)
-        self._own_losses, self._example_sums, self._decoding = found.losses, found.example_sums, found.decoding
+        self._own_losses, self._example_sums, self._decoding = functions.losses, functions.example_sums, functions.decoding
         self.compiled: CompiledLoss | None = None
 
     @classmethod
     def initial(cls, job: Job, spec: ModelSpec, rank: int, device: torch.device) -> Model:
-        """Make a model with memory of its own, at the initial values."""
+        """Make a model with new memory, at the initial values."""
         values, buffers = spec.initial(job.seed), spec.initial_buffers(job.seed)
         leaves = [torch.nn.Parameter(torch.from_numpy(values[parameter.name]).to(device)) for parameter in spec.parameters]
         return cls(job, spec, rank, leaves, [torch.from_numpy(buffers[buffer.name]).to(device) for buffer in spec.buffers])
 
     @classmethod
-    def on(cls, job: Job, spec: ModelSpec, rank: int, flat: torch.Tensor) -> Model:
+    def from_vector(cls, job: Job, spec: ModelSpec, rank: int, flat: torch.Tensor) -> Model:
         """Make a model on a flat float32 vector of parameters, then buffers."""
         leaves = [piece.requires_grad_() for piece in cut(flat[: spec.size], spec.parameters)]
         return cls(job, spec, rank, leaves, cut(flat[spec.size :], spec.buffers))
 
-    def on_values(self, values: Sequence[torch.Tensor]) -> Model:
+    def with_values(self, values: Tensors) -> Model:
         """Return the same model and buffers on other parameters, to be evaluated."""
         return Model(self._job, self.spec, self._rank, values, self.buffers)
 
-    def forward(self, x: ColumnTensors, context: Context) -> torch.Tensor:
+    def forward(self, x: Columns, context: Context) -> torch.Tensor:
         """Return the forward function's result in float32: of images logits_bk."""
         if self._low is None:
             return self._function(self.named, x, context)
@@ -156,7 +168,10 @@ class Model:
         return logits_bk.float()
 
     def stepper(self) -> TorchStepper:
-        """Return what decodes with the current parameters. Raises RuntimeError for a model that does not translate."""
+        """Return a stepper with the current parameters.
+
+        Raises RuntimeError for a model that does not translate.
+        """
         quality, functions = self.spec.objective.translation, self._decoding
         if quality is None or functions is None:
             raise RuntimeError(f"{self.spec.name!r} does not translate")
@@ -167,8 +182,11 @@ class Model:
 
         return TorchStepper(functions.called(call), quality.source, self.spec.logits_per_position, self._device)
 
-    def loss_of(self, named: Mapping[str, torch.Tensor], x: ColumnTensors, y: ColumnTensors, context: Context) -> torch.Tensor:
-        """Return the sum of losses with these parameters: this is compiled, and touches only its arguments."""
+    def compute_loss(self, named: Mapping[str, torch.Tensor], x: Columns, y: Columns, context: Context) -> torch.Tensor:
+        """Return the sum of losses with these parameters.
+
+        This is compiled, and touches only its arguments.
+        """
         if self._low is None:
             outputs = self._unwatched(named, x, context)
         else:
@@ -179,13 +197,13 @@ class Model:
             return torch.nn.functional.cross_entropy(outputs, y, reduction="sum")
         return self._own_losses(outputs, y, context).sum()
 
-    def mean_loss(self, x: ColumnTensors, y: ColumnTensors, context: Context, share: float) -> torch.Tensor:
+    def mean_loss(self, x: Columns, y: Columns, context: Context, share: float) -> torch.Tensor:
         """Return a whole, non-empty batch's mean loss; `share` is 1 / (weight of its examples)."""
         if self._own_losses is None and (self.compiled is None or not self.compiled.takes(y)):
             return torch.nn.functional.cross_entropy(self.forward(x, context), y)
         return self.summed_loss(x, y, context) * share
 
-    def summed_loss(self, x: ColumnTensors, y: ColumnTensors, context: Context) -> torch.Tensor:
+    def summed_loss(self, x: Columns, y: Columns, context: Context) -> torch.Tensor:
         """Return the sum of losses; 0, with zero gradients, for an empty slice."""
         if self.compiled is not None and self.compiled.takes(y):
             return self.compiled(self.named, x, y, context)
@@ -194,9 +212,12 @@ class Model:
         return self._own_losses(self.forward(x, context), y, context).sum()
 
     def gradients(self, loss: torch.Tensor) -> list[torch.Tensor]:
-        """Return the gradients by `leaves`, in separate memory if updates write to them: to check that takes 3 µs of 115."""
-        found = torch.autograd.grad(loss, self.leaves)
-        return apart(found) if self._overwritten else list(found)
+        """Return the gradients by `leaves`, in separate memory if updates write to them.
+
+        The check takes 3 µs of 115.
+        """
+        gradients = torch.autograd.grad(loss, self.leaves)
+        return apart(gradients) if self._overwritten else list(gradients)
 
     def keep_updated(self, context: Context) -> None:
         """Take over the buffers that a training pass has changed."""
@@ -205,56 +226,55 @@ class Model:
 
     def sums(self, data: ResidentSplit, start: int, stop: int) -> list[float]:
         """Return the objective's sums, in its order, over the examples start … stop − 1."""
-        found = np.zeros(len(self.spec.objective.sums))
+        sums = np.zeros(len(self.spec.objective.sums))
         for outputs, x, y in self._evaluated(data, start, stop):
-            batch = self._batch_sums(outputs, x, y)
-            found += [float(batch[name].sum(dtype=torch.float64)) for name in self.spec.objective.sums]
-        return found.tolist()
+            parts = self._batch_sums(outputs, x, y)
+            sums += [float(parts[name].sum(dtype=torch.float64)) for name in self.spec.objective.sums]
+        return sums.tolist()
 
-    def _batch_sums(self, outputs: torch.Tensor, x: ColumnTensors, y: ColumnTensors) -> dict[str, torch.Tensor]:
+    def _batch_sums(self, outputs: torch.Tensor, x: Columns, y: Columns) -> dict[str, torch.Tensor]:
         context = self.passes.evaluation
         if self._own_losses is None:
             losses_b = torch.nn.functional.cross_entropy(outputs, y, reduction="none")
         else:
             losses_b = self._own_losses(outputs, y, context)
-        found = self.spec.objective.common_parts(losses_b, torch.ones_like(losses_b), x, y)
+        parts = self.spec.objective.common_parts(losses_b, torch.ones_like(losses_b), x, y)
         if self._own_losses is None and "correct" in self.spec.objective.sums:
-            found["correct"] = outputs.argmax(1) == y
+            parts["correct"] = outputs.argmax(1) == y
         if self._example_sums is not None:
-            found |= self._example_sums(outputs, y, context)
-        self.spec.objective.check_parts({name: value.dim() if torch.is_tensor(value) else None for name, value in found.items()})
-        return found
+            parts |= self._example_sums(outputs, y, context)
+        self.spec.objective.check_parts({name: value.dim() if torch.is_tensor(value) else None for name, value in parts.items()})
+        return parts
 
     def logits(self, data: ResidentSplit, start: int, stop: int) -> Array:
         """Return the logits of the examples start … stop − 1, float32 [stop − start, classes]."""
         pieces = [logits_bk.cpu().numpy() for logits_bk, _, _ in self._evaluated(data, start, stop)]
         return np.concatenate([np.zeros((0, self.spec.classes), dtype=np.float32), *pieces])
 
-    def _evaluated(self, data: ResidentSplit, start: int, stop: int) -> Iterator[tuple[torch.Tensor, ColumnTensors, ColumnTensors]]:
-        step = evaluation_batch(self.spec)
-        first = start
-        while first < stop:
-            end = first + examples_at_once(self.spec, data.longest(first, min(first + step, stop)), min(step, stop - first))
+    def _evaluated(self, data: ResidentSplit, start: int, stop: int) -> Iterator[tuple[torch.Tensor, Columns, Columns]]:
+        for first, last in evaluation_passes(self.spec, data.longest, start, stop):
             with torch.inference_mode():
-                x, y = data.span(first, end)
+                x, y = data.span(first, last)
                 outputs = self.forward(x, self.passes.evaluation)
             yield outputs, x, y
-            first = end
 
 
-def apart(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return gradients in separate memory: autograd may return one tensor or overlapping views for several."""
-    found, seen = [], set()
+def apart(gradients: Tensors) -> list[torch.Tensor]:
+    """Return gradients in separate memory.
+
+    Autograd may return one tensor or overlapping views for several.
+    """
+    separate, seen = [], set()
     for gradient in gradients:
         memory = gradient.untyped_storage().data_ptr()
         if memory in seen or (not gradient.is_contiguous() and 0 in gradient.stride()):
             gradient = gradient.clone(memory_format=torch.contiguous_format)
         seen.add(memory)
-        found.append(gradient)
-    return found
+        separate.append(gradient)
+    return separate
 
 
-def micro_batches_of(model: Model, x: ColumnTensors, y: ColumnTensors, batch: Batches, most: int) -> Iterator[MicroBatch]:
+def cut_batch(model: Model, x: Columns, y: Columns, batch: Batches, most: int) -> Iterator[MicroBatch]:
     """Cut gathered examples into micro-batches; `batch` has only these examples."""
     cut, _ = batch.in_micro_batches(most)
     for number, (begin, end) in enumerate(pairwise((cut.offsets - cut.offsets[0]).tolist())):
@@ -264,16 +284,19 @@ def micro_batches_of(model: Model, x: ColumnTensors, y: ColumnTensors, batch: Ba
 def updates_in_micro_batches(
     model: Model, data: ResidentSplit, batches: Batches, most: int, first_step: int
 ) -> Iterator[tuple[Iterator[MicroBatch], int]]:
-    """Yield each batch's micro-batches, to be taken before the next batch's, and their number; batch i is update `first_step` + i."""
+    """Yield each batch's micro-batches, to be taken before the next batch's, and their number.
+
+    Batch i is update `first_step` + i.
+    """
     cut, counts = batches.in_micro_batches(most)
     examples = enumerate(batch for block in data.blocks(cut) for batch in block)
 
-    def of_update(step: int, count: int) -> Iterator[MicroBatch]:
+    def take_update(step: int, count: int) -> Iterator[MicroBatch]:
         for number, (position, (x, y)) in enumerate(islice(examples, count)):
             yield x, y, model.passes.training(step, cut, position, number)
 
     for step, count in enumerate(counts.tolist(), first_step):
-        yield of_update(step, count), count
+        yield take_update(step, count), count
 
 
 class DistributedLoss(torch.nn.Module):  # type: ignore[misc]
@@ -284,6 +307,6 @@ class DistributedLoss(torch.nn.Module):  # type: ignore[misc]
         self.leaves = torch.nn.ParameterList(model.leaves)
         self._model = model
 
-    def forward(self, x: ColumnTensors, y: ColumnTensors, scale: float, context: Context) -> torch.Tensor:
+    def forward(self, x: Columns, y: Columns, scale: float, context: Context) -> torch.Tensor:
         """Return scale · Σ losses of the slice."""
         return self._model.summed_loss(x, y, context) * scale

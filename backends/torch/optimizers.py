@@ -1,4 +1,4 @@
-"""The update rules, by torch's formulas, gradient clipping and loss scaling.
+"""Update rules by torch's formulas, gradient clipping and loss scaling.
 
 They make 14,800 updates/s of logistic regression, torch.optim.SGD 11,000.
 """
@@ -6,7 +6,7 @@ They make 14,800 updates/s of logistic regression, torch.optim.SGD 11,000.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,12 +18,14 @@ from ...core.update_rules import EMA, FIRST_MOMENT, MOMENTUM, SECOND_MOMENT, ave
 from .. import vectors
 from ..capabilities import unused_precision
 from ..vectors import next_scale, refuse_exhausted
-
-Tensors = Sequence[torch.Tensor]
+from .data import Tensors
 
 
 class Rule(Protocol):
-    """An update rule bound to contiguous parameters; `updates` counts, `slots` are its tensors by slot name."""
+    """Update rule bound to contiguous parameters.
+
+    `updates` counts, `slots` are its tensors by slot name.
+    """
 
     updates: int
     slots: Mapping[str, list[torch.Tensor]]
@@ -33,7 +35,7 @@ class Rule(Protocol):
 
 
 def make_rule(job: Job, parameters: Tensors) -> Rule:
-    """Return the job's rule for these detached parameters, with slots as before the first update."""
+    """Return the job's rule for these detached parameters, with slots before the first update."""
     slots = {name: [torch.zeros_like(parameter) for parameter in parameters] for name in slot_names(job)}
     rule: Rule = Sgd(job, parameters, slots) if job.optimizer == "sgd" else Adam(job, parameters, slots)
     if not job.ema_decay:
@@ -52,24 +54,31 @@ def reset_slots(slots: Mapping[str, list[torch.Tensor]], parameters: Tensors) ->
 
 
 def overwrites_gradients(job: Job) -> bool:
-    """Return whether a job's updates write to gradients: to sum, unscale or clip them, or to add Adam's decay."""
+    """Return whether a job's updates write to gradients.
+
+    They do to sum, unscale or clip them, or to add Adam's decay.
+    """
     decays = job.optimizer == "adam" and bool(job.weight_decay)
     return job.accumulate > 1 or job.precision == "fp16" or bool(job.clip_norm) or decays
 
 
 def clipped(gradients: Tensors, limit: float) -> list[torch.Tensor]:
-    """Scale gradients, in place if contiguous, to a norm of about `limit`: g · min(1, limit / (‖g‖ + 1e-6)), as torch."""
-    found = [gradient if gradient.is_contiguous() else gradient.contiguous() for gradient in gradients]
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(found)))
+    """Scale gradients, in place if contiguous, to a norm of about `limit`.
+
+    g · min(1, limit / (‖g‖ + 1e-6)), as torch.
+    """
+    contiguous = [gradient if gradient.is_contiguous() else gradient.contiguous() for gradient in gradients]
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(contiguous)))
     factor = torch.clamp(limit / (norm + 1e-6), max=1.0)
     if factor.device.type != "cpu" or float(factor) != 1.0:  # reading it from a GPU would wait
-        torch._foreach_mul_(found, factor)
-    return found
+        torch._foreach_mul_(contiguous, factor)
+    return contiguous
 
 
 class Sgd:
-    """Gradient descent with torch's fused kernel: an AlexNet step with momentum takes 797 ms, 809 with separate operations.
+    """Gradient descent with torch's fused kernel.
 
+    An AlexNet step with momentum takes 797 ms, 809 with separate operations.
     g += weight_decay·w; b = μ·b + g, from 0; w −= lr·g, lr·b with momentum, or lr·(g + μ·b) by Nesterov. Gradients are not changed.
     """
 
@@ -81,7 +90,10 @@ class Sgd:
         self._decay, self._momentum, self._nesterov = job.weight_decay, job.momentum, job.nesterov
 
     def step(self, gradients: Tensors, lr: float) -> None:
-        """Apply one update. The kernel ignores strides, and channels-last images give channels-last gradients of convolutions."""
+        """Apply one update.
+
+        The kernel ignores strides, and channels-last images give channels-last gradients of convolutions.
+        """
         torch._fused_sgd_(
             self._parameters,
             [gradient if gradient.is_contiguous() else gradient.contiguous() for gradient in gradients],
@@ -98,9 +110,10 @@ class Sgd:
 
 
 class Adam:
-    """Adam (Kingma and Ba, algorithm 1, with ε outside the corrected root as in torch) and AdamW (Loshchilov and Hutter).
+    """Adam (Kingma and Ba, algorithm 1) and AdamW (Loshchilov and Hutter).
 
-    m += (1−β1)·(g−m); v = β2·v + (1−β2)·g²; w −= lr/(1−β1ᵗ)·m / (√v/√(1−β2ᵗ) + ε). Decay: g += λ·w, or AdamW w −= lr·λ·w first.
+    ε is outside the corrected root as in torch: m += (1−β1)·(g−m); v = β2·v + (1−β2)·g²; w −= lr/(1−β1ᵗ)·m / (√v/√(1−β2ᵗ) + ε). Decay:
+    g += λ·w, or AdamW w −= lr·λ·w first.
     """
 
     def __init__(self, job: Job, parameters: Tensors, slots: Mapping[str, list[torch.Tensor]]) -> None:
@@ -172,7 +185,7 @@ def precision_used(precision: str, device: torch.device) -> str:
 
 
 def watched(forward: Callable[..., torch.Tensor], precision: str, low: torch.dtype, model: str) -> Callable[..., torch.Tensor]:
-    """Return a forward function whose first pass raises UsageError if it computes nothing in `low`."""
+    """Return a forward function whose first pass raises UsageError without operations in `low`."""
     proven = False
 
     def watching(*arguments: Any) -> torch.Tensor:
@@ -199,11 +212,13 @@ class _LowOperations(TorchDispatchMode):  # type: ignore[misc]
         result = function(*args, **(kwargs or {}))
         results = result if isinstance(result, tuple | list) else [result]
         if function is not torch.ops.aten._to_copy.default:
-            self.any = self.any or any(isinstance(one, torch.Tensor) and one.dtype == self._low and not one._is_view() for one in results)
+            self.any = self.any or any(
+                isinstance(part, torch.Tensor) and part.dtype == self._low and not part._is_view() for part in results
+            )
         return result
 
 
-def unscaled(gradients: Sequence[torch.Tensor], scale: float) -> bool:
+def unscaled(gradients: Tensors, scale: float) -> bool:
     """Divide the gradients by the scale, in place; return whether all are finite."""
     torch._foreach_mul_(gradients, 1.0 / scale)
     largest = torch._foreach_norm([gradient for gradient in gradients if gradient.numel()], float("inf"))
@@ -213,8 +228,11 @@ def unscaled(gradients: Sequence[torch.Tensor], scale: float) -> bool:
 class LossScale(vectors.LossScale):
     """Dynamic loss scaling."""
 
-    def unscale(self, gradients: Sequence[torch.Tensor]) -> bool:
-        """Divide the gradients in place and adapt the scale; return whether all are finite. Raises RunFailedError at its end."""
+    def unscale(self, gradients: Tensors) -> bool:
+        """Divide the gradients in place and adapt the scale; return whether all are finite.
+
+        Raises RunFailedError at its end.
+        """
         finite = unscaled(gradients, self.scale)
         self.scale, self.clean_steps = next_scale(self.scale, self.clean_steps, finite)
         refuse_exhausted(self.scale)

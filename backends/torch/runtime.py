@@ -14,8 +14,8 @@ from ...models.base import Array, ModelSpec, ParameterSpec
 from .. import vectors as state_memory
 from ..base import Availability, State
 from ..capabilities import Device
-from ..loading import keep_freed_memory
-from .data import share
+from ..loading import tune_malloc
+from .data import Tensors, share
 
 
 def availability(name: str, install: str) -> Availability:
@@ -27,7 +27,10 @@ def availability(name: str, install: str) -> Availability:
 
 
 def prepare(task: Task, job: Job) -> torch.device:
-    """Set up the process for its task and return its device. Raises UsageError if a required GPU is missing."""
+    """Configure the process for its task and return its device.
+
+    Raises UsageError if a required GPU is missing.
+    """
     torch.set_num_threads(task.threads)
     if torch.get_num_interop_threads() != 1:
         torch.set_num_interop_threads(1)
@@ -38,9 +41,12 @@ def prepare(task: Task, job: Job) -> torch.device:
     return device
 
 
-def keep_steps_memory() -> None:
-    """Keep what a step frees: allocating it again is a third of the CNN's time at batch 256, a fifth of AlexNet's."""
-    keep_freed_memory(2**31 - 1, 2**30, one_arena=True)
+def retain_memory() -> None:
+    """Retain the memory that a step frees.
+
+    Allocating it again is a third of the CNN's time at batch 256, a fifth of AlexNet's.
+    """
+    tune_malloc(2**31 - 1, 2**30, one_arena=True)
 
 
 def choose_device(wanted: str, task: Task) -> torch.device:
@@ -59,7 +65,7 @@ def choose_device(wanted: str, task: Task) -> torch.device:
     return device
 
 
-def kind_of(device: torch.device) -> Device:
+def device_kind(device: torch.device) -> Device:
     """Return a device's name in records."""
     return "gpu" if device.type == "cuda" else "cpu"
 
@@ -100,7 +106,7 @@ class StateMemory(state_memory.StateMemory):
         *vectors, buffers = held
         self._tensors = [piece for vector in vectors for piece in cut(vector, spec.parameters)] + cut(buffers, spec.buffers)
 
-    def take(self, tensors: Sequence[torch.Tensor]) -> None:
+    def take(self, tensors: Tensors) -> None:
         """Copy the state's tensors, in the order of `each_value`, completely."""
         for kept, tensor in zip(self._tensors, tensors, strict=True):
             kept.copy_(tensor, non_blocking=True)

@@ -1,13 +1,13 @@
-"""Synchronous training: each rank takes its slice of the global batch, and all make one update together.
+"""Synchronous training: all ranks make one update together.
 
-DistributedDataParallel averages over ranks, so each scales its losses by world size / global batch size, exact for uneven slices too.
-Buffers are averaged over ranks before they are evaluated or saved.
+Each takes its slice of the global batch. DistributedDataParallel averages over ranks, so each scales its losses by world size / global
+batch size, exact for uneven slices too. Buffers are averaged over ranks before they are evaluated or saved.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -19,46 +19,38 @@ from ...core.liveness import startup_phase
 from ...core.update_rules import slot_names, weights_to_evaluate
 from ...data.base import Dataset, Split
 from ...data.sampler import Batches
+from ...exchange.mesh import Mesh, Vector
 from ...models.base import Array, ModelSpec
-from ..base import CalibrationOrder, CalibrationResult, Plan, State, StepResult, calibration_batches
-from ..compiling import to_be_chosen
+from ..base import Plan, State, StepResult, calibration_batches
+from ..compiling import should_time
 from ..rank_session import RankSession
-from ..timing import Calibrator, DirectTrial, Exchange, time_of_step
+from ..timing import Calibrator, CarryOut, DirectTrial, Exchange, measure_step
 from .calibration import StepProfiler, make_calibrator, reducer_figures
 from .compiler import choose
-from .data import ColumnTensors, resident_splits
+from .data import Columns, resident_splits
 from .decoding import TorchStepper
-from .direct import DirectGradients, DirectRanks, join, open_trial
-from .gradients import OneRank
-from .model import Context, MicroBatch, Model, micro_batches_of, updates_in_micro_batches
+from .direct import TRIED, TcpCollectives, TcpGradients, init_collectives
+from .gradients import Computed, LocalGradients
+from .model import Model, updates_in_micro_batches
 from .optimizers import LossScale, Rule, clipped, make_rule, precision_used, reset_slots
-from .runtime import StateMemory, each_value, keep_steps_memory, kind_of
+from .runtime import StateMemory, device_kind, each_value, retain_memory
 
 
 class Updater:
-    """Applies the gradients of a source by a rule."""
+    """Applies gradients by a rule."""
 
-    def __init__(self, job: Job, rule: Rule, loss_scale: LossScale | None, source: OneRank) -> None:
-        self._rule, self._loss_scale, self._source = rule, loss_scale, source
+    def __init__(self, job: Job, rule: Rule, loss_scale: LossScale | None) -> None:
+        self._rule, self._loss_scale = rule, loss_scale
         self._clip_norm = job.clip_norm
 
-    def update(self, x: ColumnTensors, y: ColumnTensors, scale: float, lr: float, context: Context) -> torch.Tensor:
-        """Apply one update; return the source's loss."""
-        loss, gradients = self._source.of_batch(x, y, scale, context)
-        self._apply(gradients, lr)
-        return loss
-
-    def accumulate(self, micro_batches: Iterable[MicroBatch], count: int, scale: float, lr: float) -> torch.Tensor:
-        """Do the same from `count` micro-batches, in turn."""
-        loss, gradients = self._source.of_micro_batches(micro_batches, count, scale)
-        self._apply(gradients, lr)
-        return loss
-
-    def _apply(self, gradients: Sequence[torch.Tensor], lr: float) -> None:
+    def apply(self, computed: Computed, lr: float) -> torch.Tensor:
+        """Apply one update; return its loss."""
+        loss, gradients = computed
         if self._loss_scale is not None and not self._loss_scale.unscale(gradients):
             self._rule.updates += 1  # an update that changes nothing: the cursor of the run counts it
-            return
-        self._rule.step(clipped(gradients, self._clip_norm) if self._clip_norm else gradients, lr)
+        else:
+            self._rule.step(clipped(gradients, self._clip_norm) if self._clip_norm else gradients, lr)
+        return loss
 
 
 GROUP_SECONDS = 0.5  # for a single process; ranks yield one result per plan
@@ -69,36 +61,41 @@ class SyncSession(RankSession[StateMemory]):
 
     def __init__(self, task: Task, job: Job, model: ModelSpec, data: Dataset, device: torch.device) -> None:
         super().__init__(task, job, model, data)
-        self._device, timing = device, to_be_chosen(job, model, data)
+        self._device, timing = device, should_time(job, model, data)
         self._splits = resident_splits(job, model, data, device)
         self._model = Model.initial(job, model, task.rank, device)
         self._rule = make_rule(job, self._model.values)
         weights = weights_to_evaluate(self._model.values, self._rule.slots)
-        self._evaluated = self._model if weights is self._model.values else self._model.on_values(weights)
+        self._evaluated = self._model if weights is self._model.values else self._model.with_values(weights)
         self._slots = slot_names(job)
         self._loss_scale = LossScale() if job.precision == "fp16" else None
-        self.precision_used, self.device_used = precision_used(job.precision, device), kind_of(device)
-        self._calibrator: Calibrator | None = None
+        self.precision_used, self.device_used = precision_used(job.precision, device), device_kind(device)
+
         self._tracer = StepProfiler(task, job, device)
-        exchange = join(task, job, self._model, self._loss_scale, device)
+        exchange = init_collectives(task, job, self._model, self._loss_scale, device)
         self._ranks, self._source, self._exchange, self._distributed = exchange
-        self._updater = Updater(job, self._rule, self._loss_scale, self._source)
-        keep_steps_memory()
+        self._updater = Updater(job, self._rule, self._loss_scale)
+        retain_memory()
         startup_phase("warming up")
         first = self._sampler.for_rank(0, 0, 1, self._rank)
-        choose(job, self._model, self._splits["train"], first, self._time_of_step, job.workers, timing=timing)
+        choose(job, self._model, self._splits["train"], first, self._measure_step, job.workers, timing=timing)
         self._warm_up()
 
-    def _time_of_step(self) -> float:
-        return time_of_step(self._make_calibrator(OneRank(self._model, self._loss_scale, slices=self._exchange is not None), None).run)
+    def _measure_step(self) -> float:
+        return measure_step(
+            self._make_calibrator(LocalGradients(self._model, self._loss_scale, slices=self._exchange is not None), None).run
+        )
 
     def _warm_up(self) -> None:
-        """Run two steps without effect: first kernels, and DDP's rebuild of buckets, which changes the order of summation."""
+        """Run two steps without effect.
+
+        They run first kernels, and DDP's rebuild of buckets, which changes the order of summation.
+        """
         count = self._sampler.examples_at_once(self._job.micro_batch)
         x, y = self._splits["train"].span(0, count)
         for _ in range(2):
             began = time.perf_counter()
-            float(self._updater.update(x, y, 1.0, 0.0, self._model.passes.training(0, Batches.single(count), 0)))
+            float(self._updater.apply(self._source.compute_gathered(x, y, Batches.single(count), 1, 1.0), 0.0))
             seconds = time.perf_counter() - began
         self._steps_per_group = max(1, min(64, int(GROUP_SECONDS / seconds)))
         self._evaluated.sums(self._splits["test"], 0, min(count, self._sizes["test"]))
@@ -144,40 +141,39 @@ class SyncSession(RankSession[StateMemory]):
         began = time.perf_counter()
         data = self._splits["train"]
         data.wait_seconds = 0.0
-        own = batches.slice(first, count)
-        scales = (self._source.factor / own.weights).tolist()
-        rates = plan.learning_rates[first : first + count].tolist()
+        group = batches.slice(first, count)
+        scales = (self._source.factor / group.weights).tolist()
+        rates, apply = plan.learning_rates[first : first + count].tolist(), self._updater.apply
         if self._job.accumulate > 1:
-            updates = updates_in_micro_batches(self._model, data, own, self._job.accumulate, plan.first_step + first)
-            losses = [self._updater.accumulate(*update, scale, rate) for update, scale, rate in zip(updates, scales, rates, strict=True)]
+            updates = updates_in_micro_batches(self._model, data, group, self._job.accumulate, plan.first_step + first)
+            accumulate = self._source.compute_micro_batches
+            losses = [apply(accumulate(*update, scale), rate) for update, scale, rate in zip(updates, scales, rates, strict=True)]
         else:
             losses = []
-            update, context, step = self._updater.update, self._model.passes.training, plan.first_step + first
-            for block in data.blocks(own):
+            compute, context, step = self._source.compute_batch, self._model.passes.training, plan.first_step + first
+            for block in data.blocks(group):
                 for x, y in block:
                     position = len(losses)
-                    losses.append(update(x, y, scales[position], rates[position], context(step + position, own, position)))
+                    losses.append(apply(compute(x, y, scales[position], context(step + position, group, position)), rates[position]))
         reduced = self._reduce(losses)
         seconds = time.perf_counter() - began
         self._steps_per_group = max(1, min(4 * count, int(count * GROUP_SECONDS / seconds)))
         wait = data.wait_seconds if self._device.type == "cpu" else None
-        return StepResult(plan.first_step + first, reduced, int(own.examples.sum()), seconds, data_wait_seconds=wait)
+        return StepResult(plan.first_step + first, reduced, int(group.examples.sum()), seconds, data_wait_seconds=wait)
 
     def _reduce(self, losses: list[torch.Tensor]) -> Array:
         stacked = torch.stack(losses)
         if self._exchange is not None:
             stacked = stacked.to(torch.float64)
-            self._ranks.add_up(stacked)
+            self._ranks.all_reduce(stacked)
             stacked /= self._source.factor
-        result: Array = stacked.cpu().numpy().astype(np.float32)
-        return result
+        return np.asarray(stacked.cpu().numpy(), np.float32)
 
     def _sums(self, split: Split) -> list[float]:
         sums = torch.tensor(self._evaluated.sums(self._splits[split], *self._share(split)), dtype=torch.float64, device=self._device)
         with self._meeting():
-            self._ranks.add_up(sums)
-        found: list[float] = sums.tolist()
-        return found
+            self._ranks.all_reduce(sums)
+        return list(sums.tolist())
 
     def _stepper(self) -> TorchStepper:
         return self._evaluated.stepper()
@@ -185,7 +181,7 @@ class SyncSession(RankSession[StateMemory]):
     def _average(self) -> None:
         flat = torch.cat([buffer.flatten() for buffer in self._model.buffers])
         with self._meeting():
-            self._ranks.add_up(flat)
+            self._ranks.all_reduce(flat)
         flat /= self._world
         for buffer, mean in zip(self._model.buffers, flat.split([buffer.numel() for buffer in self._model.buffers]), strict=True):
             buffer.copy_(mean.view(buffer.shape))
@@ -217,7 +213,7 @@ class SyncSession(RankSession[StateMemory]):
             if state is None:
                 raise ValueError("load: the first rank was given no state")
             self._install(state)
-        self._spread()
+        self._broadcast()
         self._averaged = True
 
     def _install(self, state: State) -> None:
@@ -227,42 +223,42 @@ class SyncSession(RankSession[StateMemory]):
         if self._loss_scale is not None:
             self._loss_scale.restore(state.scalars)
 
-    def _spread(self) -> None:
+    def _broadcast(self) -> None:
         scale = [0.0, 0.0] if self._loss_scale is None else list(self._loss_scale.scalars.values())
         numbers = torch.tensor([float(self._rule.updates), *scale], dtype=torch.float64, device=self._device)
         with self._meeting():
             for tensor in (*self._tensors(), numbers):
-                self._ranks.spread(tensor)
+                self._ranks.broadcast(tensor)
         updates, loss_scale, clean_steps = numbers.tolist()
         self._rule.updates = int(updates)
         if self._loss_scale is not None:
             self._loss_scale.restore({"loss_scale": loss_scale, "clean_steps": clean_steps})
 
-    def _calibrated(self, order: CalibrationOrder) -> CalibrationResult:
-        native = reducer_figures(self._distributed) if self._calibrator is None else {}
-        if self._calibrator is None:
-            exchange = None if self._exchange is None else self._exchange()
-            self._calibrator = self._make_calibrator(OneRank(self._model, self._loss_scale, slices=exchange is not None), exchange)
-        return CalibrationResult(self._rank, *self._calibrator.run(order), native)
+    def _native_figures(self) -> Mapping[str, float]:
+        return reducer_figures(self._distributed)
+
+    def _make_repetition(self) -> CarryOut:
+        exchange = None if self._exchange is None else self._exchange()
+        return self._make_calibrator(LocalGradients(self._model, self._loss_scale, slices=exchange is not None), exchange).run
 
     def _open_trial(self) -> DirectTrial:
-        def make(ranks: DirectRanks) -> Calibrator:
-            direct = DirectGradients(self._model, self._loss_scale, ranks)
-            return self._make_calibrator(direct, direct.exchange_alone())
+        def all_reduce(vector: Vector) -> Vector:
+            self._ranks.all_reduce(tensor := torch.from_numpy(vector.copy()))
+            return np.asarray(tensor.numpy())
 
-        return open_trial(self._task, self._ranks, self._device, self._job.node_timeout, make)
+        def make(mesh: Mesh) -> CarryOut:
+            direct = TcpGradients(self._model, self._loss_scale, TcpCollectives(mesh))
+            calibrator = self._make_calibrator(direct, direct.exchange_alone())
+            return lambda order: calibrator.run(order, TRIED[order.component])
 
-    def _make_calibrator(self, source: OneRank, exchange: Exchange | None) -> Calibrator:
+        return DirectTrial.open(self._task, self._device.type == "cpu", all_reduce, self._job.node_timeout, make)
+
+    def _make_calibrator(self, source: LocalGradients, exchange: Exchange | None) -> Calibrator:
         batches = calibration_batches(self._sampler, self._rank)
-        updater = Updater(self._job, self._rule, self._loss_scale, source)
 
-        def compute(x: ColumnTensors, y: ColumnTensors, batch: Batches) -> None:
-            scale, passes = self._source.factor / float(batch.weights[0]), self._model.passes
-            if self._job.accumulate == 1:
-                updater.update(x, y, scale, 0.0, passes.training(0, batch, 0))
-                return
-            micro_batches = micro_batches_of(self._model, x, y, batch, self._job.accumulate)
-            updater.accumulate(micro_batches, 0, scale, 0.0)  # how many there are is of no importance without DDP
+        def compute(x: Columns, y: Columns, batch: Batches) -> None:
+            scale = self._source.factor / float(batch.weights[0])
+            self._updater.apply(source.compute_gathered(x, y, batch, self._job.accumulate, scale), 0.0)
 
         return make_calibrator(self._splits["train"], batches, compute, exchange, self._device)
 

@@ -1,4 +1,7 @@
-"""Parameter servers: their listener, and leases, by which only a worker's newest connection (generation) may push."""
+"""Parameter servers: their listener, and leases of connections.
+
+Only a worker's newest connection (generation) may push.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,16 @@ from ...core.errors import RunFailedError
 from ...core.job import Job
 from ...core.listener import AuthenticatingListener, Exchange
 from ...models.base import ModelSpec
-from ..authentication import accept, tune
+from ..authentication import accept, admit_client, tune
 from .shards import MakeRule, Shard, Vector, bytes_of
-from .wire_protocol import AVERAGED, NO_STEP, OVERFLOWED, Connection, Frame, Hello, Kind, admit
+from .wire_protocol import AVERAGED, HELLO_BYTES, NO_STEP, OVERFLOWED, Connection, Frame, Hello, Kind
 
 
 class Lease:
-    """A connection's right to push. Held while a push is applied, so that none is in progress when `end` returns."""
+    """Right of a connection to push.
+
+    It is held while a push is applied, so that none is in progress when `end` returns.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -50,7 +56,10 @@ class Leases:
         self._ended: dict[int, int] = {}
 
     def begin(self, worker: int, generation: int) -> Lease:
-        """Return the lease of a worker's new connection, and end earlier ones. Raises ConnectionError if it is not the newest."""
+        """Return the lease of a worker's new connection, and end earlier ones.
+
+        Raises ConnectionError if it is not the newest.
+        """
         with self._lock:
             newest, before = self._current.get(worker, (0, None))
             if generation <= max(newest, self._ended.get(worker, 0)):
@@ -75,7 +84,10 @@ WARM_ELEMENTS = 2**16  # runs the kernels of large shards, on all threads
 
 
 def shard_bounds(model: ModelSpec, shards: int) -> list[tuple[int, int]]:
-    """Return (start, stop) of each shard in the vector of parameters and buffers: equal shares, cut across variables."""
+    """Return (start, stop) of each shard in the vector of parameters and buffers.
+
+    Shards are equal shares, cut across variables.
+    """
     return split_evenly(model.size + model.buffers_size, shards)
 
 
@@ -83,14 +95,11 @@ def initial_shard(job: Job, model: ModelSpec, index: int, make_rule: MakeRule) -
     """Return shard `index` at the model's initial values."""
     start, stop = shard_bounds(model, job.ps)[index]
     parameters, buffers = model.initial(job.seed), model.initial_buffers(job.seed)
-    flat = np.empty(stop - start, dtype=np.float32)
-    position = 0
+    pieces, position = [], 0
     for spec, values in ((spec, values) for specs, values in ((model.parameters, parameters), (model.buffers, buffers)) for spec in specs):
-        first, last = max(start, position), min(stop, position + spec.size)
-        if first < last:
-            flat[first - start : last - start] = values[spec.name].ravel()[first - position : last - position]
+        pieces.append(values[spec.name].ravel()[max(0, start - position) : max(0, stop - position)])
         position += spec.size
-    return Shard(flat, max(0, min(stop, model.size) - start), job, make_rule)
+    return Shard(np.concatenate(pieces), max(0, min(stop, model.size) - start), job, make_rule)
 
 
 def warm_rule(shard: Shard, job: Job, make_rule: MakeRule) -> None:
@@ -106,10 +115,16 @@ def pushed_step(frame: Frame) -> int | None:
 
 
 class Listener:
-    """Admits peers until closed; `serve` runs in a thread for each, with its time of arrival, and the end disconnects."""
+    """Listener that admits peers until closed.
+
+    `serve` runs in a thread for each, with its time of arrival, and the end disconnects.
+    """
 
     def __init__(self, task: Task, elements: int, serve: Callable[[Connection, Hello, float], None]) -> None:
-        """Listen on the task's own address. Raises OSError with errno EADDRINUSE if the port was taken."""
+        """Listen on the task's address.
+
+        Raises OSError with errno EADDRINUSE if the port was taken.
+        """
         self._secret, self._elements, self._serve = task.cluster.secret, elements, serve
         self._changed = threading.Condition()
         self._links: set[Connection] = set()
@@ -118,7 +133,14 @@ class Listener:
         self._door = AuthenticatingListener(listening, self._prove, self._admit, log.warning)
 
     def _prove(self, exchange: Exchange) -> tuple[socket.socket, Hello, float]:
-        return exchange.connection, admit(exchange, self._secret, self._elements), exchange.deadline
+        """Check a client, reading at most 84 bytes."""
+
+        def check(hello: Hello) -> None:
+            if hello.elements != self._elements:
+                raise ConnectionError(f"it expects a shard of {hello.elements} elements, this one has {self._elements}")
+
+        hello = admit_client(exchange, self._secret, HELLO_BYTES, Hello.read, check)
+        return exchange.connection, hello, exchange.deadline
 
     def _admit(self, peer: tuple[socket.socket, Hello, float], _host: str) -> None:
         connection, hello, arrival = peer
@@ -149,7 +171,10 @@ class Listener:
 
 
 class ShardServer:
-    """A parameter server beyond the first: workers push to its shard, the chief reads and replaces its state."""
+    """Parameter server beyond the first.
+
+    Workers push to its shard, the chief reads and replaces its state.
+    """
 
     def __init__(self, task: Task, job: Job, model: ModelSpec, make_rule: MakeRule) -> None:
         self._shard = initial_shard(job, model, task.placed.index, make_rule)
@@ -221,7 +246,10 @@ class ShardServer:
         return int(self._shard.has_applied(step))
 
     def serve(self, stop: threading.Event) -> None:
-        """Serve until `stop` is set or the chief ends it. Raises RunFailedError if the chief is lost."""
+        """Serve until `stop` is set or the chief ends it.
+
+        Raises RunFailedError if the chief is lost.
+        """
         while not self._ended.wait(0.1) and not stop.is_set():
             pass
         self._listener.close(1.0 if self._failure is None else 0.0)

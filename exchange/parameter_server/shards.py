@@ -1,4 +1,7 @@
-"""A shard of the flat vector. It applies each step once: a lost worker's may be computed again for the other shards."""
+"""Shard of the flat vector.
+
+It applies each step once: a lost worker's may be computed again for the other shards.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from ...core.update_rules import slot_names, weights_to_evaluate
 
 
 class AppliedSteps:
-    """A set of steps, kept as intervals [start, stop): at most one per ticket handed out."""
+    """Set of steps, stored as intervals [start, stop): at most one per ticket handed out."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -77,7 +80,10 @@ MakeRule = Callable[[Job, Vector], UpdateRule]  # binds a job's rule to a vector
 
 
 class Shard:
-    """Values [elements] float32, parameters then buffers, and their rule; `busy_seconds` is the time of updates."""
+    """Values [elements] float32, parameters then buffers, and their rule.
+
+    `busy_seconds` is the time of updates.
+    """
 
     def __init__(self, values: Vector, trained: int, job: Job, make_rule: MakeRule) -> None:
         self._values = np.array(values, dtype=np.float32)
@@ -104,8 +110,9 @@ class Shard:
             return step in self._applied
 
     def update(self, gradient: Vector, lr: float, read: int, out: Vector, *, step: int | None, skip: bool = False) -> tuple[int, int]:
-        """Apply one update and copy the new values to `out`, in one critical section; return (staleness, new version).
+        """Apply one update and copy the new values to `out`, in one critical section.
 
+        Return (staleness, new version).
         A `step` is applied once; None: outside training. `skip`: only count it. Staleness: updates since `read`. Overwrites `gradient`.
         """
         with self._lock:

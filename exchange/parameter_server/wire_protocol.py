@@ -1,4 +1,7 @@
-"""The messages to a parameter server: the hello of a connection (`exchange.authentication`), then frames."""
+"""Messages to a parameter server.
+
+A connection begins with a hello (`exchange.authentication`), then frames follow.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,6 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Literal, NamedTuple
 
-from ...core.listener import Exchange
-from ..authentication import admit_client
 from ..authentication import connect as open_connection
 from .shards import Vector, bytes_of
 
@@ -51,7 +52,10 @@ NO_FIGURES = Figures()
 
 
 class Frame(NamedTuple):
-    """A message's header: 8 + 5·8 bytes, little endian. `trailer` is the number of bytes after header and payload."""
+    """Header of a message: 8 + 5·8 bytes, little endian.
+
+    `trailer` is the number of bytes after header and payload.
+    """
 
     kind: int
     flags: int
@@ -109,7 +113,10 @@ class Connection:
             sent = max(0, sent - len(buffer))
 
     def receive(self, payload: memoryview = _EMPTY) -> Frame:
-        """Wait for a frame; its payload, if any, fills `payload` exactly. Raises ConnectionError for a lost or wrong peer."""
+        """Wait for a frame; its payload, if any, fills `payload` exactly.
+
+        Raises ConnectionError for a lost or wrong peer.
+        """
         got = self.connection.recvmsg_into((self._head_in, payload))[0]
         if got < _LAYOUT.size:
             self._receive_rest(memoryview(self._head_in), got)
@@ -131,7 +138,10 @@ class Connection:
             self.connection.sendall(buffer)
 
     def receive_buffers(self, buffers: Sequence[memoryview]) -> None:
-        """Fill `buffers` with the bytes after a frame of kind STATE or STORE, whose sizes both sides know."""
+        """Fill `buffers` with the bytes after a frame of kind STATE or STORE.
+
+        Both sides know the sizes.
+        """
         for buffer in buffers:
             self._receive_rest(buffer, 0)
 
@@ -165,6 +175,7 @@ class Connection:
 PROTOCOL = 2
 _MAGIC = b"ctps"
 _HELLO_LAYOUT = struct.Struct("<4sHBxIQ")
+HELLO_BYTES = _HELLO_LAYOUT.size
 _ROLES: tuple[Literal["chief", "worker"], ...] = ("chief", "worker")
 
 
@@ -188,23 +199,16 @@ class Hello(NamedTuple):
         return cls(_ROLES[role], place, elements)
 
 
-def admit(exchange: Exchange, secret: str, elements: int) -> Hello:
-    """Check a client, reading at most 84 bytes. Raises OSError, with the reason, if it must not join."""
-
-    def check(hello: Hello) -> None:
-        if hello.elements != elements:
-            raise ConnectionError(f"it expects a shard of {hello.elements} elements, this one has {elements}")
-
-    return admit_client(exchange, secret, _HELLO_LAYOUT.size, Hello.read, check)
-
-
 def connect(endpoint: tuple[str, int], secret: str, hello: Hello, deadline: float) -> Connection:
     """Connect to a shard and greet it, until `deadline` (time.monotonic). Raises RunFailedError."""
     return Connection(open_connection(endpoint, secret, hello.packed(), deadline, "the parameter server"))
 
 
 class WorkerLinks:
-    """Workers' connections, for their threads; `dismiss` ends a worker's wait for a ticket, `readmit` frees its place."""
+    """Workers' connections, for their threads.
+
+    `dismiss` ends a worker's wait for a ticket, `readmit` frees its place.
+    """
 
     def __init__(self, dismiss: Callable[[int], None], readmit: Callable[[int], None]) -> None:
         self._dismiss, self._readmit = dismiss, readmit
@@ -214,7 +218,10 @@ class WorkerLinks:
         self._newest: dict[int, float] = {}
 
     def enter(self, worker: int, link: Connection, arrival: float) -> int:
-        """Wait for the worker's place; return its generation. Raises ConnectionError if a later `arrival` has come."""
+        """Wait for the worker's place; return its generation.
+
+        Raises ConnectionError if a later `arrival` has come.
+        """
         with self._changed:
             newest = self._newest[worker] = max(arrival, self._newest.get(worker, arrival))
             while worker in self._links and arrival == newest:
@@ -246,7 +253,10 @@ log = logging.getLogger(__name__)
 
 
 class ShardLinks:
-    """One connection per server, in order. Thread-safe; all methods but `close` raise OSError for a lost server."""
+    """Connections to all servers, one each, in order.
+
+    Thread-safe; all methods but `close` raise OSError for a lost server.
+    """
 
     def __init__(self, links: Sequence[Connection]) -> None:
         self._links = links
@@ -270,7 +280,10 @@ class ShardLinks:
                 link.receive()
 
     def end_lease(self, worker: int, generation: int, last_step: int | None) -> bool:
-        """Have all servers refuse a worker's further pushes; return whether all have applied its last step."""
+        """Have all servers refuse a worker's further pushes.
+
+        Return whether all have applied its last step.
+        """
         question = (NO_STEP if last_step is None else last_step).to_bytes(8, "little", signed=True)
         with self._lock:
             for link in self._links:

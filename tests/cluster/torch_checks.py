@@ -16,8 +16,8 @@ from crosstrain.backends.torch import data as data_module
 from crosstrain.backends.torch import data as pixels_module
 from crosstrain.backends.torch import optimizers as precision
 from crosstrain.backends.torch.data import Normaliser, change, gather_changed
-from crosstrain.backends.torch.gradients import DataParallel, OneRank, data_parallel
-from crosstrain.backends.torch.model import DistributedLoss, Dropout, Model, apart, micro_batches_of
+from crosstrain.backends.torch.gradients import DdpGradients, LocalGradients, data_parallel
+from crosstrain.backends.torch.model import DistributedLoss, Dropout, Model, apart, cut_batch
 from crosstrain.backends.torch.optimizers import make_rule
 from crosstrain.backends.torch.sync_session import Updater
 from crosstrain.core.errors import RunFailedError, UsageError
@@ -93,7 +93,7 @@ def test_dropout_depends_on_seed_step_rank_and_layer_alone():
 
     def drawn(seed=0, rank=0, step=3, layer=0, deterministic=False):
         dropout = Dropout(Job(backend="torch", seed=seed, deterministic=deterministic), rank)
-        dropout.at(step, np.arange(20, dtype=np.int32))
+        dropout.set_step(step, np.arange(20, dtype=np.int32))
         torch.rand(3)  # torch's own random state is of no importance
         return dropout(x, 0.4, layer)
 
@@ -255,12 +255,12 @@ def test_scaled_gradients_are_clipped_as_they_are_without_the_scale(name):
     for scaled in (False, True):
         model = Model.initial(job, spec, 0, CPU)
         rule, loss_scale = make_rule(job, model.values), precision.LossScale() if scaled else None
-        updater = Updater(job, rule, loss_scale, OneRank(model, loss_scale, slices=False))
-        updater.update(*split.span(0, 12), 1 / 12, 1.0, model.passes.training(0, one, 0))
+        updater, source = Updater(job, rule, loss_scale), LocalGradients(model, loss_scale, slices=False)
+        updater.apply(source.compute_batch(*split.span(0, 12), 1 / 12, model.passes.training(0, one, 0)), 1.0)
         found.append([*model.values, *rule.slots["ema"]])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
     before, loss_scale.scale = [tensor.clone() for tensor in found[1]], 2.0**140
-    updater.update(*split.span(0, 12), 1.0, 1.0, model.passes.training(1, one, 0))
+    updater.apply(source.compute_batch(*split.span(0, 12), 1.0, model.passes.training(1, one, 0)), 1.0)
     assert all(torch.equal(a, b) for a, b in zip(before, found[1], strict=True))
     assert (rule.updates, loss_scale.scale, loss_scale.clean_steps) == (2, 2.0**139, 0)
 
@@ -315,9 +315,9 @@ def test_ranks_add_up_micro_batches_of_parameters_that_share_their_gradients():
         for ranks, parts in ((False, 1), (False, 3), (True, 3)):
             model = Model.initial(job, spec, 0, CPU)
             wrapped = data_parallel(DistributedLoss(model), None) if ranks else None
-            source = DataParallel(model, None, wrapped, 1) if ranks else OneRank(model, None, slices=False)
-            updater = Updater(job, make_rule(job, model.values), None, source)
-            updater.accumulate(micro_batches_of(model, x, y, Batches.single(12), parts), parts, 1 / 12, 1.0)
+            source = DdpGradients(model, None, wrapped, 1) if ranks else LocalGradients(model, None, slices=False)
+            micro_batches = cut_batch(model, x, y, Batches.single(12), parts)
+            Updater(job, make_rule(job, model.values), None).apply(source.compute_micro_batches(micro_batches, parts, 1 / 12), 1.0)
             found.append(torch.cat([value.flatten() for value in model.values]))
     finally:
         torch.distributed.destroy_process_group()

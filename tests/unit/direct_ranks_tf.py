@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 from mesh_ranks import in_rank_order, tasks_of, vectors_of
 
-from crosstrain.backends.tf.sync.direct import DirectRanks
+from crosstrain.backends.tf.sync.direct import TcpCollectives
 from crosstrain.exchange.all_reduce import BUCKET_BYTES, buckets_of
 from crosstrain.exchange.mesh import Mesh
 
@@ -32,10 +32,10 @@ def check(shapes, drawn):
     memories = buckets if buckets > 1 else 0
 
     def train(task):
-        ranks = DirectRanks(Mesh(task, 20.0, 10.0), "CPU:0", sequential=False)
+        ranks = TcpCollectives(Mesh(task, 20.0, 10.0), "CPU:0", sequential=False)
         try:
             signature = [tf.TensorSpec(shape, tf.float32) for shape in shapes]
-            functions = [ranks.traced(lambda *own: tuple(ranks.add_up(own)), *signature) for _ in range(2)]
+            functions = [ranks.traced(lambda *own: tuple(ranks.all_reduce(own)), *signature) for _ in range(2)]
             found = [[total.numpy() for total in functions[step % 2](*given[task.rank][step])] for step in range(STEPS)]
             assert len(ranks._rooms) == memories, f"{len(ranks._rooms)} memories for {buckets} buckets"
         finally:

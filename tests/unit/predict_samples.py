@@ -1,4 +1,4 @@
-"""Calibrated runs made from a known model, as files: what a fit has to find is what they were made from."""
+"""Files of calibrated runs made from a known model, which a fit has to recover."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ BATCH = 32
 
 
 def calibrated_run(out: Path, **changes: Any) -> Path:
-    """A finished run of two nodes that the model describes exactly; `changes` are fields of the job, or of the calibration.
+    """Make a finished run of two nodes that the model describes exactly.
 
-    `direct`: the costs of the direct exchange, which was tried after it, or why it was not.
+    `changes` are fields of the job, or of the calibration. `direct`: the costs of the direct exchange,
+    which was tried after it, or why it was not.
     """
     direct = changes.pop("direct", None)
     fields = {"nodes": 2, "mode": "sync", "batch_size": BATCH, "bandwidth": "100mbit", "cores_per_node": (0.4,), "procs_per_node": 1}
@@ -32,25 +33,25 @@ def calibrated_run(out: Path, **changes: Any) -> Path:
     described = RunReader(path).job()
     rate = None if job["bandwidth"] is None else float(job["bandwidth"].removesuffix("mbit")) * 1e6 / 8
     workers = job["nodes"] * job["procs_per_node"]
-    own, half = compute.seconds(job["batch_size"]), compute.seconds(job["batch_size"] // 2)
+    full_batch, half = compute.seconds(job["batch_size"]), compute.seconds(job["batch_size"] // 2)
     if job["mode"] == "sync":
-        figures = _ring(changes.get("ring", RING), Link(rate), workers, job["nodes"], payload, own)
+        figures = _ring(changes.get("ring", RING), Link(rate), workers, job["nodes"], payload, full_batch)
     else:
-        figures = _server(changes.get("server", SERVER), Link(rate), job, payload, own)
+        figures = _server(changes.get("server", SERVER), Link(rate), job, payload, full_batch)
     calibration = [
         {
             "worker": worker,
             "node": worker // job["procs_per_node"],
-            "data_seconds": 0.001 * own,
-            "compute_seconds": 0.999 * own,
-            "half_compute_seconds": half - 0.0005 * own if job["batch_size"] > 1 else None,
+            "data_seconds": 0.001 * full_batch,
+            "compute_seconds": 0.999 * full_batch,
+            "half_compute_seconds": half - 0.0005 * full_batch if job["batch_size"] > 1 else None,
             "communicate_seconds": exchange if workers > 1 else None,
             "message_seconds": message if workers > 1 else None,
         }
         for worker, (message, exchange, _) in enumerate(figures)
     ]
     if isinstance(direct, Ring):
-        tried = _ring(direct, Link(rate), workers, job["nodes"], payload, own)
+        tried = _ring(direct, Link(rate), workers, job["nodes"], payload, full_batch)
         for worker, (message, exchange, step) in zip(calibration, tried, strict=True):
             worker |= {"direct_seconds": exchange, "direct_message_seconds": message, "direct_step_seconds": step}
     shares = [{"worker": worker, "node": worker, "step_seconds": step} for worker, (_, _, step) in enumerate(figures)]
@@ -71,21 +72,21 @@ def write(path: Path, name: str, document: dict[str, Any]) -> None:
     (path / name).write_text(json.dumps(document), encoding="utf-8")
 
 
-def _ring(ring: Ring, link: Link, workers: int, nodes: int, payload: int, own: float) -> list[tuple[float, float, float]]:
+def _ring(ring: Ring, link: Link, workers: int, nodes: int, payload: int, full_batch: float) -> list[tuple[float, float, float]]:
     if workers == 1:
-        return [(0.0, 0.0, own)]
+        return [(0.0, 0.0, full_batch)]
     plain = Ring(ring.hop_seconds, ring.seconds_per_byte, exchange=ring.exchange)
     message, exchange = (ring_step(0.0, size, workers, nodes, plain, link).seconds for size in (0, payload))
-    return [(message, exchange, ring_step(own, payload, workers, nodes, ring, link).seconds)] * workers
+    return [(message, exchange, ring_step(full_batch, payload, workers, nodes, ring, link).seconds)] * workers
 
 
-def _server(server: Server, link: Link, job: dict[str, Any], payload: int, own: float) -> list[tuple[float, float, float]]:
-    cases = ((0.0, 0), (0.0, payload), (own, payload))
-    each = [replace(server, pulls_per_update=1.0)] * 2 + [server]
-    found = [
+def _server(server: Server, link: Link, job: dict[str, Any], payload: int, full_batch: float) -> list[tuple[float, float, float]]:
+    cases = ((0.0, 0), (0.0, payload), (full_batch, payload))
+    server_costs = [replace(server, pulls_per_update=1.0)] * 2 + [server]
+    rounds = [
         server_rounds(busy, size, job["procs_per_node"], job["nodes"], 1, costs, link)
-        for (busy, size), costs in zip(cases, each, strict=True)
+        for (busy, size), costs in zip(cases, server_costs, strict=True)
     ]
-    near, far = ([sum(case[place].values()) for case in found] for place in (0, 1))
+    near, far = ([sum(case[place].values()) for case in rounds] for place in (0, 1))
     count = job["procs_per_node"]
     return [(near[0], near[1], near[2])] * count + [(far[0], far[1], far[2])] * (count * (job["nodes"] - 1))

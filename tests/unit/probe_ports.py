@@ -1,4 +1,4 @@
-"""The ports that a probe's answers hold: a probe keeps them until its process ends, and a test answers in its own."""
+"""The ports held by a probe's answers; tests answer in their process and have to free them."""
 
 import socket
 
@@ -6,7 +6,7 @@ from crosstrain.launch.preflight import probe
 
 
 def release_ports():
-    """Listen on nothing any more, and give all ports back."""
+    """Stop listening, and release all ports."""
     for server in probe._ports:
         server.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for a connection
         server.close()

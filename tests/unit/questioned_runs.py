@@ -20,7 +20,10 @@ def asked(path, *options):
 
 
 def trained(out, *, state="interrupted", groups=20, total=400, nodes=1, described=None, evaluations=(), samples=(), **job):
-    """A run of groups of 10 updates, a tenth of a second each; 2 s before its clock and 0.5 s after it. Its plan has `total` updates."""
+    """Make a run of groups of 10 updates in 0.1 s; 2 s before its clock and 0.5 s after it.
+
+    Its plan has `total` updates.
+    """
     asked_for = a_job(out, **{"name": "run", "nodes": nodes, "batch_size": 10, "epochs": None, "steps": total, **job})
     writer = open_run(asked_for)
     writer.write_job({**asked_for.model_dump(mode="json"), "total_steps": total, **(described or {})})

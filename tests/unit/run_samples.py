@@ -1,4 +1,4 @@
-"""Records and small runs that several tests are about."""
+"""Records and small runs that several tests use."""
 
 from __future__ import annotations
 
@@ -53,13 +53,14 @@ def sample(node: int, time_seconds: float, **figures: Any) -> SystemRecord:
 
 
 RESUMED = 10.0
-"""When the run of `resumed_samples` went on, on the run clock in seconds."""
+"""When the run of `resumed_samples` resumed, on the run clock in seconds."""
 
 
 def _segment(nodes: int, began: float, until: float, init: float, interval: float, **fields: Any) -> Iterator[SystemRecord]:
-    """The samples of a segment of a run, as the driver writes them: 1 core and 1 MB/s in its initialisation, 0.2 of both while it trains.
+    """Yield samples of a segment of a run, as the driver writes them.
 
-    One is taken just before its clock starts, and one at its end. The nodes' follow each other by a millisecond.
+    Initialisation uses 1 core and 1 MB/s, training 0.2 of both. One sample is taken just before the clock starts,
+    and one at its end. Those of the nodes are a millisecond apart.
     """
     moments = [began - init + interval * (number + 0.5) for number in range(int((until - began + init) / interval))]
     for time_seconds in sorted([*moments, began - 0.002, until]):
@@ -75,22 +76,22 @@ def _segment(nodes: int, began: float, until: float, init: float, interval: floa
             yield sample(node, time_seconds + 0.001 * node, **figures, **fields)
 
 
-def resumed_samples(said: bool, init: float = 15.0, interval: float = 0.5) -> list[SystemRecord]:
-    """The samples of a run of 20 s that was resumed after 10 s, on two nodes then; they say their segments, or do not, as older ones.
+def resumed_samples(marked: bool, init: float = 15.0, interval: float = 0.5) -> list[SystemRecord]:
+    """Return samples of a run of 20 s, resumed after 10 s on two nodes.
 
-    Each segment's initialisation took `init` seconds.
+    With `marked`, samples name their segments, others do not, as in older releases. Each initialisation took `init` seconds.
     """
-    first, second = ({"part_began_seconds": began} if said else {} for began in (0.0, RESUMED))
+    first, second = ({"part_began_seconds": began} if marked else {} for began in (0.0, RESUMED))
     before = (record for record in _segment(1, 0.0, RESUMED, init, interval, **first) if record.time_seconds < RESUMED)
     return [*before, *_segment(2, RESUMED, 20.0, init, interval, **second)]
 
 
-def resumed_run(out: Path, said: bool) -> Path:
-    """The directory of a run with `resumed_samples`, and nothing else."""
+def resumed_run(out: Path, marked: bool) -> Path:
+    """Make the directory of a run with `resumed_samples`, and nothing else."""
     job = a_job(out, name="resumed", nodes=2)
     writer = open_run(job)
     writer.write_job({**job.model_dump(mode="json"), "segments": [{"run_seconds": seconds} for seconds in (0.0, RESUMED)]})
-    for record in resumed_samples(said):
+    for record in resumed_samples(marked):
         writer.system(record)
     writer.close()
     return writer.path
@@ -108,7 +109,9 @@ def open_run(job: Job) -> RunWriter:
 
 
 def sync_run(out: Path, **fields: Any) -> Path:
-    """A finished sync run of two nodes with a summary: 10 steps in groups of 2, two evaluations, samples every half second."""
+    """Make a finished sync run of two nodes with a summary.
+    | 10 steps in groups of 2, two evaluations, samples every half second.
+    """
     job = a_job(out, **{"name": "one", "nodes": 2, "batch_size": 5, "until": "accuracy>=0.85", **fields})
     writer = open_run(job)
     for group in range(5):
@@ -132,7 +135,7 @@ def sync_run(out: Path, **fields: Any) -> Path:
 
 
 def async_run(out: Path, **fields: Any) -> Path:
-    """A finished async run of two nodes on torch with a summary and no resource samples."""
+    """Make a finished async run of two nodes on torch, with a summary and without samples."""
     job = a_job(out, **{"name": "two", "backend": "torch", "mode": "async", "nodes": 2, "batch_size": 5, **fields})
     writer = open_run(job)
     for group in range(4):

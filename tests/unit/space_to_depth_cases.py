@@ -1,4 +1,4 @@
-"""Convolutions that take two columns at once, for both frameworks; imports neither."""
+"""Convolutions that compute two columns per step, for both frameworks; imports neither."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 
 
 class PairCase(NamedTuple):
-    """Images [batch, inputs, height, width], a kernel [outputs, inputs, rows, columns], zeros around, and whether there is a bias.
+    """Shapes of a convolution whose result or image gradient is computed two columns at once.
 
-    Of each the convolution takes two columns at once, or the gradient with respect to its images does.
+    Images [batch, inputs, height, width], a kernel [outputs, inputs, rows, columns], zero padding, and whether there is a bias.
     """
 
     batch: int
@@ -48,7 +48,10 @@ PAIR_CASES = {
 
 
 def save_all(path, layers, computed, ours, plain):
-    """Write to a file (npz) what `ours` and `plain` give for every case, by `computed`, and how many convolutions ours took in pairs."""
+    """Save the results of `ours` and `plain` for every case by `computed`, to a file (npz).
+
+    Also how many convolutions `ours` computed in pairs.
+    """
     taken = []
     in_pairs = layers._conv_space_to_depth
 

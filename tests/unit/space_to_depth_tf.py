@@ -1,4 +1,4 @@
-"""``python space_to_depth_tf.py FILE``: results and gradients of the convolutions, by our layer and by TensorFlow's own, to FILE (npz)."""
+"""``python space_to_depth_tf.py FILE``: convolutions of our layer and TensorFlow, to a file."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""``python space_to_depth_torch.py FILE``: results and gradients of the convolutions, by our layer and by torch's own, to FILE (npz)."""
+"""``python space_to_depth_torch.py FILE``: convolutions of our layer and torch, to a file."""
 
 import sys
 
@@ -16,7 +16,7 @@ def computed(case, convolve):
     bias = bias_array.requires_grad_() if case.biased else None
     y = convolve(x, weight, bias, case.padding)
     yield "y", y.detach()
-    wanted = [one for one in (x, weight, bias) if one is not None]
+    wanted = [operand for operand in (x, weight, bias) if operand is not None]
     yield from zip(("x", "weight", "bias"), torch.autograd.grad(y, wanted, gradient), strict=False)
 
 

@@ -1,4 +1,4 @@
-"""``python step_marks_tf.py SEED``: what a shard does with steps that come more than once, by its marks, in graphs as workers run them."""
+"""``python step_marks_tf.py SEED``: a shard's marks for repeated steps, in graphs."""
 
 import os
 import sys
@@ -20,12 +20,12 @@ def main(seed):
 
     def loop(steps):
         def body(position, before):
-            with tf.control_dependencies([before]):  # one after another, as the updates of a worker
+            with tf.control_dependencies([before]):  # sequential, as the updates of a worker
                 step = tf.gather(steps, position)
 
             def apply():
-                place, one = tf.math.floormod(step, PLACES), tf.constant(1, tf.int64)
-                counted = tf.raw_ops.ResourceScatterAdd(resource=counts.handle, indices=place, updates=one)
+                place, increment = tf.math.floormod(step, PLACES), tf.constant(1, tf.int64)
+                counted = tf.raw_ops.ResourceScatterAdd(resource=counts.handle, indices=place, updates=increment)
                 with tf.control_dependencies([counted]):
                     return tf.raw_ops.ResourceCountUpTo(resource=version.handle, limit=2**62, T=tf.int64)
 
@@ -42,11 +42,11 @@ def main(seed):
         counts.assign(tf.zeros([PLACES], tf.int64))
         version.assign(0)
         push(tf.constant(steps, tf.int64))
-        found, expected = counts.numpy(), np.zeros(PLACES)
+        actual, expected = counts.numpy(), np.zeros(PLACES)
         expected[np.unique(steps) % PLACES] = 1
-        assert np.array_equal(found, expected), (found, expected)
+        assert np.array_equal(actual, expected), (actual, expected)
         assert version.numpy() == len(np.unique(steps))
-    marks.begun.scatter_nd_update([[7]], [7])  # begun, and then cut
+    marks.begun.scatter_nd_update([[7]], [7])  # started, then interrupted
     marks.applied.scatter_nd_update([[7]], [-1])
     before = version.numpy()
     with pytest.raises(tf.errors.InvalidArgumentError, match="cut in the middle"):

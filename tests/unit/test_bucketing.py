@@ -217,7 +217,7 @@ def test_orders_that_cannot_be_are_refused():
 
 def test_a_ticket_keeps_how_the_order_came_about():
     plan = Plan(5, 4, 1, 0, np.linspace(0.1, 0.2, 4), 17, ((0, 512, 3), (12, 256, 1)))
-    ticket = decode(encode(cut_plan(plan, 1)[0].after(0)))
+    ticket = decode(encode(cut_plan(plan, 1)[0].remainder(0)))
     assert isinstance(ticket, TrainTicket)
     assert (ticket.skip, ticket.arranged) == (17, plan.arranged)
 

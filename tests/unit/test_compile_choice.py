@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crosstrain.backends.compiling import GAIN, CompileChoice, Timing, compiled_sizes, decide_by, pays, settle, timed, to_be_chosen
+from crosstrain.backends.compiling import (
+    GAIN,
+    CompileChoice,
+    Timing,
+    compile_is_faster,
+    compiled_sizes,
+    decide_by,
+    settle,
+    should_time,
+    timed,
+)
 from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
 from crosstrain.data.sampler import Batches
@@ -23,8 +33,8 @@ def test_steps_are_compiled_where_all_can_and_it_saves_time(found):
     fast_enough = all(timing.compiled_seconds is not None for timing in found) and sum(
         timing.compiled_seconds for timing in found
     ) <= GAIN * sum(timing.plain_seconds for timing in found)
-    assert pays(found) == fast_enough
-    assert pays(found[::-1]) == fast_enough or len(found) > 2  # sums of many differ with their order in the last bit
+    assert compile_is_faster(found) == fast_enough
+    assert compile_is_faster(found[::-1]) == fast_enough or len(found) > 2  # sums of many differ with their order in the last bit
     assert CompileChoice.of(found).compiled == fast_enough
 
 
@@ -77,7 +87,7 @@ def test_a_process_asks_whoever_decides():
     try:
         assert not settle(Timing(1.0, 0.1), 3)
     finally:
-        decide_by(lambda timing, tasks: pays([timing]))
+        decide_by(lambda timing, tasks: compile_is_faster([timing]))
     assert asked == [(Timing(1.0, 0.1), 3)]
 
 
@@ -93,12 +103,12 @@ def test_micro_batches_of_the_first_batch_are_compiled(size, most):
 @pytest.mark.parametrize(("compile_", "chosen"), [("off", False), ("on", False), ("auto", True)])
 def test_a_choice_is_made_with_auto(compile_, chosen):
     data = open_dataset("digits")
-    assert to_be_chosen(Job(backend="tf", compile=compile_), build_model("logreg", data.info), data) == chosen
+    assert should_time(Job(backend="tf", compile=compile_), build_model("logreg", data.info), data) == chosen
 
 
 def test_sequences_are_not_compiled():
     data = open_dataset("numbers")
     model = build_model("transformer:tiny", data.info)
-    assert not to_be_chosen(Job(backend="tf", compile="auto"), model, data)
+    assert not should_time(Job(backend="tf", compile="auto"), model, data)
     with pytest.raises(UsageError, match=r"compile: got 'on', but the examples of .* vary in length"):
-        to_be_chosen(Job(backend="tf", compile="on"), model, data)
+        should_time(Job(backend="tf", compile="on"), model, data)

@@ -1,4 +1,4 @@
-"""What all processes of a run have to be asked for alike, where the run is at hand on the driver's machine alone."""
+"""The settings that all processes of a run must share with the driver."""
 
 from pathlib import Path
 
@@ -21,40 +21,40 @@ FLAGS = {
 TYPED = st.fixed_dictionaries({}, optional={field: st.sampled_from(values) for field, values in FLAGS.items()})
 
 
-def asked(flags, environ=None, config=None, resume="runs/first"):
+def make_request(flags, environ=None, config=None, resume="runs/first"):
     return resume_request(Path(resume), given_settings(flags, environ or {}, config), PLACE)
 
 
 def settled(flags):
-    """An independent reading of what was typed."""
+    """Parse typed settings independently of the product."""
     return {field: float(value) if field == "lr" else value for field, value in flags.items() if field not in OWN_TO_EACH_NODE}
 
 
 @given(ours=TYPED, theirs=TYPED)
-def test_whoever_was_asked_for_something_else_is_told_apart(ours, theirs):
-    found = difference(asked(ours), asked(theirs))
-    assert (found is None) == (settled(ours) == settled(theirs))
+def test_process_with_other_settings_is_reported(ours, theirs):
+    problem = difference(make_request(ours), make_request(theirs))
+    assert (problem is None) == (settled(ours) == settled(theirs))
     for field in settled(ours).keys() ^ settled(theirs).keys():
-        assert f"{field} " in found
-        assert "not given" in found
+        assert f"{field} " in problem
+        assert "not given" in problem
 
 
-def test_a_file_the_environment_and_a_flag_say_the_same(tmp_path):
+def test_source_of_a_setting_makes_no_difference(tmp_path):
     config = tmp_path / "job.toml"
     config.write_text("lr = 0.5\ncores_per_node = 2\nbatch_size = 8\n")
     by_flag = {"lr": ".5", "cores_per_node": "2", "batch_size": "8"}
-    assert difference(asked({}, {}, config), asked(by_flag)) is None
-    assert difference(asked({}, {"TRAINER_LR": "0.50"}, config), asked(by_flag, {"TRAINER_LR": "7"})) is None
+    assert difference(make_request({}, {}, config), make_request(by_flag)) is None
+    assert difference(make_request({}, {"TRAINER_LR": "0.50"}, config), make_request(by_flag, {"TRAINER_LR": "7"})) is None
 
 
-def test_another_run_is_another_run():
-    assert "'second' instead of 'first'" in difference(asked({}), asked({}, resume="/elsewhere/second"))
-    assert difference(asked({}), asked({}, resume="/elsewhere/first")) is None
-    assert "--resume" in difference(asked({}), job_request(Job()))
-    assert "--resume" in difference(job_request(Job()), asked({}))
+def test_another_resumed_run_is_a_difference():
+    assert "'second' instead of 'first'" in difference(make_request({}), make_request({}, resume="/elsewhere/second"))
+    assert difference(make_request({}), make_request({}, resume="/elsewhere/first")) is None
+    assert "--resume" in difference(make_request({}), job_request(Job()))
+    assert "--resume" in difference(job_request(Job()), make_request({}))
 
 
 @pytest.mark.parametrize("flags", [{"lr": "fast"}, {"steps": "-1"}, {"steps": "+x"}, {"mode": "both"}, {"nodes": "0"}])
-def test_what_is_wrong_by_itself_ends_the_command_on_its_own_node(flags):
+def test_invalid_setting_fails_on_its_node(flags):
     with pytest.raises(UsageError, match=f"--{next(iter(flags))}"):
         given_settings(flags, {})

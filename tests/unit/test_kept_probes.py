@@ -1,4 +1,4 @@
-"""What a framework said of itself is kept until something changes that it depends on. The backends here are real plugins in real files."""
+"""The cache of framework probes, and what invalidates it. Real plugins in real files."""
 
 import json
 import os
@@ -29,8 +29,8 @@ counting = Counting()
 
 
 @pytest.fixture
-def asked(tmp_path, monkeypatch):
-    """Install a backend for this process and its children, with a cache of its own; return how often it was asked."""
+def count_probes(tmp_path, monkeypatch):
+    """Install a backend and an empty cache; return a function that counts its probes."""
     place = tmp_path / "plugin"
     place.mkdir()
     (place / "counting_plugin.py").write_text(PLUGIN)
@@ -38,7 +38,7 @@ def asked(tmp_path, monkeypatch):
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: counting-plugin\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[crosstrain.backends]\ncounting = counting_plugin:counting\n")
-    (place / "asked").touch()  # so that being asked does not change the folder
+    (place / "asked").touch()  # so that a probe does not change the folder
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(place), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]))
     monkeypatch.setattr(sys, "path", [str(place), *sys.path])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -46,19 +46,19 @@ def asked(tmp_path, monkeypatch):
     return lambda: len((place / "asked").read_text())
 
 
-FOUND = [Availability("counting", "1.0", ("cpu",))]
+AVAILABLE = [Availability("counting", "1.0", ("cpu",))]
 
 
 @pytest.mark.thorough
-def test_it_is_asked_once(asked):
-    assert [probe_kept(["counting"]) for _ in range(3)] == [FOUND] * 3
-    assert asked() == 1
-    assert probe_kept(["counting"], fresh=True) == FOUND
-    assert asked() == 2
+def test_framework_is_probed_once(count_probes):
+    assert [probe_kept(["counting"]) for _ in range(3)] == [AVAILABLE] * 3
+    assert count_probes() == 1
+    assert probe_kept(["counting"], fresh=True) == AVAILABLE
+    assert count_probes() == 2
 
 
 def changes(tmp_path, monkeypatch):
-    """Return what makes an answer hold no longer, by name."""
+    """Return changes that invalidate a cached answer, by name."""
     return {
         "another package": lambda: (tmp_path / "plugin" / "other-1.0.dist-info").mkdir(),
         "the backend's file": lambda: (tmp_path / "plugin" / "counting_plugin.py").write_text(PLUGIN + "\n"),
@@ -68,42 +68,42 @@ def changes(tmp_path, monkeypatch):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("change", ["another package", "the backend's file", "a variable"])
-def test_it_is_asked_again_where_what_it_depends_on_has_changed(asked, tmp_path, monkeypatch, change):
+def test_changed_dependency_probes_again(count_probes, tmp_path, monkeypatch, change):
     probe_kept(["counting"])
     changes(tmp_path, monkeypatch)[change]()
-    assert probe_kept(["counting"]) == FOUND
-    assert asked() == 2
+    assert probe_kept(["counting"]) == AVAILABLE
+    assert count_probes() == 2
 
 
-def test_a_problem_is_not_kept(asked, monkeypatch):
+def test_problem_is_not_cached(count_probes, monkeypatch):
     monkeypatch.setenv("COUNTING_PROBLEM", "it is broken")
     assert [probe_kept(["counting"])[0].problem for _ in range(2)] == ["it is broken"] * 2
-    assert asked() == 2
+    assert count_probes() == 2
     monkeypatch.delenv("COUNTING_PROBLEM")
-    assert probe_kept(["counting"]) == FOUND
+    assert probe_kept(["counting"]) == AVAILABLE
 
 
 @pytest.mark.quick_cases("found5")
 @pytest.mark.parametrize(
     "found", ["", "[]", "{", '{"counting": 3}', '{"counting": {"holds_for": 1, "version": "1.0", "devices": []}}', "[" * 10**5]
 )
-def test_a_file_that_is_none_is_made_anew(asked, found):
+def test_invalid_cache_file_is_replaced(count_probes, found):
     kept_file().parent.mkdir(parents=True)
     kept_file().write_text(found)
-    assert [probe_kept(["counting"]) for _ in range(2)] == [FOUND] * 2
-    assert asked() == 1
+    assert [probe_kept(["counting"]) for _ in range(2)] == [AVAILABLE] * 2
+    assert count_probes() == 1
     assert set(json.loads(kept_file().read_text())) == {"counting"}
 
 
 @pytest.mark.thorough
-def test_a_file_that_others_may_write_to_is_not_believed(asked):
+def test_cache_file_writable_by_others_is_ignored(count_probes):
     probe_kept(["counting"])
     kept_file().chmod(0o666)
     probe_kept(["counting"])
-    assert asked() == 2
+    assert count_probes() == 2
 
 
-def test_nothing_is_kept_where_nothing_can_be(asked, monkeypatch):
+def test_unwritable_cache_folder_caches_nothing(count_probes, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
-    assert [probe_kept(["counting"]) for _ in range(2)] == [FOUND] * 2
-    assert asked() == 2
+    assert [probe_kept(["counting"]) for _ in range(2)] == [AVAILABLE] * 2
+    assert count_probes() == 2

@@ -1,4 +1,4 @@
-"""What runs are called side by side: as their directories are called now, and no two alike, in every table, picture and curve."""
+"""Labels of compared runs: their current directory names, unique in tables and charts."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ PARTS = st.lists(st.sampled_from(["a", "b", "runs", "seed=1"]), min_size=1, max_
 
 
 @given(st.lists(PARTS, min_size=1, max_size=6))
-def test_no_two_runs_are_called_alike_and_each_ends_with_its_directory_s_name(parts):
+def test_labels_are_unique_and_end_with_the_directory(parts):
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder, *part) for part in parts]
-        found = labels(paths)
-    assert len(set(found)) == len(paths)
-    for path, label in zip(paths, found, strict=True):
+        run_labels = labels(paths)
+    assert len(set(run_labels)) == len(paths)
+    for path, label in zip(paths, run_labels, strict=True):
         place = re.sub(r" #\d+$", "", label)
         assert path.resolve().parts[-len(place.split("/")) :] == tuple(place.split("/"))
-        if sum(other.name == path.name for other in paths) == 1:
+        if sum(other_path.name == path.name for other_path in paths) == 1:
             assert label == path.name
 
 
-def test_a_directory_that_is_there_twice_is_numbered(tmp_path):
+def test_repeated_directory_is_numbered(tmp_path):
     assert labels([tmp_path / "a", tmp_path / "b", tmp_path / "a"]) == ["a", "b", "a #2"]
 
 
 def renamed_and_copied(folder):
-    """A run under another name than it was made, a copy of it beside it, and one in a folder of its own under the same name."""
+    """Make a renamed run, a copy next to it, and a run of the same name in another folder."""
     made = make_run(folder / "runs", "old", calibrated=True)
     paths = [folder / "runs" / "new", folder / "runs" / "copy", folder / "backup" / "new"]
     made.rename(paths[0])
@@ -57,7 +57,7 @@ def renamed_and_copied(folder):
 EXPECTED = ["runs/new", "copy", "backup/new"]
 
 
-def test_every_place_calls_renamed_and_copied_runs_alike(tmp_path):
+def test_all_outputs_label_renamed_and_copied_runs_equally(tmp_path):
     paths = renamed_and_copied(tmp_path)
     compared = compare_paths(paths, fold=False)
     assert [entry.label for entry in compared.entries] == EXPECTED
@@ -67,11 +67,11 @@ def test_every_place_calls_renamed_and_copied_runs_alike(tmp_path):
     assert list(dict.fromkeys(row[0] for row in table_of("evals", [*map(Run, paths)]).rows)) == EXPECTED
     shown = started_runs(map(Run, paths))
     assert [run.label for run in shown] == EXPECTED
-    assert {curve.name for curve in pictures(shown)[0].panels[0].curves} == {EXPECTED[0]}  # of copies the first stands for all
+    assert {curve.name for curve in pictures(shown)[0].panels[0].curves} == {EXPECTED[0]}  # copies are represented by the first
 
 
-def test_the_tables_of_the_page_call_them_as_its_pictures_do(tmp_path):
-    """Also where a run without figures has the name of another, and so is in the pictures alone."""
+def test_page_tables_and_charts_use_the_same_labels(tmp_path):
+    """Also where a run without figures shares a name, and so is only in the charts."""
     paths = renamed_and_copied(tmp_path)[:2]
     failed = make_run(tmp_path / "other", "new", summary=False, state="failed")
     page = render(started_runs(map(Run, [*paths, failed])))
@@ -91,7 +91,7 @@ def test_commands_print_the_current_name(tmp_path, capsys):
     assert (shown["run"], shown["summary"]["run"]) == ("copy", "copy")
 
 
-def test_a_directory_that_is_called_like_a_number_is_told_from_one_that_is_there_twice(tmp_path):
+def test_directory_named_like_a_number_stays_distinct(tmp_path):
     once, twice = tmp_path / "x #2", tmp_path / "x"
     for path in (once, twice):
         path.mkdir()
@@ -99,11 +99,11 @@ def test_a_directory_that_is_called_like_a_number_is_told_from_one_that_is_there
         assert len(set(labels(order))) == 3
 
 
-def test_names_that_look_alike_have_numbers(tmp_path):
-    """A line break and a backslash with the number of one are spelled alike."""
+def test_names_that_look_equal_are_numbered(tmp_path):
+    """An escaped line break and a backslash followed by its code look the same."""
     paths = [tmp_path / "a\nb", tmp_path / "a\\x0ab", tmp_path / "c"]
     for path in paths:
         path.mkdir()
-    found = labels(paths)
-    assert len(set(found)) == 3
-    assert found[2] == "c"
+    run_labels = labels(paths)
+    assert len(set(run_labels)) == 3
+    assert run_labels[2] == "c"

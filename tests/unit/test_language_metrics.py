@@ -1,4 +1,4 @@
-"""BLEU and chrF from sums: what sacrebleu computes of the whole corpus, however the sentences were shared out."""
+"""BLEU and chrF from sums equal sacrebleu's scores of the corpus, however it is split."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LINES = st.lists(st.sampled_from(WORDS), max_size=9).map(" ".join)
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(LINES, LINES, st.booleans()), min_size=1, max_size=12), st.sampled_from(TOKENIZERS), st.integers(0, 12))
-def test_sums_of_parts_give_the_score_of_the_corpus(pairs, tokenizer, cut):
+def test_sums_of_parts_equal_the_corpus_score(pairs, tokenizer, cut):
     references = [reference for _, reference, _ in pairs]
     hypotheses = [reference if same else hypothesis for hypothesis, reference, same in pairs]
     parts = [sentence_sums(hypotheses[part], references[part], tokenizer) for part in (slice(cut), slice(cut, None))]
@@ -32,7 +32,7 @@ def test_sums_of_parts_give_the_score_of_the_corpus(pairs, tokenizer, cut):
     assert sums[SENTENCES] == len(pairs)
 
 
-def test_a_perfect_corpus_has_100_and_one_of_words_needs_the_characters():
+def test_perfect_corpus_of_single_words_needs_characters():
     lines = ["zweitausend", "siebenundzwanzig"]
 
     def bleu(tokenizer):
@@ -42,21 +42,21 @@ def test_a_perfect_corpus_has_100_and_one_of_words_needs_the_characters():
 
 
 @pytest.mark.parametrize("name", ["flores101", "flores200", "spm"])
-def test_tokenizers_that_download_are_refused(name):
+def test_tokenizers_with_downloads_are_refused(name):
     with pytest.raises(UsageError, match="downloads"):
         metrics(name)
 
 
-def test_an_unknown_tokenizer_is_refused_with_the_nearest():
+def test_unknown_tokenizer_suggests_the_nearest():
     with pytest.raises(UsageError, match=r"'13b'; allowed: 13a, intl, char, zh, none, ja-mecab, ko-mecab\. Did you mean '13a'"):
         metrics("13b")
 
 
-def test_the_signature_is_sacrebleus():
+def test_signature_is_that_of_sacrebleu():
     assert signature("char") == f"nrefs:1|case:mixed|eff:no|tok:char|smooth:exp|version:{sacrebleu.__version__}"
 
 
-def test_without_sacrebleu_the_error_says_what_to_install():
+def test_missing_sacrebleu_names_the_package():
     code = """
 import sys
 sys.modules["sacrebleu"] = None

@@ -1,4 +1,4 @@
-"""Launchers: each can be made by its name, ``auto`` takes the first that serves a run, and a package may bring one of its own."""
+"""Launchers: selected by name, by `auto`, or provided by a package."""
 
 import json
 import re
@@ -35,7 +35,7 @@ JOINED = Membership("torchrun", 0, 0, ("127.0.0.1", (29500,)), {})
 HOSTS = (Host("node0"), Host("node1"))
 
 
-def test_what_auto_takes_can_be_named():
+def test_automatic_launchers_have_names():
     names = [name for name, _ in AUTOMATIC]
     assert len(set(names)) == len(names)
     assert set(names) == {plugin.name for plugin in BUILT_IN["launcher"]}
@@ -49,7 +49,7 @@ def test_what_auto_takes_can_be_named():
         ("ssh", {"hosts": HOSTS}, RemoteLauncher),
     ],
 )
-def test_auto_follows_what_was_given(name, given, kind):
+def test_auto_selects_launcher_from_the_request(name, given, kind):
     for launcher in ("auto", name):
         run = LaunchRequest(Job(nodes=2, launcher=launcher), print, **given)
         made = choose_launcher(run)
@@ -74,7 +74,7 @@ class Idle(LauncherDefaults):
 
 @pytest.fixture
 def brought(monkeypatch):
-    """Have `make` be the object of a package's entry point for the launcher ``of-a-test``."""
+    """Install `make` as a package's entry point for the launcher ``of-a-test``."""
 
     def bring(make):
         module = types.ModuleType("launcher_of_a_test")
@@ -86,14 +86,14 @@ def brought(monkeypatch):
     return bring
 
 
-def test_a_package_brings_a_launcher_by_a_plain_function(brought):
+def test_package_provides_launcher_as_a_function(brought):
     brought(Idle)
     made = choose_launcher(LaunchRequest(Job(nodes=7, launcher="of-a-test"), print))
     assert made.job.nodes == 7
     assert not takes_option("of-a-test", "hosts")
 
 
-def test_a_package_says_what_its_launcher_takes(brought):
+def test_package_declares_what_its_launcher_accepts(brought):
     brought(LauncherPlugin(Idle, takes=("hosts", "hostfile"), allocation=lambda environment: Allocation(HOSTS, "ITS_NODES")))
     assert isinstance(choose_launcher(LaunchRequest(Job(launcher="of-a-test"), print)), Idle)
     assert [takes_option("of-a-test", name) for name in ("hosts", "python", "ray_address")] == [True, False, False]
@@ -101,7 +101,7 @@ def test_a_package_says_what_its_launcher_takes(brought):
     assert allocated("auto", {}) == ((), None)
 
 
-def test_an_allocation_is_slurms_unless_the_launcher_has_another(brought):
+def test_allocation_is_read_by_the_launcher(brought):
     brought(Idle)
     variables = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "node[0-1]"}
     for launcher, variable in {"auto": "SLURM_JOB_NODELIST", "slurm": "SLURM_JOB_NODELIST", "local": None, "of-a-test": None}.items():
@@ -109,14 +109,14 @@ def test_an_allocation_is_slurms_unless_the_launcher_has_another(brought):
 
 
 @pytest.mark.parametrize("around", [{"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "a"}, {"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"}])
-def test_what_gives_nodes_to_a_process_is_asked_of_the_launchers(around):
+def test_launchers_detect_processes_with_nodes(around):
     assert placed_without("hosts", around)
     assert not placed_without("hosts", {})
     assert placed_without("ray_address", around) == ("SLURM_JOB_ID" in around)
     assert who_takes("ray_address") == "ray"
 
 
-def test_hosts_of_the_users_own_file_are_for_a_launcher_that_takes_them(brought, tmp_path, monkeypatch, capsys):
+def test_hosts_file_is_for_launchers_that_accept_it(brought, tmp_path, monkeypatch, capsys):
     (tmp_path / "crosstrain").mkdir()
     (tmp_path / "crosstrain/trainer.toml").write_text('hosts = "node[0-1]"\n')
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
@@ -145,15 +145,15 @@ def fails(run):
     ],
     ids=["nothing", "raises"],
 )
-def test_a_packages_mistake_is_told_with_its_name(brought, make, message, capsys):
+def test_invalid_package_launcher_is_reported_by_name(brought, make, message, capsys):
     brought(make)
     assert invoke(["run", "--backend", "torch", "--launcher", "of-a-test"]) == 2
-    told = capsys.readouterr().err
-    assert re.search(rf"--launcher: 'of-a-test' \(launcher_of_a_test:LAUNCHER, of the package 'a-package'\) {message}", told), told
-    assert "Traceback" not in told
+    output = capsys.readouterr().err
+    assert re.search(rf"--launcher: 'of-a-test' \(launcher_of_a_test:LAUNCHER, of the package 'a-package'\) {message}", output), output
+    assert "Traceback" not in output
 
 
-def test_doctor_names_the_flag_as_a_run_does(capsys):
+def test_doctor_and_run_name_the_same_flag(capsys):
     for command in ("run", "doctor"):
         assert invoke([command, "--launcher", "ssh"]) == 2
         assert "--launcher: 'ssh' starts the nodes on other machines; name them by --hosts" in capsys.readouterr().err
@@ -170,18 +170,18 @@ def test_doctor_names_the_flag_as_a_run_does(capsys):
         ({"bandwidth": "100mbit"}, {"hosts": HOSTS}, "bandwidth: got '100mbit', which is for virtual nodes; these were started by ssh"),
     ],
 )
-def test_what_cannot_start_the_run_is_refused(job, given, message):
+def test_launcher_that_cannot_start_is_refused(job, given, message):
     with pytest.raises(UsageError, match=message):
         choose_launcher(LaunchRequest(Job(nodes=2, **job), print, **given))
 
 
-def test_hosts_decide_the_shape():
+def test_hosts_decide_the_number_of_nodes():
     assert shape_of_hosts(HOSTS) == {"nodes": "2"}
     assert shape_of_hosts([Host("a", 2), replace(HOSTS[0], processes=None)]) == {"nodes": "2", "procs_per_node": "2,1"}
 
 
-def test_a_host_that_was_lost_is_the_last_that_another_node_is_put_on():
-    """It may be back when all others of Slurm's allocation have failed."""
+def test_lost_host_is_reused_last():
+    """It may be back when all other hosts of a Slurm allocation have failed."""
     a, b, c, d = (Host(name) for name in "abcd")
     starter = SrunStarter([a, b], "srun", [c, d])
     placed = []

@@ -1,4 +1,4 @@
-"""The rule that says whether a run improves, is flat or overfits: on curves whose truth is known by construction."""
+"""The classification of learning curves (improving, flat, overfitting) on known curves."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def training(n):
 
 @pytest.mark.parametrize("name", COURSES)
 @pytest.mark.parametrize("n", [MIN_EVALUATIONS, 12, 30, 100, 1000])
-def test_a_smooth_curve_is_called_what_it_is(name, n):
+def test_smooth_curve_is_classified(name, n):
     assert judge_curves(course(name, n), training(n)).state == name
 
 
@@ -38,8 +38,8 @@ def test_a_smooth_curve_is_called_what_it_is(name, n):
     shift=st.floats(-10, 10),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_other_units_and_another_zero_change_no_verdict(name, n, scale, shift, seed):
-    """Of curves with noise of half a percent of the first loss."""
+def test_verdict_is_independent_of_scale_and_offset(name, n, scale, shift, seed):
+    """Curves have noise of 0.5 % of the first loss."""
     noise = 0.01 * np.random.default_rng(seed).uniform(-1, 1, n)
     plain = judge_curves(course(name, n) + noise, training(n))
     moved = judge_curves(scale * (course(name, n) + noise + shift), scale * training(n))
@@ -49,8 +49,8 @@ def test_other_units_and_another_zero_change_no_verdict(name, n, scale, shift, s
 
 @pytest.mark.parametrize("name", COURSES)
 @pytest.mark.parametrize("n", [12, 30, 100])
-def test_a_little_noise_hides_the_truth_once_in_fifty_at_most(name, n):
-    """Noise of half a percent of the first loss: by chance alone a few points may seem to fall, which is unclear and no other verdict."""
+def test_little_noise_hides_the_truth_in_2_percent_at_most(name, n):
+    """With noise of 0.5 % a few points may seem to fall by chance: `unclear`, no other verdict."""
     noises = (0.01 * np.random.default_rng(seed).uniform(-1, 1, n) for seed in range(150))
     states = [judge_curves(course(name, n) + noise, training(n)).state for noise in noises]
     assert sum(state not in (name, "unclear") for state in states) <= 3
@@ -58,15 +58,15 @@ def test_a_little_noise_hides_the_truth_once_in_fifty_at_most(name, n):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_noise_alone_is_no_change(seed):
-    """Of runs of any length, with noise as large as the loss: flat, or in one of six at most unclear."""
+def test_noise_is_no_change(seed):
+    """Runs of any length, with noise as large as the loss: flat, at most one in six unclear."""
     rng = np.random.default_rng(seed)
     states = [judge_curves(1 + rng.normal(size=n), training(n)).state for n in rng.integers(MIN_EVALUATIONS, 100, 100)]
     assert states.count("flat") + states.count("unclear") >= 97
     assert states.count("flat") >= 85
 
 
-def test_one_bad_evaluation_decides_nothing():
+def test_single_outlier_decides_nothing():
     losses = course("flat", 20)
     for place in range(20):
         spiked = losses.copy()
@@ -75,34 +75,34 @@ def test_one_bad_evaluation_decides_nothing():
 
 
 def test_too_few_evaluations_are_not_judged():
-    found = judge_curves(course("overfitting", MIN_EVALUATIONS - 1), training(MIN_EVALUATIONS - 1))
-    assert (found.state, found.reason) == ("unclear", f"7 evaluations of at least {MIN_EVALUATIONS}")
+    progress = judge_curves(course("overfitting", MIN_EVALUATIONS - 1), training(MIN_EVALUATIONS - 1))
+    assert (progress.state, progress.reason) == ("unclear", f"7 evaluations of at least {MIN_EVALUATIONS}")
 
 
-def test_a_loss_that_is_not_finite_is_not_judged():
+def test_non_finite_loss_is_not_judged():
     losses = course("improving", 20)
     losses[7] = np.nan
     assert judge_curves(losses, training(20)).state == "unclear"
 
 
 @pytest.mark.parametrize("train", [np.full(20, np.nan), training(20)[::-1]])
-def test_a_loss_that_rises_with_that_of_training_is_no_overfitting(train):
+def test_loss_rising_with_training_loss_is_no_overfitting(train):
     assert judge_curves(course("overfitting", 20), train).state == "worsening"
 
 
 @pytest.mark.parametrize("value", [0.0, 2.3, 1e-30, 1e30])
-def test_a_constant_loss_is_flat(value):
+def test_constant_loss_is_flat(value):
     assert judge_curves(np.full(20, value), np.full(20, value)).state == "flat"
 
 
 @given(n=st.integers(MIN_EVALUATIONS, 100), slope=st.floats(-1, 1), noise=st.floats(0, 1), seed=st.integers(0, 2**32 - 1))
-def test_a_change_is_flat_below_two_standard_errors_unclear_to_four_and_a_change_above(n, slope, noise, seed):
+def test_change_is_judged_by_its_standard_errors(n, slope, noise, seed):
     losses = 5 + slope * np.linspace(0, 1, n) + noise * np.random.default_rng(seed).normal(size=n)
-    found = judge_curves(losses, training(n))
-    if found.standard_errors is None or found.state in ("overfitting", "worsening"):
+    progress = judge_curves(losses, training(n))
+    if progress.standard_errors is None or progress.state in ("overfitting", "worsening"):
         return
-    notable = abs(found.change) >= 0.01 * max(found.gain, found.rise) and abs(found.change) > 1e-4
-    expected = "flat" if found.standard_errors < CHANCE else "unclear" if found.standard_errors < CERTAIN else "change"
-    said = {"improving": "change", "rising": "change"}.get(found.state, found.state)
-    assert said == expected or (said == "flat" and not notable)
-    assert found.state != ("rising" if found.change < 0 else "improving")
+    notable = abs(progress.change) >= 0.01 * max(progress.gain, progress.rise) and abs(progress.change) > 1e-4
+    expected = "flat" if progress.standard_errors < CHANCE else "unclear" if progress.standard_errors < CERTAIN else "change"
+    state = {"improving": "change", "rising": "change"}.get(progress.state, progress.state)
+    assert state == expected or (state == "flat" and not notable)
+    assert progress.state != ("rising" if progress.change < 0 else "improving")

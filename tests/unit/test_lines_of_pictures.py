@@ -1,4 +1,4 @@
-"""Which lines the pictures of several runs have: set-ups, with their repeats folded, told apart by their axes."""
+"""Lines in charts of several runs: configurations, folded repeats, distinguished by axes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ AXES = {
 
 
 def grid(**axes):
-    """A run for each combination of values, a figure each."""
+    """Make a run for each combination of values."""
     names = list(axes)
     return labelled(
         [
@@ -40,58 +40,58 @@ def grid(**axes):
 
 @pytest.mark.thorough
 @given(sizes=st.fixed_dictionaries({name: st.integers(1, len(values)) for name, values in AXES.items()}))
-def test_no_two_lines_of_a_panel_look_alike(sizes):
-    """Whatever the axes: colours and dashes tell the lines of each of the small multiples apart."""
+def test_lines_of_a_panel_are_distinct(sizes):
+    """Colours and dashes distinguish the lines of each small multiple, for any axes."""
     while np.prod(list(sizes.values())) > 60:
         largest = max(sizes, key=lambda name: sizes[name])
         sizes = {**sizes, largest: sizes[largest] - 1}
     runs = grid(**{name: values[: sizes[name]] for name, values in AXES.items()})
-    found = lines_of(runs)
-    assert sorted(run.name for line in found.all for run in line.runs) == sorted(run.name for run in runs)
-    assert [line.number for line in found.all] == list(range(len(found.all)))
-    for part in found.parts:
-        looks = [line.stroke for line in found.all if line.part == part]
+    lines = lines_of(runs)
+    assert sorted(run.name for line in lines.all for run in line.runs) == sorted(run.name for run in runs)
+    assert [line.number for line in lines.all] == list(range(len(lines.all)))
+    for part in lines.parts:
+        looks = [line.stroke for line in lines.all if line.part == part]
         assert len(set(looks)) == len(looks)
-    if len(found.all) > 1:
-        assert all(line.label for line in found.all)
+    if len(lines.all) > 1:
+        assert all(line.label for line in lines.all)
 
 
-def test_colour_is_for_one_axis_and_dash_for_the_other():
-    found = lines_of(grid(mode=("sync", "async"), batch_size=(10, 20, 40)))
-    assert (found.coloured, found.dashed) == ("mode", "global_batch_size")
-    for line in found.all:
+def test_colour_shows_one_axis_and_dash_the_other():
+    lines = lines_of(grid(mode=("sync", "async"), batch_size=(10, 20, 40)))
+    assert (lines.coloured, lines.dashed) == ("mode", "global_batch_size")
+    for line in lines.all:
         assert line.configuration is not None
         assert line.stroke.colour == (0 if line.configuration.values["mode"] == "async" else 1)
-    assert len({line.stroke.dash for line in found.all}) == 3
-    assert found.parts == ("",)
+    assert len({line.stroke.dash for line in lines.all}) == 3
+    assert lines.parts == ("",)
 
 
-def test_a_third_axis_makes_small_multiples():
-    found = lines_of(grid(backend=("torch", "tf"), mode=("sync", "async"), lr=(0.1, 0.2)))
-    assert found.parts == ("learning rate 0.1", "learning rate 0.2")
+def test_third_axis_makes_small_multiples():
+    lines = lines_of(grid(backend=("torch", "tf"), mode=("sync", "async"), lr=(0.1, 0.2)))
+    assert lines.parts == ("learning rate 0.1", "learning rate 0.2")
 
 
 def test_more_names_than_colours_make_small_multiples():
-    """Nothing tells them apart but what they are called."""
+    """Only their names distinguish them."""
     runs = labelled([made(f"run-{number}", data=f"images:{'x' * (number + 1)}") for number in range(len(COLOURS) + 1)])
-    found = lines_of(runs)
-    assert len(found.all) == 7
-    assert len({(line.part, line.stroke) for line in found.all}) == 7
+    lines = lines_of(runs)
+    assert len(lines.all) == 7
+    assert len({(line.part, line.stroke) for line in lines.all}) == 7
 
 
-def test_a_disturbed_run_is_drawn_over_updates_alone_and_named():
+def test_contended_run_is_drawn_over_updates_only():
     runs = [made(f"t-{seed}", seed=seed) for seed in range(2)] + [made("f", backend="tf")]
     runs.append(made("busy", seed=3, backend="tf", summary={"per_node": [starved_node(0.5)]}))
-    found = lines_of(labelled(runs))
-    assert [(len(line.runs), len(line.timed)) for line in found.all] == [(2, 1), (2, 2)]
-    assert found.left_out_note == "Not drawn over time, because of CPU contention from other programs: busy."
+    lines = lines_of(labelled(runs))
+    assert [(len(line.runs), len(line.timed)) for line in lines.all] == [(2, 1), (2, 2)]
+    assert lines.left_out_note == "Not drawn over time, because of CPU contention from other programs: busy."
     alone = lines_of(labelled(runs[-1:]))  # there is nothing else to show
     assert [line.label for line in alone.all] == ["busy"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Two backends with two repeats each, at three batch sizes, and a run that failed."""
+    """Two backends with two repeats each at three batch sizes, and a failed run."""
     out = tmp_path_factory.mktemp("runs")
     for backend, batch, seed in itertools.product(("tf", "torch"), (5, 10, 20), (0, 1)):
         path = make_run(out, f"{backend}-{batch}-{seed}", backend=backend, batch_size=batch, seed=seed, steps=40, until="accuracy>=0.6")
@@ -105,11 +105,11 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def drawn(folder):
-    found = pictures(started_runs(Run(path) for path in sorted(folder.iterdir())))
-    return {picture.name: picture for picture in found}
+    charts = pictures(started_runs(Run(path) for path in sorted(folder.iterdir())))
+    return {picture.name: picture for picture in charts}
 
 
-def test_the_first_picture_ranks_the_set_ups(drawn):
+def test_first_chart_ranks_the_configurations(drawn):
     dots, learnt = drawn["decision"].panels
     assert isinstance(dots, Dots)
     assert dots.title == "Time to accuracy>=0.6"
@@ -134,7 +134,7 @@ def test_repeats_are_one_line(drawn):
     assert not over_seconds.counts
 
 
-def test_figures_are_drawn_over_a_setting_that_is_a_number(drawn):
+def test_numeric_setting_is_the_x_axis(drawn):
     panels = {panel.title: panel for panel in drawn["over-global_batch_size"].panels}
     assert list(panels) == ["Examples per second", "Time to the target", "Test accuracy at the end", "CPU", "Sent", "Memory"]
     speed = {curve.name: curve for curve in panels["Examples per second"].curves}
@@ -147,20 +147,20 @@ def test_figures_are_drawn_over_a_setting_that_is_a_number(drawn):
     assert (band.high - band.low).tolist() == [1.0, 1.0, 1.0]
 
 
-def test_speed_up_and_efficiency_have_the_ideal_beside_them(tmp_path):
+def test_speedup_and_efficiency_show_the_ideal(tmp_path):
     for nodes, speed in ((1, 100.0), (2, 150.0)):
         path = make_run(tmp_path, f"n{nodes}", nodes=nodes, steps=40)
         summary = json.loads((path / "summary.json").read_text())
         (path / "summary.json").write_text(json.dumps({**summary, "examples_per_second": speed, "nodes": nodes}))
-    (over,) = (one for one in pictures(started_runs(Run(path) for path in sorted(tmp_path.iterdir()))) if one.name == "over-nodes")
+    (over,) = (chart for chart in pictures(started_runs(Run(path) for path in sorted(tmp_path.iterdir()))) if chart.name == "over-nodes")
     panels = {panel.title: panel for panel in over.panels}
-    own, ideal = panels["Speed-up"].curves
-    assert own.y.tolist() == [1.0, 1.5]
+    measured, ideal = panels["Speed-up"].curves
+    assert measured.y.tolist() == [1.0, 1.5]
     assert (ideal.y.tolist(), ideal.stroke) == ([1.0, 2.0], NEUTRAL)
     assert panels["Efficiency"].curves[0].y.tolist() == [100.0, 75.0]
 
 
-def test_of_many_set_ups_the_rest_is_behind_a_click(drawn):
+def test_many_configurations_hide_charts_behind_a_click(drawn):
     places = {name: picture.place for name, picture in drawn.items()}
     assert places["loss"] == "plots"
     assert {places["accuracy"], places["test-loss"], places["time-shares"]} == {"more"}
@@ -171,35 +171,35 @@ finite = st.floats(-1e6, 1e6, allow_nan=False)
 
 
 @given(st.lists(st.lists(finite, min_size=1, max_size=6), min_size=2, max_size=5))
-def test_the_mean_of_repeats_lies_within_their_band_as_far_as_all_go(curves):
-    """Both ways of putting curves together, with curves of different lengths; what is longer goes on by itself."""
+def test_mean_of_repeats_lies_within_their_band(curves):
+    """Both ways of merging curves of different lengths; longer curves continue alone."""
     pairs = [(np.arange(1.0, len(curve) + 1), np.array(curve)) for curve in curves]
     shortest, longest = min(map(len, curves)), max(map(len, curves))
     grid, single = on_a_grid(pairs, 50), one_by_one(pairs)
     assert (grid is None) == (shortest == 1)
-    for found in (one for one in (grid, single) if one is not None):
-        assert (found.low <= found.mean + 1e-6).all()
-        assert (found.mean <= found.high + 1e-6).all()
-        assert (np.diff(found.x) > 0).all()
-        assert found.x[-1] == shortest
-        assert len(found.beyond) == sum(len(curve) > shortest for curve in curves)
-        assert max((x[-1] for x, _ in found.beyond), default=shortest) == longest
-        for (x, y), curve in zip(found.beyond, [curve for curve in curves if len(curve) > shortest], strict=True):
+    for merged in (band for band in (grid, single) if band is not None):
+        assert (merged.low <= merged.mean + 1e-6).all()
+        assert (merged.mean <= merged.high + 1e-6).all()
+        assert (np.diff(merged.x) > 0).all()
+        assert merged.x[-1] == shortest
+        assert len(merged.beyond) == sum(len(curve) > shortest for curve in curves)
+        assert max((x[-1] for x, _ in merged.beyond), default=shortest) == longest
+        for (x, y), curve in zip(merged.beyond, [curve for curve in curves if len(curve) > shortest], strict=True):
             assert x[0] == shortest
             assert y[1:].tolist() == curve[shortest:]
 
 
-def test_a_repeat_that_goes_on_longer_makes_no_mean():
-    """The mean of two that rise does not fall where the better one has reached its goal."""
+def test_longer_repeat_adds_no_mean():
+    """The mean of two rising curves does not fall where the better one has ended."""
     short, long = (np.array([0.0, 1.0]), np.array([0.65, 0.96])), (np.array([0.0, 1.0, 2.0]), np.array([0.65, 0.80, 0.84]))
-    found = one_by_one([short, long])
-    assert found.mean == pytest.approx([0.65, 0.88])
-    ((x, y),) = found.beyond
+    merged = one_by_one([short, long])
+    assert merged.mean == pytest.approx([0.65, 0.88])
+    ((x, y),) = merged.beyond
     assert (x.tolist(), y.tolist()) == ([1.0, 2.0], [0.80, 0.84])
 
 
-def test_what_cannot_be_compared_is_not_ranked(tmp_path):
-    """Another target is another race."""
+def test_incomparable_runs_are_not_ranked(tmp_path):
+    """Runs with another target are another race."""
     for name, job, seconds in (
         ("a", {"backend": "torch", "until": "accuracy>=0.9"}, 8.0),
         ("b", {"backend": "torch", "until": "accuracy>=0.9", "batch_size": 64}, 9.0),
@@ -216,8 +216,8 @@ def test_what_cannot_be_compared_is_not_ranked(tmp_path):
     assert dots.missing[-1] == "not comparable with those above"
 
 
-def test_no_two_pictures_have_one_name(folder, tmp_path):
-    """Also where a metric is called as another picture."""
+def test_chart_names_are_unique(folder, tmp_path):
+    """Also where a metric has the name of another chart."""
     shutil.copytree(folder / "tf-5-0", tmp_path / "run")
     path = tmp_path / "run" / "evals.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""Strangers at a door: they neither hold up who has the secret, nor stay, nor use up what the process has."""
+"""A listener under unauthenticated clients: bounded in time, memory and descriptors."""
 
 import gc
 import os
@@ -28,7 +28,7 @@ from crosstrain.engine.protocol.transport import HandshakeError, WrongSecretErro
 from crosstrain.exchange.authentication import accept as tell_accepted
 from crosstrain.exchange.parameter_server import wire_protocol as authentication
 
-pytestmark = pytest.mark.alone  # how soon strangers are sent away, and others served
+pytestmark = pytest.mark.alone  # measures how soon clients are dropped and peers accepted
 
 SECRET = "5e" * 32
 HELLO = authentication.Hello("worker", 3, 1000)
@@ -56,7 +56,7 @@ KINDS = pytest.mark.parametrize(("prove", "join"), [(as_driver, join_driver), (a
 
 @contextmanager
 def opened(prove):
-    """A door on a free port; yields its address, who was let in, and what was reported."""
+    """Open a listener on a free port; yield its address, the accepted peers and the reports."""
     admitted, reports = queue.Queue(), []
     listening = socket.create_server(("127.0.0.1", 0), backlog=512)
     address = listening.getsockname()
@@ -84,18 +84,18 @@ def handshake_threads():
     return [thread for thread in threading.enumerate() if thread.name.startswith("peer ")]
 
 
-def test_what_is_promised():
+def test_listener_limits_are_as_documented():
     assert (PROOF_SECONDS, MAX_UNPROVEN) == (5.0, 256)
 
 
 @KINDS
-def test_a_hundred_strangers_hold_nobody_up(prove, join):
+def test_hundred_unauthenticated_clients_delay_nobody(prove, join):
     with opened(prove) as (address, admitted, _), Strangers(address, 100):
         assert max(seconds_to_join(join, address, admitted) for _ in range(5)) < 1.0
 
 
 @KINDS
-def test_whoever_drips_is_sent_away_in_time(monkeypatch, prove, join):
+def test_slow_client_is_disconnected_in_time(monkeypatch, prove, join):
     monkeypatch.setattr(module, "PROOF_SECONDS", 1.5)
     with opened(prove) as (address, admitted, reports):
         assert dripping(address, 15.0) == pytest.approx(1.5, abs=0.8)
@@ -103,16 +103,16 @@ def test_whoever_drips_is_sent_away_in_time(monkeypatch, prove, join):
         wait_until(lambda: any("127.0.0.1" in text for text in reports), 5, "the report")
 
 
-def test_the_oldest_makes_room_and_nothing_stays(monkeypatch):
-    """A flood: the newest are heard, files and threads are bounded; afterwards all of them are gone, and every one was counted."""
+def test_oldest_client_is_dropped_and_nothing_leaks(monkeypatch):
+    """Under a flood the newest are heard, files and threads stay bounded, and all are counted."""
     monkeypatch.setattr(module, "MAX_UNPROVEN", 20)
     before = open_descriptors()
     with opened(as_driver) as (address, admitted, reports), ExitStack() as stack:
-        strangers = [stack.enter_context(socket.create_connection(address)) for _ in range(70)]
-        for stranger in strangers[:50]:
-            stranger.settimeout(5)
-            assert len(stranger.recv(100)) <= 32
-            assert is_over(stranger)
+        clients = [stack.enter_context(socket.create_connection(address)) for _ in range(70)]
+        for client in clients[:50]:
+            client.settimeout(5)
+            assert len(client.recv(100)) <= 32
+            assert is_over(client)
         assert len(handshake_threads()) <= 21
         assert len(open_descriptors() - before) <= 70 + 20 + 2
         assert seconds_to_join(join_driver, address, admitted) < 1.0
@@ -121,8 +121,8 @@ def test_the_oldest_makes_room_and_nothing_stays(monkeypatch):
     assert "since the last one that was named" in reports[-1]
 
 
-def test_without_descriptors_a_stranger_gives_up_its_own():
-    """In a process of its own, where nothing else opens or closes descriptors."""
+def test_exhausted_descriptors_drop_a_client():
+    """Runs in another process, where nothing else opens or closes descriptors."""
     command = [sys.executable, "-c", "import test_listener; test_listener.use_up_descriptors()"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
@@ -130,7 +130,7 @@ def test_without_descriptors_a_stranger_gives_up_its_own():
 
 
 def use_up_descriptors():
-    """The process may open no file more: whoever has the secret gets in all the same."""
+    """Exhaust the process's descriptors; a peer with the secret is accepted nevertheless."""
     import resource
 
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -139,24 +139,24 @@ def use_up_descriptors():
             stack.enter_context(socket.create_connection(address)).recv(1)
         knocking = stack.enter_context(socket.socket())
         gc.collect()
-        gc.disable()  # what it closes would leave a free descriptor below the limit
+        gc.disable()  # a collection could free a descriptor below the limit
         try:
             lowest_free, highest = os.dup(0), max(map(int, os.listdir("/proc/self/fd")))
-            while lowest_free < highest:  # a gap below the strangers' descriptors, of a test before this one
+            while lowest_free < highest:  # fill gaps left by an earlier test
                 stack.callback(os.close, lowest_free)
                 lowest_free = os.dup(0)
             os.close(lowest_free)
             resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, before[1]))
             knocking.connect(address)
             wait_until(lambda: any("cannot accept" in text for text in reports), 4, "the report")
-            assert knocking.recv(1)  # a stranger has made room for it
+            assert knocking.recv(1)  # a client was dropped for it
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
             gc.enable()
         assert seconds_to_join(join_driver, address, admitted) < 2.0
 
 
-def test_who_has_another_secret_learns_it_and_does_not_try_again():
+def test_wrong_secret_is_reported_and_not_retried():
     with opened(as_driver) as (address, admitted, reports):
         with pytest.raises(WrongSecretError):
             connect(address, b"the secret of another run")
@@ -166,7 +166,7 @@ def test_who_has_another_secret_learns_it_and_does_not_try_again():
         wait_until(lambda: any("secret" in text for text in reports), 2, "the report")
 
 
-def test_a_shard_that_refuses_says_so_at_once():
+def test_refusing_shard_reports_it_immediately():
     with opened(as_shard) as (address, _, reports):
         began = time.monotonic()
         with pytest.raises(RunFailedError, match="refused"):
@@ -175,8 +175,8 @@ def test_a_shard_that_refuses_says_so_at_once():
         wait_until(lambda: any("7 elements" in text for text in reports), 2, "the report")
 
 
-def test_a_worker_whose_connection_was_dropped_tries_again():
-    """The first connection is reset in mid-handshake; the second one is heard."""
+def test_worker_retries_after_dropped_connection():
+    """The first connection is reset during the handshake; the second one succeeds."""
     first = threading.Event()
 
     def prove(exchange):
@@ -189,7 +189,7 @@ def test_a_worker_whose_connection_was_dropped_tries_again():
         assert seconds_to_join(join_shard, address, admitted) < 2.0
 
 
-def test_who_listens_and_says_nothing_is_given_up():
+def test_silent_listener_times_out():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         began = time.monotonic()
         with pytest.raises(HandshakeError):
@@ -197,7 +197,7 @@ def test_who_listens_and_says_nothing_is_given_up():
         assert time.monotonic() - began < 2.0
 
 
-def test_the_peers_that_were_let_in_talk_on_after_the_door_is_closed():
+def test_accepted_peers_stay_connected_after_close():
     with opened(as_driver) as (address, admitted, _):
         ours = join_driver(address)
         theirs, _ = admitted.get(timeout=5)
@@ -207,7 +207,7 @@ def test_the_peers_that_were_let_in_talk_on_after_the_door_is_closed():
     theirs.close()
 
 
-def test_strangers_do_not_hold_up_the_ranks_that_start_tensorflow():
+def test_foreign_clients_do_not_delay_tensorflow_start():
     ranks = tuple(TaskSpec("worker", index, 0, leading=True) for index in range(3))
     ports = dict(zip((rank.name for rank in ranks), range(free_ports(3), 30_000), strict=False))
     cluster = Cluster(ranks, ("127.0.0.1",), ports, SECRET)
@@ -217,32 +217,32 @@ def test_strangers_do_not_hold_up_the_ranks_that_start_tensorflow():
         first = pool.submit(meet, tasks[0], 20.0)
         wait_until(lambda: listens(tasks[0].port), 5, "rank 0")
         with Strangers(("127.0.0.1", tasks[0].port), 100):
-            others = [pool.submit(meet, task, 20.0) for task in tasks[1:]]
-            for done in (first, *others):
+            other_joins = [pool.submit(meet, task, 20.0) for task in tasks[1:]]
+            for done in (first, *other_joins):
                 done.result(timeout=30)
             assert time.monotonic() - began < 2.0
             with socket.create_server(("127.0.0.1", tasks[0].port)):
-                pass  # free again at once, for TensorFlow
+                pass  # free again immediately, for TensorFlow
 
 
 @KINDS
 @hypothesis.settings(max_examples=200, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
 @given(pieces=st.lists(st.binary(max_size=200), max_size=6), right_start=st.booleans(), hangs_up=st.booleans())
-def test_random_bytes_get_nobody_in(doors, prove, join, pieces, right_start, hangs_up):
-    """Whatever is sent, nobody is let in, no thread dies of it, and whoever has the secret is heard afterwards."""
+def test_random_bytes_are_never_accepted(doors, prove, join, pieces, right_start, hangs_up):
+    """Nobody is accepted, no thread dies, and a peer with the secret is accepted afterwards."""
     address, admitted, _ = doors[prove]
     head = HELLO.packed() if right_start else b""
-    with socket.create_connection(address) as stranger:
+    with socket.create_connection(address) as client:
         try:
             for piece in [head, *pieces]:
-                stranger.sendall(piece)
+                client.sendall(piece)
             if hangs_up:
-                stranger.shutdown(socket.SHUT_WR)
-                stranger.settimeout(10)
-                while stranger.recv(4096):
+                client.shutdown(socket.SHUT_WR)
+                client.settimeout(10)
+                while client.recv(4096):
                     pass
         except OSError:
-            pass  # it has been turned away by now
+            pass  # it has been disconnected by now
     assert admitted.empty()
     assert seconds_to_join(join, address, admitted) < 2.0
 

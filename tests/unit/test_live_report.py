@@ -1,4 +1,4 @@
-"""`trainer report --live`: which runs its page has, when it is rendered anew, and how the command begins and ends."""
+"""`trainer report --live`: its runs, when it renders again, and how it starts and ends."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SECONDS = 60
 
 
 class Followed:
-    """A refresher of some places, looked through whenever the test wants to, and what it reports."""
+    """A refresher of some places that refreshes on request, and its reports."""
 
     def __init__(self, *places):
         self.reports = []
@@ -51,7 +51,7 @@ class Followed:
         return self.published.content.document.decode()
 
     def until(self, condition, what):
-        """Look again until a condition holds; after a rendering there is a pause."""
+        """Refresh until a condition holds; each rendering is followed by a pause."""
 
         def looked():
             self.refresher.refresh()
@@ -65,7 +65,7 @@ class Followed:
 
 
 def without_page(path):
-    """What is said of a run of which there is no page."""
+    """Return the note about a run that has no page."""
     rendered = render_readable([path])
     assert rendered.page is None
     assert rendered.problem is None
@@ -73,13 +73,13 @@ def without_page(path):
 
 
 @pytest.mark.thorough
-def test_a_run_is_followed_from_its_empty_directory_to_its_end(tmp_path):
+def test_run_is_followed_from_start_to_end(tmp_path):
     followed = Followed(tmp_path)
     assert (followed.published.version, followed.published.runs) == (0, 0)
     assert followed.published.notes == (f"{tmp_path}: there is no run in it yet",)
     run = GrowingRun(tmp_path, "one")
     followed.refresher.refresh()
-    assert followed.published.notes == (f"{tmp_path}: there is no run in it yet",)  # an empty directory may become anything
+    assert followed.published.notes == (f"{tmp_path}: there is no run in it yet",)  # an empty directory may become a run or a folder
     run.writer.write_status("starting")
     followed.refresher.refresh()
     assert followed.published.notes == ("one: it has only begun, and nothing is known about it (there is no job.json)",)
@@ -100,16 +100,16 @@ def test_a_run_is_followed_from_its_empty_directory_to_its_end(tmp_path):
     ]
 
 
-def test_the_page_is_that_of_the_command_without_its_scripts(tmp_path):
+def test_live_page_equals_the_report_without_scripts(tmp_path):
     paths = [make_run(tmp_path, name, steps=40) for name in ("one", "two")]
     followed = Followed(tmp_path)
     page = render(started_runs(map(Run, paths)))
-    scripts = [found[1] for found in re.finditer(r"<script>(.*?)</script>", page, re.DOTALL)]
+    scripts = [match[1] for match in re.finditer(r"<script>(.*?)</script>", page, re.DOTALL)]
     assert followed.published.content.scripts == tuple(script.encode() for script in scripts)
     assert "".join(re.split(r"<script>.*?</script>", page, flags=re.DOTALL)) == followed.page
 
 
-def test_nothing_is_rendered_where_nothing_changes(tmp_path):
+def test_unchanged_runs_are_not_rendered(tmp_path):
     run = GrowingRun(tmp_path, "one").describe().train(8)
     followed = Followed(run.path)
     for _ in range(3):
@@ -122,7 +122,7 @@ def test_nothing_is_rendered_where_nothing_changes(tmp_path):
     run.close()
 
 
-def test_a_change_within_the_pause_waits_and_is_not_said_to_be_shown(tmp_path):
+def test_change_during_the_pause_is_deferred(tmp_path):
     run = GrowingRun(tmp_path, "one").describe().train(8)
     followed = Followed(run.path)
     before = followed.published
@@ -136,7 +136,7 @@ def test_a_change_within_the_pause_waits_and_is_not_said_to_be_shown(tmp_path):
     run.close()
 
 
-def test_a_page_that_nobody_looks_at_is_not_rendered(tmp_path, monkeypatch):
+def test_unwatched_page_is_not_rendered(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "ASKED_SECONDS", 0.0)
     monkeypatch.setattr(module, "MIN_PAUSE_SECONDS", 0.0)
     run = GrowingRun(tmp_path, "one").describe().train(8)
@@ -165,11 +165,13 @@ def test_a_page_that_nobody_looks_at_is_not_rendered(tmp_path, monkeypatch):
         wait_until(lambda: refresher.ask() or refresher.published.version == 2, SECONDS, "the page that was asked for")
     finally:
         over.set()
-        wait_until(lambda: refresher.ask() or not thread.is_alive(), SECONDS, "the end of the refresher")  # one is missed while it renders
+        wait_until(
+            lambda: refresher.ask() or not thread.is_alive(), SECONDS, "the end of the refresher"
+        )  # a request during a rendering is lost
     run.close()
 
 
-def test_a_run_that_is_killed_is_at_work_no_longer(tmp_path):
+def test_killed_run_is_no_longer_in_progress(tmp_path):
     run = GrowingRun(tmp_path, "one").describe().train(8)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as driver:
         run.writer.write_status("running", pid=driver.pid)
@@ -182,7 +184,7 @@ def test_a_run_that_is_killed_is_at_work_no_longer(tmp_path):
     assert ">died<" in followed.page
 
 
-def test_a_damaged_run_is_named_and_takes_nothing_from_the_others(tmp_path):
+def test_damaged_run_is_named_and_others_are_shown(tmp_path):
     paths = [make_run(tmp_path, f"run-{number}", steps=8) for number in range(5)]
     good = (paths[3] / "evals.jsonl").read_bytes()
     followed = Followed(tmp_path)
@@ -199,7 +201,7 @@ def test_a_damaged_run_is_named_and_takes_nothing_from_the_others(tmp_path):
     version = followed.published.version
     followed.refresher._next_at = 0.0
     followed.refresher.refresh()
-    assert followed.published.version == version  # what cannot be read is not tried again before it has changed
+    assert followed.published.version == version  # an unreadable run is retried after a change only
     (paths[3] / "evals.jsonl").write_bytes(good)
     followed.next_version()
     assert "4 runs compared" in followed.page
@@ -207,7 +209,7 @@ def test_a_damaged_run_is_named_and_takes_nothing_from_the_others(tmp_path):
 
 
 @pytest.mark.thorough
-def test_what_is_removed_leaves_the_page_and_the_last_one_stays(tmp_path):
+def test_removed_run_leaves_the_page_unless_it_is_the_last(tmp_path):
     paths = [make_run(tmp_path / "runs", name, steps=8) for name in ("one", "two")]
     followed = Followed(tmp_path / "runs")
     shutil.rmtree(paths[0])
@@ -223,7 +225,7 @@ def test_what_is_removed_leaves_the_page_and_the_last_one_stays(tmp_path):
     assert followed.published.notes == ("no longer there: one",)
 
 
-def test_a_run_that_failed_before_anything_was_known_is_said_to_have_failed(tmp_path):
+def test_run_that_failed_early_is_shown_as_failed(tmp_path):
     run = GrowingRun(tmp_path, "one")
     run.writer.write_status("failed", cause="no such data", exit_code=2)
     run.close()
@@ -232,7 +234,7 @@ def test_a_run_that_failed_before_anything_was_known_is_said_to_have_failed(tmp_
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read any folder")
-def test_a_folder_that_may_not_be_read_any_more_is_named(tmp_path):
+def test_unreadable_folder_is_named(tmp_path):
     folder = tmp_path / "runs"
     make_run(folder, "one", steps=8)
     followed = Followed(folder)
@@ -253,8 +255,8 @@ def whole(tmp_path_factory):
 @pytest.mark.thorough
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_however_files_are_damaged_there_is_a_page_or_a_reason(whole, tmp_path_factory, data):
-    """A file is cut, overwritten in part, or removed, as while somebody writes or deletes it."""
+def test_damaged_files_give_a_page_or_a_reason(whole, tmp_path_factory, data):
+    """A file is cut, partly overwritten or removed, as during a write or a deletion."""
     out = tmp_path_factory.mktemp("damaged")
     paths = [Path(shutil.copytree(path, out / path.name)) for path in whole]
     target = paths[0] / data.draw(st.sampled_from([name for name in RECORDS if (paths[0] / name).exists()]))
@@ -275,7 +277,7 @@ def test_however_files_are_damaged_there_is_a_page_or_a_reason(whole, tmp_path_f
     shutil.rmtree(out)
 
 
-def test_a_run_that_is_no_run_any_more_has_a_reason(tmp_path):
+def test_vanished_run_has_a_reason(tmp_path):
     path = make_run(tmp_path, "one", steps=8)
     shutil.rmtree(path)
     assert "is not a run directory" in without_page(path)
@@ -290,21 +292,21 @@ def test_a_run_that_is_no_run_any_more_has_a_reason(tmp_path):
         )
     )
 )
-def test_a_page_is_taken_apart_at_its_scripts(parts):
+def test_page_is_split_at_its_scripts(parts):
     tags = {"json": '<script type="application/json" id="x">', "script": "<script>"}
     page = "".join(f"{text}{tags[kind]}{inside}</script>" for text, kind, inside in parts) + "end"
-    found = content_of(page)
-    assert found.scripts == tuple(inside.encode() for _, kind, inside in parts if kind == "script")
+    content = content_of(page)
+    assert content.scripts == tuple(inside.encode() for _, kind, inside in parts if kind == "script")
     kept = "".join(text + (f"{tags[kind]}{inside}</script>" if kind == "json" else "") for text, kind, inside in parts) + "end"
-    assert found.document == kept.encode()
+    assert content.document == kept.encode()
 
 
-def test_a_place_is_a_run_or_a_folder(tmp_path):
+def test_place_is_a_run_or_a_folder(tmp_path):
     out = tmp_path / "runs"
-    one, point = make_run(out, "one", steps=8), make_run(out / "sweep", "point-1", steps=8)
+    run, point = make_run(out, "one", steps=8), make_run(out / "sweep", "point-1", steps=8)
     (out / "empty").mkdir()
     (tmp_path / "file").write_text("")
-    assert find_places(["one", str(one), "point-1", "sweep", "empty"], out) == [one, point, out / "sweep", out / "empty"]
+    assert find_places(["one", str(run), "point-1", "sweep", "empty"], out) == [run, point, out / "sweep", out / "empty"]
     for text in ("none", "", str(tmp_path / "file")):
         with pytest.raises(UsageError, match="run: "):
             find_places([text], out)
@@ -315,7 +317,7 @@ def test_a_place_is_a_run_or_a_folder(tmp_path):
 
 @contextmanager
 def live(folder, *arguments):
-    """The command, with folders of its own for whatever it might write; what is started here ends here."""
+    """Run the command with separate folders for its output; stop it at the end."""
     for name in ("cwd", "tmp", "home"):
         (folder / name).mkdir(exist_ok=True)
     environment = {**os.environ, "TMPDIR": str(folder / "tmp"), "HOME": str(folder / "home"), "XDG_CACHE_HOME": str(folder / "home")}
@@ -346,7 +348,7 @@ def state(address):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_the_command_serves_until_a_signal_and_leaves_nothing(tmp_path, number):
+def test_command_serves_until_a_signal_and_cleans_up(tmp_path, number):
     run = GrowingRun(tmp_path / "runs", "one").describe().train(8)
     before = {path.relative_to(run.path) for path in run.path.rglob("*")}
     with live(tmp_path, run.path) as process:
@@ -373,7 +375,7 @@ def test_the_command_serves_until_a_signal_and_leaves_nothing(tmp_path, number):
 
 
 @pytest.mark.thorough
-def test_an_interrupt_ends_the_command_while_it_renders(tmp_path):
+def test_interrupt_ends_the_command_while_rendering(tmp_path):
     path = make_run(tmp_path / "runs", "long", steps=40_000)
     with live(tmp_path, path) as process:
         address = process.stdout.readline().strip()
@@ -385,7 +387,7 @@ def test_an_interrupt_ends_the_command_while_it_renders(tmp_path):
 
 
 @pytest.mark.thorough
-def test_the_command_takes_a_folder_that_has_no_run_yet_and_names_what_comes(tmp_path):
+def test_empty_folder_is_followed_and_new_runs_are_named(tmp_path):
     folder = tmp_path / "runs" / "sweep"
     folder.mkdir(parents=True)
     with live(tmp_path, "sweep", "--out", tmp_path / "runs") as process:
@@ -398,7 +400,7 @@ def test_the_command_takes_a_folder_that_has_no_run_yet_and_names_what_comes(tmp
         assert "there is no run in it yet" in process.communicate(timeout=SECONDS)[1]
 
 
-def test_what_is_given_and_would_do_nothing_is_refused(tmp_path, capsys, monkeypatch):
+def test_ineffective_options_are_refused(tmp_path, capsys, monkeypatch):
     path = make_run(tmp_path, "one", steps=8)
     monkeypatch.chdir(tmp_path)
     assert invoke(["report", str(path), "--live", "-o", "report.html"]) == 2

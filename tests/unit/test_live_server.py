@@ -1,4 +1,4 @@
-"""The live page's door: who is answered, who is refused, and what strangers can do to it. Real sockets, and what a browser sends."""
+"""The live page's server against real clients: who is answered and who is refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HOSTS = {"127.0.0.1:4000", "localhost:4000"}
 
 @contextmanager
 def serving(find=lambda path: Document("text/html", BODY) if path == "/" else None):
-    """A server that answers, and what it reports."""
+    """Yield a running server and its reports."""
     reports = []
     with LocalServer(find, reports.append) as server:
         server.start()
@@ -40,13 +40,13 @@ def serving(find=lambda path: Document("text/html", BODY) if path == "/" else No
 
 @pytest.fixture(scope="module")
 def server():
-    with serving() as (found, reports):
-        yield found
+    with serving() as (live_server, reports):
+        yield live_server
     assert reports == []
 
 
 def sent(server, data, end=False):
-    """All that is answered to some bytes; `end` says that no more will come."""
+    """Return the whole answer to some bytes; `end` closes the sending side."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
         connection.sendall(data)
         if end:
@@ -68,7 +68,7 @@ def status(answer):
     return int(re.match(rb"HTTP/1\.1 (\d{3}) ", answer)[1])
 
 
-def test_the_address_is_answered_with_the_document_and_strict_headers(server):
+def test_address_serves_the_page_with_strict_headers(server):
     assert re.fullmatch(rf"http://127\.0\.0\.1:{server.port}/\?token=[\w-]{{43}}", server.address)
     for host in (None, f"localhost:{server.port}", f"LocalHost:{server.port}"):
         head, _, body = sent(server, request(server, host=host)).partition(b"\r\n\r\n")
@@ -108,7 +108,7 @@ def test_the_address_is_answered_with_the_document_and_strict_headers(server):
         ({"more": "".join(f"X-{number}: a\r\n" for number in range(2000))}, 431),
     ],
 )
-def test_all_else_is_refused_in_a_line(server, change, expected):
+def test_invalid_request_is_refused_with_one_line(server, change, expected):
     answer = sent(server, request(server, **change))
     assert status(answer) == expected
     assert len(answer) < 1500
@@ -117,21 +117,21 @@ def test_all_else_is_refused_in_a_line(server, change, expected):
     assert b"Access-Control" not in answer
 
 
-def test_another_path_is_nothing_but_for_who_has_the_token_alone(server):
+def test_token_alone_gives_not_found_for_other_paths(server):
     assert status(sent(server, request(server, f"/no?token={server.token}"))) == 404
     assert status(sent(server, request(server, "/no"))) == 403
     assert status(sent(server, request(server, f"/?token={server.token}x"))) == 403
     assert status(sent(server, request(server, f"/?token={server.token}&token={server.token}"))) == 403
 
 
-def test_a_flood_that_never_ends_is_refused_and_not_kept(server):
-    """More than any buffer between holds is sent, so that who sends it notices that nobody reads."""
+def test_endless_request_is_refused_and_not_stored(server):
+    """Sends more than all buffers hold, so that the sender notices that nobody reads."""
     with pytest.raises(OSError, match=r"reset|[Bb]roken pipe"):
         sent(server, b"GET /" + b"a" * 100_000_000)
     assert status(sent(server, request(server))) == 200
 
 
-def test_who_is_slow_is_refused_after_a_while_and_who_is_silent_is_left(server):
+def test_slow_client_gets_408_and_silent_one_is_closed(server):
     with ExitStack() as opened:
         silent, slow, dripping = (opened.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60)) for _ in range(3))
         slow.sendall(b"GET / HTTP/1.1\r\n")
@@ -157,7 +157,7 @@ def test_who_is_slow_is_refused_after_a_while_and_who_is_silent_is_left(server):
 
 @settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=300) | st.text(alphabet="GET /?token=HTP1.\r\n:os", max_size=200).map(str.encode))
-def test_whatever_is_sent_nothing_is_told_and_the_next_one_is_answered(server, data):
+def test_random_bytes_reveal_nothing_and_do_no_harm(server, data):
     answer = sent(server, data + b"\r\n\r\n", end=True)
     assert 400 <= status(answer) < 500
     assert len(answer) < 1500
@@ -169,7 +169,7 @@ def test_whatever_is_sent_nothing_is_told_and_the_next_one_is_answered(server, d
     lines=st.lists(st.tuples(st.sampled_from(["Host", "host", "X-A", "Cookie"]), st.text(max_size=40)), max_size=5),
     method=st.sampled_from(["GET", "get", "PUT", "DELETE"]),
 )
-def test_no_request_without_token_and_host_is_taken(target, lines, method):
+def test_request_without_token_and_host_is_refused(target, lines, method):
     head = "\r\n".join([f"{method} /{target} HTTP/1.1", *(f"{name}: {value}" for name, value in lines)]).encode("latin-1", "replace")
     with pytest.raises(RefusedRequestError):
         parse_request(head, HOSTS, "s3cret-token")
@@ -178,31 +178,31 @@ def test_no_request_without_token_and_host_is_taken(target, lines, method):
 @given(
     path=st.from_regex(r"/[a-z0-9._-]{0,20}", fullmatch=True),
     host=st.sampled_from(sorted(HOSTS)),
-    other=st.from_regex(r"[a-z]{1,4}=[a-z]{0,5}", fullmatch=True),
+    parameter=st.from_regex(r"[a-z]{1,4}=[a-z]{0,5}", fullmatch=True),
 )
-def test_a_request_with_both_is_taken(path, host, other):
-    head = f"GET {path}?{other}&token=s3cret HTTP/1.1\r\nAccept: */*\r\nhOsT:{host} \r\nCookie: a=b; token=no"
+def test_request_with_token_and_host_is_accepted(path, host, parameter):
+    head = f"GET {path}?{parameter}&token=s3cret HTTP/1.1\r\nAccept: */*\r\nhOsT:{host} \r\nCookie: a=b; token=no"
     assert parse_request(head.encode("latin-1"), HOSTS, "s3cret") == path
 
 
-def strangers():
-    """The threads that hear a connection; those of other tests of this process are none."""
+def connection_threads():
+    """Return the threads that serve connections, without those of other tests."""
     return [thread for thread in threading.enumerate() if thread.name.startswith("peer ")]
 
 
 @pytest.mark.thorough
-def test_hundreds_of_connections_keep_nobody_out():
+def test_hundreds_of_connections_block_nobody():
     with serving() as (server, _), ExitStack() as opened:
         for number in range(400):
             connection = opened.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60))
             connection.sendall([b"", b"GET", b"\x00" * 100][number % 3])
         assert status(sent(server, request(server))) == 200
-        assert len(strangers()) < 400
-        wait_until(lambda: not strangers(), 60, "the strangers' threads to end")
+        assert len(connection_threads()) < 400
+        wait_until(lambda: not connection_threads(), 60, "the threads of connections to end")
 
 
-def test_no_more_is_answered_at_once_than_there_is_room_for():
-    """Each of these takes its document slowly, so that it stays in hand."""
+def test_concurrent_answers_are_limited():
+    """Each client reads its document slowly, so that its request stays open."""
     body = b"x" * 30_000_000
     with serving(lambda path: Document("text/plain", body)) as (server, _), ExitStack() as opened:
         taking = []
@@ -213,7 +213,7 @@ def test_no_more_is_answered_at_once_than_there_is_room_for():
             taking.append(connection)
         assert status(sent(server, request(server))) == HTTPStatus.SERVICE_UNAVAILABLE
         assert len(received(taking.pop())) > len(body)
-        wait_until(lambda: status(sent(server, request(server))) == 200, 60, "room for another")
+        wait_until(lambda: status(sent(server, request(server))) == 200, 60, "room for another request")
 
 
 def test_closing_leaves_neither_port_nor_thread():
@@ -231,13 +231,13 @@ def test_closing_leaves_neither_port_nor_thread():
     server.close()
 
 
-def test_a_door_that_was_never_opened_is_closed():
+def test_unopened_server_can_be_closed():
     with LocalServer(lambda path: None, lambda text: None) as server:
         assert listens(server.port)
     assert not listens(server.port)
 
 
-def test_this_machine_alone_can_connect(server):
+def test_server_accepts_local_connections_only(server):
     lines = Path("/proc/net/tcp").read_text().splitlines()
     (line,) = (line for line in lines if f":{server.port:04X} 00000000:0000 0A" in line)
     assert line.split()[1].startswith("0100007F:")

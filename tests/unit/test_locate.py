@@ -1,4 +1,4 @@
-"""Which run a person means: a path, a name, a name in a folder; near misses where there is none."""
+"""Finding a run by path, name or folder, with suggestions where there is none."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def out(tmp_path):
     return tmp_path / "runs"
 
 
-def test_runs_are_found_one_level_deep_and_no_deeper(out):
+def test_runs_are_found_one_level_deep(out):
     assert sorted(run_names(out)) == sorted(RUNS)
     assert list(run_names(out / "nothing")) == []
     assert list(run_names(out / "file")) == []
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ("logreg-a1b2", "logreg-a1b2"),
         ("runs/logreg-a1b2", "logreg-a1b2"),
@@ -43,19 +43,19 @@ def test_runs_are_found_one_level_deep_and_no_deeper(out):
         ("runs/a/b/too-deep", "a/b/too-deep"),
     ],
 )
-def test_a_path_and_a_name_mean_the_same_run(out, monkeypatch, text, found):
+def test_path_and_name_find_the_same_run(out, monkeypatch, text, expected):
     monkeypatch.chdir(out.parent)
-    assert find_run(text, Path("runs")).resolve() == (out / found).resolve()
+    assert find_run(text, Path("runs")).resolve() == (out / expected).resolve()
 
 
-def test_a_path_comes_before_a_name(out, monkeypatch):
+def test_path_has_priority_over_a_name(out, monkeypatch):
     monkeypatch.chdir(out / "sweep")
     assert find_run("twice", out) == Path("twice")
     assert find_run(".", out / "sweep" / "twice") == out / "sweep" / "twice"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("logreg-a1b3", r"got 'logreg-a1b3'; allowed: .* Did you mean 'logreg-a1b2'"),
         ("runs/logreg-c3d5", r"Did you mean 'logreg-c3d4'"),
@@ -69,21 +69,21 @@ def test_a_path_comes_before_a_name(out, monkeypatch):
         ("x" * 300, r"got 'x{300}'"),
     ],
 )
-def test_what_is_no_run_is_named_with_what_is_near(out, text, said):
-    with pytest.raises(UsageError, match=said):
+def test_unknown_run_suggests_near_names(out, text, message):
+    with pytest.raises(UsageError, match=message):
         find_run(text, out)
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path):
+def test_missing_folder_is_named(tmp_path):
     with pytest.raises(UsageError, match=r"there is no folder '.*nowhere' \(--out, TRAINER_OUT\)"):
         find_run("x", tmp_path / "nowhere")
     with pytest.raises(UsageError, match=r"there are no runs in"):
         find_run("x", tmp_path)
 
 
-def test_a_folder_stands_for_its_runs_and_none_comes_twice(out):
-    found = find_runs(["logreg-c3d4", "sweep", "sweep/twice", str(out / "logreg-c3d4")], out)
-    assert [path.relative_to(out).as_posix() for path in found] == [
+def test_folder_gives_its_runs_without_duplicates(out):
+    paths = find_runs(["logreg-c3d4", "sweep", "sweep/twice", str(out / "logreg-c3d4")], out)
+    assert [path.relative_to(out).as_posix() for path in paths] == [
         "logreg-c3d4",
         "sweep/batch_size=10,seed=0",
         "sweep/batch_size=5,seed=0",
@@ -94,11 +94,11 @@ def test_a_folder_stands_for_its_runs_and_none_comes_twice(out):
 
 
 @pytest.mark.parametrize("find", [find_runs, lambda texts, out: find_readable_runs(texts, out)[0]])
-def test_what_is_named_again_counts_once_and_is_told(out, capsys, find):
+def test_repeated_names_count_once_and_are_reported(out, capsys, find):
     (out / "link").symlink_to("logreg-a1b2")
     detour = str(out / "sweep" / ".." / "logreg-a1b2")
-    found = find(["logreg-a1b2", "logreg-a1b2", detour, "link", "logreg-c3d4", "sweep", "sweep"], out)
-    assert len(found) == 5
+    paths = find(["logreg-a1b2", "logreg-a1b2", detour, "link", "logreg-c3d4", "sweep", "sweep"], out)
+    assert len(paths) == 5
     assert capsys.readouterr().err.splitlines() == [
         "'logreg-a1b2' is named again; it counts once",
         f"{detour!r} is 'logreg-a1b2' by another path; it counts once",
@@ -107,7 +107,7 @@ def test_what_is_named_again_counts_once_and_is_told(out, capsys, find):
     ]
 
 
-def test_a_sweeps_runs_come_in_the_order_of_its_points(out):
+def test_runs_of_a_sweep_are_in_the_order_of_its_points(out):
     points = [{"name": "batch_size=5,seed=0"}, {"name": "never ran"}, {"name": "batch_size=10,seed=0"}]
     (out / "sweep" / "sweep.json").write_text(json.dumps({"points": points}))
     names = ["batch_size=5,seed=0", "batch_size=10,seed=0", "twice"]

@@ -1,4 +1,4 @@
-"""Whether runs that should train alike do so, from their records."""
+"""Whether runs that should train equally do so, from their records."""
 
 import json
 
@@ -28,7 +28,7 @@ LOSSES = np.linspace(2.3, 0.2, 50, dtype=np.float32).tolist()
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "sentence"),
     [
         ({}, "b and a: bitwise identical over 50 updates."),
         ({7: 1.00003}, "b and a agree within 0.01% over 50 updates (largest difference 3.0e-05)."),
@@ -38,26 +38,26 @@ LOSSES = np.linspace(2.3, 0.2, 50, dtype=np.float32).tolist()
     ],
     ids=["identical", "equal", "part", "first", "nan"],
 )
-def test_it_is_said_how_they_agree(tmp_path, change, said):
-    other = [value * change.get(index, 1.0) for index, value in enumerate(LOSSES)]
-    runs = [recorded(tmp_path, made("a"), LOSSES), recorded(tmp_path, made("b", backend="tf"), other)]
-    (found,) = loss_agreements(runs)
-    assert told(conclude(runs)).losses == (said,)
-    assert json.loads(json.dumps(conclude(runs).to_json()["losses"][0]))["updates"] == found.updates == 50
+def test_agreement_of_losses_is_described(tmp_path, change, sentence):
+    other_losses = [value * change.get(index, 1.0) for index, value in enumerate(LOSSES)]
+    runs = [recorded(tmp_path, made("a"), LOSSES), recorded(tmp_path, made("b", backend="tf"), other_losses)]
+    (agreement,) = loss_agreements(runs)
+    assert told(conclude(runs)).losses == (sentence,)
+    assert json.loads(json.dumps(conclude(runs).to_json()["losses"][0]))["updates"] == agreement.updates == 50
 
 
 @pytest.mark.parametrize(
-    "other",
+    "changes",
     [{"seed": 1}, {"lr": 0.2}, {"global_batch_size": 64}, {"mode": "async"}, {"precision": "bf16"}],
-    ids=lambda other: next(iter(other)),
+    ids=lambda changes: next(iter(changes)),
 )
-def test_runs_that_train_otherwise_are_not_held_against_each_other(tmp_path, other):
-    runs = [recorded(tmp_path, made("a"), LOSSES), recorded(tmp_path, made("b", **other), LOSSES)]
+def test_runs_with_different_training_are_not_compared(tmp_path, changes):
+    runs = [recorded(tmp_path, made("a"), LOSSES), recorded(tmp_path, made("b", **changes), LOSSES)]
     assert loss_agreements(runs) == []
 
 
 @pytest.mark.parametrize(
-    ("changed", "alike"),
+    ("changed", "comparable"),
     [
         ({"nodes": [2, 1], "epochs": [12, 20]}, False),
         ({"nodes": [2, 1], "global_batch_size": [None, None]}, False),
@@ -66,30 +66,30 @@ def test_runs_that_train_otherwise_are_not_held_against_each_other(tmp_path, oth
         ({"backend": ["torch", "tf"], "epochs": [12, 20], "eval_every": ["1epoch", "end"]}, True),
     ],
 )
-def test_a_run_that_learnt_otherwise_before_it_was_resumed_is_left_out(tmp_path, changed, alike):
+def test_resumed_run_with_other_history_is_not_compared(tmp_path, changed, comparable):
     first, second = recorded(tmp_path, made("a"), LOSSES), recorded(tmp_path, made("b"), LOSSES)
     path = second.path / "job.json"
     segments = [{"step": 0, "run_seconds": 0.0}, {"step": 20, "run_seconds": 0.5, "changed": changed}]
     path.write_text(json.dumps({**json.loads(path.read_text()), "segments": segments}))
-    assert bool(loss_agreements([first, Run(second.path)])) is alike
+    assert bool(loss_agreements([first, Run(second.path)])) is comparable
 
 
 @pytest.mark.parametrize(
-    "other", [{"nodes": 2, "global_batch_size": 32}, {"steps": 30}, {"compile": "on"}], ids=lambda other: next(iter(other))
+    "changes", [{"nodes": 2, "global_batch_size": 32}, {"steps": 30}, {"compile": "on"}], ids=lambda changes: next(iter(changes))
 )
-def test_those_that_should_train_alike_are(tmp_path, other):
-    runs = [recorded(tmp_path, made("a"), LOSSES), recorded(tmp_path, made("b", **other), LOSSES[:30])]
-    (found,) = loss_agreements(runs)
-    assert (found.updates, found.identical) == (30, True)
+def test_comparable_runs_agree_on_common_updates(tmp_path, changes):
+    runs = [recorded(tmp_path, made("a"), LOSSES), recorded(tmp_path, made("b", **changes), LOSSES[:30])]
+    (agreement,) = loss_agreements(runs)
+    assert (agreement.updates, agreement.identical) == (30, True)
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.floats(2**-10, 2**10, width=32), min_size=1, max_size=20), st.integers(0, 19), st.floats(1e-6, 1.0))
-def test_they_part_where_the_first_difference_is_too_large(tmp_path_factory, losses, place, change):
+def test_losses_part_at_the_first_large_difference(tmp_path_factory, losses, place, change):
     folder = tmp_path_factory.mktemp("runs")
-    other = [np.float32(value * (1 + change)) if index >= place else value for index, value in enumerate(losses)]
-    (found,) = loss_agreements([recorded(folder, made("a"), losses), recorded(folder, made("b"), other)])
-    relative = [abs(one - two) / max(one, two) for one, two in zip(losses, map(float, other), strict=True)]
+    other_losses = [np.float32(value * (1 + change)) if index >= place else value for index, value in enumerate(losses)]
+    (agreement,) = loss_agreements([recorded(folder, made("a"), losses), recorded(folder, made("b"), other_losses)])
+    relative = [abs(first - second) / max(first, second) for first, second in zip(losses, map(float, other_losses), strict=True)]
     apart = [index for index, difference in enumerate(relative) if difference > 1e-4]
-    assert found.parts_at == (apart[0] + 1 if apart else None)
-    assert found.largest == pytest.approx(max(relative), rel=1e-9)
+    assert agreement.parts_at == (apart[0] + 1 if apart else None)
+    assert agreement.largest == pytest.approx(max(relative), rel=1e-9)

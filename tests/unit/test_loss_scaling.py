@@ -1,4 +1,4 @@
-"""The loss scale of fp16: the rule that all backends follow, as arithmetic."""
+"""The loss scale of fp16: the rule that all backends follow."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ from crosstrain.backends.vectors import CLEAN_STEPS, FIRST_SCALE, MAX_SCALE, MIN
 from crosstrain.core.errors import RunFailedError
 
 
-def after(updates, scale=FIRST_SCALE, clean=0):
-    """Scale and clean updates after some updates, whose gradients were finite or not."""
+def scale_after(updates, scale=FIRST_SCALE, clean=0):
+    """Return scale and clean updates after updates with finite or non-finite gradients."""
     for finite in updates:
         scale, clean = next_scale(scale, clean, finite)
     return scale, clean
 
 
-def test_an_overflow_halves_and_begins_to_count_anew():
-    assert after([True] * 7) == (FIRST_SCALE, 7)
-    assert after([True, True, False, True]) == (FIRST_SCALE / 2, 1)
-    assert after([False, False, False]) == (FIRST_SCALE / 8, 0)
+def test_overflow_halves_the_scale_and_resets_the_count():
+    assert scale_after([True] * 7) == (FIRST_SCALE, 7)
+    assert scale_after([True, True, False, True]) == (FIRST_SCALE / 2, 1)
+    assert scale_after([False, False, False]) == (FIRST_SCALE / 8, 0)
 
 
-def test_it_doubles_after_so_many_clean_updates_in_a_row():
-    assert after([True] * (CLEAN_STEPS - 1), 8.0) == (8.0, CLEAN_STEPS - 1)
-    assert after([True] * CLEAN_STEPS, 8.0) == (16.0, 0)
-    assert after([*[True] * (CLEAN_STEPS - 1), False, True], 8.0) == (4.0, 1)
+def test_scale_doubles_after_enough_clean_updates():
+    assert scale_after([True] * (CLEAN_STEPS - 1), 8.0) == (8.0, CLEAN_STEPS - 1)
+    assert scale_after([True] * CLEAN_STEPS, 8.0) == (16.0, 0)
+    assert scale_after([*[True] * (CLEAN_STEPS - 1), False, True], 8.0) == (4.0, 1)
 
 
-def test_it_does_not_grow_beyond_the_first():
-    assert after([True] * (3 * CLEAN_STEPS), 2**13) == (MAX_SCALE, 0)
+def test_scale_does_not_exceed_the_first():
+    assert scale_after([True] * (3 * CLEAN_STEPS), 2**13) == (MAX_SCALE, 0)
     assert MAX_SCALE == FIRST_SCALE == 2**14
-    assert after([True] * CLEAN_STEPS, 2.0**16) == (MAX_SCALE, 0)  # of an earlier release
+    assert scale_after([True] * CLEAN_STEPS, 2.0**16) == (MAX_SCALE, 0)  # of an earlier release
 
 
-def test_gradients_that_always_overflow_end_in_an_error():
-    refuse_exhausted(after([False] * 14)[0])
-    assert after([False] * 14) == (MIN_SCALE, 0)
+def test_permanent_overflow_ends_in_an_error():
+    refuse_exhausted(scale_after([False] * 14)[0])
+    assert scale_after([False] * 14) == (MIN_SCALE, 0)
     with pytest.raises(RunFailedError, match=r"precision fp16: .* even at the loss scale 1, .* --precision bf16"):
-        refuse_exhausted(after([False] * 15)[0])
+        refuse_exhausted(scale_after([False] * 15)[0])
 
 
-def test_the_loss_scale_of_async_workers():
+def test_async_workers_share_a_loss_scale():
     scale = ChiefLossScale()
     scale.learn(2.0**14, 2.0**12, 10)
     scale.learn(2.0**14, 2.0**13, 10)  # of a worker that had the older one

@@ -1,4 +1,4 @@
-"""What other programs took of a run's cores: from the kernel's counters of real processes, and in figures written by hand."""
+"""CPU that other programs took from a run: real processes, and figures by hand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from crosstrain.records.node_usage import CpuUse, lost_cpu, mean_over_segments, 
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="counters of the Linux kernel")
 
-# Two threads that compute at the same time, beside a first one that waits for a line; all on one core, which is given.
+# Two threads compute while the main thread waits for a line, all on the given core.
 
 THREADS = """
 import hashlib, threading
@@ -40,54 +40,54 @@ say()
 
 
 @on_linux
-def test_every_thread_of_a_process_counts_and_one_that_sleeps_waits_for_nobody():
+def test_all_threads_count_and_a_sleeping_one_does_not_wait():
     core = str(min(os.sched_getaffinity(0)))
     with program(THREADS, core) as busy, program("say()") as idle:
-        for one in (busy, idle):
-            one.line()
-        counters = {one.pid: WaitCounter() for one in (busy, idle)}
+        for process in (busy, idle):
+            process.line()
+        counters = {process.pid: WaitCounter() for process in (busy, idle)}
         before, began = {pid: counter.read([pid]) for pid, counter in counters.items()}, time.monotonic()
         time.sleep(1.0)
         shares = {pid: (counter.read([pid]) - before[pid]) / (time.monotonic() - began) for pid, counter in counters.items()}
     assert shares[idle.pid] < 0.05
-    assert 0.8 < shares[busy.pid] < 2.0  # one of the two at any time; both, where other programs want the core as well
+    assert 0.8 < shares[busy.pid] < 2.0  # one at any time; both if other programs use the core too
 
 
 @on_linux
-def test_two_processes_on_one_core_wait_half_of_the_time_each():
+def test_two_processes_on_one_core_wait_half_the_time():
     code = "os.sched_setaffinity(0, {int(sys.argv[1])})\nsay()\nburn(60)"
     core = str(max(os.sched_getaffinity(0)))
-    with program(code, core) as one, program(code, core) as other:
-        for each in (one, other):
-            each.line()
-        for each in (one, other):
-            each.go()
+    with program(code, core) as first, program(code, core) as second:
+        for process in (first, second):
+            process.line()
+        for process in (first, second):
+            process.go()
         counter = WaitCounter()
-        pids = [one.pid, other.pid]
+        pids = [first.pid, second.pid]
         before, began = counter.read(pids), time.monotonic()
         time.sleep(1.5)
         share = (counter.read(pids) - before) / (time.monotonic() - began)
         assert 0.8 < share < 2.0
-        one.end()
+        first.end()
         after = counter.read(pids)
-        assert counter.read(pids) >= after >= before  # what has ended is kept
+        assert counter.read(pids) >= after >= before  # ended processes still count
 
 
 @on_linux
-def test_the_machine_s_cpu_time_has_everybody_s():
+def test_machine_cpu_time_includes_all_processes():
     before, pressure = read_machine_cpu_seconds(), read_pressure_seconds()
-    with program("say()\nburn(0.5)\nsay()") as stranger:
-        stranger.line()
-        stranger.go()
-        stranger.line()
+    with program("say()\nburn(0.5)\nsay()") as process:
+        process.line()
+        process.go()
+        process.line()
         used = read_machine_cpu_seconds() - before
     assert used >= 0.45  # it is counted in ticks
     if pressure is not None:
         assert read_pressure_seconds() >= pressure
 
 
-# Says how many cores others had while a task of ours burned for a second on the only core that all of them may use.
-BESIDE = """
+# Prints the cores used by others while a task computed for a second on the only core.
+MEASURE_OTHERS = """
 import json, os, sys, time
 from crosstrain.monitor.collector import NodeSampler
 os.sched_setaffinity(0, {int(sys.argv[2])})
@@ -102,16 +102,18 @@ print(json.dumps([[getattr(record, name) for name in names] + [record.time_secon
 
 
 @on_linux
-def test_a_stranger_on_the_task_s_core_takes_half_of_it():
-    """Real samples of a real fight for a core, all the way to the fraction."""
+def test_competing_process_takes_half_of_a_core():
+    """Real samples of a real contention for a core, up to the resulting fraction."""
     core = str(max(os.sched_getaffinity(0)))
     code = "os.sched_setaffinity(0, {int(sys.argv[1])})\nsay()\nburn(60)"
     with ExitStack() as stack:
-        task, stranger = (stack.enter_context(program(code, core)) for _ in range(2))
-        for each in (task, stranger):
-            each.line()
-            each.go()
-        done = subprocess.run([sys.executable, "-c", BESIDE, str(task.pid), core], capture_output=True, text=True, check=True, timeout=60)
+        task, competitor = (stack.enter_context(program(code, core)) for _ in range(2))
+        for process in (task, competitor):
+            process.line()
+            process.go()
+        done = subprocess.run(
+            [sys.executable, "-c", MEASURE_OTHERS, str(task.pid), core], capture_output=True, text=True, check=True, timeout=60
+        )
     first, last = json.loads(done.stdout.splitlines()[-1])
     seconds = last[4] - first[4]
     used, waited, machine, trainer = ((after - before) / seconds for before, after in zip(first[:4], last[:4], strict=True))
@@ -141,8 +143,8 @@ print(json.dumps([[last - first for first, last in zip(read[0], read[-1])]]))
 
 
 @on_linux
-def test_what_a_limit_grants_and_how_long_it_holds_a_task_up():
-    """A task that computes at its limit and then waits, as one does for a peer. What it stands still for its limit counts as waiting.
+def test_cpu_limit_and_throttled_time_are_measured():
+    """A task computes at its limit, then waits as for a peer. Throttled time counts as waiting.
 
     The limit is low, so that it is reached on a busy machine too, and the task waits for most of the time.
     """
@@ -164,7 +166,7 @@ def test_what_a_limit_grants_and_how_long_it_holds_a_task_up():
 
 
 @on_linux
-def test_a_process_without_a_limit_has_nothing_granted():
+def test_process_without_a_limit_has_no_grant():
     if cpu_quota_cores() is not None:
         pytest.skip("a group above this process has a limit")
     assert QuotaCounter().read() is None
@@ -186,41 +188,41 @@ USES = st.builds(
 
 
 @given(nodes=st.lists(USES, min_size=1, max_size=4), shared=st.booleans())
-def test_no_more_is_lost_than_others_used_than_was_waited_for_and_than_there_is(nodes, shared):
+def test_lost_cpu_is_bounded_by_wait_and_foreign_use(nodes, shared):
     machines = ["one"] * len(nodes) if shared else [str(number) for number in range(len(nodes))]
-    found = lost_cpu(nodes, machines)
-    for node, loss in zip(nodes, found, strict=True):
+    losses = lost_cpu(nodes, machines)
+    for node, loss in zip(nodes, losses, strict=True):
         assert 0.0 <= loss.fraction <= 1.0
         most = node.available if node.granted is None else min(node.available, node.granted)
         assert 0.0 <= loss.lost <= min(max(0.0, node.waited - (node.throttled or 0.0)), max(0.0, most - node.used)) + 1e-6
     for machine in set(machines):
-        here = [loss for loss, where in zip(found, machines, strict=True) if where == machine]
+        here = [loss for loss, where in zip(losses, machines, strict=True) if where == machine]
         assert sum(loss.lost for loss in here) <= max(loss.foreign for loss in here) + 1e-6
 
 
 @given(nodes=st.lists(USES, min_size=1, max_size=4), share=st.floats(0.0, 1.0))
-def test_a_wait_is_lost_to_others_in_the_proportion_that_they_had_of_the_cores(nodes, share):
-    """Where others had little beside what the run's nodes had, nodes waited for each other."""
-    own = sum(node.used + node.trainer for node in nodes)
-    foreign = share * own
-    found = lost_cpu([replace(node, machine=own + foreign, throttled=None) for node in nodes], ["one"] * len(nodes))
-    for node, loss in zip(nodes, found, strict=True):
-        besides = own + foreign - node.used
-        assert loss.lost <= (node.waited * foreign / besides if besides > 1e-9 else 0.0) + 1e-6
+def test_wait_is_lost_in_proportion_to_foreign_use(nodes, share):
+    """Where foreign use is small compared with that of the nodes, they waited for each other."""
+    trainer_use = sum(node.used + node.trainer for node in nodes)
+    foreign = share * trainer_use
+    losses = lost_cpu([replace(node, machine=trainer_use + foreign, throttled=None) for node in nodes], ["one"] * len(nodes))
+    for node, loss in zip(nodes, losses, strict=True):
+        foreign_use = trainer_use + foreign - node.used
+        assert loss.lost <= (node.waited * foreign / foreign_use if foreign_use > 1e-9 else 0.0) + 1e-6
 
 
 @given(nodes=st.lists(USES, min_size=1, max_size=3), gone=USES, machines=st.lists(st.sampled_from("ab"), min_size=3, max_size=3))
-def test_what_a_node_used_whose_machine_is_not_known_is_nobody_else_s(nodes, gone, machines):
+def test_use_on_unknown_machine_is_not_foreign(nodes, gone, machines):
     machines = machines[: len(nodes)]
-    found = lost_cpu([*nodes, gone], [*machines, None])
-    for node, where, loss in zip(nodes, machines, found, strict=False):
-        here = [other for other, there in zip(nodes, machines, strict=True) if there == where]
-        own = sum(other.used + other.trainer for other in (*here, gone))
-        assert loss.foreign == pytest.approx(max(0.0, node.machine - own), abs=1e-9)
+    losses = lost_cpu([*nodes, gone], [*machines, None])
+    for node, where, loss in zip(nodes, machines, losses, strict=False):
+        here = [other_node for other_node, other_machine in zip(nodes, machines, strict=True) if other_machine == where]
+        trainer_use = sum(other_node.used + other_node.trainer for other_node in (*here, gone))
+        assert loss.foreign == pytest.approx(max(0.0, node.machine - trainer_use), abs=1e-9)
 
 
 @given(segments=st.lists(USES, min_size=1, max_size=4))
-def test_a_run_of_several_segments_lost_what_these_lost_together(segments):
+def test_segments_add_their_losses(segments):
     known = [lost_cpu([segment], ["one"])[0] for segment in segments]
     whole = mean_over_segments([None, *known])
     seconds = sum(segment.seconds for segment in segments)
@@ -231,10 +233,10 @@ def test_a_run_of_several_segments_lost_what_these_lost_together(segments):
 
 
 @given(nodes=st.lists(USES, min_size=1, max_size=4))
-def test_nodes_that_have_the_machine_to_themselves_are_never_starved_however_long_they_wait(nodes):
-    own = sum(node.used + node.trainer for node in nodes)
-    found = [loss.fraction for loss in lost_cpu([replace(node, machine=own) for node in nodes], ["one"] * len(nodes))]
-    assert found == pytest.approx([0.0] * len(nodes), abs=1e-6)
+def test_nodes_alone_on_a_machine_are_never_starved(nodes):
+    trainer_use = sum(node.used + node.trainer for node in nodes)
+    fractions = [loss.fraction for loss in lost_cpu([replace(node, machine=trainer_use) for node in nodes], ["one"] * len(nodes))]
+    assert fractions == pytest.approx([0.0] * len(nodes), abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -243,13 +245,13 @@ def test_nodes_that_have_the_machine_to_themselves_are_never_starved_however_lon
         (CpuUse(0.6, 0.4, 0.0, 2.0, 2.0), 0.4),  # it waited for what others had
         (CpuUse(1.0, 0.0, 0.0, 2.0, 2.0), 0.0),  # others had what it did not want
         (CpuUse(0.5, 3.0, 0.0, 1.5, 0.5), 0.0),  # it used all that --cores-per-node lets it
-        (CpuUse(0.5, 1.5, 0.1, 0.6, 2.0), 0.0),  # agent and driver are nobody else's
+        (CpuUse(0.5, 1.5, 0.1, 0.6, 2.0), 0.0),  # agent and driver are not foreign
         (CpuUse(0.0, 0.0, 0.0, 2.0, 2.0), 0.0),
-        # A limit of 0.67 that it reached whenever it computed, waiting for peers for half of the time; little things ran beside it.
+        # A limit of 0.67, reached whenever it computed; it waited for peers half of the time.
         (CpuUse(0.3, 0.35, 0.05, 0.46, 0.67, granted=0.3, throttled=0.3), 0.0),
         (CpuUse(0.3, 0.35, 0.05, 0.46, 0.67, granted=0.33, throttled=0.33), pytest.approx(0.05, abs=0.02)),
-        (CpuUse(0.2, 0.4, 0.0, 2.0, 0.7, granted=0.5, throttled=0.0), 0.6),  # it did not come to its limit, because others had the cores
-        (CpuUse(0.2, 0.4, 0.0, 2.0, 0.7, granted=0.7, throttled=0.3), 1 / 3),  # it did, for three quarters of its waiting
+        (CpuUse(0.2, 0.4, 0.0, 2.0, 0.7, granted=0.5, throttled=0.0), 0.6),  # others had the cores, so it did not reach its limit
+        (CpuUse(0.2, 0.4, 0.0, 2.0, 0.7, granted=0.7, throttled=0.3), 1 / 3),  # it reached its limit for three quarters of its waiting
         (CpuUse(None, 0.4, 0.0, 2.0, 2.0), None),
         (CpuUse(0.6, None, 0.0, 2.0, 2.0), None),
         (CpuUse(0.6, 0.4, None, 2.0, 2.0), None),
@@ -257,14 +259,14 @@ def test_nodes_that_have_the_machine_to_themselves_are_never_starved_however_lon
         (CpuUse(0.6, 0.4, 0.0, 2.0, None), None),
     ],
 )
-def test_what_was_lost_by_hand(use, expected):
+def test_lost_cpu_by_hand(use, expected):
     (loss,) = lost_cpu([use], ["one"])
-    found = None if loss is None else loss.fraction
-    assert found == (pytest.approx(expected, abs=1e-9) if isinstance(expected, float) else expected)
+    fraction = None if loss is None else loss.fraction
+    assert fraction == (pytest.approx(expected, abs=1e-9) if isinstance(expected, float) else expected)
 
 
 def contended(seconds, **figures):
-    """A sample of a node that uses 0.6 cores and waits 0.4 of the time, beside others that use 1.4; agent and driver use nothing."""
+    """A sample of a node that uses 0.6 cores and waits 0.4 of the time, with foreign use of 1.4."""
     counters = {
         "cpu_seconds": 0.6,
         "cpu_wait_seconds": 0.4,
@@ -275,7 +277,7 @@ def contended(seconds, **figures):
     return sample(0, seconds, cores_available=2.0, **{name: 100 + rate * seconds for name, rate in counters.items()} | figures)
 
 
-def test_a_summary_has_what_was_lost_and_what_was_waited():
+def test_summary_has_lost_and_waited_cpu():
     clock = replace(CLOCK, run_seconds=4.0)
     (node,) = per_node([contended(tick) for tick in range(5)], 1, clock, machines=["here"])
     assert (node["starved_fraction"], node["foreign_cpu_cores_used"]) == (pytest.approx(0.4), pytest.approx(1.4))
@@ -294,8 +296,8 @@ def test_a_summary_has_what_was_lost_and_what_was_waited():
 CLOCK_OF_10 = replace(CLOCK, run_seconds=10.0)
 
 
-def beside_others(node, began, until, foreign, nodes, interval=0.5):
-    """Samples of a node of a segment of a run: each of `nodes` uses 0.5 cores, waits a core's time, and others have `foreign` cores."""
+def contended_samples(node, began, until, foreign, nodes, interval=0.5):
+    """Return a node's samples in a segment: 0.5 cores used, one waited for, `foreign` by others."""
     ticks = int((until - began) / interval)
     for tick in range(-1, ticks + 1):
         seconds = interval * tick
@@ -305,18 +307,18 @@ def beside_others(node, began, until, foreign, nodes, interval=0.5):
 
 
 def run_of(*segments):
-    """Samples of a run: each segment is (began, until, nodes, foreign cores)."""
+    """Return the samples of a run of segments (began, until, nodes, foreign cores)."""
     return [
         record
         for began, until, nodes, foreign in segments
-        for tick in zip(*(beside_others(node, began, until, foreign, nodes) for node in range(nodes)), strict=True)
+        for tick in zip(*(contended_samples(node, began, until, foreign, nodes) for node in range(nodes)), strict=True)
         for record in tick
     ]
 
 
 @pytest.mark.parametrize(("first", "second"), [(2, 1), (1, 2), (2, 2)])
-def test_a_run_that_went_on_with_other_nodes_is_starved_where_its_cores_were_taken(first, second):
-    """The second segment is too short to tell anything, and makes nothing unknown of the first."""
+def test_resized_run_is_starved_in_its_contended_segment(first, second):
+    """The second segment is too short for a figure, and does not make the first one unknown."""
     samples = run_of((0.0, 8.5, first, 1.0), (8.5, 10.0, second, 1.0))
     known, *more = per_node(samples, second, CLOCK_OF_10, [8.5], ["here"] * second)
     assert known["foreign_cpu_cores_used"] == pytest.approx(1.0)
@@ -326,8 +328,8 @@ def test_a_run_that_went_on_with_other_nodes_is_starved_where_its_cores_were_tak
 
 
 @given(first=st.integers(1, 3), second=st.integers(1, 3), turn=st.sampled_from([3.0, 5.0, 7.0]))
-def test_what_nodes_used_that_are_no_longer_there_or_new_is_nobody_else_s(first, second, turn):
+def test_use_of_removed_or_new_nodes_is_not_foreign(first, second, turn):
     samples = run_of((0.0, turn, first, 0.0), (turn, 10.0, second, 0.0))
-    found = per_node(samples, second, CLOCK_OF_10, [turn], ["here"] * second)
-    assert [node["starved_fraction"] for node in found] == pytest.approx([0.0] * second, abs=1e-9)
-    assert [node["foreign_cpu_cores_used"] for node in found] == pytest.approx([0.0] * second, abs=1e-9)
+    figures = per_node(samples, second, CLOCK_OF_10, [turn], ["here"] * second)
+    assert [node["starved_fraction"] for node in figures] == pytest.approx([0.0] * second, abs=1e-9)
+    assert [node["foreign_cpu_cores_used"] for node in figures] == pytest.approx([0.0] * second, abs=1e-9)

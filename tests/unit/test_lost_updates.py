@@ -1,4 +1,4 @@
-"""Records of a run that were cut or removed after it: every command that shows the run says so, and a whole run has no such warning."""
+"""Cut or missing records are reported by every command; a complete run has no warning."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def run(tmp_path):
     return make_run(tmp_path, "one", steps=STEPS, calibrated=True)
 
 
-def said_by(capsys, command, run):
+def output_of(capsys, command, run):
     capsys.readouterr()
     code = invoke(command.format(run=run, folder=run.parent).split())
-    said = capsys.readouterr()
-    assert code == 0, said
-    return said.out + said.err
+    captured = capsys.readouterr()
+    assert code == 0, captured
+    return captured.out + captured.err
 
 
 def cut(path):
@@ -49,25 +49,25 @@ def without_a_line(path):
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("damage", [cut, without_a_line])
-def test_lost_updates_are_told_by_every_command(run, capsys, command, damage):
-    assert "steps.jsonl" not in said_by(capsys, command, run).replace("steps.jsonl (", "")
+def test_lost_updates_are_reported_by_every_command(run, capsys, command, damage):
+    assert "steps.jsonl" not in output_of(capsys, command, run).replace("steps.jsonl (", "")
     damage(run / "steps.jsonl")
-    assert f"{run / 'steps.jsonl'} holds " in said_by(capsys, command, run)
+    assert f"{run / 'steps.jsonl'} holds " in output_of(capsys, command, run)
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if "curves" not in command])
-def test_missing_records_are_told_by_every_command(run, capsys, command):
+def test_missing_records_are_reported_by_every_command(run, capsys, command):
     (run / "steps.jsonl").unlink()
-    assert f"{run / 'steps.jsonl'} is missing, with the {STEPS} updates that the run made" in said_by(capsys, command, run)
+    assert f"{run / 'steps.jsonl'} is missing, with the {STEPS} updates that the run made" in output_of(capsys, command, run)
 
 
-def test_the_report_says_it_too(run, capsys):
+def test_report_shows_lost_updates(run, capsys):
     cut(run / "steps.jsonl")
-    said_by(capsys, "report {run} -o {folder}/report.html", run)
+    output_of(capsys, "report {run} -o {folder}/report.html", run)
     assert f'<p class="warn">{run / "steps.jsonl"} holds ' in (run.parent / "report.html").read_text()
 
 
-def test_a_run_that_failed_makes_no_promise(tmp_path):
+def test_failed_run_has_no_expected_updates(tmp_path):
     run = make_run(tmp_path, "one", steps=STEPS, state="failed")
     cut(run / "steps.jsonl")
     assert lost_updates(Run(run)) is None
@@ -75,7 +75,7 @@ def test_a_run_that_failed_makes_no_promise(tmp_path):
 
 @settings(max_examples=60, deadline=None)
 @given(st.floats(0, 1))
-def test_any_cut_that_takes_an_update_is_noticed(whole_run, share):
+def test_any_lost_update_is_noticed(whole_run, share):
     run, content = whole_run
     kept = content[: round(share * len(content))]
     (run / "steps.jsonl").write_bytes(kept)

@@ -1,4 +1,4 @@
-"""A worker may be lost anywhere: no step is, none is applied twice, and what a lost one still sends is refused. Real sockets."""
+"""Lost workers: no step is lost or applied twice, late messages are refused. Real sockets."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ SEED = os.environ["CROSSTRAIN_TEST_SEED"]
 
 
 @pytest.mark.thorough
-def test_each_shard_applies_each_update_once_whatever_workers_die_of():
+def test_shards_apply_each_update_once_despite_deaths():
     script = Path(__file__).parent / "lost_workers_torch.py"
     environment = {**os.environ, "PYTHONPATH": str(script.parents[1])}
     done = subprocess.run([sys.executable, str(script), SEED], capture_output=True, text=True, env=environment)
@@ -27,7 +27,7 @@ def test_each_shard_applies_each_update_once_whatever_workers_die_of():
 
 
 @given(st.lists(st.integers(0, 40), max_size=80))
-def test_a_step_is_new_once(steps):
+def test_step_is_new_once(steps):
     applied, seen = AppliedSteps(), set()
     for step in steps:
         assert (step in applied) == (step in seen)
@@ -41,8 +41,8 @@ def test_a_step_is_new_once(steps):
 
 
 @given(st.randoms(use_true_random=False), st.integers(1, 8), st.integers(1, 30))
-def test_what_is_kept_of_steps_grows_with_the_tickets_handed_out_alone(random, workers, tickets):
-    """Tickets of ten steps, of which each worker carries out one at a time: never more intervals than workers and one."""
+def test_stored_steps_grow_with_tickets_only(random, workers, tickets):
+    """Tickets of ten steps, one at a time per worker: at most workers plus one intervals."""
     applied, waiting, held = AppliedSteps(), [range(10 * number, 10 * number + 10) for number in range(tickets)], {}
     while waiting or held:
         worker = random.randrange(workers)
@@ -57,7 +57,7 @@ def test_what_is_kept_of_steps_grows_with_the_tickets_handed_out_alone(random, w
     assert len(applied) == 1
 
 
-def test_a_lease_ends_with_the_next_one_or_by_the_chief():
+def test_lease_ends_by_the_next_one_or_the_chief():
     leases = Leases()
     first = leases.begin(1, 1)
     with first:
@@ -65,10 +65,10 @@ def test_a_lease_ends_with_the_next_one_or_by_the_chief():
     second = leases.begin(1, 2)
     with pytest.raises(ConnectionError), first:
         pass
-    leases.end(1, 1)  # the chief speaks of the one before
+    leases.end(1, 1)  # the chief names the previous lease
     with second:
         pass
-    leases.end(1, 3)  # of one that has not joined yet
+    leases.end(1, 3)  # a worker that has not joined yet
     with pytest.raises(ConnectionError), second:
         pass
     for generation in (1, 2, 3):
@@ -79,7 +79,7 @@ def test_a_lease_ends_with_the_next_one_or_by_the_chief():
 
 
 class Link:
-    """A connection that notices when it is cut."""
+    """A connection that records that it was cut."""
 
     def __init__(self):
         self.cut = threading.Event()
@@ -90,17 +90,17 @@ class Link:
 
 @settings(max_examples=60)
 @given(st.permutations(range(5)), st.lists(st.floats(0, 0.003), min_size=5, max_size=5))
-def test_of_connections_of_one_worker_the_one_that_came_last_stays_in_whatever_order_their_threads_ask(order, pauses):
+def test_newest_connection_of_a_worker_wins(order, pauses):
     links, admitted = WorkerLinks(lambda worker: None, lambda worker: None), []
-    own = [Link() for _ in order]
+    links_by_arrival = [Link() for _ in order]
 
     def serve(arrival):
         try:
-            links.enter(0, own[arrival], float(arrival))
+            links.enter(0, links_by_arrival[arrival], float(arrival))
         except ConnectionError:
             return
         admitted.append(arrival)
-        assert own[arrival].cut.wait(10)
+        assert links_by_arrival[arrival].cut.wait(10)
         links.leave(0)
 
     threads = [threading.Thread(target=serve, args=(arrival,), daemon=True) for arrival in order]
@@ -116,7 +116,7 @@ def test_of_connections_of_one_worker_the_one_that_came_last_stays_in_whatever_o
     while 4 not in admitted and time.monotonic() < deadline:
         time.sleep(0.001)
     assert admitted[-1] == 4
-    assert not own[4].cut.is_set()
+    assert not links_by_arrival[4].cut.is_set()
     assert admitted == sorted(admitted)
     links.cut(0)
     last.join(10)

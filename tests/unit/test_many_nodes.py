@@ -1,4 +1,4 @@
-"""Many nodes: their figures are summarised for people, and the driver may open as many files as they need."""
+"""Many nodes: figures are summarised, and the driver may open as many files as it needs."""
 
 import resource
 import subprocess
@@ -41,7 +41,7 @@ def sample(node, time_seconds, cores, sent):
     )  # fmt: skip
 
 
-def test_a_few_nodes_have_a_line_each_and_many_are_summarised():
+def test_few_nodes_have_rows_and_many_are_summarised():
     few, many = NodeSamples(), NodeSamples()
     for nodes, samples in ((MAX_NODES_SHOWN, few), (1000, many)):
         for node in range(nodes):
@@ -56,7 +56,7 @@ def test_a_few_nodes_have_a_line_each_and_many_are_summarised():
 
 
 @given(st.lists(st.none() | st.floats(0, 9), max_size=60))
-def test_those_at_either_end_are_shown_of_many(figures):
+def test_extreme_nodes_are_shown(figures):
     items = list(enumerate(figures))
     shown, some = ends_of(items, lambda item: item[1])
     assert shown == sorted(shown)
@@ -73,28 +73,28 @@ def test_those_at_either_end_are_shown_of_many(figures):
 
 
 @given(st.integers(1, 40), st.integers(2, 30), st.integers(0, 2**32 - 1))
-def test_a_band_has_what_the_samples_say_of_the_time_before_them(nodes, samples, seed):
+def test_band_equals_the_samples_at_each_time(nodes, samples, seed):
     generator = np.random.default_rng(seed)
     series = []
     for node in range(nodes):
         times = np.cumsum(generator.uniform(0.5, 3.0, samples))
         values, nothing = generator.uniform(0, 1, samples), np.full(samples, np.nan)
         series.append(NodeSeries(node, times, values, nothing, nothing, nothing, nothing, None, None))
-    found = bands(series, lambda node: node.cpu_cores_used, 0.0, 40.0, 50)
+    band = bands(series, lambda node: node.cpu_cores_used, 0.0, 40.0, 50)
     while_there = [
         [
             node.cpu_cores_used[np.searchsorted(node.time_seconds, at)]
-            for at in found.time_seconds
+            for at in band.time_seconds
             if node.time_seconds[0] <= at <= node.time_seconds[-1]
         ]
         for node in series
     ]
     means = [np.mean(values) for values in while_there if values]
     ends = (0, 100) if len(means) > 1 and max(means) >= 4 * min(means) else (10, 90)
-    assert found.percentiles == ends
-    for at, low, middle, high in zip(found.time_seconds, found.low, found.median, found.high, strict=True):
-        there = [node for node in series if node.time_seconds[0] <= at <= node.time_seconds[-1]]
-        now = [next(value for time, value in zip(node.time_seconds, node.cpu_cores_used, strict=True) if time >= at) for node in there]
+    assert band.percentiles == ends
+    for at, low, middle, high in zip(band.time_seconds, band.low, band.median, band.high, strict=True):
+        running = [node for node in series if node.time_seconds[0] <= at <= node.time_seconds[-1]]
+        now = [next(value for time, value in zip(node.time_seconds, node.cpu_cores_used, strict=True) if time >= at) for node in running]
         if now:
             assert (low, middle, high) == pytest.approx(np.percentile(now, [ends[0], 50, ends[1]]))
         else:
@@ -102,8 +102,8 @@ def test_a_band_has_what_the_samples_say_of_the_time_before_them(nodes, samples,
 
 
 @pytest.mark.parametrize(("factor", "names"), [(2.0, ["10th percentile", "90th percentile"]), (9.0, ["lowest node", "highest node"])])
-def test_the_picture_of_many_nodes_has_all_of_them_between_its_pale_curves_where_they_differ_much(tmp_path, factor, names):
-    """One of twenty nodes has more cores in use than the others: percentiles would not show it."""
+def test_chart_of_many_nodes_shows_extremes(tmp_path, factor, names):
+    """One of twenty nodes uses more cores; percentiles alone would hide it."""
     (run,) = started_runs([Run(make_run(tmp_path, "one", steps=40))])
     times, nothing = np.linspace(0.1, 1.0, 10), np.full(10, np.nan)
     nodes = [
@@ -119,7 +119,7 @@ def test_the_picture_of_many_nodes_has_all_of_them_between_its_pale_curves_where
 
 
 @pytest.mark.parametrize(("nodes", "hard", "joins"), [(1000, 4096, True), (1000, 4096, False), (3, 1024, True)])
-def test_the_limit_of_open_files_is_raised_where_the_nodes_need_it_or_the_run_is_refused(nodes, hard, joins):
+def test_open_file_limit_is_raised_or_the_run_refused(nodes, hard, joins):
     code = f"""
 import resource
 from crosstrain.core.errors import UsageError
@@ -131,18 +131,18 @@ except UsageError as error:
     print(error)
 print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 """
-    *told, allowed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+    *messages, allowed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
     if nodes == 3:
-        assert (told, allowed) == ([], "1024")
+        assert (messages, allowed) == ([], "1024")
     elif joins:
-        assert told == []
+        assert messages == []
         assert 2 * nodes <= int(allowed) <= hard
     else:
         assert allowed == "1024"
-        assert "nodes: got 1,000, for which this process may have to open 8,512 files, and the system allows it 4,096" in told[0]
+        assert "nodes: got 1,000, for which this process may have to open 8,512 files, and the system allows it 4,096" in messages[0]
 
 
-def test_whoever_starts_or_awaits_nodes_looks_at_the_limit_first():
+def test_open_file_limit_is_checked_before_nodes_start():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))

@@ -1,4 +1,4 @@
-"""Memory that ran out: told from any other error, in the words of each framework, and named with what helps."""
+"""Out-of-memory errors: recognised in each framework's words, reported with a remedy."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ TF = "OOM when allocating tensor with shape[70368744177664] and type float on /j
         (RuntimeError("RESOURCE_EXHAUSTED: received a message that is larger than allowed"), None),
     ],
 )
-def test_which_errors_are_that(error, told):
+def test_out_of_memory_errors_are_recognised(error, told):
     assert told_of(error) == told
     outer = RuntimeError("the step failed")
     outer.__cause__ = error
     assert told_of(outer) == told
 
 
-def test_a_real_refusal_of_numpys():
+def test_numpy_allocation_failure_is_recognised():
     with pytest.raises(MemoryError) as refused:
         np.zeros(2**60, np.uint8)
     assert told_of(refused.value).startswith("Unable to allocate 1.00 EiB for an array")
 
 
-def test_the_worker_that_tensorflow_names():
+def test_worker_is_read_from_tensorflow_error():
     assert worker_in(TF) == "worker-1"
     assert worker_in(TORCH) is None
 
 
-def test_the_kernels_count_is_there_on_linux():
+def test_kernel_oom_count_exists_on_linux():
     assert kernel_oom_kills() >= 0
 
 
@@ -61,17 +61,17 @@ def described(task, error=None, **death):
     return str(failures.death_of(0, "node 0", Death(task, **fields)))
 
 
-def test_a_death_of_it_says_what_helps():
-    found = described("worker-1", {"out_of_memory": TORCH})
-    assert found == f"task worker-1 on node 0 ended with exit code 1, as it ran out of memory ({TORCH}): {REMEDY}"
+def test_out_of_memory_death_suggests_a_remedy():
+    description = described("worker-1", {"out_of_memory": TORCH})
+    assert description == f"task worker-1 on node 0 ended with exit code 1, as it ran out of memory ({TORCH}): {REMEDY}"
     assert "--accumulate" in REMEDY
-    found = described("chief-0", {"out_of_memory": TF})
-    assert found.startswith("task chief-0 on node 0 ended with exit code 1, as worker-1 ran out of memory (OOM when")
-    found = described("worker-1", {"out_of_memory": None})
-    assert found == "task worker-1 on node 0 ended with exit code 1 (SomeError: Graph execution error:)"
+    description = described("chief-0", {"out_of_memory": TF})
+    assert description.startswith("task chief-0 on node 0 ended with exit code 1, as worker-1 ran out of memory (OOM when")
+    description = described("worker-1", {"out_of_memory": None})
+    assert description == "task worker-1 on node 0 ended with exit code 1 (SomeError: Graph execution error:)"
 
 
-def test_a_kill_is_that_only_where_the_kernel_has_killed_meanwhile():
+def test_kill_is_out_of_memory_if_the_kernel_counted_it():
     killed = {"code": None, "signal": "SIGKILL"}
     assert described("worker-1", **killed, oom_kills=1).endswith(f"it ran out of memory, most likely: {REMEDY}")
     for kills in (0, None):

@@ -1,4 +1,4 @@
-"""Sums over a mesh of ranks: real sockets, a thread a rank."""
+"""All-reduce over a mesh of ranks: real sockets, one thread per rank."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from crosstrain.core import listener
 from crosstrain.core.cluster import MAX_RANKS
 from crosstrain.core.errors import RunFailedError, UsageError
 from crosstrain.exchange.authentication import refuse_too_many
-from crosstrain.exchange.mesh import Mesh, open_beside
+from crosstrain.exchange.mesh import Mesh, open_trial_mesh
 from crosstrain.exchange.peer_links import PeerLostError
 
 
 @contextlib.contextmanager
 def meshes(tasks, silence_seconds=5.0, join=None):
-    """Join all ranks, each in a thread, and close them all."""
+    """Join all ranks, each in a thread, and close them at the end."""
     with ThreadPoolExecutor(len(tasks)) as pool:
         made = list(pool.map(join or (lambda task: Mesh(task, 20.0, silence_seconds)), tasks))
         try:
@@ -51,49 +51,49 @@ def meshes(tasks, silence_seconds=5.0, join=None):
     seed=st.integers(0, 2**32 - 1),
 )
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_sums_are_those_in_the_order_of_the_ranks_to_the_bit(shared_meshes, ranks, data, elements, kind, seed):
+def test_sums_equal_those_in_rank_order_bit_by_bit(shared_meshes, ranks, data, elements, kind, seed):
     vectors = vectors_of(ranks, elements, kind, seed)
     expected = in_rank_order(vectors)
     late = data.draw(st.integers(0, ranks))
 
-    def add_up(mesh):
+    def all_reduce(mesh):
         vector = vectors[mesh.rank].copy()
         if mesh.rank == late:
             time.sleep(0.01)
-        mesh.add_up(vector)
+        mesh.all_reduce(vector)
         return vector
 
-    for found in shared_meshes(ranks)(add_up):
-        np.testing.assert_array_equal(found.view(np.uint8), expected.view(np.uint8))
+    for total in shared_meshes(ranks)(all_reduce):
+        np.testing.assert_array_equal(total.view(np.uint8), expected.view(np.uint8))
 
 
 @pytest.fixture(scope="module")
 def shared_meshes():
-    """Meshes that a property's examples use one after another."""
+    """Return meshes that are shared by the examples of a property."""
     with contextlib.ExitStack() as stack:
         made = {}
 
-        def of(ranks):
+        def open_meshes(ranks):
             if ranks not in made:
                 made[ranks] = stack.enter_context(meshes(tasks_of(ranks)))[1]
             return made[ranks]
 
-        yield of
+        yield open_meshes
 
 
-def test_whole_vectors_and_shares_give_the_same_sums(monkeypatch):
+def test_whole_and_sharded_sums_are_equal(monkeypatch):
     vectors = vectors_of(3, 5000, np.float32, 7)
-    found = {}
+    totals = {}
     for name, most in (("whole", 1 << 40), ("shares", -1)):
         monkeypatch.setattr(direct_exchange, "MAX_FURTHER_BYTES", most)
         with meshes(tasks_of(3)) as (_, on_all):
             copies = [vector.copy() for vector in vectors]
-            on_all(lambda mesh, copies=copies: mesh.add_up(copies[mesh.rank]))
-            found[name] = copies[0]
-    np.testing.assert_array_equal(found["whole"], found["shares"])
+            on_all(lambda mesh, copies=copies: mesh.all_reduce(copies[mesh.rank]))
+            totals[name] = copies[0]
+    np.testing.assert_array_equal(totals["whole"], totals["shares"])
 
 
-def test_background_sums_come_in_the_order_in_which_they_were_submitted():
+def test_background_sums_arrive_in_submission_order():
     many = [vectors_of(3, size, np.float32, size) for size in (10, 70_000, 3, 200_000)]
     copies = [[vector.copy() for vector in vectors] for vectors in many]
 
@@ -104,68 +104,68 @@ def test_background_sums_come_in_the_order_in_which_they_were_submitted():
 
     with meshes(tasks_of(3)) as (_, on_all):
         on_all(work)
-    for vectors, found in zip(many, copies, strict=True):
-        for vector in found:
+    for vectors, totals in zip(many, copies, strict=True):
+        for vector in totals:
             np.testing.assert_array_equal(vector, in_rank_order(vectors))
 
 
-def test_the_first_ranks_values_are_spread_as_they_are():
+def test_broadcast_delivers_values_unchanged():
     values = np.array([0.0, -0.0, 1.5, np.inf, -1e-42], np.float32)
     with meshes(tasks_of(3)) as (_, on_all):
-        for found in on_all(lambda mesh: mesh.spread(values if mesh.rank == 0 else None, (5,))):
-            np.testing.assert_array_equal(found.view(np.uint32), values.view(np.uint32))
+        for received in on_all(lambda mesh: mesh.broadcast(values if mesh.rank == 0 else None, (5,))):
+            np.testing.assert_array_equal(received.view(np.uint32), values.view(np.uint32))
 
 
-def test_a_rank_that_leaves_is_named_at_once():
+def test_departed_rank_is_named_immediately():
     with meshes(tasks_of(3)) as (made, _):
         began = time.monotonic()
         threading.Timer(0.2, made[2].close).start()
         with pytest.raises(PeerLostError, match=r"lost worker-2 on node 2 \(127\.0\.0\.1\): it closed the connection"):
-            made[0].add_up(np.zeros(4, np.float32))
-        assert time.monotonic() - began < 1.2  # of which 0.2 before it left
+            made[0].all_reduce(np.zeros(4, np.float32))
+        assert time.monotonic() - began < 1.2  # including 0.2 before it left
 
 
-def test_a_rank_that_leaves_in_the_middle_of_a_large_sum_is_named():
-    """Two of three ranks are at it, in shares, when the third goes."""
+def test_departed_rank_is_named_during_a_large_sum():
+    """Two of three ranks are in a sharded sum when the third leaves."""
     with meshes(tasks_of(3)) as (made, on_all):
         threading.Timer(0.3, made[1].close).start()
 
         def work(mesh):
             if mesh.rank != 1:
                 with pytest.raises(PeerLostError, match="lost worker-1"):
-                    mesh.add_up(np.zeros(5_000_000, np.float32))
+                    mesh.all_reduce(np.zeros(5_000_000, np.float32))
 
         on_all(work)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("elements", [2, 2_000_000])
-def test_a_slow_rank_is_waited_for(elements):
-    """For longer than a silent one, and also where it leaves bytes unread meanwhile."""
+def test_slow_rank_is_waited_for(elements):
+    """Longer than the silence limit, also where it leaves bytes unread."""
     with meshes(tasks_of(3), silence_seconds=3.0) as (_, on_all):
-        on_all(lambda mesh: (time.sleep(7.0 * (mesh.rank == 1)), mesh.add_up(np.zeros(elements))))
+        on_all(lambda mesh: (time.sleep(7.0 * (mesh.rank == 1)), mesh.all_reduce(np.zeros(elements))))
 
 
-def test_ranks_that_are_out_of_step_fail():
-    """The one whose vector is smallest sees it, and the others lose that one."""
+def test_ranks_out_of_step_fail():
+    """The rank with the smallest vector notices, and the others lose that rank."""
     with meshes(tasks_of(3)) as (_, on_all):
 
         def work(mesh):
             with pytest.raises((RunFailedError, PeerLostError)) as caught:
-                mesh.add_up(np.zeros(4 + mesh.rank))
+                mesh.all_reduce(np.zeros(4 + mesh.rank))
             mesh.close()
             return caught.value
 
-        first, *others = on_all(work)
+        first, *other_errors = on_all(work)
     assert re.search(r"worker-1 .* sent a frame number 1 of 40 bytes, and number 1 of 32 was due; the workers are out of step", str(first))
-    assert all(isinstance(error, PeerLostError) or "out of step" in str(error) for error in others)
+    assert all(isinstance(error, PeerLostError) or "out of step" in str(error) for error in other_errors)
 
 
 def test_closing_leaves_no_thread_and_no_descriptor():
     threads, descriptors = set(threading.enumerate()), open_descriptors()
     with meshes(tasks_of(3)) as (made, on_all):
         on_all(lambda mesh: (mesh.submit(np.zeros(100_000, np.float32)), mesh.wait()))
-        made[0].submit(np.zeros(100_000, np.float32))  # it waits for ever, as the others do not take part
+        made[0].submit(np.zeros(100_000, np.float32))  # waits for ever, as the others do not join in
         time.sleep(0.1)
     assert open_descriptors() <= descriptors
     wait_until(lambda: set(threading.enumerate()) <= threads, 5, "the threads to end, also those that let the ranks in")
@@ -188,7 +188,7 @@ time.sleep(60)
     [(signal.SIGSTOP, 10.0, ".*not been heard of for 2 s"), (signal.SIGKILL, 1.0, "(?!.*not been heard of)")],
     ids=["frozen", "killed"],
 )
-def test_a_frozen_or_killed_process_is_named(number, most_seconds, words):
+def test_frozen_or_killed_process_is_named(number, most_seconds, words):
     tasks = tasks_of(2)
     process = subprocess.Popen([sys.executable, "-c", RANK_IN_A_PROCESS, json.dumps(tasks[0].cluster.to_json())])
     try:
@@ -196,7 +196,7 @@ def test_a_frozen_or_killed_process_is_named(number, most_seconds, words):
         process.send_signal(number)
         began = time.monotonic()
         with pytest.raises(PeerLostError, match=f"lost worker-1 on node 1 {words}"):
-            mesh.add_up(np.zeros(2))
+            mesh.all_reduce(np.zeros(2))
         assert time.monotonic() - began < most_seconds
         mesh.close()
     finally:
@@ -204,31 +204,31 @@ def test_a_frozen_or_killed_process_is_named(number, most_seconds, words):
         process.wait()
 
 
-def test_nobody_joins_without_the_secret_or_of_another_job(caplog):
+def test_wrong_secret_or_job_cannot_join(caplog):
     tasks = tasks_of(2)
-    stranger = tasks_of(2, tasks[0].port)[1]
+    outsider = tasks_of(2, tasks[0].port)[1]
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(Mesh, tasks[0], 2.0, 5.0)
         with pytest.raises(RunFailedError, match="does not know this run's secret"):
-            Mesh(stranger, 2.0, 5.0)
+            Mesh(outsider, 2.0, 5.0)
         with pytest.raises(RunFailedError, match="still waits for worker-1"):
             first.result()
     assert "turned away a connection" in caplog.text
 
 
-def test_a_rank_of_another_number_of_ranks_is_refused():
+def test_another_world_size_is_refused():
     tasks = tasks_of(2)
-    other = tasks_of(3, tasks[0].port, tasks[0].cluster.secret)[2]
+    foreign_task = tasks_of(3, tasks[0].port, tasks[0].cluster.secret)[2]
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(Mesh, tasks[0], 2.0, 5.0)
         with pytest.raises(RunFailedError, match=r"worker-0 at .* it refused the connection"):
-            Mesh(other, 2.0, 5.0)
+            Mesh(foreign_task, 2.0, 5.0)
         with pytest.raises(RunFailedError, match="still waits for worker-1"):
             first.result()
 
 
-def test_strangers_do_not_keep_ranks_from_joining(monkeypatch):
-    """Who stands at the door longest has to make room, a rank too, and tries again."""
+def test_unauthenticated_clients_do_not_block_ranks(monkeypatch):
+    """The oldest pending connection is dropped, also a rank's, which then retries."""
     monkeypatch.setattr(listener, "MAX_UNPROVEN", 4)
     tasks = tasks_of(3)
 
@@ -254,7 +254,7 @@ def test_strangers_do_not_keep_ranks_from_joining(monkeypatch):
 
     def join(task):
         if task.rank > 0:
-            wait_until(lambda: len(met) > 8, 10, "strangers at the first rank's door, more than may stand there")
+            wait_until(lambda: len(met) > 8, 10, "more clients at the first rank than its limit of pending connections")
         return Mesh(task, 20.0, 5.0)
 
     stop = threading.Event()
@@ -270,12 +270,12 @@ def test_strangers_do_not_keep_ranks_from_joining(monkeypatch):
             thread.join()
 
 
-def test_a_missing_rank_is_named_after_the_start_timeout():
+def test_missing_rank_is_named_after_the_start_timeout():
     with pytest.raises(RunFailedError, match="worker-0 still waits for worker-1 to join"):
         Mesh(tasks_of(2)[0], 0.5, 5.0)
 
 
-def test_more_ranks_than_a_mesh_connects_are_refused():
+def test_too_many_ranks_are_refused():
     refuse_too_many(MAX_RANKS)
     with pytest.raises(UsageError, match=r"64 at most, and this job has 65; choose native"):
         refuse_too_many(MAX_RANKS + 1)
@@ -284,38 +284,38 @@ def test_more_ranks_than_a_mesh_connects_are_refused():
 def test_waiting_takes_no_processor_time():
     with meshes(tasks_of(2)) as (made, _):
         before = time.process_time()
-        waiting = threading.Thread(target=made[0].add_up, args=(np.zeros(2),))
+        waiting = threading.Thread(target=made[0].all_reduce, args=(np.zeros(2),))
         waiting.start()
         time.sleep(2.0)
         assert time.process_time() - before < 0.2
-        made[1].add_up(np.zeros(2))
+        made[1].all_reduce(np.zeros(2))
         waiting.join()
 
 
-def beside(tasks, **options):
-    """Open a mesh beside another exchange on all ranks, each in a thread: that exchange adds up as they meet."""
-    given, meet = {}, threading.Barrier(len(tasks))
+def open_trial_meshes(tasks, **options):
+    """Open a trial mesh on all ranks, each in a thread, next to an exchange that they share."""
+    vectors, meet = {}, threading.Barrier(len(tasks))
 
-    def add_up(rank, vector):
-        given[rank] = vector
+    def all_reduce(rank, vector):
+        vectors[rank] = vector
         meet.wait(30)
-        total = sum(given[task.rank] for task in tasks)
+        total = sum(vectors[task.rank] for task in tasks)
         meet.wait(30)
         return total
 
     with ThreadPoolExecutor(len(tasks)) as pool:
-        return list(pool.map(lambda task: open_beside(task, lambda vector: add_up(task.rank, vector), 5.0, **options), tasks))
+        return list(pool.map(lambda task: open_trial_mesh(task, lambda vector: all_reduce(task.rank, vector), 5.0, **options), tasks))
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])
-def test_a_mesh_beside_another_exchange_needs_no_port_of_the_run(ranks):
+def test_trial_mesh_needs_no_port_of_the_run(ranks):
     tasks = tasks_of(ranks)
-    taken = [socket.create_server((task.address, task.port)) for task in tasks]  # as the run's own exchange has them
-    opened = beside(tasks)
+    taken = [socket.create_server((task.address, task.port)) for task in tasks]  # as the exchange of the run holds them
+    opened = open_trial_meshes(tasks)
     assert [refused for _, refused in opened] == [None] * ranks
     vectors = [np.full(5, rank, np.float32) for rank in range(ranks)]
     with ThreadPoolExecutor(ranks) as pool:
-        list(pool.map(lambda mesh, vector: mesh.add_up(vector), [mesh for mesh, _ in opened], vectors))
+        list(pool.map(lambda mesh, vector: mesh.all_reduce(vector), [mesh for mesh, _ in opened], vectors))
     for mesh, _ in opened:
         mesh.close()
     for held in taken:
@@ -323,20 +323,22 @@ def test_a_mesh_beside_another_exchange_needs_no_port_of_the_run(ranks):
     assert all((vector == sum(range(ranks))).all() for vector in vectors)
 
 
-def test_where_a_rank_cannot_listen_no_rank_has_a_mesh_and_that_one_says_why():
+def test_rank_that_cannot_listen_disables_the_mesh():
     tasks = tasks_of(3)
-    elsewhere = replace(tasks[1], cluster=replace(tasks[1].cluster, addresses=(ADDRESS, "192.0.2.1", ADDRESS)))  # none of this machine
-    opened = beside([tasks[0], elsewhere, tasks[2]])
+    elsewhere = replace(
+        tasks[1], cluster=replace(tasks[1].cluster, addresses=(ADDRESS, "192.0.2.1", ADDRESS))
+    )  # not an address of this machine
+    opened = open_trial_meshes([tasks[0], elsewhere, tasks[2]])
     assert [mesh for mesh, _ in opened] == [None] * 3
     assert [refused for _, refused in opened][::2] == ["", ""]
     assert "worker-1 could not listen on 192.0.2.1" in opened[1][1]
 
 
-def test_where_a_rank_is_refused_no_rank_has_a_mesh_and_all_come_back_in_time():
+def test_refused_rank_disables_the_mesh_in_time():
     tasks = tasks_of(3)
-    stranger = replace(tasks[2], cluster=replace(tasks[2].cluster, secret=secrets.token_hex(32)))
+    outsider = replace(tasks[2], cluster=replace(tasks[2].cluster, secret=secrets.token_hex(32)))
     began = time.monotonic()
-    opened = beside([*tasks[:2], stranger], open_seconds=1.0)
+    opened = open_trial_meshes([*tasks[:2], outsider], open_seconds=1.0)
     assert time.monotonic() - began < 10
     assert [mesh for mesh, _ in opened] == [None] * 3
     assert "worker-2 could not join it" in opened[2][1]

@@ -1,4 +1,4 @@
-"""The control protocol: what is sent arrives, and what is no message is refused."""
+"""The control protocol: messages round-trip, and invalid ones are refused."""
 
 import os
 import socket
@@ -26,7 +26,7 @@ ARRAYS = hnp.arrays(st.sampled_from(["<f4", "<f8", "<i8", "<i4", "|u1"]), hnp.ar
 
 
 def typed(message):
-    """A typed message as it arrives."""
+    """Encode and decode a typed message."""
     return MessageParser(ToTask, TaskReport).parse(through_pipe(message))
 
 
@@ -43,7 +43,7 @@ def through_pipe(message):
 @given(
     st.dictionaries(st.text(max_size=8).filter(lambda key: key not in ("kind", "arrays")), JSON, max_size=4), st.lists(ARRAYS, max_size=3)
 )
-def test_what_is_sent_arrives(fields, arrays):
+def test_message_round_trips(fields, arrays):
     named = {f"array {number}": array for number, array in enumerate(arrays)}
     received = through_pipe(Message("anything", fields, named))
     assert received.kind == "anything"
@@ -55,14 +55,14 @@ def test_what_is_sent_arrives(fields, arrays):
         assert received.array(name).shape == array.shape
 
 
-def test_what_is_passed_on_is_unchanged():
+def test_forwarded_message_is_unchanged():
     first = through_pipe(Message("steps", {"from": "worker-1"}, {"losses": np.arange(7, dtype=np.float32)}))
     second = through_pipe(first)
     np.testing.assert_array_equal(second.array("losses"), np.arange(7, dtype=np.float32))
 
 
-def test_messages_passed_on_through_one_room_are_unchanged():
-    """Each lies where the one before it lay, whatever their sizes."""
+def test_forwarding_through_one_buffer_changes_nothing():
+    """Each message overwrites the previous one, whatever their sizes."""
     generator = np.random.default_rng(5)
     sent = [[generator.integers(0, 255, size, np.uint8) for size in sizes] for sizes in ([5], [], [0, 300_000], [7, 9, 11], [300_001])]
     ends = socket.socketpair(), socket.socketpair()
@@ -94,7 +94,7 @@ def test_messages_passed_on_through_one_room_are_unchanged():
 
 
 @pytest.mark.parametrize("line", [b"hello\n", b"[]\n", b'{"no":"kind"}\n', b'{"kind":"x","arrays":[["a"]]}\n'])
-def test_what_is_no_message_is_refused(line):
+def test_invalid_message_is_refused(line):
     read, write = os.pipe()
     with os.fdopen(read, "rb") as reader, os.fdopen(write, "wb") as writer:
         writer.write(line)
@@ -104,27 +104,27 @@ def test_what_is_no_message_is_refused(line):
 
 
 @pytest.mark.parametrize("cut", [1, 30, -1])
-def test_a_torn_message_is_never_half_a_message(cut):
-    """Torn in its header it is the end of the stream; torn in an array it is an error."""
+def test_truncated_message_is_never_delivered(cut):
+    """Truncated in its header it is the end of the stream, in an array an error."""
     read, write = os.pipe()
     with os.fdopen(read, "rb") as reader:
         data = b'{"kind":"x","arrays":[["a","<f4",[2],8]]}\n' + bytes(8)
         os.write(write, data[:cut])
         os.close(write)
         if data[:cut].count(b"\n"):
-            with pytest.raises(ConnectionError) as raised:  # and no fault of the sender, which was ended in the middle of it
+            with pytest.raises(ConnectionError) as raised:  # not a protocol error: the sender was ended in the middle
                 Stream(reader, reader).receive()
             assert not isinstance(raised.value, ProtocolError)
         else:
             assert Stream(reader, reader).receive() is None
 
 
-def test_objects_do_not_travel():
+def test_objects_are_refused():
     with pytest.raises(ProtocolError):
         Message("x", {}, {"a": RawArray("|O", [1], bytes(8))}).array("a")
 
 
-def test_plans_results_and_states_survive():
+def test_plans_results_and_states_round_trip():
     plan = Plan(10, 3, 2, 4, np.array([0.1, 0.1, 0.1]))
     again = typed(Train.of(plan)).plan()
     assert (again.first_step, again.count, again.epoch, again.first_in_epoch) == (10, 3, 2, 4)
@@ -154,7 +154,7 @@ def test_plans_results_and_states_survive():
 
 
 def shake_hands(driver_secret, agent_secret):
-    """Run both ends of the handshake over a real connection; return what each got."""
+    """Run both ends of the handshake over a real connection; return both results."""
     results = {}
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -175,7 +175,7 @@ def shake_hands(driver_secret, agent_secret):
     return results["driver"], results["agent"]
 
 
-def test_the_handshake_lets_equals_talk():
+def test_handshake_accepts_equal_secrets():
     driver, agent = shake_hands(b"the same secret for both", b"the same secret for both")
     driver.send(Message("welcome", {"n": 1}))
     assert agent.receive() == Message("welcome", {"n": 1})
@@ -183,20 +183,20 @@ def test_the_handshake_lets_equals_talk():
     agent.close()
 
 
-def test_the_handshake_refuses_another_secret():
+def test_handshake_refuses_another_secret():
     driver, agent = shake_hands(b"the secret of the driver", b"the secret of a stranger")
     assert isinstance(driver, HandshakeError)
     assert isinstance(agent, OSError)
 
 
-def test_a_reflected_proof_is_refused():
-    """A stranger that sends our own challenge and proof back to us must not get in: the roles are part of the proof."""
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as stranger:
+def test_reflected_proof_is_refused():
+    """A client cannot reuse our challenge and proof, as the roles are part of the proof."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
         ours, _ = server.accept()
 
         def reflect():
-            stranger.sendall(_read(stranger, 32))
-            stranger.sendall(_read(stranger, 32))
+            client.sendall(_read(client, 32))
+            client.sendall(_read(client, 32))
 
         thread = threading.Thread(target=reflect)
         thread.start()
@@ -215,14 +215,14 @@ def _read(connection, count):
 
 
 class SlowFile:
-    """The file of a socket; who asks first for its number is held up before its next step."""
+    """A socket's file that delays the first caller of `fileno` before its next step."""
 
     def __init__(self, file):
-        self.file, self.asked = file, threading.Event()
+        self.file, self.numbered = file, threading.Event()
 
     def fileno(self):
-        number, first = self.file.fileno(), not self.asked.is_set()
-        self.asked.set()
+        number, first = self.file.fileno(), not self.numbered.is_set()
+        self.numbered.set()
         if first:
             time.sleep(0.3)
         return number
@@ -231,8 +231,8 @@ class SlowFile:
         self.file.close()
 
 
-def test_cut_beside_close_ends_no_connection_that_is_opened_meanwhile():
-    """The number of the closed descriptor is given to the next one that is opened."""
+def test_concurrent_cut_spares_a_new_connection():
+    """The next opened connection gets the number of the closed descriptor."""
     with ExitStack() as files:
         ours, _ = map(files.enter_context, socket.socketpair())
         reader = SlowFile(ours.makefile("rb"))
@@ -241,7 +241,7 @@ def test_cut_beside_close_ends_no_connection_that_is_opened_meanwhile():
         ours.close()  # the stream's files keep the descriptor
         cutting = threading.Thread(target=stream.cut)
         cutting.start()
-        assert reader.asked.wait(10.0)
+        assert reader.numbered.wait(10.0)
         stream.close()
         opened = [*map(files.enter_context, socket.socketpair())]
         cutting.join()

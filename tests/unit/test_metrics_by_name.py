@@ -1,4 +1,4 @@
-"""A run is told by the metrics that it has: no file means the accuracy where any metric is meant."""
+"""Metrics are named as the run declares them; no code assumes an accuracy."""
 
 import ast
 import json
@@ -29,7 +29,7 @@ METRICS = [
 
 
 def ranked(name, rank=2.0, **fields):
-    """A run that is judged by a share and by a rank of which less is better."""
+    """Make a run with a share and a rank, of which less is better."""
     evaluation = {"split": "test", "examples": 360, "loss": 0.5, "top3": 0.875, "mean_rank": rank}
     changes = {"eval": evaluation, "best_eval": {"top3": 0.875, "mean_rank": rank}}
     return made(name, summary={**changes, **fields.pop("summary", {})}, described={"metrics": METRICS}, **fields)
@@ -38,30 +38,30 @@ def ranked(name, rank=2.0, **fields):
 # Comparisons ---------------------------------------------------------------------------------------------------------
 
 
-def test_notes_and_marks_name_the_metrics_that_the_runs_have():
+def test_notes_name_the_metrics_of_the_runs():
     comparison = compare_runs([ranked("one"), ranked("two", seed=1)], fold=False)
-    told = "\n".join([*above(comparison), *below(comparison)])
-    assert "seed (one: 0; two: 1): loss, top-3 accuracy, mean rank and time to target are not comparable" in told
-    assert "loss, top-3 accuracy, mean rank, time to target (seed)" in told
-    assert "metrics" not in told
+    text = "\n".join([*above(comparison), *below(comparison)])
+    assert "seed (one: 0; two: 1): loss, top-3 accuracy, mean rank and time to target are not comparable" in text
+    assert "loss, top-3 accuracy, mean rank, time to target (seed)" in text
+    assert "metrics" not in text
     assert as_csv(comparison).splitlines()[2].split(",")[2] == "loss; top-3 accuracy; mean rank; time to target"
-    found = comparison.to_json()["comparability"]
-    assert found["differences"][0]["makes_not_comparable"] == ["loss", "top3", "mean_rank", "time to target"]
-    assert found["not_comparable_with_the_first"] == [[], ["loss", "top3", "mean_rank", "time to target"]]
+    comparability = comparison.to_json()["comparability"]
+    assert comparability["differences"][0]["makes_not_comparable"] == ["loss", "top3", "mean_rank", "time to target"]
+    assert comparability["not_comparable_with_the_first"] == [[], ["loss", "top3", "mean_rank", "time to target"]]
 
 
-def test_models_with_other_metrics_have_each_named_once():
+def test_metrics_of_different_models_are_named_once():
     comparison = compare_runs([ranked("one"), made("two", until="accuracy>=0.8"), made("three", seed=1)], fold=False)
     assert "loss, top-3 accuracy, mean rank, accuracy and time to target are not comparable" in "\n".join(above(comparison))
 
 
-def test_runs_with_an_accuracy_have_that_named():
+def test_runs_with_an_accuracy_name_it():
     comparison = compare_runs([made("one"), made("two", seed=1)], fold=False)
     assert "loss, accuracy and time to target are not comparable" in "\n".join(above(comparison))
     assert comparison.to_json()["comparability"]["differences"][0]["makes_not_comparable"] == ["loss", "accuracy", "time to target"]
 
 
-def test_curves_are_asked_for_as_other_figures_are(tmp_path, capsys):
+def test_curves_are_requested_like_other_figures(tmp_path, capsys):
     paths = written(tmp_path, ranked("one"))
     assert invoke(["compare", "--curves", "nothing", *paths]) == 2
     assert "loss, top3, mean_rank" in capsys.readouterr().err
@@ -69,42 +69,45 @@ def test_curves_are_asked_for_as_other_figures_are(tmp_path, capsys):
     assert "got 'mean_rank', of which none of these runs has anything recorded" in capsys.readouterr().err
 
 
-def test_repeats_average_the_metrics_that_there_are():
-    found = aggregate([ranked("one", 1.0).summary, ranked("two", 3.0).summary])["figures"]
-    assert found["mean_rank"]["mean"] == 2.0
-    assert "accuracy" not in found
-    assert list(found)[:4] == ["time_to_target_seconds", "top3", "mean_rank", "loss"]
+def test_repeats_average_existing_metrics():
+    figures = aggregate([ranked("one", 1.0).summary, ranked("two", 3.0).summary])["figures"]
+    assert figures["mean_rank"]["mean"] == 2.0
+    assert "accuracy" not in figures
+    assert list(figures)[:4] == ["time_to_target_seconds", "top3", "mean_rank", "loss"]
 
 
-OWN_NAMES = {"accuracy": "hits", "error": "mean error"}
+CUSTOM_NAMES = {"accuracy": "hits", "error": "mean error"}
 
 
-def own(name, *metrics):
-    """A run of a model of its own, two of whose metrics have names that classifiers have too."""
+def custom_run(name, *metrics):
+    """Make a run of a custom model, two of whose metrics have names of built-in ones."""
     evaluation = {"split": "test", "examples": 360, "loss": 0.5, **dict.fromkeys(metrics, 0.25)}
-    described = [{"name": metric, "label": OWN_NAMES[metric], "better": "higher"} for metric in metrics]
+    described = [{"name": metric, "label": CUSTOM_NAMES[metric], "better": "higher"} for metric in metrics]
     figures = {"eval": evaluation, "best_eval": dict.fromkeys(metrics, 0.5)}
     return made(name, summary=figures, described={"metrics": described})
 
 
 @pytest.mark.parametrize("metrics", [("accuracy",), ("error",), ("accuracy", "error")])
-def test_a_metric_that_is_called_as_that_of_classifiers_is_shown_under_its_own_label(metrics):
-    for comparison in (compare_runs([own("one", *metrics)], fold=False), compare_runs([own("one", *metrics), ranked("two")], fold=False)):
-        columns = {one.key: one.label for one in run_columns(comparison.runs)}
+def test_metric_named_like_a_builtin_keeps_its_label(metrics):
+    for comparison in (
+        compare_runs([custom_run("one", *metrics)], fold=False),
+        compare_runs([custom_run("one", *metrics), ranked("two")], fold=False),
+    ):
+        columns = {column.key: column.label for column in run_columns(comparison.runs)}
         shown = {key: label for key, label in columns.items() if key in ("eval_accuracy", "eval_error")}
-        assert shown == {f"eval_{metric}": f"test {OWN_NAMES[metric]}" for metric in metrics}
+        assert shown == {f"eval_{metric}": f"test {CUSTOM_NAMES[metric]}" for metric in metrics}
         text = as_markdown(comparison)
-        assert all(OWN_NAMES[metric] in text for metric in metrics)
+        assert all(CUSTOM_NAMES[metric] in text for metric in metrics)
 
 
-def test_the_error_of_classifiers_stays_beside_their_accuracy():
+def test_error_follows_accuracy():
     for runs in ([made("one")], [made("one"), ranked("two")]):
-        keys = [one.key for one in run_columns(compare_runs(runs, fold=False).runs)]
+        keys = [column.key for column in run_columns(compare_runs(runs, fold=False).runs)]
         assert keys[keys.index("eval_accuracy") + 1] == "eval_error"
 
 
-def test_the_best_value_of_a_metric_can_be_asked_for(tmp_path, capsys):
-    paths = written(tmp_path, ranked("one"), own("two", "error"))
+def test_best_value_of_a_metric_can_be_requested(tmp_path, capsys):
+    paths = written(tmp_path, ranked("one"), custom_run("two", "error"))
     for name, label in (("best_eval_mean_rank", "best mean rank"), ("best-top3", "best top-3 accuracy"), ("best_error", "best mean error")):
         assert invoke(["compare", "--metric", name, *paths]) == 0
         assert label in capsys.readouterr().out
@@ -119,21 +122,21 @@ def row(name, **figures):
     return {**dict.fromkeys(FIGURES), "created_at": STARTED.isoformat(), "run": name, "path": f"runs/{name}", **figures}
 
 
-def test_a_metric_has_one_name_in_the_list_whether_it_was_asked_for_or_not():
+def test_list_names_a_metric_equally_if_requested():
     table = [row("a", eval_top3=0.5, best_eval_top3=0.75), row("b", eval_top3=0.25, best_eval_top3=0.5)]
-    plain, asked = (runs_table(table, None, names)[0].splitlines()[0] for names in ([], ["eval_top3"]))
-    assert plain == asked
+    plain, requested = (runs_table(table, None, names)[0].splitlines()[0] for names in ([], ["eval_top3"]))
+    assert plain == requested
     assert plain.split().count("top3") == 1
     assert runs_table(table, None, ["best_eval_top3"])[0].splitlines()[0].endswith("  best top3")
     assert "accuracy" in runs_table(table, None, ["eval_accuracy"])[0].splitlines()[0]
 
 
-def test_an_error_that_is_a_metric_of_its_own_is_in_the_list():
+def test_list_shows_an_error_metric():
     assert "error" in runs_table([row("a", eval_error=0.5)], None)[0].splitlines()[0].split()
     assert "error" not in runs_table([row("a", eval_error=0.5, eval_accuracy=0.5)], None)[0].splitlines()[0].split()
 
 
-def test_further_metrics_leave_a_narrow_terminal_before_the_headline():
+def test_narrow_list_drops_further_metrics_first():
     table = [row("a" * 40, state="succeeded", eval_top3=0.5, eval_mean_rank=2.0, examples_per_second=10.0)]
     for width in range(40, 200):
         text, left_out = runs_table(table, width)
@@ -141,17 +144,17 @@ def test_further_metrics_leave_a_narrow_terminal_before_the_headline():
         assert "top3" not in left_out or "mean rank" in left_out
 
 
-def test_an_order_by_a_metric_is_known_where_no_run_fits(tmp_path, capsys):
-    found = documents(sync_run(tmp_path / "other"))
+def test_order_by_metric_is_known_without_matches(tmp_path, capsys):
+    run_documents = documents(sync_run(tmp_path / "other"))
     metrics = {"eval": {"step": 10, "epoch": 1.0, "loss": 0.5, "mean_rank": 2.0}}
-    write_run(tmp_path / "out" / "one", variant(found, 0, name="one", **metrics))
-    given = ["runs", "list", "--out", str(tmp_path / "out"), "--where", "mean-rank<1", "--sort", "mean-rank", "--json"]
-    assert invoke(given) == 0
+    write_run(tmp_path / "out" / "one", variant(run_documents, 0, name="one", **metrics))
+    arguments = ["runs", "list", "--out", str(tmp_path / "out"), "--where", "mean-rank<1", "--sort", "mean-rank", "--json"]
+    assert invoke(arguments) == 0
     assert json.loads(capsys.readouterr().out) == {"runs": []}
 
 
-def test_a_summary_has_the_metrics_of_its_own_run_and_no_others(tmp_path):
-    """Also the one of an earlier release, which had none but this."""
+def test_summary_has_only_its_run_s_metrics(tmp_path):
+    """Also a summary of an earlier release, whose only metric was accuracy."""
     runs = [RunReader(Path(path)).summary() for path in written(tmp_path, ranked("one"), made("two"))]
     assert [name for name in runs[0]["eval"] if name in ("accuracy", "top3", "mean_rank")] == ["top3", "mean_rank"]
     assert isinstance(runs[1]["eval"]["accuracy"], float)
@@ -183,18 +186,18 @@ NAMES_IT = re.compile(r"accurac|\bcorrect\b|(?<![a-z])correct_|_correct\b", re.I
 
 
 def test_no_other_file_names_the_accuracy(repository):
-    found = set()
+    files = set()
     for package in tomllib.loads((repository / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]:
         folder = package.split(".")[1:]
         for path in repository.joinpath(*folder).glob("*.py"):
             name = path.relative_to(repository).as_posix()
-            if not name.startswith(("metrics/", "models/")) and any(map(NAMES_IT.search, said(ast.parse(path.read_text())))):
-                found.add(name)
-    assert found == set(ALLOWED)
+            if not name.startswith(("metrics/", "models/")) and any(map(NAMES_IT.search, names_and_texts(ast.parse(path.read_text())))):
+                files.add(name)
+    assert files == set(ALLOWED)
 
 
-def said(tree):
-    """Yield names and texts of a module, without docstrings, which may give examples."""
+def names_and_texts(tree):
+    """Yield names and texts of a module, without docstrings."""
     texts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts:

@@ -1,4 +1,4 @@
-"""MLPerf's event log: which line stands where, and what it says."""
+"""MLPerf's event log: its lines, their order and their values."""
 
 from __future__ import annotations
 
@@ -54,34 +54,34 @@ def read(path):
     return [json.loads(text.removeprefix(":::MLLOG ")) for text in texts]
 
 
-def told(lines, key):
+def entries(lines, key):
     return [(line["time_ms"] - round(ZERO * 1000), line["value"], line["metadata"]) for line in lines if line["key"] == key]
 
 
-def test_every_line_stands_where_it_happened(tmp_path):
+def test_log_lines_are_in_order_of_events(tmp_path):
     lines = write(tmp_path)
     keys = [line["key"] for line in lines]
     assert keys[keys.index("init_stop") :] == KEYS
     assert keys[:2] == ["cache_clear", "init_start"]
-    assert told(lines, "init_start") == [(-3000, None, {})]
-    assert told(lines, "run_start") == [(0, None, {})]
-    assert told(lines, "epoch_start") == [
+    assert entries(lines, "init_start") == [(-3000, None, {})]
+    assert entries(lines, "run_start") == [(0, None, {})]
+    assert entries(lines, "epoch_start") == [
         (100, None, {"epoch_num": 1, "samples_count": 0}),
         (1550, None, {"epoch_num": 2, "samples_count": 100}),
     ]
-    assert told(lines, "epoch_stop") == [(1250, None, {"epoch_num": 1, "samples_count": 100})]
-    assert told(lines, "eval_start") == [
+    assert entries(lines, "epoch_stop") == [(1250, None, {"epoch_num": 1, "samples_count": 100})]
+    assert entries(lines, "eval_start") == [
         (550, None, {"epoch_num": 0.5, "samples_count": 50}),
         (1300, None, {"epoch_num": 1.0, "samples_count": 100}),
     ]
-    assert [value for _, value, _ in told(lines, "eval_accuracy")] == [0.5, 0.9]
-    assert told(lines, "run_stop") == [(2000, None, {"status": "success", "samples_count": 120})]
+    assert [value for _, value, _ in entries(lines, "eval_accuracy")] == [0.5, 0.9]
+    assert entries(lines, "run_stop") == [(2000, None, {"status": "success", "samples_count": 120})]
     assert {line["event_type"] for line in lines if line["key"].endswith("_stop")} == {"INTERVAL_END"}
     assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
 
 
 def test_times_never_go_back(tmp_path):
-    late = StepRecord(0, 5, 0, 0.5, 0.9, 50, (1.0,) * 5, (0.1,))  # by its own clock it began before the run did
+    late = StepRecord(0, 5, 0, 0.5, 0.9, 50, (1.0,) * 5, (0.1,))  # by its clock it began before the run
     times = [line["time_ms"] for line in write(tmp_path, [RECORDS[1], late, *RECORDS[3:]])]
     assert times == sorted(times)
 
@@ -97,13 +97,13 @@ def test_times_never_go_back(tmp_path):
         (None, EventRecord("run_failed", 2.5, {"cause": "worker-1 was killed"}), "aborted"),
     ],
 )
-def test_the_status_is_success_where_the_run_did_what_was_asked(tmp_path, until, last, expected):
+def test_status_is_success_where_the_goal_was_met(tmp_path, until, last, expected):
     lines = write(tmp_path, [*RECORDS, *([last] if last else [])], until=until)
-    ((time_ms, _, metadata),) = told(lines, "run_stop")
+    ((time_ms, _, metadata),) = entries(lines, "run_stop")
     assert (time_ms, metadata["status"]) == (2000, expected)
 
 
-def test_a_run_that_never_began_has_no_end(tmp_path):
+def test_run_that_never_started_has_no_end(tmp_path):
     keys = {line["key"] for line in write(tmp_path, [EventRecord("run_failed", -1.0)])}
     assert "init_start" in keys
     assert not keys & {"init_stop", "run_start", "run_stop"}
@@ -127,12 +127,12 @@ def test_a_run_that_never_began_has_no_end(tmp_path):
         ({"nodes": 3, "batch_size": 16, "mode": "async"}, {"global_batch_size": 16}),
     ],
 )
-def test_the_settings_stand_under_mlperfs_keys(tmp_path, fields, expected):
-    found = {line["key"]: line["value"] for line in write(tmp_path, **fields)}
-    assert {key: found[key] for key in expected} == expected
+def test_settings_have_mlperf_keys(tmp_path, fields, expected):
+    values = {line["key"]: line["value"] for line in write(tmp_path, **fields)}
+    assert {key: values[key] for key in expected} == expected
 
 
-def test_a_run_that_goes_on_tells_its_beginning_again(tmp_path):
+def test_resumed_run_logs_its_beginning_again(tmp_path):
     job = a_job(tmp_path, name="run")
     store = RunWriter.create(job)
     store.write_job(job.model_dump(mode="json"))
@@ -155,17 +155,17 @@ def accepted(log):
 
 
 @pytest.mark.parametrize("metrics", [{"bleu": 31.5, "chrf": 55.0}, {"top5": 0.5, "mean_rank": 3.0}])
-def test_the_checker_accepts_the_log_of_a_model_without_an_accuracy(tmp_path, metrics):
+def test_checker_accepts_a_log_without_accuracy(tmp_path, metrics):
     records = [replace(record, metrics=metrics) if isinstance(record, EvalRecord) else record for record in RECORDS]
     write(tmp_path, records)
     assert accepted(tmp_path / FILE)
     name, value = next(iter(metrics.items()))
-    told = [line for line in read(tmp_path) if line["key"] == "eval_accuracy"]
-    assert {(line["value"], line["metadata"]["metric"]) for line in told} == {(0.315 if name == "bleu" else value, name)}
-    assert [line["value"] for line in read(tmp_path) if line["key"] == f"eval_{name}"] == [value] * len(told)
+    entries = [line for line in read(tmp_path) if line["key"] == "eval_accuracy"]
+    assert {(line["value"], line["metadata"]["metric"]) for line in entries} == {(0.315 if name == "bleu" else value, name)}
+    assert [line["value"] for line in read(tmp_path) if line["key"] == f"eval_{name}"] == [value] * len(entries)
 
 
-def test_the_checker_accepts_it_and_would_not_accept_a_log_without_its_end(tmp_path):
+def test_checker_accepts_a_log_only_with_its_end(tmp_path):
     write(tmp_path)
     log = tmp_path / FILE
     assert accepted(log)

@@ -1,4 +1,4 @@
-"""Arguments of a model: ``--model NAME[:SIZE][?key=value&key=value]``, one text for one meaning, and wrong ones are refused."""
+"""Model arguments, ``--model NAME[:SIZE][?key=value&key=value]``: one text per meaning."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def build(
 
 @pytest.fixture
 def model(tmp_path, monkeypatch):
-    """The name of a model of one's own that takes arguments of every kind."""
+    """The name of a custom model with arguments of every kind."""
     package = tmp_path / "argued_models"
     (package / "dense").mkdir(parents=True)
     (package / "__init__.py").touch()
@@ -57,7 +57,7 @@ def model(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("given", "canonical", "settings"),
+    ("arguments", "canonical", "settings"),
     [
         ("", "", ("small", 2, 0.5, True, "", None)),
         (":small", "", ("small", 2, 0.5, True, "", None)),
@@ -70,15 +70,15 @@ def model(tmp_path, monkeypatch):
         ("?note=a=b?c:d/e", "?note=a=b?c:d/e", ("small", 2, 0.5, True, "a=b?c:d/e", None)),
     ],
 )
-def test_one_text_for_one_meaning(model, given, canonical, settings):
-    assert canonical_model(model + given) == model + canonical
+def test_one_canonical_text_per_meaning(model, arguments, canonical, settings):
+    assert canonical_model(model + arguments) == model + canonical
     assert canonical_model(model + canonical) == model + canonical
-    assert build_model(model + given, DIGITS).settings == build_model(model + canonical, DIGITS).settings == (*settings, None, 4)
-    assert written_out(Job(model=model + given)).model == model + canonical
+    assert build_model(model + arguments, DIGITS).settings == build_model(model + canonical, DIGITS).settings == (*settings, None, 4)
+    assert written_out(Job(model=model + arguments)).model == model + canonical
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("arguments", "words"),
     [
         (":huge", ["size of", "'huge'", "small, large"]),
         (":larg", ["Did you mean 'large'"]),
@@ -103,39 +103,39 @@ def test_one_text_for_one_meaning(model, given, canonical, settings):
         (":", ["nothing follows ':'"]),
     ],
 )
-def test_a_wrong_argument_is_refused_with_what_is_allowed(model, given, words):
+def test_invalid_argument_names_the_allowed_values(model, arguments, words):
     for refuse in (canonical_model, lambda text: build_model(text, DIGITS)):
-        with pytest.raises(UsageError) as found:
-            refuse(model + given)
+        with pytest.raises(UsageError) as raised:
+            refuse(model + arguments)
         for word in words:
-            assert word in str(found.value)
+            assert word in str(raised.value)
 
 
-@pytest.mark.parametrize(("given", "settings"), [("?share=0&heads=1", (0.0, 1)), ("?share=.99&heads=16", (0.99, 16)), ("", (None, 4))])
-def test_an_argument_within_its_range_is_taken(model, given, settings):
-    assert build_model(model + given, DIGITS).settings[-2:] == settings
+@pytest.mark.parametrize(("arguments", "settings"), [("?share=0&heads=1", (0.0, 1)), ("?share=.99&heads=16", (0.99, 16)), ("", (None, 4))])
+def test_argument_within_its_range_is_accepted(model, arguments, settings):
+    assert build_model(model + arguments, DIGITS).settings[-2:] == settings
 
 
 @pytest.mark.parametrize("argument", ["dropout=-0.1", "dropout=1", "dropout_attention=2", "smoothing=-1"])
-def test_rates_that_are_none_are_refused_without_the_data(argument):
+def test_invalid_rate_is_refused_without_data(argument):
     name, _, value = argument.partition("=")
     with pytest.raises(UsageError, match=rf"model: {name} of 'transformer': got '{value}'; allowed: a number from 0 up to, but not"):
         canonical_model(f"transformer:tiny?{argument}")
 
 
-@pytest.mark.parametrize("given", [":18", "?width=3"])
-def test_a_model_without_arguments_says_so(given):
+@pytest.mark.parametrize("arguments", [":18", "?width=3"])
+def test_model_without_arguments_refuses_any(arguments):
     with pytest.raises(UsageError, match="'logreg' takes no arguments"):
-        canonical_model("logreg" + given)
+        canonical_model("logreg" + arguments)
     with pytest.raises(UsageError, match="'logreg' takes no arguments"):
-        build_model("logreg" + given, DIGITS)
+        build_model("logreg" + arguments, DIGITS)
 
 
 @pytest.mark.parametrize(
     ("parameter", "word"),
     [("width: int", "default"), ("width=3", "annotation"), ("width: list = ()", "list"), ("width: 'Missing' = 3", "Missing")],
 )
-def test_an_argument_declared_otherwise_names_what_is_needed(tmp_path, monkeypatch, parameter, word):
+def test_unsupported_declaration_names_the_requirement(tmp_path, monkeypatch, parameter, word):
     (tmp_path / "odd_models").mkdir()
     (tmp_path / "odd_models" / "__init__.py").touch()
     (tmp_path / "odd_models" / "odd.py").write_text(f"def build(data, *, {parameter}): ...\n")
@@ -146,7 +146,7 @@ def test_an_argument_declared_otherwise_names_what_is_needed(tmp_path, monkeypat
         sys.modules.pop(name, None)
 
 
-def test_a_name_with_arguments_is_found_as_without(model):
+def test_model_with_arguments_is_found(model):
     assert model_base(f"{model}:large?rate=0.1") == model
     assert find("model", f"{model}?rate=0.1") == find("model", model)
     assert forward_plugin(f"{model}:large?rate=0.1", "torch") == forward_plugin(model, "torch")
@@ -158,12 +158,12 @@ def test_dots_in_arguments_name_no_module(model):
     assert foreign_settings({"model": f"{model}?width=3"}) == {"model": f"{model}?width=3"}
 
 
-def test_names_of_folders_have_no_letters_that_shells_take():
+def test_folder_names_have_no_shell_characters():
     assert name_part("transformer:tiny?norm=post&dropout=0.1") == "transformer_tiny_norm_post_dropout_0.1"
     assert len(name_part("m?note=" + 300 * "x")) == 80
 
 
-def test_the_command_shows_and_refuses_them(model, tmp_path):
+def test_command_shows_and_refuses_arguments(model, tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
 
     def trainer(*arguments):
@@ -195,13 +195,13 @@ def test_every_argument_is_shown_with_its_default():
         *(((name,), (), "allowed: letters") for name in ("", "b é", "w:0", "a..b", ".a", "a.", "_a", "a\n", "a b", 3)),
     ],
 )
-def test_names_of_parameters_that_no_export_could_hold_are_refused(parameters, buffers, says):
+def test_parameter_names_that_no_export_holds_are_refused(parameters, buffers, says):
     with pytest.raises(UsageError, match=says):
         ModelSpec(
             "own", tuple(ParameterSpec(name, (1,)) for name in parameters), buffers=tuple(ParameterSpec(name, (1,)) for name in buffers)
         )
 
 
-def test_names_of_parameters_may_share_a_beginning():
+def test_parameter_names_may_share_a_prefix():
     names = ("a.b", "a.c", "ab", "a-b", "9", "x/0_.y-z")
     assert ModelSpec("own", tuple(ParameterSpec(name, (1,)) for name in names)).size == len(names)

@@ -1,4 +1,4 @@
-"""The sampler as a whole: its records, what it does when something cannot be seen, and what it costs."""
+"""The node sampler: its records, its behaviour where counters are unreadable, and its cost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def ignore(record) -> None:
 
 
 def quiet_sampler(**options) -> NodeSampler:
-    """A sampler whose thread is not started: the test takes the samples."""
+    """A sampler without a thread; the test takes the samples."""
     return NodeSampler(0, **{"isolated": True, "interval_seconds": 60, "emit": ignore, **options})
 
 
@@ -37,7 +37,7 @@ def processor_seconds(started):
     return times.user + times.system
 
 
-def test_cores_used_and_share_of_the_cores_available():
+def test_cores_used_are_a_share_of_those_available():
     with program("say(); burn(60)") as busy, program("say()") as idle:
         sampler = quiet_sampler(cores_available=4.0)
         for task in (busy, idle):
@@ -60,15 +60,15 @@ def test_cores_used_and_share_of_the_cores_available():
     assert record.cpu_seconds == pytest.approx(sum(by_task.values()))
     assert by_task["worker-0"] > 5 * by_task["ps-0"]
     used = record.cpu_cores_used * record.interval_seconds
-    assert least - 0.02 < used <= most + 0.02  # user and system time, which `least` and `most` are of, are each cut to a tick
+    assert least - 0.02 < used <= most + 0.02  # user and system time are each rounded down to a tick
     assert record.cpu_fraction == pytest.approx(record.cpu_cores_used / 4)
     assert record.cores_available == 4.0
-    assert at_once.cpu_cores_used is None  # over next to no time a slope would be noise
+    assert at_once.cpu_cores_used is None  # over almost no time a rate would be noise
     assert record.interval_seconds >= 0.5
 
 
-def test_totals_keep_what_ended_tasks_used_and_equal_wait4():
-    """A task is started again under its name; the node's CPU seconds are the sum of both lives, and never fall."""
+def test_totals_include_ended_tasks_and_equal_wait4():
+    """A task restarts under its name; the node's CPU seconds add both processes and never fall."""
     sampler = quiet_sampler(isolated=False)
     charged, records = [], []
     for _ in range(2):
@@ -91,7 +91,7 @@ def test_totals_keep_what_ended_tasks_used_and_equal_wait4():
     assert [record.problems for record in records] == [()] * len(records)
 
 
-def test_a_task_that_vanishes_is_told_once_and_nothing_else_stops():
+def test_vanished_task_is_reported_once():
     with program("say()") as lost, program("say()") as kept:
         sampler = quiet_sampler()
         for name, task in (("worker-0", lost), ("worker-1", kept)):
@@ -109,7 +109,7 @@ def test_a_task_that_vanishes_is_told_once_and_nothing_else_stops():
     assert second.memory_rss_bytes == records[0].memory_rss_bytes > 0
 
 
-def test_a_process_that_never_was_is_null_not_zero():
+def test_process_that_never_existed_gives_none():
     with program("") as task:
         task.reap()
         sampler = quiet_sampler(isolated=False)
@@ -125,8 +125,8 @@ def test_a_process_that_never_was_is_null_not_zero():
     assert after.cpu_seconds == 0
 
 
-# Watches a process of another user without privileges: its times and memory may be seen, its disk bytes and sockets may not.
-STRANGER = """
+# Watches another user's process without privileges: times and memory are readable, disk bytes and sockets are not.
+OTHER_USER = """
 import json, os, socket, sys
 from dataclasses import asdict
 from crosstrain.monitor.collector import NodeSampler
@@ -143,17 +143,17 @@ sampler.stop()
 """
 
 
-def test_what_the_system_does_not_let_us_see_is_null_and_told_once():
+def test_unreadable_counters_are_none_and_reported_once():
     with ExitStack() as stack:
         if os.geteuid() == 0:
-            other = stack.enter_context(program("say()"))
-            other.line()
-            pid = other.pid
+            process = stack.enter_context(program("say()"))
+            process.line()
+            pid = process.pid
         else:
             pid = 1
             if os.stat("/proc/1").st_uid == os.geteuid():
                 pytest.skip("every process here belongs to this user")
-        output = subprocess.run([sys.executable, "-c", STRANGER, str(pid)], capture_output=True, text=True, check=False, timeout=60)
+        output = subprocess.run([sys.executable, "-c", OTHER_USER, str(pid)], capture_output=True, text=True, check=False, timeout=60)
     assert output.returncode == 0, output.stderr
     first, second = json.loads(output.stdout)
     for record in (first, second):
@@ -168,7 +168,7 @@ def test_what_the_system_does_not_let_us_see_is_null_and_told_once():
     assert second["problems"] == []
 
 
-def test_the_thread_keeps_time_takes_a_last_sample_and_tells_its_own_cost(monkeypatch):
+def test_sampler_keeps_time_and_reports_its_cost(monkeypatch):
     monkeypatch.setattr(
         "crosstrain.monitor.collector._FIRST_PSS_SECONDS", 60.0
     )  # later than the last sample, however late this thread wakes
@@ -197,7 +197,7 @@ def test_the_thread_keeps_time_takes_a_last_sample_and_tells_its_own_cost(monkey
     times = [record.time_seconds for record in records]
     assert [later - earlier for earlier, later in pairwise(times)] == pytest.approx([record.interval_seconds for record in records[1:]])
     assert records[0].interval_seconds == pytest.approx(times[0])
-    assert sum(record.memory_pss_bytes is not None for record in records) == 1  # the last one's: the run was over before any was due
+    assert sum(record.memory_pss_bytes is not None for record in records) == 1  # of the last sample: the run ended before any was due
     assert records[-1].memory_pss_bytes > 0
     assert 0.5 * costs[-1] < records[-1].monitor_cpu_seconds <= costs[-1]
     with pytest.raises(RuntimeError):
@@ -205,7 +205,7 @@ def test_the_thread_keeps_time_takes_a_last_sample_and_tells_its_own_cost(monkey
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("monitor")]
 
 
-def test_an_emit_that_fails_does_not_end_the_sampler():
+def test_failing_emit_does_not_end_the_sampler():
     records = []
 
     def emit(record) -> None:
@@ -223,7 +223,7 @@ def test_an_emit_that_fails_does_not_end_the_sampler():
     assert [problem for record in records for problem in record.problems] == ["handing a sample on: Broken pipe"]
 
 
-def test_pss_is_read_when_due_and_null_in_between():
+def test_pss_is_none_between_its_readings():
     now = [100.0]
     with program("say()") as task:
         task.line()
@@ -251,11 +251,11 @@ def test_no_descriptors_are_left_open():
 
 
 @pytest.mark.parametrize("isolated", [True, False])
-def test_watching_four_tasks_costs_less_than_one_percent_of_a_core(isolated):
-    """At 0.5 s a sample may take 5 ms of CPU time; the tasks have threads and connections as frameworks have.
+def test_watching_four_tasks_costs_under_1_percent(isolated):
+    """At 0.5 s a sample may take 5 ms of CPU time; tasks have threads and connections.
 
-    The walk through its table of connections that the kernel makes for a sample takes 2 to 6 ms by itself, as large as the
-    table is on the machine; so it is measured beside, and half of the 5 ms has to do for everything else.
+    The kernel's walk through its connection table takes 2 to 6 ms by itself, depending on the machine.
+    So it is measured separately, and half of the 5 ms is allowed for the rest.
     """
     code = """
     import socket, threading
@@ -277,7 +277,7 @@ def test_watching_four_tasks_costs_less_than_one_percent_of_a_core(isolated):
         costs = []
         for _ in range(30):
             walked, sampled = cpu_seconds(diag.open_sockets), cpu_seconds(sampler.sample)
-            costs.append(sampled if isolated else sampled - walked)  # an isolated sampler reads its interfaces, no table
+            costs.append(sampled if isolated else sampled - walked)  # an isolated sampler reads interfaces, no table
         sampler.stop()
     assert sorted(costs)[len(costs) // 2] < 0.0025
 

@@ -1,4 +1,4 @@
-"""What the host tells about itself against what other programs and the control groups say."""
+"""The host's description against other programs and the control groups."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from crosstrain.monitor.host import cores_available, describe_host
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="control groups and /proc are Linux's")
 
 
-def test_the_host_describes_itself_as_other_programs_do():
+def test_host_description_matches_other_programs():
     described = json.loads(json.dumps(describe_host(recorded_packages("tf"))))
     nproc = subprocess.run(["nproc"], capture_output=True, text=True, check=True, env={"PATH": os.environ["PATH"]}).stdout
     kernel = subprocess.run(["uname", "-r"], capture_output=True, text=True, check=True).stdout
@@ -45,7 +45,7 @@ def test_cores_follow_the_affinity():
 
 @contextlib.contextmanager
 def control_group(controller: str) -> Iterator[Path]:
-    """A group of our own with one inside it, in version 1's hierarchy or version 2's, whichever has the controller."""
+    """Yield a control group with one inside it, in the hierarchy that has the controller."""
     for top, control in ((Path("/sys/fs/cgroup") / controller, "tasks"), (Path("/sys/fs/cgroup"), "cgroup.controllers")):
         subtree = top / "cgroup.subtree_control"
         if not (top / control).exists() or (subtree.exists() and controller not in subtree.read_text().split()):
@@ -67,7 +67,7 @@ def control_group(controller: str) -> Iterator[Path]:
     pytest.skip(f"no control group with {controller} can be made here")
 
 
-def test_cores_follow_the_cpu_quota_of_a_group_further_up():
+def test_cores_follow_a_parent_group_s_cpu_quota():
     with control_group("cpu") as group, program("say()") as task:
         task.line()
         free = cores_available(task.pid)
@@ -82,7 +82,7 @@ def test_cores_follow_the_cpu_quota_of_a_group_further_up():
     assert limited == 0.5 < free
 
 
-def test_the_memory_limit_of_a_group_further_up():
+def test_parent_group_s_memory_limit_is_found():
     code = "say()\nfrom crosstrain.monitor.host import describe_host\nprint(describe_host({})['memory_limit_bytes'])"
     with control_group("memory") as group, program(f"import site\nsite.main()\n{code}") as task:
         task.line()
@@ -94,7 +94,7 @@ def test_the_memory_limit_of_a_group_further_up():
         task.reap()
 
 
-def test_no_gpu_is_no_problem_and_no_zero():
+def test_missing_gpu_is_no_problem_and_no_zero():
     if os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/dxg"):
         pytest.skip("this machine has a GPU")
     probe = GpuProbe()
@@ -103,7 +103,7 @@ def test_no_gpu_is_no_problem_and_no_zero():
     probe.close()
 
 
-def test_gpus_as_nvidia_smi_names_them():
+def test_gpus_are_named_as_by_nvidia_smi():
     if not os.path.exists("/dev/nvidiactl"):
         pytest.skip("this machine has no NVIDIA driver")
     pytest.importorskip("pynvml")

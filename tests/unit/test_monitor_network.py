@@ -1,4 +1,4 @@
-"""Byte counts against transfers of known size: real sockets between real processes, real frames in a real namespace."""
+"""Byte counts of transfers of known size: real sockets, and real frames in a namespace."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def traffic_by_task(record) -> dict[str, tuple[int | None, int | None]]:
 
 
 def moved(record) -> int:
-    """Bytes that both the sender and the receiver know of (acknowledgements arrive a moment later)."""
+    """Bytes known to both sender and receiver; acknowledgements arrive a moment later."""
     tasks = traffic_by_task(record)
     return min(tasks["sender"][0], tasks["receiver"][1])
 
@@ -65,8 +65,8 @@ def sampler():
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-def test_tcp_bytes_of_each_task_are_exact_also_of_closed_connections(sampler, address):
-    """5 MB are seen while the connection is open; 15 MB more and the closing fall between two samples."""
+def test_tcp_bytes_include_closed_connections(sampler, address):
+    """5 MB are seen in the open connection; 15 MB more and its close between two samples."""
     try:
         socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET).close()
     except OSError:
@@ -99,7 +99,7 @@ def test_tcp_bytes_of_each_task_are_exact_also_of_closed_connections(sampler, ad
 
 
 def until(sampler, condition):
-    """Sample until the condition holds: the kernel's notice of a closed connection comes a moment after the closing."""
+    """Sample until the condition holds; the notice of a close arrives a moment later."""
     deadline = time.monotonic() + 5
     while not condition(record := sampler.sample()):
         assert time.monotonic() < deadline, record
@@ -107,7 +107,7 @@ def until(sampler, condition):
     return record
 
 
-def test_the_traffic_of_other_processes_is_not_a_task_s(sampler):
+def test_other_processes_traffic_is_not_counted(sampler):
     with program(RECEIVER, "127.0.0.1") as receiver, program(SENDER, "127.0.0.1", receiver.line()) as sender, program("say()") as idle:
         sender.line()
         idle.line()
@@ -119,7 +119,7 @@ def test_the_traffic_of_other_processes_is_not_a_task_s(sampler):
     assert traffic_by_task(record)["worker-0"] == (0, 0)
 
 
-def test_a_child_s_connection_counts_with_its_task(sampler):
+def test_child_s_connection_counts_for_its_task(sampler):
     code = RECEIVER.replace("say(str(count))", "").replace(
         "listener.accept()", "listener.accept()\nlistener.close()\nprint('accepted', flush=True)"
     )
@@ -127,7 +127,7 @@ def test_a_child_s_connection_counts_with_its_task(sampler):
         sampler.watch("worker-0", task.pid)
         with program(SENDER, "127.0.0.1", task.line()) as sender:
             sender.line()
-            assert task.line() == "accepted"  # before that the connection is no process's own
+            assert task.line() == "accepted"  # before that the connection belongs to no process
             sampler.sample()
             sender.go("2")
             sender.line()
@@ -137,7 +137,7 @@ def test_a_child_s_connection_counts_with_its_task(sampler):
     assert record.network_received_bytes == pytest.approx(2 * MEGABYTE, abs=2)
 
 
-# Raw frames of a known size from one end of a veth pair to the other, and 1 MB over lo, inside a namespace of its own.
+# Raw frames of known size over a veth pair, and 1 MB over lo, in a new namespace.
 FRAMES = """
 import json, os, socket, sys, threading
 from pyroute2 import IPRoute
@@ -176,7 +176,7 @@ print(json.dumps({"source": record.network_source, "sent": record.network_sent_b
 
 
 def in_a_namespace(code):
-    """Run a program in a network namespace of its own, and return what it printed as JSON."""
+    """Run a program in a new network namespace; return its printed JSON."""
     if not shutil.which("unshare"):
         pytest.skip("the program unshare is not installed")
     isolated = ["unshare", "--user", "--map-root-user", "--net"]
@@ -189,7 +189,7 @@ def in_a_namespace(code):
     return json.loads(output.stdout)
 
 
-def test_interface_bytes_in_a_namespace_of_its_own():
+def test_interface_bytes_are_exact_in_a_namespace():
     seen = in_a_namespace(FRAMES)
     assert seen["source"] == "interface"
     assert seen["problems"] == []
@@ -199,7 +199,7 @@ def test_interface_bytes_in_a_namespace_of_its_own():
     assert seen["interfaces"]["lo"][0] == seen["interfaces"]["lo"][1] >= MEGABYTE
 
 
-def test_interface_counters_count_from_their_making():
+def test_interface_counters_start_at_creation():
     counters = InterfaceCounters()
     first = counters.read()
     assert "lo" in first
@@ -207,7 +207,7 @@ def test_interface_counters_count_from_their_making():
     assert all(later >= earlier for name in first for later, earlier in zip(counters.read()[name], first[name], strict=True))
 
 
-# In a namespace of its own, as the notices of all closings would reach whoever else counts sockets on this machine.
+# In a new namespace, as the notices would reach all other socket monitors of this machine.
 CLOSINGS = """
 import json, socket, struct, time
 from monitor_tools import program
@@ -240,7 +240,7 @@ print(json.dumps([{"problems": record.problems, "sent": record.network_sent_byte
 """
 
 
-def test_more_closings_than_the_kernel_keeps_notices_of_are_told_and_survived():
+def test_overflow_of_closing_notices_is_reported():
     before, first, second = in_a_namespace(CLOSINGS)
     assert before["problems"] == []
     assert len(first["problems"]) == 1

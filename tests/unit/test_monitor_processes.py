@@ -1,4 +1,4 @@
-"""CPU, memory and disk of process trees against what the kernel and the processes themselves say."""
+"""CPU, memory and disk of process trees against the kernel and the processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def look(forest: Forest) -> None:
         tree.update()
 
 
-def test_cpu_seconds_of_a_tree_equal_what_wait4_charges():
+def test_cpu_seconds_of_a_tree_equal_wait4():
     code = """
     import subprocess
     lasting_code = "import os, sys; [sum(range(1000)) for _ in range(20000)]; sys.stdin.read(); os._exit(0)"
@@ -56,7 +56,7 @@ def test_cpu_seconds_of_a_tree_equal_what_wait4_charges():
     assert sampled == pytest.approx(truth, rel=0.02)
 
 
-def test_what_ended_between_two_looks_is_exact_once_wait4_has_said():
+def test_ended_child_is_exact_after_wait4():
     with program("say(); burn(0.5)\nif (c := os.fork()) == 0:\n    burn(0.5); os._exit(0)\nos.waitpid(c, 0)") as task:
         task.line()
         forest = Forest()
@@ -72,8 +72,8 @@ def test_what_ended_between_two_looks_is_exact_once_wait4_has_said():
     assert not tree.lost
 
 
-def test_a_child_that_nobody_waits_for_is_not_lost():
-    """A parent that ignores SIGCHLD never gets its children's time, and an orphan's goes to nobody in the tree."""
+def test_unreaped_child_is_not_lost():
+    """With SIGCHLD ignored a parent never gets its children's time, nor anybody an orphan's."""
     code = """
     import signal
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -113,7 +113,7 @@ def test_a_child_that_nobody_waits_for_is_not_lost():
     assert 0.8 <= seen[0] <= seen[1] <= seen[2] < seen[0] + 0.05
 
 
-def test_resident_and_proportional_memory_of_200_megabytes():
+def test_memory_of_200_megabytes_is_exact():
     code = """
     say()
     block = bytearray(200 << 20)
@@ -166,7 +166,7 @@ def test_memory_shared_by_forks_counts_once_in_pss():
     assert 50 * MEGABYTE < proportional < 100 * MEGABYTE
 
 
-def test_disk_bytes_of_a_task_and_its_child(tmp_path):
+def test_disk_bytes_include_children(tmp_path):
     code = """
     def store(name):
         with open(name, "wb") as file:
@@ -199,7 +199,7 @@ def test_disk_bytes_of_a_task_and_its_child(tmp_path):
     assert written == pytest.approx(12 * MEGABYTE, rel=0.02)
 
 
-def test_the_process_id_of_an_ended_task_is_not_mistaken_for_the_task():
+def test_reused_process_id_is_not_the_task():
     with program("say()") as task:
         task.line()
         forest = Forest()

@@ -1,4 +1,4 @@
-"""What documents said to import before modules were merged is still there, and is the same object."""
+"""Former module paths can still be imported and give the same objects."""
 
 import importlib.util
 import subprocess

@@ -1,4 +1,4 @@
-"""By which address the others reach a node: what its launcher knows comes first, and nothing is taken from the driver's environment."""
+"""The address of a node for others: from its launcher, not from the driver's environment."""
 
 import subprocess
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Here:
         ({"SSH_CONNECTION": OF_A_LOGIN, "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1", "SLURM_STEP_ID": "0"}, None),
     ],
 )
-def test_whoever_starts_a_node_says_its_address(given, address):
+def test_launcher_passes_the_node_s_address(given, address):
     assert address_for_others(given) == address
 
 
@@ -50,20 +50,20 @@ def test_whoever_starts_a_node_says_its_address(given, address):
         (slurm.WITH_ADDRESS, {}, None),
     ],
 )
-def test_ssh_and_slurm_tell_it_by_what_they_have_given_the_shell_there(script, environment, address):
+def test_ssh_and_slurm_addresses_come_from_their_variables(script, environment, address):
     done = subprocess.run(["sh", "-c", script, "sh", "/usr/bin/env"], env=environment, capture_output=True, text=True, check=True)
     assert address_for_others(dict(line.split("=", 1) for line in done.stdout.splitlines())) == address
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", ""])
-def test_the_hosts_are_looked_at_under_the_address_that_their_launcher_knows(address, monkeypatch):
+def test_hosts_are_probed_at_the_launcher_s_address(address, monkeypatch):
     monkeypatch.setenv("SSH_CONNECTION", OF_A_LOGIN)
     launcher = RemoteLauncher(Job(nodes=1), Here(address))
     try:
-        found = {one.what: one for one in launcher.look(60)}
+        findings = {finding.what: finding for finding in launcher.look(60)}
     finally:
         launcher.close()
-    network = found["network"]
+    network = findings["network"]
     if address:
         assert (network.state, network.found.split()[0]) == ("ok", "127.0.0.1")
     else:

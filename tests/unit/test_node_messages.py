@@ -1,4 +1,4 @@
-"""Whatever a joined node sends, the driver loses nothing but that node."""
+"""Invalid messages of a joined node cost the driver nothing but that node."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from crosstrain.monitor.collector import NodeSampler
 from crosstrain.monitor.host import describe_host
 
 NODE_OF = {"worker-0": 0, "worker-1": 1}
-OWN = {"from": "worker-1"}
+FROM_WORKER = {"from": "worker-1"}
 GPU = {
     "name": "A", "utilization": 0.5, "memory_bytes": 2**20, "memory_total_bytes": 2**30, "power_watts": 70.5, "tasks": ["worker-1"]
 }  # fmt: skip
@@ -87,45 +87,45 @@ SOUND = {
                 "tail": ["a line"],
             },
         ),
-        Message("ready", {**OWN, "precision_used": None, "device_used": "gpu"}),
-        Message("compile_timed", {**OWN, "plain_seconds": 0.1, "compiled_seconds": None, "reason": "no compiler", "tasks": 2}),
-        Message("phase", {**OWN, "name": "importing"}),
-        Message("error", {**OWN, "type": "E", "message": "m", "errno": None, "exit_code": None, "peer_lost": False}),
-        Message("done", {**OWN, "sequence": 1, "command": "train", "seconds": 0.1, "drain_seconds": 0.0}),
+        Message("ready", {**FROM_WORKER, "precision_used": None, "device_used": "gpu"}),
+        Message("compile_timed", {**FROM_WORKER, "plain_seconds": 0.1, "compiled_seconds": None, "reason": "no compiler", "tasks": 2}),
+        Message("phase", {**FROM_WORKER, "name": "importing"}),
+        Message("error", {**FROM_WORKER, "type": "E", "message": "m", "errno": None, "exit_code": None, "peer_lost": False}),
+        Message("done", {**FROM_WORKER, "sequence": 1, "command": "train", "seconds": 0.1, "drain_seconds": 0.0}),
         Message(
             "steps",
             {
-                **OWN, "first_step": 0, "examples": 8, "seconds": 0.1, "data_wait_seconds": None, "network_wait_seconds": 0.0,
+                **FROM_WORKER, "first_step": 0, "examples": 8, "seconds": 0.1, "data_wait_seconds": None, "network_wait_seconds": 0.0,
                 "worker": None, "profiled_seconds": None,
             },
             {"losses": np.array([float("nan"), 1.0], "<f4")},
         ),
         Message(
             "evaluated",
-            {**OWN, "sequence": 2, "split": "test", "sums": SUMS, "seconds": 0.1, "updates_applied": 2},
+            {**FROM_WORKER, "sequence": 2, "split": "test", "sums": SUMS, "seconds": 0.1, "updates_applied": 2},
         ),
-        Message("predicted", {**OWN, "start": 0}, {"logits": np.zeros((2, 3), "<f4")}),
-        Message("decoded", {**OWN, "start": 0, "sums": {"exact": 1.0}, "without_numbers": 0, "seconds": 0.1, "complete": True}),
-        Message("calibrated", {**OWN, "result": {"worker": 0, "count": 1, "seconds": 0.1, "native": {"a": 1.0}, "refused": None}}),
+        Message("predicted", {**FROM_WORKER, "start": 0}, {"logits": np.zeros((2, 3), "<f4")}),
+        Message("decoded", {**FROM_WORKER, "start": 0, "sums": {"exact": 1.0}, "without_numbers": 0, "seconds": 0.1, "complete": True}),
+        Message("calibrated", {**FROM_WORKER, "result": {"worker": 0, "count": 1, "seconds": 0.1, "native": {"a": 1.0}, "refused": None}}),
         Message(
             "state_begin",
             {
-                **OWN, "sequence": 1, "entries": [["parameters/w", "<f4", [2]]], "updates": 1, "scalars": {"s": 1.0},
+                **FROM_WORKER, "sequence": 1, "entries": [["parameters/w", "<f4", [2]]], "updates": 1, "scalars": {"s": 1.0},
                 "memory": {"pid": 1, "mark_address": 2, "mark": "00"}, "addresses": [64],
             },
         ),
-        Message("state_part", {**OWN, "sequence": 1}, {"data": RawArray("|u1", [2], b"ab")}),
-        Message("state_end", {**OWN, "sequence": 1}),
+        Message("state_part", {**FROM_WORKER, "sequence": 1}, {"data": RawArray("|u1", [2], b"ab")}),
+        Message("state_end", {**FROM_WORKER, "sequence": 1}),
     ]
 }  # fmt: skip
 
 
 def leaves(kind):
     below = kind.__subclasses__()
-    return [leaf for each in below for leaf in leaves(each)] if below else [kind]
+    return [leaf for kind_below in below for leaf in leaves(kind_below)] if below else [kind]
 
 
-def test_every_message_of_a_node_declares_when_it_arrives():
+def test_node_messages_declare_when_they_arrive():
     assert [kind for kind in leaves(FromNode) if kind.__module__.startswith("crosstrain") and kind.ARRIVES == 0] == []
 
 
@@ -154,7 +154,7 @@ STRANGE = st.recursive(
 
 
 def travelled(message):
-    """The message as the driver receives it."""
+    """Encode and decode the message, as the driver receives it."""
     with ExitStack() as ends:
         ours, theirs = (ends.enter_context(end) for end in socket.socketpair())
         reader, writer = (ends.enter_context(ours.makefile(mode)) for mode in ("rb", "wb"))
@@ -166,12 +166,12 @@ def travelled(message):
 
 
 def read(message, node=1):
-    """The message as the driver has it."""
+    """Parse the message as the driver does."""
     return read_node_message(node, message, NODE_OF)
 
 
 def wrong_with(node, message, node_of):
-    """What the driver finds wrong with a message, or None."""
+    """Return the driver's objection to a message, or None."""
     try:
         read_node_message(node, message, node_of)
     except ProtocolError as error:
@@ -181,14 +181,14 @@ def wrong_with(node, message, node_of):
 
 @contextmanager
 def cluster():
-    """A control of two nodes, whose tasks are known, and the sockets of the nodes."""
+    """A control of two nodes with known tasks, and the nodes' sockets."""
     with ExitStack() as ends:
         ours, theirs = zip(*(map(ends.enter_context, socket.socketpair()) for _ in range(2)), strict=True)
-        streams = [Stream(each.makefile("rb"), each.makefile("wb")) for each in ours]
-        for each in streams:
-            ends.callback(each.close)
-        for each in theirs:
-            ends.callback(each.shutdown, socket.SHUT_RDWR)  # first of all, so that the threads that serve the driver end
+        streams = [Stream(end.makefile("rb"), end.makefile("wb")) for end in ours]
+        for end in streams:
+            ends.callback(end.close)
+        for end in theirs:
+            ends.callback(end.shutdown, socket.SHUT_RDWR)  # first, so that the driver's threads end
         channels = [NodeChannel(node, stream, "127.0.0.1", None, None, False) for node, stream in enumerate(streams)]
         placed = [TaskSpec("worker", number, number, leading=True) for number in (1, 0)]
         control = TaskGroup(Nodes(channels), placed)
@@ -201,12 +201,12 @@ def send(end, message):
 
 
 @pytest.mark.parametrize("kind", SOUND)
-def test_what_nodes_say_is_let_through(kind):
+def test_valid_node_message_is_accepted(kind):
     assert wrong_with(1, travelled(SOUND[kind]), NODE_OF) is None
 
 
 @pytest.mark.parametrize("kind", SOUND)
-def test_a_message_without_one_of_its_fields_or_with_another_is_none(kind):
+def test_message_with_missing_or_extra_field_is_refused(kind):
     sound = SOUND[kind]
     for name in sound.fields:
         less = {key: value for key, value in sound.fields.items() if key != name}
@@ -241,8 +241,8 @@ def damaged(draw):
 
 @settings(max_examples=300, deadline=None)
 @given(damaged())
-def test_a_damaged_message_is_refused_or_harmless(message):
-    """Never a traceback: the control makes of it the end of that node, or something of the form that its readers expect."""
+def test_damaged_message_is_refused_or_harmless(message):
+    """Never a traceback: the node is cut off, or the message has the form that readers expect."""
     received = travelled(message)
     if (wrong := wrong_with(1, received, NODE_OF)) is not None:
         assert message.kind in wrong
@@ -276,7 +276,7 @@ BROKEN = [
     Message("done", {**SOUND["done"].fields, "seconds": "0.1"}),
     Message("evaluated", {**SOUND["evaluated"].fields, "sums": {"loss_sum": "\udc80"}}),
     *(SOUND[kind] for kind in ("done", "steps", "evaluated", "predicted", "calibrated", "state_begin", "state_part", "state_end")),
-    *(SOUND[kind] for kind in ("ports", "probe_port", "peers_probed", "states", "stacks", "sampled", "stopped")),  # that nobody asked for
+    *(SOUND[kind] for kind in ("ports", "probe_port", "peers_probed", "states", "stacks", "sampled", "stopped")),  # not requested
 ]
 RAW = [
     b"[" * 200_000 + b"\n",
@@ -294,7 +294,7 @@ FORBIDDEN = [*BROKEN, *RAW]
 
 
 def failure_after(sent):
-    """What the driver ends with where node 1 sends this."""
+    """Return the driver's failure after node 1 sends this."""
     with cluster() as (control, (_, node)):
         node.sendall(sent) if isinstance(sent, bytes) else send(node, sent)
         with pytest.raises(RunFailedError) as raised:
@@ -304,13 +304,13 @@ def failure_after(sent):
 
 @pytest.fixture(scope="module")
 def failures():
-    """For each of what is forbidden: all at the same time, as each driver waits a second for further causes."""
+    """The failure after each violation, concurrently, as each driver waits a second."""
     with ThreadPoolExecutor(len(FORBIDDEN)) as pool:
         return [pool.submit(failure_after, sent) for sent in FORBIDDEN]
 
 
 @pytest.mark.parametrize("number", range(len(FORBIDDEN)), ids=lambda number: getattr(FORBIDDEN[number], "kind", f"raw {number}"))
-def test_a_node_that_sends_what_nobody_sends_is_cut_off_and_blamed(failures, number):
+def test_node_that_violates_the_protocol_is_cut_off(failures, number):
     failure = failures[number].result()
     assert re.search(r"node 1.* sent .*: it is broken, or hostile, and has been cut off", str(failure)), failure
     assert failure.task == "agent-1"
@@ -334,7 +334,7 @@ STATE_ANSWERS = [
 IN_ORDER = [SOUND["steps"], done(TRAIN), SOUND["steps"], SOUND["evaluated"], done(EVALUATE), done(STATE), *STATE_ANSWERS]
 
 
-def test_answers_in_their_order_are_let_through():
+def test_answers_in_order_are_accepted():
     with cluster() as (control, (_, node)):
         for command in (TRAIN, EVALUATE, STATE):
             control.send(command)
@@ -346,19 +346,19 @@ def test_answers_in_their_order_are_let_through():
 @given(st.permutations(range(len(IN_ORDER))))
 @example([1, 0, *range(2, len(IN_ORDER))])
 @example([*range(2, 5), 0, 1, *range(5, len(IN_ORDER))])
-def test_answers_in_an_order_that_cannot_be_are_wrong(order):
+def test_answers_out_of_order_are_refused(order):
     """Steps may come during any command; everything else has its place."""
     places = [place for place in order if place not in (0, 2)]
     possible = places == sorted(places) and max(order.index(0), order.index(2)) < order.index(5)
-    asked = OutstandingRequests([0, 1])
-    asked.started(NODE_OF, ["worker-1", "worker-0"])
+    outstanding = OutstandingRequests([0, 1])
+    outstanding.started(NODE_OF, ["worker-1", "worker-0"])
     for command in (TRAIN, EVALUATE, STATE):
-        asked.of_leader("worker-1", command)
+        outstanding.of_leader("worker-1", command)
 
-    assert all(asked.wrong_with(1, read(IN_ORDER[place])) is None for place in order) == possible
+    assert all(outstanding.wrong_with(1, read(IN_ORDER[place])) is None for place in order) == possible
 
 
-def test_what_is_forbidden_is_a_breach_also_while_the_run_ends():
+def test_violation_is_noticed_while_the_run_ends():
     with cluster() as (control, (first, node)):
         send(node, Message("nobody sends this"))
         answering = threading.Thread(target=lambda: (first.recv(2**16), send(first, Message("stopped"))))
@@ -370,7 +370,7 @@ def test_what_is_forbidden_is_a_breach_also_while_the_run_ends():
         assert "node 1 (host 127.0.0.1) sent a message 'nobody sends this'" in str(control.nodes.violation)
 
 
-def test_a_node_that_ends_in_the_middle_of_a_message_is_lost_and_no_breach():
+def test_truncated_message_is_a_loss_and_no_violation():
     with cluster() as (control, (_, node)):
         node.sendall(json.dumps({"kind": "log", "task": "worker-1", "arrays": [["text", "|u1", [9], 9]]}).encode() + b"\nabc")
         node.shutdown(socket.SHUT_RDWR)
@@ -382,15 +382,15 @@ def test_a_node_that_ends_in_the_middle_of_a_message_is_lost_and_no_breach():
 def test_arrays_of_a_message_are_bounded():
     reader, writer = socket.socketpair()
     header = {"kind": "x", "arrays": [["a", "|u1", [1], MAX_ARRAY_BYTES // 2 + 1]] * 2}
-    with reader, writer, reader.makefile("rb") as file, writer.makefile("wb") as other:
-        other.write(json.dumps(header).encode() + b"\n")
-        other.flush()
+    with reader, writer, reader.makefile("rb") as file, writer.makefile("wb") as writing:
+        writing.write(json.dumps(header).encode() + b"\n")
+        writing.flush()
         with pytest.raises(ProtocolError, match="more bytes"):
-            Stream(file, other).receive()
+            Stream(file, writing).receive()
 
 
-def test_what_tasks_and_agents_really_send_is_let_through():
-    """Made by the functions that they make it by."""
+def test_real_messages_of_tasks_and_agents_are_accepted():
+    """Made by the functions that make them in a run."""
     state = State({"w": np.ones((2, 3), np.float32)}, {"momentum": {"w": np.zeros((2, 3), np.float32)}}, 4, {}, {"loss_scale": 8.0})
     sent = [
         Steps.of(StepResult(3, np.ones(2, np.float32), 8, 0.5, 0.1, None)),
@@ -409,7 +409,7 @@ def test_what_tasks_and_agents_really_send_is_let_through():
     assert wrong_with(1, travelled(hello), NODE_OF) is None
 
 
-def test_an_error_about_a_file_whose_name_is_no_unicode_is_told():
+def test_error_with_undecodable_file_name_is_accepted():
     sent = []
 
     class Channel:
@@ -434,8 +434,8 @@ def test_an_error_about_a_file_whose_name_is_no_unicode_is_told():
         (type("É", (MemoryError,), {})("could not load\udcff" * 10_000), None),
     ],
 )
-def test_whatever_a_users_code_raises_is_told(error, number):
-    """And the node is not taken for a broken one."""
+def test_error_of_user_code_is_accepted(error, number):
+    """The node is not blamed for it."""
     sent = []
 
     class Channel:
@@ -448,14 +448,14 @@ def test_whatever_a_users_code_raises_is_told(error, number):
     assert any(text in received["message"] for text in ("could not load", "no such file"))
 
 
-def test_an_agent_names_the_task_whatever_the_task_says_itself():
-    said = travelled(Message("phase", {"name": "importing", "from": "worker-0"}))
-    assert read(travelled(said.sent_by("worker-1"))).task == "worker-1"
-    assert said.sent_by("worker-1")["from"] == "worker-1"
+def test_agent_overrides_the_task_s_name():
+    message = travelled(Message("phase", {"name": "importing", "from": "worker-0"}))
+    assert read(travelled(message.sent_by("worker-1"))).task == "worker-1"
+    assert message.sent_by("worker-1")["from"] == "worker-1"
 
 
 def brought(state):
-    """What a task says while it sends a state to a driver that cannot read its memory."""
+    """Return the messages of a task that sends a state to a driver that cannot read its memory."""
     sent = queue.SimpleQueue()
 
     class Channel:

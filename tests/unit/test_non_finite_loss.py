@@ -1,4 +1,4 @@
-"""A loss that is not finite: which one is named, and what becomes of the run."""
+"""Losses that are not finite: which one is named, and what happens to the run."""
 
 import math
 
@@ -12,15 +12,15 @@ from crosstrain.engine.policies import LossGuard
 
 
 def guard(on_nan="fail"):
-    told = []
-    return LossGuard(on_nan, 0.05, told.append), told
+    warnings = []
+    return LossGuard(on_nan, 0.05, warnings.append), warnings
 
 
 @given(st.lists(st.floats(width=32), min_size=1, max_size=20), st.integers(0, 10**6))
-def test_the_first_loss_that_is_not_finite_ends_the_run(losses, first_step):
+def test_first_non_finite_loss_ends_the_run(losses, first_step):
     rates = np.linspace(0.1, 0.2, len(losses))
     bad = next((place for place, loss in enumerate(losses) if not math.isfinite(loss)), None)
-    watched, told = guard()
+    watched, warnings = guard()
     if bad is None:
         watched.trained(first_step, np.array(losses, np.float32), rates)
         return
@@ -29,11 +29,11 @@ def test_the_first_loss_that_is_not_finite_ends_the_run(losses, first_step):
     kind = "not a number" if math.isnan(losses[bad]) else "infinite"
     place = f"(number {first_step + bad} in steps.jsonl, which counts from 0)"
     assert f"the loss of step {first_step + bad + 1:,} is {kind} {place}, at the learning rate {rates[bad]:g};" in str(raised.value)
-    assert told == []
+    assert warnings == []
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
-def test_an_evaluation_counts_too(loss):
+def test_non_finite_evaluation_ends_the_run(loss):
     watched, _ = guard()
     watched.evaluated(3, "test", 0.7)
     watched.trained(3, np.array([0.5, 0.4]), np.array([0.3, 0.2]))
@@ -41,11 +41,11 @@ def test_an_evaluation_counts_too(loss):
         watched.evaluated(5, "test", loss)
 
 
-def test_a_run_that_goes_on_says_so_once():
-    watched, told = guard("continue")
+def test_continuing_run_warns_once():
+    watched, warnings = guard("continue")
     for step in range(3):
         watched.trained(step, np.array([math.nan]), np.array([0.1]))
     watched.evaluated(3, "test", math.nan)
-    (line,) = told
+    (line,) = warnings
     assert "the loss of step 1 is not a number (number 0 in steps.jsonl, which counts from 0)" in line
     assert "training continues (--on-nan continue)" in line

@@ -1,4 +1,4 @@
-"""Many channels served by one thread: whatever pieces their bytes come in, whoever reads slowly, says too much or goes."""
+"""Many channels in one thread: any pieces, slow readers, floods and closed peers."""
 
 import json
 import os
@@ -43,14 +43,14 @@ MESSAGES = st.builds(
 
 
 def plain(message):
-    """A message as it can be compared: NaN is not equal to itself, and arrays are none."""
+    """Return a message in a comparable form: as text, since NaN is not equal to itself."""
     arrays = {name: (array.dtype.str, array.shape, array.tobytes()) for name in message.arrays for array in [message.array(name)]}
     return json.dumps([message.kind, dict(message.fields)], sort_keys=True), arrays
 
 
 @contextmanager
-def lent(begins_after=None, held=b"", begun=lambda: None):
-    """What a stream lends, over a socket, and the other end."""
+def detached(begins_after=None, held=b"", begun=lambda: None):
+    """Yield a stream's detached channel over a socket, and the other end."""
     ours, theirs = socket.socketpair()
     with theirs:
         ours.setblocking(False)
@@ -59,27 +59,27 @@ def lent(begins_after=None, held=b"", begun=lambda: None):
 
 
 def taken(incoming):
-    found = []
+    messages = []
     while incoming.fill():
-        while (said := incoming.next()) is not None:
-            found.append(said[0])
-    return found
+        while (item := incoming.next()) is not None:
+            messages.append(item[0])
+    return messages
 
 
 @settings(max_examples=40)
 @given(messages=st.lists(MESSAGES, max_size=6), pieces=st.lists(st.integers(1, 5000), min_size=1, max_size=40), held=st.integers(0, 500))
-def test_messages_arrive_whole_and_in_order_in_whatever_pieces_they_come(messages, pieces, held):
+def test_messages_arrive_in_order_from_any_pieces(messages, pieces, held):
     data = b"".join(bytes(part) for message in messages for part in encoded(message))
-    with lent(held=data[:held]) as (ours, theirs):
-        incoming, found, rest, turn = Incoming(ours), [], data[held:], 0
-        while (said := incoming.next()) is not None:
-            found.append(said[0])
+    with detached(held=data[:held]) as (ours, theirs):
+        incoming, received, rest, turn = Incoming(ours), [], data[held:], 0
+        while (item := incoming.next()) is not None:
+            received.append(item[0])
         while rest:
             size = pieces[turn % len(pieces)]
             theirs.sendall(rest[:size])
             rest, turn = rest[size:], turn + 1
-            found += taken(incoming)
-        assert [plain(message) for message in found] == [plain(message) for message in messages]
+            received += taken(incoming)
+        assert [plain(message) for message in received] == [plain(message) for message in messages]
         assert incoming.arrived_bytes == len(data)
         assert not incoming.ended
         theirs.shutdown(socket.SHUT_WR)
@@ -117,8 +117,8 @@ LINES = st.one_of(
 @example(b'{"kind":"x","arrays":[["a","|u1",[3],-1]]}')
 @example(b"[" * 100_000)
 @example(b'{"kind":"x","a":' + b"[" * 100_000 + b"]" * 100_000 + b"}")
-def test_a_line_means_the_same_to_who_reads_and_to_who_waits(line):
-    """The reader of the standard library is the truth, but for nesting, of which either refuses what it cannot follow."""
+def test_blocking_and_nonblocking_readers_agree(line):
+    """The standard library's reader is the reference, except for nesting, where both may refuse."""
     with ExitStack() as ends:
         ours, theirs = (ends.enter_context(end) for end in socket.socketpair())
         reader, writer = (ends.enter_context(ours.makefile(mode)) for mode in ("rb", "wb"))
@@ -126,15 +126,15 @@ def test_a_line_means_the_same_to_who_reads_and_to_who_waits(line):
         writing.start()
         blocking = outcome(Stream(reader, writer).receive)
         writing.join()
-    with lent(held=line + b"\n") as (descriptor, _):
+    with detached(held=line + b"\n") as (descriptor, _):
         incoming = Incoming(descriptor)
-        assert outcome(lambda: None if (said := incoming.next()) is None else said[0]) == blocking
+        assert outcome(lambda: None if (item := incoming.next()) is None else item[0]) == blocking
         incoming.close()
 
 
 @pytest.mark.parametrize("line", [b"x" * MAX_HEADER_BYTES, b"x" * MAX_HEADER_BYTES + b"\n"])
 def test_a_header_is_bounded(line):
-    with lent(held=line) as (ours, _):
+    with detached(held=line) as (ours, _):
         incoming = Incoming(ours)
         with pytest.raises(ProtocolError, match="too long"):
             incoming.next()
@@ -142,23 +142,23 @@ def test_a_header_is_bounded(line):
 
 
 @given(before=st.lists(st.binary(max_size=50).filter(lambda line: b"begins" not in line), max_size=5), piece=st.integers(1, 80))
-def test_what_precedes_the_first_message_is_skipped(before, piece):
+def test_lines_before_the_first_message_are_skipped(before, piece):
     data = b"".join(line + b"\n" for line in before) + b"begins\r\n" + b"".join(map(bytes, encoded(Message("x"))))
     begun = []
-    with lent(b"begins", begun=lambda: begun.append(1)) as (ours, theirs):
-        incoming, found = Incoming(ours), []
+    with detached(b"begins", begun=lambda: begun.append(1)) as (ours, theirs):
+        incoming, received = Incoming(ours), []
         for start in range(0, len(data), piece):
             theirs.sendall(data[start : start + piece])
-            found += taken(incoming)
-        assert [message.kind for message in found] == ["x"]
+            received += taken(incoming)
+        assert [message.kind for message in received] == ["x"]
         assert begun == [1]
         incoming.close()
 
 
 @pytest.mark.parametrize("line", [b"x\n", b"x"])
-def test_what_precedes_it_is_bounded(line):
+def test_lines_before_the_first_message_are_bounded(line):
     block = line * (2**17 // len(line))
-    with lent(b"begins") as (ours, theirs):
+    with detached(b"begins") as (ours, theirs):
         incoming = Incoming(ours)
 
         def flood():
@@ -185,10 +185,10 @@ def test_what_precedes_it_is_bounded(line):
 @pytest.mark.thorough
 @settings(max_examples=15)
 @given(sizes=st.lists(st.integers(0, 400_000), min_size=1, max_size=12), reads=st.lists(st.integers(1, 300_000), min_size=1))
-def test_a_slow_reader_gets_everything_in_order_and_whoever_tells_it_never_waits(sizes, reads):
+def test_slow_reader_gets_everything_without_blocking(sizes, reads):
     messages = [Message(str(number), {}, {"a": np.full(size, number, np.uint8)}) for number, size in enumerate(sizes)]
     expected = b"".join(bytes(part) for message in messages for part in encoded(message))
-    with lent() as (ours, theirs):
+    with detached() as (ours, theirs):
         outgoing, received = Outgoing(ours), bytearray()
         for message in messages:
             outgoing.tell(message)
@@ -204,8 +204,8 @@ def test_a_slow_reader_gets_everything_in_order_and_whoever_tells_it_never_waits
         os.close(ours.reading)
 
 
-def test_a_peer_that_has_gone_takes_nothing_and_holds_nobody_up():
-    with lent() as (ours, theirs):
+def test_closed_peer_does_not_block():
+    with detached() as (ours, theirs):
         outgoing = Outgoing(ours)
         assert outgoing.tell(Message("x", {}, {"a": np.zeros(10**7, np.uint8)}))
         theirs.close()
@@ -216,28 +216,28 @@ def test_a_peer_that_has_gone_takes_nothing_and_holds_nobody_up():
         os.close(ours.reading)
 
 
-def test_what_is_no_json_does_not_travel():
+def test_non_json_value_is_refused():
     with pytest.raises(TypeError, match="does not travel"):
         encoded(Message("x", {"a": object()}))
 
 
 @contextmanager
 def members(count):
-    """The driver's members, and the streams of their nodes."""
+    """Yield the driver's connections, and the streams of their nodes."""
     with ExitStack() as ends:
         channels, nodes = [], []
         for node in range(count):
             ours, theirs = (ends.enter_context(end) for end in socket.socketpair())
-            stream, other = (Stream(end.makefile("rb"), end.makefile("wb")) for end in (ours, theirs))
+            stream, peer = (Stream(end.makefile("rb"), end.makefile("wb")) for end in (ours, theirs))
             ends.callback(stream.close)
-            ends.callback(other.close)
-            ends.callback(other.cut)
+            ends.callback(peer.close)
+            ends.callback(peer.cut)
             channels.append(NodeChannel(node, stream, "127.0.0.1", None, None, False))
-            nodes.append(other)
+            nodes.append(peer)
         yield Members(channels), nodes
 
 
-def test_two_hundred_nodes_are_heard_and_told_by_one_thread_and_those_that_go_are_lost_once():
+def test_one_thread_serves_200_nodes_and_reports_losses():
     count, rounds, before = 200, 5, threading.active_count()
     with members(count) as (driver, nodes):
         assert threading.active_count() <= before + 1
@@ -264,7 +264,7 @@ def test_two_hundred_nodes_are_heard_and_told_by_one_thread_and_those_that_go_ar
         assert driver.next(0.1) is None
 
 
-def test_nodes_that_do_not_read_and_one_that_floods_hold_up_nobody():
+def test_flooding_and_unread_nodes_block_nobody():
     size = FILE_PIECE_BYTES
     with members(3) as (driver, (_, flooding, live)):
         driver.watch(3600.0)
@@ -283,18 +283,18 @@ def test_nodes_that_do_not_read_and_one_that_floods_hold_up_nobody():
         for number in range(50):
             live.send(Message("said", {"number": number}))
             driver.tell(2, Message("told", {"number": number}))
-            while (told := live.receive()).kind == "alive":
+            while (item := live.receive()).kind == "alive":
                 pass
-            assert told["number"] == number
-        said = []
-        while len(said) < 50:
+            assert item["number"] == number
+        numbers = []
+        while len(numbers) < 50:
             node, message = driver.next(10.0)
-            said += [message["number"]] if node == 2 else []
-        assert said == list(range(50))
+            numbers += [message["number"]] if node == 2 else []
+        assert numbers == list(range(50))
         assert driver.lost == []
 
 
-def test_a_child_is_spoken_to_over_pipes_and_ends_with_its_input_once_nothing_more_is_told():
+def test_child_over_pipes_ends_with_its_input():
     process, stream = start_over_stdio(subprocess.Popen, ["cat"])
     driver = Members([NodeChannel(0, stream, "127.0.0.1", False, None, True, process)])
     text = "x" * 10**6
@@ -310,22 +310,22 @@ def test_a_child_is_spoken_to_over_pipes_and_ends_with_its_input_once_nothing_mo
     stream.close()
 
 
-def test_a_message_that_was_read_with_the_one_before_is_not_lost():
-    """A node may have said more behind its greeting, which the launcher has read through its own file."""
+def test_message_read_with_the_previous_one_is_kept():
+    """A node's next message may arrive with its greeting, which the launcher reads."""
     with ExitStack() as ends:
         ours, theirs = (ends.enter_context(end) for end in socket.socketpair())
-        stream, other = (Stream(end.makefile("rb"), end.makefile("wb")) for end in (ours, theirs))
+        stream, peer = (Stream(end.makefile("rb"), end.makefile("wb")) for end in (ours, theirs))
         ends.callback(stream.close)
-        ends.callback(other.close)
-        ends.callback(other.cut)
+        ends.callback(peer.close)
+        ends.callback(peer.cut)
         for kind in ("join", "hello", "sample"):
-            other.send(Message(kind))
+            peer.send(Message(kind))
         assert stream.receive().kind == "join"
         driver = Members([NodeChannel(0, stream, "127.0.0.1", None, None, False)])
         assert [driver.next(10.0)[1].kind for _ in range(2)] == ["hello", "sample"]
 
 
-def test_a_channel_that_was_closed_is_lost():
+def test_closed_channel_is_lost():
     with members(2) as (_, _), ExitStack() as ends:
         ours, theirs = (ends.enter_context(end) for end in socket.socketpair())
         stream = Stream(ours.makefile("rb"), ours.makefile("wb"))

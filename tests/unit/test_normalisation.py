@@ -1,4 +1,4 @@
-"""Normalisation of pixels: the table, and the line that may stand for it."""
+"""Normalisation of pixels: the table, and the linear function that may replace it."""
 
 import numpy as np
 import pytest
@@ -6,15 +6,15 @@ import pytest
 from crosstrain.data.preprocessing import normal_line, normal_table
 
 
-def test_the_table_is_the_definition():
+def test_table_follows_the_definition():
     table = normal_table((0.25, 0.5), (0.5, 2.0))
     assert table.dtype == np.float32
     expected = [[(value / 255 - mean) / std for value in range(256)] for mean, std in ((0.25, 0.5), (0.5, 2.0))]
     assert np.array_equal(table, np.array(expected).astype(np.float32))
 
 
-def test_a_line_gives_the_tables_bits_however_it_is_rounded():
-    """Of numbers as datasets have them nearly all have a line: the exact result of each is rounded to the table's value, too."""
+def test_line_equals_the_table_bit_by_bit():
+    """Realistic means and deviations have a line, and its exact result rounds to the table."""
     draw = np.random.default_rng(3)
     for _ in range(100):
         mean, std = draw.uniform(0.2, 0.7, 3), draw.uniform(0.1, 0.4, 3)
@@ -28,6 +28,6 @@ def test_a_line_gives_the_tables_bits_however_it_is_rounded():
 
 
 @pytest.mark.parametrize("pixel", [51, 102, 204])
-def test_a_mean_that_a_pixel_has_leaves_no_line(pixel):
-    """There product and summand cancel out, and what is left is their rounding error."""
+def test_mean_equal_to_a_pixel_has_no_line(pixel):
+    """There product and summand cancel, and only rounding error is left."""
     assert normal_line((0.501, pixel / 255), (0.3, 0.3)) is None

@@ -1,4 +1,4 @@
-"""Numbers in words: the same pairs every time, train and test without a text in common, and a vocabulary that has every character."""
+"""The dataset of numbers in words: reproducible pairs, disjoint splits, complete vocabulary."""
 
 import json
 from importlib.metadata import version
@@ -15,32 +15,32 @@ from crosstrain.data.text import END, UNKNOWN
 
 @pytest.fixture(scope="module")
 def pairs():
-    """A tenth of the real ones, made the same way in a tenth of the time."""
+    """A tenth of the real pairs, made in the same way."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("_CARDINALS", "_ORDINALS", "_DATES"):
             patch.setattr(numbers_in_words, name, 1500)
         return number_pairs()
 
 
-def test_they_are_numbers_ordinals_years_and_dates(pairs):
-    found = dict(pairs)
-    assert found["seven hundred and forty-two"] == "siebenhundertzweiundvierzig"
-    assert found["twenty-first"] == "einundzwanzigste"
-    assert found["nineteen eighty-four"] == "neunzehnhundertvierundachtzig"
+def test_pairs_are_numbers_ordinals_years_and_dates(pairs):
+    translations = dict(pairs)
+    assert translations["seven hundred and forty-two"] == "siebenhundertzweiundvierzig"
+    assert translations["twenty-first"] == "einundzwanzigste"
+    assert translations["nineteen eighty-four"] == "neunzehnhundertvierundachtzig"
     dates = [pair for pair in pairs if pair[0].startswith("the ")]
     assert len(dates) > 1000
     assert all(german.startswith("der ") and " of " in english for english, german in dates)
-    assert len(found) == len(pairs)
+    assert len(translations) == len(pairs)
 
 
-def test_train_and_test_have_no_text_in_common(pairs):
+def test_train_and_test_share_no_text(pairs):
     train, test = split_apart(pairs)
     assert len(test) == 2000
     for side in (0, 1):
         assert not {pair[side] for pair in train} & {pair[side] for pair in test}
 
 
-def test_as_a_dataset(pairs, tmp_path, monkeypatch):
+def test_dataset_has_a_vocabulary_of_all_characters(pairs, tmp_path, monkeypatch):
     monkeypatch.setenv("TRAINER_DATA_CACHE", str(tmp_path))
     monkeypatch.setattr(numbers_in_words, "number_pairs", lambda: pairs)
     dataset = open_dataset("numbers:vocabulary=300")
@@ -59,7 +59,7 @@ def test_as_a_dataset(pairs, tmp_path, monkeypatch):
         open_dataset("numbers", tmp_path)
 
 
-def test_names():
+def test_dataset_name_has_the_vocabulary_size():
     assert DATASET.with_arguments("vocabulary=500").name == "numbers"
     assert DATASET.with_vocabulary(300).name == "numbers:vocabulary=300"
     for text in ("vocabulary=3", "vocabulary=99999", "size=3", "vocabulary="):

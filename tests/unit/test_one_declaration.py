@@ -1,4 +1,4 @@
-"""A setting, a schedule and a column are declared in one place, and appear in everything that is made from the declarations."""
+"""A setting, schedule or column is declared in one place and appears everywhere."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def extended(tmp_path_factory, repository):
-    """A copy of the project with a setting, a schedule and a column more: its folder."""
+    """A copy of the project with another setting, schedule and column."""
     folder = tmp_path_factory.mktemp("extended")
     package = folder / "crosstrain"
     package.mkdir()
@@ -131,18 +131,18 @@ def run_in(folder, repository, *arguments):
     return subprocess.run([sys.executable, "-P", *arguments], capture_output=True, text=True, check=True, env=variables).stdout
 
 
-def test_twenty_lines_add_a_setting_and_a_schedule_everywhere(extended, repository, tmp_path):
+def test_setting_and_schedule_are_added_in_20_lines(extended, repository, tmp_path):
     assert len((ADDED_SETTING.strip() + "\n" + ADDED_SCHEDULE.strip()).splitlines()) <= 20
     config = tmp_path / "job.toml"
     config.write_text('schedule = "inverse"\n')
-    found = json.loads(run_in(extended, repository, "-c", LOOK, str(config)))
-    assert found.pop("idle")["label_smoothing"].endswith("it belongs to --optimizer adam.")
-    document = found.pop("document")
+    output = json.loads(run_in(extended, repository, "-c", LOOK, str(config)))
+    assert output.pop("idle")["label_smoothing"].endswith("it belongs to --optimizer adam.")
+    document = output.pop("document")
     assert "| `--label-smoothing` | `0` |" in document
     names = list(SCHEDULES)
     names.insert(names.index("cosine"), "inverse")
     assert ", ".join(names) in document
-    assert found == {
+    assert output == {
         "environment": 0.25,
         "file": "inverse",
         "arguments": ["--label-smoothing", "0.25"],
@@ -160,12 +160,12 @@ def test_twenty_lines_add_a_setting_and_a_schedule_everywhere(extended, reposito
     assert "|".join(names) in "".join(text.split())
 
 
-def test_a_row_adds_a_column_to_every_table(extended, repository, tmp_path):
-    found = json.loads(run_in(extended, repository, "-c", LOOK_AT_TABLES, str(tmp_path)))
-    header, *lines = found.pop("CSV").splitlines()
+def test_column_is_added_to_every_table_by_one_row(extended, repository, tmp_path):
+    tables = json.loads(run_in(extended, repository, "-c", LOOK_AT_TABLES, str(tmp_path)))
+    header, *lines = tables.pop("CSV").splitlines()
     place = header.split(",").index("data_wait_seconds")
     assert [line.split(",")[place] for line in lines] == ["1.25", "2.5"]
-    for name, text in found.items():
+    for name, text in tables.items():
         assert "2.50" in text, name
         assert ("waiting for data" if name in ("one run", "side by side") else "data wait") in text, name
     arguments = ("runs", "--out", str(tmp_path), "--wide", "--where", "data_wait_seconds>2")
@@ -175,26 +175,26 @@ def test_a_row_adds_a_column_to_every_table(extended, repository, tmp_path):
     assert "1.25 s" not in listed
 
 
-def test_every_column_is_a_figure_of_the_summary():
-    for one in COLUMNS:
-        assert figure_type(one.key) is not None
-        assert one.of_node or one.path[0] in Summary.model_fields
-        assert one.group in (None, *GROUPS)
+def test_columns_are_figures_of_the_summary():
+    for spec in COLUMNS:
+        assert figure_type(spec.key) is not None
+        assert spec.of_node or spec.path[0] in Summary.model_fields
+        assert spec.group in (None, *GROUPS)
     assert len(set(FIGURES)) == len(COLUMNS)
-    names = [name for one in COLUMNS for name in one.names]
+    names = [name for spec in COLUMNS for name in spec.names]
     assert len(set(names)) == len(names)
-    declared = {one.key: (one.group, one.better) for one in COLUMNS}
+    declared = {spec.key: (spec.group, spec.better) for spec in COLUMNS}
     assert [(figure.group, figure.better) for figure in RANKED] == [declared[figure.key] for figure in RANKED]
-    assert set(AVERAGED.values()) <= {one.path for one in COLUMNS}
+    assert set(AVERAGED.values()) <= {spec.path for spec in COLUMNS}
 
 
-def test_every_setting_is_declared_and_refers_to_others_that_exist():
+def test_settings_are_declared_and_refer_to_existing_ones():
     assert list(DECLARED) == list(Job.model_fields)
     assert {needed.field for needed in TAKES_EFFECT.values()} <= set(Job.model_fields)
     for schedule in SCHEDULES.values():
         assert set(schedule.settings) <= set(Job.model_fields)
 
 
-def test_the_document_of_settings_is_up_to_date(repository):
+def test_settings_document_is_up_to_date(repository):
     assert repository / "docs" / "settings.md" == settings_document.DOCUMENT
     assert settings_document.DOCUMENT.read_text(encoding="utf-8") == settings_document.document(), "run: python tests/settings_document.py"

@@ -1,4 +1,4 @@
-"""Leading tasks answer commands at their own speeds: whatever the order, each evaluation is recorded at the step it was asked for."""
+"""Leading tasks answer at different speeds: each evaluation is recorded at its step."""
 
 import itertools
 
@@ -11,7 +11,7 @@ SAVING = st.sampled_from([{}, {"checkpoint_every": "3steps"}, {"checkpoint_every
 
 
 class Leaders:
-    """Several leading tasks with the same commands. `pick` chooses whose next answer is heard; the first one alone reports results."""
+    """Leading tasks with equal commands; `pick` chooses who answers next, the first one reports."""
 
     def __init__(self, count, pick):
         self.tasks, self.pick = [LeadingTask() for _ in range(count)], pick
@@ -46,12 +46,12 @@ class Evaluations(Records):
 
 @settings(max_examples=40)
 @given(st.integers(1, 4), st.lists(st.integers(0, 3), min_size=1, max_size=200), SAVING)
-def test_each_evaluation_is_recorded_at_its_step_in_whatever_order_answers_come(leaders, order, saving):
+def test_evaluation_is_recorded_at_its_step_in_any_order(leaders, order, saving):
     picks, ticks = itertools.cycle(order), itertools.count(0.0, 0.01)
     records = Evaluations()
     job = {"epochs": EPOCHS, "eval_every": "1epochs", "save_final": False, "nodes": leaders, **saving}
     loop = training_loop(job, Leaders(leaders, lambda count: next(picks) % count), records, Saver())
     loop.clock = lambda: next(ticks)
-    steps_per_epoch = loop.calendar.steps_per_epoch
+    steps_per_epoch = loop.epochs.steps_per_epoch
     assert to_the_end(loop).updates_reported == EPOCHS * steps_per_epoch
     assert records.places == [(epoch * steps_per_epoch, epoch * steps_per_epoch) for epoch in range(1, EPOCHS + 1)]

@@ -1,4 +1,4 @@
-"""Metrics of one's own over translations: of their sums and of the text itself, computed like those that are there, or refused at once."""
+"""Custom metrics over translations: computed like built-in ones, or refused early."""
 
 import math
 import random
@@ -24,7 +24,7 @@ WORDS = ["The", "cat", "Sat", "on", "a", "mat"]
 
 
 class Caseless(TranslationQuality):
-    """With the share of translations that are right but for their case, and how far off they are in length."""
+    """Adds the share of translations that are right except for case, and their error in length."""
 
     @property
     def sums(self):
@@ -43,7 +43,7 @@ class Caseless(TranslationQuality):
 
 
 class WithoutBleu(TranslationQuality):
-    """Has nothing but a metric of its own."""
+    """Has only a custom metric."""
 
     sums = (SENTENCES, "right")
     metrics = (Metric("right", "right", "higher", lambda sums: sums["right"] / sums[SENTENCES], (0.0, 1.0)),)
@@ -73,7 +73,7 @@ def sentences(count):
 
 
 def evaluated(goal, count, leaders, change=None):
-    """What an evaluation comes to whose sentences are shared out among so many tasks."""
+    """Return the metrics of an evaluation whose sentences are shared among several tasks."""
     hypotheses, references = sentences(count)
     evaluation = EvaluationInProgress(Job(eval_sentences=count), goal, {"train": 9, "test": count}, leaders)
     _, *orders = evaluation.begin("test")
@@ -82,23 +82,28 @@ def evaluated(goal, count, leaders, change=None):
     for order in orders:
         for leader in range(leaders):
             first, last = (order.start + place for place in split_evenly(order.stop - order.start, leaders)[leader])
-            found = checked_sums(goal.translation, hypotheses[first:last], references[first:last])
-            whole = evaluation.on_decoded(leader, Decoded(order.start, {**found, **(change or {})}, 0, 0.5, complete=True))
+            sums_of_sentences = checked_sums(goal.translation, hypotheses[first:last], references[first:last])
+            whole = evaluation.on_decoded(leader, Decoded(order.start, {**sums_of_sentences, **(change or {})}, 0, 0.5, complete=True))
     return goal.figures(whole.result.sums)
 
 
 @pytest.mark.parametrize(("count", "leaders"), [(1, 1), (40, 2), (601, 3)])
-def test_a_model_of_ones_own_scores_the_text_and_the_sums(count, leaders):
+def test_custom_metrics_score_text_and_sums(count, leaders):
     figures = evaluated(objective(RATIO, MIXED), count, leaders)
     hypotheses, references = sentences(count)
-    assert figures["caseless"] == np.mean([one.lower() == other.lower() for one, other in zip(hypotheses, references, strict=True)])
-    assert figures["mixed"] == sum(abs(len(one) - len(other)) for one, other in zip(hypotheses, references, strict=True)) / 2 + 7 / 9
+    assert figures["caseless"] == np.mean(
+        [hypothesis.lower() == reference.lower() for hypothesis, reference in zip(hypotheses, references, strict=True)]
+    )
+    assert (
+        figures["mixed"]
+        == sum(abs(len(hypothesis) - len(reference)) for hypothesis, reference in zip(hypotheses, references, strict=True)) / 2 + 7 / 9
+    )
     words = [sum(len(line.split()) for line in lines) for lines in (hypotheses, references)]
     assert figures["length_ratio"] == words[0] / words[1]
     assert list(figures) == ["loss", "bleu", "chrf", "exact", "caseless", "perplexity", "token_accuracy", "length_ratio", "mixed"]
 
 
-def test_it_needs_nothing_of_bleu():
+def test_custom_metrics_need_no_bleu():
     goal = objective(quality=WithoutBleu("source", "target", "13a"))
     refuse_uncomputable(goal)
     hypotheses, references = sentences(30)
@@ -106,27 +111,27 @@ def test_it_needs_nothing_of_bleu():
     assert [info.name for info in goal.infos] == ["right", "perplexity", "token_accuracy", "loss"]
 
 
-def test_a_run_can_stop_by_it_and_keep_the_best():
+def test_custom_metric_can_stop_a_run_and_keep_the_best():
     goal = objective(RATIO)
     goal.check(Target.parse("caseless>=0.9"), "length_ratio")
     with pytest.raises(UsageError, match="caseless from 0 to 1"):
         goal.check(Target.parse("caseless>=1.5"), None)
 
 
-def test_a_figure_out_of_its_bounds_is_noticed_with_the_translations():
+def test_figure_out_of_bounds_is_refused():
     with pytest.raises(ImpossibleAnswerError, match="right but for case 2, which lies between 0 and 1"):
         evaluated(objective(), 5, 1, {"right_but_for_case": 10.0})
 
 
-def test_metrics_that_can_be_computed_pass():
-    needs_an_error = Metric("x", "x", "lower", lambda sums: math.log(sums["loss_sum"] - sums["correct"]))  # not with every made-up sum
+def test_computable_metrics_pass():
+    needs_an_error = Metric("x", "x", "lower", lambda sums: math.log(sums["loss_sum"] - sums["correct"]))  # fails for some synthetic sums
     for goal in (CLASSIFICATION, TRANSLATION, objective(RATIO, MIXED)):
         refuse_uncomputable(goal)
     refuse_uncomputable(Objective("x", "cross_entropy", CLASSIFICATION.sums, (needs_an_error,)))
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
         (lambda sums: sums["bleu_hypothesis_lenght"], "KeyError: 'bleu_hypothesis_lenght'"),
         (lambda sums: None, "TypeError"),
@@ -134,8 +139,8 @@ def test_metrics_that_can_be_computed_pass():
         (lambda sums: 1 / 0 * sums["examples"], "ZeroDivisionError"),
     ],
 )
-def test_a_metric_that_cannot_be_computed_is_refused_by_name(value, said):
-    with pytest.raises(UsageError, match=rf"model: metric 'broken' cannot be computed from .*{said}"):
+def test_incomputable_metric_is_refused_by_name(value, message):
+    with pytest.raises(UsageError, match=rf"model: metric 'broken' cannot be computed from .*{message}"):
         refuse_uncomputable(objective(Metric("broken", "broken", "higher", value)))
 
 
@@ -151,7 +156,7 @@ def test_a_metric_that_cannot_be_computed_is_refused_by_name(value, said):
         ({SENTENCES: 1.0, "right": "all"}, "fails: ValueError"),
     ],
 )
-def test_sums_of_sentences_that_are_none_are_refused(found, said):
+def test_invalid_sentence_sums_are_refused(found, said):
     class Broken(WithoutBleu):
         def sentence_sums(self, hypotheses, references):
             return found
@@ -163,7 +168,7 @@ def test_sums_of_sentences_that_are_none_are_refused(found, said):
         refuse_uncomputable(objective(quality=broken))
 
 
-def test_sentences_have_to_be_counted():
+def test_uncounted_sentences_are_refused():
     class Uncounted(WithoutBleu):
         sums = ("right",)
 

@@ -1,4 +1,4 @@
-"""The package list is the tree; the wheel holds all of it and works where nothing of the repository is near."""
+"""The package list matches the tree; the wheel is complete and works outside the repository."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def project(repository):
 
 @pytest.fixture(scope="module")
 def wheel(repository, tmp_path_factory):
-    """Build a wheel from a copy, so that the repository stays as it is and no earlier build is mixed in."""
+    """Build a wheel from a copy, so that no earlier build is included."""
     folder = tmp_path_factory.mktemp("wheel")
     anywhere = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info")
 
@@ -36,15 +36,15 @@ def wheel(repository, tmp_path_factory):
 
 
 def tree(repository):
-    found = set()
+    packages = set()
     for path in repository.rglob("__init__.py"):
         parts = path.relative_to(repository).parts[:-1]
         if parts and parts[0] not in NO_PACKAGES and not any(part.startswith(".") for part in parts):
-            found.add(".".join(("crosstrain", *parts)))
-    return found
+            packages.add(".".join(("crosstrain", *parts)))
+    return packages
 
 
-def test_the_package_list_is_the_tree(repository, project):
+def test_package_list_matches_the_tree(repository, project):
     packages = project["tool"]["setuptools"]["packages"]
     assert sorted(packages) == sorted(tree(repository))
     top = {name: name.split(".")[1] for name in packages if name.count(".") == 1}
@@ -52,7 +52,7 @@ def test_the_package_list_is_the_tree(repository, project):
     assert not (repository / "__init__.py").exists()
 
 
-def test_every_package_is_typed_and_says_what_it_answers(repository, project):
+def test_packages_are_typed_and_described(repository, project):
     for package in project["tool"]["setuptools"]["packages"]:
         folder = repository.joinpath(*package.split(".")[1:])
         assert (folder / "py.typed").is_file() == (package.count(".") == 1), package
@@ -61,7 +61,7 @@ def test_every_package_is_typed_and_says_what_it_answers(repository, project):
         assert "TODO" not in first, package
 
 
-def test_extras_cover_one_another(project):
+def test_extras_include_each_other(project):
     extras = project["project"]["optional-dependencies"]
     assert {"tf", "torch", "all", "bench", "dev"} <= set(extras)
     assert extras["all"] == ["crosstrain[tf,torch,gpu,parquet,text]"]
@@ -70,7 +70,7 @@ def test_extras_cover_one_another(project):
 
 
 @pytest.mark.thorough
-def test_the_wheel_holds_every_file_of_the_packages_and_no_other(repository, project, wheel):
+def test_wheel_holds_all_files_of_the_packages(repository, project, wheel):
     expected = set()
     for package in project["tool"]["setuptools"]["packages"]:
         folder = repository.joinpath(*package.split(".")[1:])
@@ -85,7 +85,7 @@ def test_the_wheel_holds_every_file_of_the_packages_and_no_other(repository, pro
 
 
 @pytest.mark.thorough
-def test_the_wheel_works_where_it_is_installed(project, wheel, tmp_path, make_environment):
+def test_wheel_works_where_it_is_installed(project, wheel, tmp_path, make_environment):
     python = make_environment(tmp_path / "env", ["crosstrain", "__editable__"])
     install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
     subprocess.run(install, check=True, env={"PATH": "/usr/bin:/bin", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "HOME": str(tmp_path)})

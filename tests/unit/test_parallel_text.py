@@ -1,4 +1,4 @@
-"""Text of the user's own: what is read is what is stored, what is left out is counted, and what is wrong is said in bounded memory."""
+"""Text files of the user: stored as read, skipped lines counted, errors in bounded memory."""
 
 import gzip
 import itertools
@@ -62,7 +62,7 @@ def texts(dataset, split, name):
     return [known.decode(column.example(number)) for number in range(len(column))]
 
 
-def test_what_is_read_is_what_is_stored(tmp_path):
+def test_stored_text_equals_the_files(tmp_path):
     dataset = open_dataset(corpus(tmp_path))
     assert texts(dataset, "train", "source") == SENTENCES
     assert texts(dataset, "train", "target") == SÄTZE
@@ -78,7 +78,7 @@ def test_what_is_read_is_what_is_stored(tmp_path):
     assert not list((tmp_path / "cache").glob(".*.work"))
 
 
-def test_packed_files_make_the_same_data(tmp_path):
+def test_compressed_files_make_the_same_data(tmp_path):
     plain = open_dataset(corpus(tmp_path))
     (tmp_path / "packed").mkdir()
     for name in ("text.en", "text.de", "text.test.en", "text.test.de"):
@@ -88,7 +88,7 @@ def test_packed_files_make_the_same_data(tmp_path):
         assert np.array_equal(plain.column(split, name).values, packed.column(split, name).values)
 
 
-def test_text_is_unpacked_by_its_content_whatever_it_is_called(tmp_path):
+def test_compression_is_detected_by_content(tmp_path):
     write(tmp_path, "plain", SENTENCES).rename(tmp_path / "plain.gz")
     write(tmp_path, "packed.gz", SENTENCES).rename(tmp_path / "packed")
     for name in ("plain.gz", "packed"):
@@ -97,13 +97,13 @@ def test_text_is_unpacked_by_its_content_whatever_it_is_called(tmp_path):
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])
-def test_utf16_is_said_to_be_that(tmp_path, encoding):
+def test_utf16_is_named(tmp_path, encoding):
     (tmp_path / "text.en").write_bytes("\ufeff".encode(encoding)[-2:] + "one\ntwo\n".encode(encoding))
     with pytest.raises(UsageError, match=r"text\.en' is UTF-16, not UTF-8"):
         count_lines(tmp_path / "text.en")
 
 
-def test_what_is_left_out_is_counted_by_its_reason_with_the_first_line(tmp_path):
+def test_skipped_pairs_are_counted_by_reason(tmp_path):
     source, target = list(SENTENCES), list(SÄTZE)
     source[4] = target[7] = " "
     source[9] = b"caf\xe9"
@@ -121,7 +121,7 @@ def test_what_is_left_out_is_counted_by_its_reason_with_the_first_line(tmp_path)
     )
 
 
-def test_a_held_out_split_shares_no_text_with_the_training_pairs(tmp_path):
+def test_held_out_split_shares_no_text_with_training(tmp_path):
     source, target = [*SENTENCES, *SENTENCES[:50]], [*SÄTZE, *SÄTZE[50:100]]
     dataset = open_dataset(corpus(tmp_path, source, target, test=0) + ",held-out=40")
     for name in ("source", "target"):
@@ -132,20 +132,20 @@ def test_a_held_out_split_shares_no_text_with_the_training_pairs(tmp_path):
     assert dataset.info.sizes["train"] == 450 - 40 - left
 
 
-def test_test_pairs_that_repeat_are_told(tmp_path):
+def test_repeated_test_pairs_are_reported(tmp_path):
     source, target = SENTENCES[:50] * 8, SÄTZE[:50] * 8
     name = corpus(tmp_path, source, target, test=0) + ",held-out=40"
     places = chosen(len(source), 40, parallel_text._HELD_OUT_SEED)
     distinct = len({source[place] for place in places.tolist()})
     assert distinct < 40
-    said = CliRunner().invoke(data, ["prepare", name], catch_exceptions=False).stdout
-    assert f"  of the 40 test pairs {distinct} are distinct\n" in said
+    output = CliRunner().invoke(data, ["prepare", name], catch_exceptions=False).stdout
+    assert f"  of the 40 test pairs {distinct} are distinct\n" in output
     facts = json.loads(CliRunner().invoke(data, ["info", name, "--json"], catch_exceptions=False).stdout)
     assert facts["distinct_test_pairs"] == distinct
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_held_out_pair_that_is_left_out_is_named_by_its_line_in_the_file(tmp_path, monkeypatch, seed):
+def test_skipped_held_out_pair_is_named_by_its_line(tmp_path, monkeypatch, seed):
     monkeypatch.setattr(encoding, "PART_PAIRS", 16)
     source, random = list(SENTENCES), np.random.default_rng(seed)
     held_out = set(chosen(len(source), 50, parallel_text._HELD_OUT_SEED).tolist())
@@ -154,15 +154,15 @@ def test_a_held_out_pair_that_is_left_out_is_named_by_its_line_in_the_file(tmp_p
         source[place] = "word " * 300 + str(place)
     for place in empty:
         source[place] = ""
-    said = open_dataset(corpus(tmp_path, source, test=0) + ",held-out=50").left_out
+    notes = open_dataset(corpus(tmp_path, source, test=0) + ",held-out=50").left_out
     for places, reason in ((long, "with more than 200 pieces"), (empty, "with an empty line")):
-        for split, own in (("train", set(places) - held_out), ("test", set(places) & held_out)):
-            (line,) = [line for line in said if line.startswith(f"{split}:") and reason in line]
-            assert (line.split()[1], line.rstrip(")").split()[-1]) == (str(len(own)), str(min(own) + 1))
+        for split, places_of_split in (("train", set(places) - held_out), ("test", set(places) & held_out)):
+            (line,) = [line for line in notes if line.startswith(f"{split}:") and reason in line]
+            assert (line.split()[1], line.rstrip(")").split()[-1]) == (str(len(places_of_split)), str(min(places_of_split) + 1))
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_lines_end_at_line_feeds_alone(tmp_path, end):
+def test_lines_end_at_line_feeds_only(tmp_path, end):
     lines = ["one\u2028line", "form\x0cfeed", "next\x85line", "", "last"]
     path = write(tmp_path, "lines", lines, end)
     assert [line.decode() for line in read_lines(path)] == lines
@@ -171,10 +171,10 @@ def test_lines_end_at_line_feeds_alone(tmp_path, end):
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.binary(max_size=12), max_size=12), st.booleans(), st.booleans())
-def test_reading_in_blocks_is_splitting(tmp_path, monkeypatch, lines, ended, marked):
+def test_reading_in_blocks_equals_splitting(tmp_path, monkeypatch, lines, ended, marked):
     monkeypatch.setattr("crosstrain.data.sources.translation.text_files._BLOCK_BYTES", 5)
     content = b"\xef\xbb\xbf" * marked + b"\n".join(lines) + (b"\n" if ended else b"")
-    assume(not content.startswith((b"\xfe\xff", b"\xff\xfe", b"\x1f\x8b")))  # UTF-16, and packed
+    assume(not content.startswith((b"\xfe\xff", b"\xff\xfe", b"\x1f\x8b")))  # UTF-16 and gzip
     (tmp_path / "lines").write_bytes(content)
     expected = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
     expected = expected[:-1] if not expected[-1] else expected
@@ -183,13 +183,13 @@ def test_reading_in_blocks_is_splitting(tmp_path, monkeypatch, lines, ended, mar
 
 
 @pytest.mark.parametrize("name", ["mark", "mark.gz"])
-def test_a_byte_order_mark_alone_is_no_line(tmp_path, name):
+def test_byte_order_mark_alone_is_no_line(tmp_path, name):
     path = write(tmp_path, name, [b"\xef\xbb\xbf"], end="")
     assert list(read_lines(path)) == []
     assert count_lines(path) == 0
 
 
-def test_a_line_without_an_end_takes_no_memory(tmp_path):
+def test_endless_line_takes_no_memory(tmp_path):
     with (tmp_path / "endless").open("wb") as file:
         file.truncate(200 << 20)
     tracemalloc.start()
@@ -198,7 +198,7 @@ def test_a_line_without_an_end_takes_no_memory(tmp_path):
     tracemalloc.stop()
 
 
-def test_a_bomb_is_refused(tmp_path):
+def test_decompression_bomb_is_refused(tmp_path):
     with gzip.open(tmp_path / "bomb.gz", "wb", compresslevel=1) as file:
         for _ in range(260):
             file.write(bytes(1 << 20))
@@ -206,7 +206,7 @@ def test_a_bomb_is_refused(tmp_path):
         count_lines(tmp_path / "bomb.gz")
 
 
-def test_a_damaged_archive_and_what_is_no_file_are_named(tmp_path):
+def test_damaged_archive_and_non_file_are_named(tmp_path):
     (tmp_path / "torn.gz").write_bytes(gzip.compress(os.urandom(4000))[:-40])
     with pytest.raises(UsageError, match=r"torn\.gz' cannot be read"):
         count_lines(tmp_path / "torn.gz")
@@ -215,7 +215,7 @@ def test_a_damaged_archive_and_what_is_no_file_are_named(tmp_path):
         count_lines(tmp_path / "pipe")
 
 
-def test_misaligned_files_are_named_with_both_counts_and_the_first_suspicious_line(tmp_path):
+def test_misaligned_files_name_counts_and_suspicious_line(tmp_path):
     draw = np.random.default_rng(1)
     sizes = draw.integers(2, 40, 300)
     source = [" ".join(["word"] * size) for size in sizes]
@@ -236,24 +236,24 @@ def test_misaligned_files_are_named_with_both_counts_and_the_first_suspicious_li
     ],
     ids=["too long", "empty"],
 )
-def test_a_suspicious_line_is_told_as_it_is(tmp_path, place, line, why):
+def test_suspicious_line_is_described(tmp_path, place, line, why):
     source, target = ([f"{word} word number {number:02d} x".encode() for number in range(25)] for word in ("some", "Wort"))
     source[place : place + 6] = [line] * 6
     target.append(b"one more line than that")
     files = write(tmp_path, "a", source), write(tmp_path, "b", target)
-    for one, other, told in ((*files, why[0]), (*files[::-1], why[1])):
-        with pytest.raises(UsageError, match=f"suspicious line is {place + 1}: it {told}"):
-            aligned_count(one, other)
+    for first, second, description in ((*files, why[0]), (*files[::-1], why[1])):
+        with pytest.raises(UsageError, match=f"suspicious line is {place + 1}: it {description}"):
+            aligned_count(first, second)
 
 
 @pytest.mark.parametrize("gone", [slice(9, 10), slice(24, 25), slice(0, 1), slice(10, 25)])
-def test_where_lines_of_one_length_go_apart_is_not_made_up(tmp_path, gone):
+def test_divergence_of_equal_lines_is_not_guessed(tmp_path, gone):
     source, target = ([f"{word} word number {number:02d} x" for number in range(25)] for word in ("some", "Wort"))
     del target[gone]
     for files in itertools.permutations((write(tmp_path, "a", source), write(tmp_path, "b", target))):
-        with pytest.raises(UsageError, match=r"has 25.*The lengths of their lines do not show where they diverge\.$") as said:
+        with pytest.raises(UsageError, match=r"has 25.*The lengths of their lines do not show where they diverge\.$") as raised:
             aligned_count(*files)
-        assert "suspicious" not in str(said.value)
+        assert "suspicious" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -261,12 +261,12 @@ def test_where_lines_of_one_length_go_apart_is_not_made_up(tmp_path, gone):
     [
         (lambda folder: (folder / "text.de").unlink(), "there is no .*text.de"),
         (lambda folder: (folder / "text.en.gz").write_bytes(b""), "there are both"),
-        (lambda folder: [(folder / f"text.test.{one}").unlink() for one in ("en", "de")], "has no test split"),
-        (lambda folder: [(folder / f"text.{one}").unlink() for one in ("en", "de")], "there are no files"),
-        (lambda folder: [(folder / f"text.{one}").write_bytes(b"") for one in ("en", "de")], "are empty"),
+        (lambda folder: [(folder / f"text.test.{language}").unlink() for language in ("en", "de")], "has no test split"),
+        (lambda folder: [(folder / f"text.{language}").unlink() for language in ("en", "de")], "there are no files"),
+        (lambda folder: [(folder / f"text.{language}").write_bytes(b"") for language in ("en", "de")], "are empty"),
     ],
 )
-def test_what_is_missing_is_said(tmp_path, change, message):
+def test_missing_file_is_named(tmp_path, change, message):
     name = corpus(tmp_path)
     change(tmp_path)
     with pytest.raises(UsageError, match=message):
@@ -276,22 +276,24 @@ def test_what_is_missing_is_said(tmp_path, change, message):
 @pytest.mark.parametrize(
     "name", ["parallel-text:en-de", "parallel-text:text", "parallel-text:text:en-en", "parallel-text:text:en-de?words=3", "parallel-text"]
 )
-def test_a_name_that_says_too_little_is_refused(name):
+def test_incomplete_name_is_refused(name):
     with pytest.raises(UsageError):
         open_dataset(name)
 
 
-def test_a_vocabulary_that_the_text_cannot_fill_is_refused(tmp_path):
+def test_too_large_vocabulary_is_refused(tmp_path):
     name = corpus(tmp_path)
-    said = r"no vocabulary of 30,000 pieces .*: it is short, and has at most [\d,]+ pieces\. Give --vocabulary (\d+), or \?vocabulary=\1 in"
-    with pytest.raises(UsageError, match=said) as refused:
+    message = (
+        r"no vocabulary of 30,000 pieces .*: it is short, and has at most [\d,]+ pieces\. Give --vocabulary (\d+), or \?vocabulary=\1 in"
+    )
+    with pytest.raises(UsageError, match=message) as refused:
         open_dataset(name.replace("400", "30000"))
     size = int(re.search(r"--vocabulary (\d+)", str(refused.value))[1])
     assert max(open_dataset(name.replace("400", str(size))).info.features.vocabulary_sizes.values()) == size
 
 
 @pytest.mark.parametrize("bytes_too", [True, False])
-def test_the_size_that_is_named_fits(bytes_too):
+def test_suggested_size_fits(bytes_too):
     letters = random.Random(7)
     lines = [" ".join("".join(letters.choices("abcdefghijklmnoprstuwzäöü", k=5)) for _ in range(4)) for _ in range(200)]
     for wrong in (20, 60_000):
@@ -307,7 +309,7 @@ class InterruptedOnPurposeError(BaseException):
     pass
 
 
-def test_what_was_encoded_before_an_interruption_is_not_encoded_again(tmp_path, monkeypatch):
+def test_interrupted_encoding_is_continued(tmp_path, monkeypatch):
     monkeypatch.setattr(encoding, "PART_PAIRS", 50)
     name, encoded = corpus(tmp_path), []
     real = encoding.PairEncoder._encode
@@ -324,7 +326,7 @@ def test_what_was_encoded_before_an_interruption_is_not_encoded_again(tmp_path, 
     (work,) = (tmp_path / "cache").glob(".*.work")
     assert len(list(work.glob("train-*.npz"))) == 5
     sorted(work.glob("train-*.npz"))[1].write_bytes(b"torn")
-    encoded[:] = [None] * 10  # never five again
+    encoded[:] = [None] * 10  # so that the fifth call does not interrupt again
     dataset = open_dataset(name)
     assert len(encoded) == 10 + 1 + 3 + 1  # the torn part, three more, and the test split
     assert texts(dataset, "train", "source") == SENTENCES
@@ -333,32 +335,32 @@ def test_what_was_encoded_before_an_interruption_is_not_encoded_again(tmp_path, 
 
 @settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\u2581"), max_size=40))
-def test_text_comes_back_as_it_was(vocabulary, text):
+def test_text_round_trips(vocabulary, text):
     (pieces,) = vocabulary.encode([text])
     assert pieces[-1] == END
     assert vocabulary.decode(pieces) == text
     assert vocabulary.decode([1, *pieces, 0, 0]) == text
 
 
-def test_the_same_lines_make_the_same_pieces(vocabulary):
+def test_equal_lines_make_equal_pieces(vocabulary):
     again = Vocabulary(train_vocabulary(SENTENCES + SÄTZE, 400, bytes_too=True))
     assert again.pieces_sha256 == vocabulary.pieces_sha256
-    other = Vocabulary(train_vocabulary(SENTENCES, 400, bytes_too=True))
-    assert other.pieces_sha256 != vocabulary.pieces_sha256
+    other_vocabulary = Vocabulary(train_vocabulary(SENTENCES, 400, bytes_too=True))
+    assert other_vocabulary.pieces_sha256 != vocabulary.pieces_sha256
 
 
 @pytest.mark.parametrize("content", [b"", b"junk", b"\x0a\x05\x0a\x01a\x15\x00"])
-def test_bytes_that_are_no_vocabulary_are_refused(content):
+def test_invalid_vocabulary_is_refused(content):
     with pytest.raises(ValueError, match=r"vocabulary|model"):
         Vocabulary(content)
 
 
-def test_a_number_that_is_no_piece_is_refused(vocabulary):
+def test_piece_out_of_range_is_refused(vocabulary):
     with pytest.raises(ValueError, match="piece 400 of a vocabulary of 400"):
         vocabulary.decode([5, 400])
 
 
-def test_the_command_speaks_of_pairs_languages_and_the_vocabulary(tmp_path, monkeypatch):
+def test_command_names_pairs_languages_and_vocabulary(tmp_path, monkeypatch):
     source = list(SENTENCES)
     source[4] = ""
     name = corpus(tmp_path, source)
@@ -383,7 +385,7 @@ def test_the_command_speaks_of_pairs_languages_and_the_vocabulary(tmp_path, monk
     assert not work.exists()
 
 
-def test_without_the_package_the_error_says_what_to_install(tmp_path, monkeypatch):
+def test_missing_sentencepiece_names_the_package(tmp_path, monkeypatch):
     name = corpus(tmp_path)
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     with pytest.raises(MissingPackageError, match=r"needs the package 'sentencepiece'.*pip install 'crosstrain\[text\]'"):
@@ -398,8 +400,8 @@ TOKENIZERS_OF_CODES = {
 }
 
 
-@pytest.mark.parametrize(("code", "tokenizer"), [(code, found) for found, codes in TOKENIZERS_OF_CODES.items() for code in codes.split()])
-def test_a_language_has_its_tokenizer_whatever_its_region_and_script(code, tokenizer):
+@pytest.mark.parametrize(("code", "tokenizer"), [(code, name) for name, codes in TOKENIZERS_OF_CODES.items() for code in codes.split()])
+def test_language_selects_tokenizer_for_any_region(code, tokenizer):
     for languages, place in ((f"en-{code}", 1), (f"en_GB-{code}", 1), (f"{code}-en", 0)):
         source = parallel_text.DATASET.with_arguments(f"/x/text:{languages}")
         assert source.languages[place] == code
@@ -409,15 +411,15 @@ def test_a_language_has_its_tokenizer_whatever_its_region_and_script(code, token
 
 @pytest.mark.thorough
 @given(st.from_regex(parallel_text._LANGUAGE, fullmatch=True), st.from_regex(parallel_text._LANGUAGE, fullmatch=True))
-def test_two_languages_are_read_in_one_way(first, second):
-    """Where one language ends and the other begins, whatever dashes they have."""
+def test_language_pair_is_parsed_unambiguously(first, second):
+    """Where one language ends and the other begins, for any dashes."""
     if first != second:
         source = parallel_text.DATASET.with_arguments(f"/x/text:{first}-{second}")
         assert source.languages == (first, second)
         assert resolve(source.name).source == source
 
 
-def test_text_in_another_script_is_scored_in_its_characters(tmp_path):
+def test_other_script_is_scored_by_characters(tmp_path):
     corpus(tmp_path)
     for split in ("text", "text.test"):
         (tmp_path / f"{split}.de").rename(tmp_path / f"{split}.zh-Hant")
@@ -433,17 +435,17 @@ def test_text_in_another_script_is_scored_in_its_characters(tmp_path):
         assert (dataset.info.name, dataset.notes) == (name + full, ())
 
 
-def test_a_language_that_is_not_known_is_told(tmp_path, capsys):
+def test_unknown_language_is_reported(tmp_path, capsys):
     corpus(tmp_path)
     for split in ("text", "text.test"):
         (tmp_path / f"{split}.de").rename(tmp_path / f"{split}.qaa")
     name = f"parallel-text:{tmp_path / 'text'}:en-qaa?vocabulary=400"
     dataset = open_dataset(name)
-    said = "the language 'qaa' is not known, so BLEU takes the tokenizer 13a; choose one with bleu=13a, char or zh"
-    assert (dataset.notes, dataset.info.text.bleu_tokenizer) == ((said,), "13a")
-    assert said in capsys.readouterr().err
+    message = "the language 'qaa' is not known, so BLEU takes the tokenizer 13a; choose one with bleu=13a, char or zh"
+    assert (dataset.notes, dataset.info.text.bleu_tokenizer) == ((message,), "13a")
+    assert message in capsys.readouterr().err
     assert open_dataset(f"{name},bleu=13a").notes == ()
-    assert said not in capsys.readouterr().err
+    assert message not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -455,7 +457,7 @@ def test_a_language_that_is_not_known_is_told(tmp_path, capsys):
         ("ko-mecab", MissingPackageError, r"pip install 'sacrebleu\[ko\]'"),
     ],
 )
-def test_a_tokenizer_that_cannot_be_used_is_refused(tmp_path, monkeypatch, tokenizer, error, named):
+def test_unusable_tokenizer_is_refused(tmp_path, monkeypatch, tokenizer, error, named):
     for package in ("MeCab", "mecab_ko"):
         monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(error, match=named):
@@ -470,13 +472,13 @@ def test_a_tokenizer_that_cannot_be_used_is_refused(tmp_path, monkeypatch, token
         ("en", "write parallel-text:PREFIX:en-de"),
     ],
 )
-def test_each_wrong_form_of_languages_has_its_own_sentence(pair, says):
+def test_invalid_language_pair_names_the_problem(pair, says):
     with pytest.raises(UsageError, match=says):
         parallel_text.DATASET.with_arguments(f"text:{pair}")
 
 
-def test_a_text_too_short_for_any_vocabulary_is_said_to_be_that(tmp_path):
-    """And how much of it was skipped: no size is recommended that would be refused."""
+def test_text_too_short_for_a_vocabulary_is_reported(tmp_path):
+    """Also how much was skipped: no size is suggested that would be refused."""
     for name in ("text.en", "text.de", "text.test.en", "text.test.de"):
         (tmp_path / name).write_bytes(b"one two\n\xff\xfe\nthree\n")
     with pytest.raises(UsageError, match=r"at most .* pieces; the smallest vocabulary has 320\. Give more text\. Skipped: 1 pair with"):

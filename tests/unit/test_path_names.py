@@ -1,4 +1,4 @@
-"""Names from messages and files make nothing outside the folder that they are meant for, whatever they are."""
+"""Names from messages and files create nothing outside their folder."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ STRANGE = st.one_of(PATHS, st.none(), st.integers(), st.lists(PATHS, max_size=2)
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder with a run deep in it, whose node 1 has one task, and another folder beside."""
+    """A folder with a nested run, whose node 1 has one task, and another folder next to it."""
     folder = tmp_path_factory.mktemp("place")
     (folder / "elsewhere").mkdir()
     recording = Recording(a_job(folder / "a/b/c/runs", name="run", nodes=2), QuietProgress())
@@ -52,7 +52,7 @@ def place(tmp_path_factory):
 
 
 def outside(folder, run):
-    """Every path below a folder but those within the run."""
+    """Return all paths below a folder except those in the run."""
     return {path for path in folder.rglob("*") if not path.is_relative_to(run)}
 
 
@@ -67,7 +67,7 @@ def sent(folder, name):
 @example(name=f"{ELSEWHERE}/x", traced=True)
 @example(name="worker-0", traced=False)
 @given(name=STRANGE, traced=st.booleans())
-def test_nothing_that_a_node_sends_is_written_outside_the_run(place, name, traced):
+def test_files_of_nodes_stay_inside_the_run(place, name, traced):
     folder, recording = place
     before, name = outside(folder, recording.path), sent(folder, name)
     recording.violation = None
@@ -88,7 +88,7 @@ def test_nothing_that_a_node_sends_is_written_outside_the_run(place, name, trace
         assert name == "worker-1"
 
 
-def test_a_node_that_sends_the_names_of_its_tasks_is_heard(tmp_path):
+def test_node_that_sends_its_tasks_names_is_accepted(tmp_path):
     recording = Recording(a_job(tmp_path, name="run"), QuietProgress())
     recording.expect({"worker-0": 0, "worker-1": 1})
     recording.log(1, "worker-1", b"said")
@@ -103,8 +103,8 @@ def test_a_node_that_sends_the_names_of_its_tasks_is_heard(tmp_path):
     recording.close()
 
 
-def test_a_run_that_ends_hears_it_and_tells_it_once(tmp_path):
-    """The end of the run goes on; what was sent is an event, once, and the failure of the run."""
+def test_violation_at_the_end_is_recorded_once(tmp_path):
+    """The run ends normally; the violation is one event, and the failure of the run."""
     driver, agent = socket.socketpair()
     with driver, agent, ExitStack() as files:
         ours, theirs = (Stream(*(files.enter_context(end.makefile(mode)) for mode in ("rb", "wb"))) for end in (driver, agent))
@@ -130,22 +130,22 @@ def test_a_run_that_ends_hears_it_and_tells_it_once(tmp_path):
 
 @settings(max_examples=300)
 @given(path=STRANGE)
-def test_a_path_of_plain_names_stays_inside(tmp_path_factory, path):
+def test_path_of_plain_names_stays_inside(tmp_path_factory, path):
     folder = tmp_path_factory.getbasetemp() / "inside"
     try:
-        found = inside(folder, sent(folder, path))
+        path_inside = inside(folder, sent(folder, path))
     except UnsafeNameError as error:
-        said = str(error)
+        message = str(error)
     else:
-        said = ""
-        assert Path(os.path.normpath(found)) == found
-        assert found.is_relative_to(folder)
-        assert found != folder
-    assert said == "" or said.isprintable()
-    assert len(said) <= 101
+        message = ""
+        assert Path(os.path.normpath(path_inside)) == path_inside
+        assert path_inside.is_relative_to(folder)
+        assert path_inside != folder
+    assert message == "" or message.isprintable()
+    assert len(message) <= 101
 
 
-def test_the_length_of_a_name_is_that_of_its_bytes():
+def test_name_length_is_counted_in_bytes():
     assert is_plain_name("x" * 255)
     assert not is_plain_name("x" * 256)
     assert is_plain_name("é" * 127)
@@ -153,7 +153,7 @@ def test_the_length_of_a_name_is_that_of_its_bytes():
 
 
 @pytest.mark.parametrize("name", ["../../outside", "/dev/zero", "a/b", "", "parameters\n"])
-def test_a_manifest_lists_files_of_its_checkpoint_alone(tmp_path, name):
+def test_manifest_lists_only_files_of_its_checkpoint(tmp_path, name):
     """/dev/zero has a size and would be read for ever."""
     (tmp_path / "outside").write_text("private")
     folder = save(tmp_path / "run")
@@ -169,31 +169,31 @@ NAMES_OF_BYTES = st.binary(max_size=12).map(os.fsdecode) | st.text(max_size=12)
 @example(name=os.fsdecode(b"caf\xe9"))
 @example(name="\ud800")
 @given(name=NAMES_OF_BYTES)
-def test_a_name_that_is_spelled_can_be_written_and_one_in_utf8_stays(name):
+def test_escaped_name_is_valid_and_utf8_is_unchanged(name):
     spelled(name).encode()
     assert (spelled(name) == name) == is_text(name)
 
 
-def test_each_byte_that_is_not_utf8_is_spelled():
+def test_bytes_outside_utf8_are_escaped():
     assert spelled(os.fsdecode(b"caf\xe9/\xc3\xa9/\xff")) == r"caf\xe9/é/\xff"
 
 
 @settings(max_examples=50)
 @example(name=os.fsdecode(b"caf\xe9"))
 @given(name=NAMES_OF_BYTES)
-def test_no_checkpoint_fails_for_a_name(tmp_path_factory, name):
+def test_checkpoint_accepts_any_name(tmp_path_factory, name):
     data = {**meta().data, "name": f"mine:{name}", "data_dir": name, "class_names": [f"{place}{name}" for place in range(10)]}
     job = {**meta().job, "data_dir": name}
     folder = save(tmp_path_factory.mktemp("run"), data=data, job=job, model={**meta().model, "name": name})
-    found = read_checkpoint(folder).meta
-    assert found.data["class_names"] == [f"{place}{spelled(name)}" for place in range(10)]
-    assert (found.job["data_dir"], found.model["name"]) == (spelled(name), spelled(name))
+    checkpoint_meta = read_checkpoint(folder).meta
+    assert checkpoint_meta.data["class_names"] == [f"{place}{spelled(name)}" for place in range(10)]
+    assert (checkpoint_meta.job["data_dir"], checkpoint_meta.model["name"]) == (spelled(name), spelled(name))
 
 
 @example(name=os.fsdecode(b"caf\xe9"), number=0.5)
 @example(name="\U0001f600", number=float("nan"))
 @given(name=NAMES_OF_BYTES, number=st.floats())
-def test_no_record_of_a_run_has_half_of_a_character(tmp_path_factory, name, number):
+def test_records_have_no_half_characters(tmp_path_factory, name, number):
     path = tmp_path_factory.getbasetemp() / "document.json"
     write_document(path, {"command": [name, number], name: 1})
     line = encode(EventRecord(0.5, "warning", {"text": name, "number": number}))
@@ -204,7 +204,7 @@ def test_no_record_of_a_run_has_half_of_a_character(tmp_path_factory, name, numb
 
 @pytest.mark.parametrize("field", ["data", "data_dir", "name", "model", "until", "mlflow_experiment"])
 @pytest.mark.parametrize("source", ["flag", "environment"])
-def test_a_setting_that_is_not_utf8_is_refused_where_it_is_given(field, source):
+def test_setting_outside_utf8_is_refused(field, source):
     name = os.fsdecode(b"caf\xe9")
     flags, environment = ({field: name}, {}) if source == "flag" else ({}, {f"TRAINER_{field.upper()}": name})
     with pytest.raises(UsageError, match="allowed: text in UTF-8"):

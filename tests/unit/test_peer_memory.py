@@ -1,4 +1,4 @@
-"""Another process's memory is read as it is, and where it cannot be read that is said."""
+"""Memory of another process is read exactly, and unreadable memory is reported."""
 
 import json
 import os
@@ -26,7 +26,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def holder():
-    """A child that holds random bytes: its memory, the address of the bytes, and how many."""
+    """Start a child that holds random bytes; return its memory, their address and number."""
     with subprocess.Popen([sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         fields, address, size = json.loads(child.stdout.readline())
         yield child, PeerMemory(**fields), address, size
@@ -36,45 +36,45 @@ def holder():
 def test_all_bytes_are_read(holder):
     _, memory, address, size = holder
     assert memory.readable([address, address + size - 1])
-    found = bytearray(size)
-    memory.read(address, memoryview(found))
-    np.testing.assert_array_equal(np.frombuffer(found, np.uint8), np.random.default_rng(3).integers(0, 256, size, np.uint8))
+    buffer = bytearray(size)
+    memory.read(address, memoryview(buffer))
+    np.testing.assert_array_equal(np.frombuffer(buffer, np.uint8), np.random.default_rng(3).integers(0, 256, size, np.uint8))
     part = bytearray(b"x" * 10)
     memory.read(address + 1_000_000, memoryview(part)[2:8])
-    assert bytes(part) == b"xx" + bytes(found[1_000_000:1_000_006]) + b"xx"
+    assert bytes(part) == b"xx" + bytes(buffer[1_000_000:1_000_006]) + b"xx"
 
 
-def test_its_own_memory_too():
+def test_own_memory_is_read():
     held = np.arange(1000)
-    found = bytearray(held.nbytes)
+    buffer = bytearray(held.nbytes)
     assert PeerMemory.own().readable([held.ctypes.data])
-    PeerMemory.own().read(held.ctypes.data, memoryview(found))
-    assert bytes(found) == held.tobytes()
+    PeerMemory.own().read(held.ctypes.data, memoryview(buffer))
+    assert bytes(buffer) == held.tobytes()
 
 
-def test_an_address_where_nothing_is(holder):
+def test_unmapped_address_is_refused(holder):
     _, memory, address, _ = holder
     assert not memory.readable([address, 16])
     with pytest.raises(OSError, match=f"memory of process {memory.pid} cannot be read"):
         memory.read(16, memoryview(bytearray(8)))
 
 
-def test_a_stretch_that_ends_before_it_should(holder):
+def test_partly_mapped_range_is_read_to_its_end(holder):
     """It is read up to its end, and refused from there."""
     _, memory, address, _ = holder
     with pytest.raises(OSError, match="cannot be read"):
         memory.read(address, memoryview(bytearray(2**30)))
 
 
-def test_another_process_with_the_same_number_is_not_taken_for_it(holder):
-    """As on another machine: whatever lies at the mark's address, it is not the mark."""
+def test_reused_process_id_is_refused(holder):
+    """As on another machine: what lies at the mark's address is not the mark."""
     _, memory, address, _ = holder
-    stranger = PeerMemory(os.getpid(), memory.mark_address, memory.mark)
-    assert not stranger.readable([])
+    wrong_process = PeerMemory(os.getpid(), memory.mark_address, memory.mark)
+    assert not wrong_process.readable([])
     assert not PeerMemory(memory.pid, memory.mark_address, "00" * 16).readable([address])
 
 
-def test_a_process_that_is_gone(holder):
+def test_ended_process_is_refused(holder):
     child, memory, address, _ = holder
     child.kill()
     child.wait()

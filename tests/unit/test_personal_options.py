@@ -1,4 +1,4 @@
-"""What a user alone gives: by flag, variable or a file of his own, which nobody else can write; never by files that are handed around."""
+"""Personal options: by flag, variable or a private file, never by shared files."""
 
 import json
 import os
@@ -26,7 +26,7 @@ HIDDEN = ("pass", "SECRET", "me:")
 
 @pytest.fixture
 def home(tmp_path):
-    """An environment whose own file is written by calling it with a text."""
+    """An environment whose personal file is written by calling it with a text."""
     folder = tmp_path / "config" / "crosstrain"
     folder.mkdir(parents=True, mode=0o700)
 
@@ -41,8 +41,8 @@ def home(tmp_path):
     return Home({"XDG_CONFIG_HOME": str(folder.parent)})
 
 
-def found(environ, **flags):
-    return {name: (given.value, given.source) for name, given in resolve_personal(PERSONAL_OPTIONS, flags, environ).items()}
+def resolved_options(environ, **flags):
+    return {name: (option.value, option.source) for name, option in resolve_personal(PERSONAL_OPTIONS, flags, environ).items()}
 
 
 def refused(environ, **flags):
@@ -52,25 +52,25 @@ def refused(environ, **flags):
     return str(raised.value)
 
 
-def test_a_flag_wins_over_a_variable_and_that_over_the_own_file(home):
+def test_flag_overrides_variable_and_personal_file(home):
     home.write('python = "/file"\nnotify = "http://file"\non_failure = "file"\n')
     home.update(TRAINER_NOTIFY="http://variable", TRAINER_ON_FAILURE="variable", TRAINER_HOSTS="")
-    assert found(home, on_failure="flag", python=None) == {
+    assert resolved_options(home, on_failure="flag", python=None) == {
         "python": ("/file", f"file {home.path}"),
         "notify": ("http://variable", "environment TRAINER_NOTIFY"),
         "on_failure": ("flag", "flag"),
     }
-    assert found({"XDG_CONFIG_HOME": "/no/such/folder"}) == {}
+    assert resolved_options({"XDG_CONFIG_HOME": "/no/such/folder"}) == {}
 
 
-def test_one_way_to_name_hosts_replaces_the_other_of_a_lower_layer(home):
+def test_hosts_and_hostfile_replace_each_other(home):
     home.write('hostfile = "~/hosts"\n')
-    assert found(home) == {"hostfile": (str(Path("~/hosts").expanduser()), f"file {home.path}")}
-    assert found(home, hosts="a") == {"hosts": ("a", "flag")}
-    assert found({**home, "TRAINER_HOSTS": "b"}, hostfile="/x") == {"hostfile": ("/x", "flag")}
+    assert resolved_options(home) == {"hostfile": (str(Path("~/hosts").expanduser()), f"file {home.path}")}
+    assert resolved_options(home, hosts="a") == {"hosts": ("a", "flag")}
+    assert resolved_options({**home, "TRAINER_HOSTS": "b"}, hostfile="/x") == {"hostfile": ("/x", "flag")}
 
 
-def test_the_own_file_is_where_the_system_says(monkeypatch):
+def test_personal_file_is_in_the_configuration_folder(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     assert own_file({}) == own_file({"XDG_CONFIG_HOME": "relative"}) == Path("/home/me/.config/crosstrain/trainer.toml")
     assert own_file({"XDG_CONFIG_HOME": "/etc/me"}) == Path("/etc/me/crosstrain/trainer.toml")
@@ -98,42 +98,42 @@ def test_the_own_file_is_where_the_system_says(monkeypatch):
         ('hosts = "a"\nhostfile = "/b"\n', None),
     ],
 )
-def test_what_is_wrong_in_the_own_file_is_named_with_the_file(home, text, said):
+def test_error_in_the_personal_file_names_it(home, text, said):
     home.write(text)
     if said is None:
-        assert found(home).keys() == {"hosts", "hostfile"}  # both on one layer: whoever uses them says so
+        assert resolved_options(home).keys() == {"hosts", "hostfile"}  # both on one layer: their user reports it
     else:
         assert said.format(home.path) in refused(home)
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
-def test_an_own_file_that_others_can_write_is_refused(home, mode):
+def test_personal_file_writable_by_others_is_refused(home, mode):
     home.write('on_failure = "x"\n').path.chmod(mode)
     assert f"{home.path}: can be written by others (mode {mode:o})" in refused(home)
 
 
-def test_an_own_file_in_whose_folder_others_can_write_is_refused(home):
+def test_personal_file_in_writable_folder_is_refused(home):
     home.write('on_failure = "x"\n').path.parent.chmod(0o777)
     assert f"{home.path.parent}: can be written by others (mode 777)" in refused(home)
-    home.path.parent.chmod(0o1777)  # as /tmp: others cannot replace what is not theirs
-    assert found(home)["on_failure"][0] == "x"
+    home.path.parent.chmod(0o1777)  # as /tmp: others cannot replace files of this user
+    assert resolved_options(home)["on_failure"][0] == "x"
     elsewhere = home.path.parents[2] / "open"
     elsewhere.mkdir()
     home.path.parent.chmod(0o700)
     home.path.rename(elsewhere / "mine.toml")
     home.path.symlink_to(elsewhere / "mine.toml")
-    assert found(home)["on_failure"][0] == "x"
+    assert resolved_options(home)["on_failure"][0] == "x"
     elsewhere.chmod(0o777)
     assert f"{elsewhere}: can be written by others" in refused(home)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-def test_an_own_file_of_somebody_else_is_refused(home):
+def test_personal_file_of_another_user_is_refused(home):
     os.chown(home.write('on_failure = "x"\n').path, 12345, -1)
     assert f"{home.path}: belongs to another user (number 12345)" in refused(home)
 
 
-def test_what_is_no_file_is_refused_and_waited_for_by_nobody(home):
+def test_personal_path_that_is_no_file_is_refused(home):
     os.mkfifo(home.path)
     assert f"{home.path}: is no file" in refused(home)
     home.path.unlink()
@@ -144,24 +144,24 @@ def test_what_is_no_file_is_refused_and_waited_for_by_nobody(home):
 @pytest.mark.parametrize(
     "url", ["ftp://h/x", "file:///x", "h/x", "", "http://", "https://:80/", "http://h:port/", "http://[::1", "http://h/ä", "http://h/\n"]
 )
-def test_what_is_no_address_is_refused_and_not_shown(url):
+def test_invalid_address_is_refused_and_not_shown(url):
     if url:
-        said = refused({"TRAINER_NOTIFY": url})
-        assert said.startswith("notify (from environment TRAINER_NOTIFY): ")
-        assert "an http:// or https:// URL" in said
+        message = refused({"TRAINER_NOTIFY": url})
+        assert message.startswith("notify (from environment TRAINER_NOTIFY): ")
+        assert "an http:// or https:// URL" in message
     assert refused({}, notify=url).startswith("--notify: ")
 
 
-def test_an_address_that_is_refused_is_not_shown():
+def test_refused_address_is_not_shown():
     for url in ("ftp://me:PASSWORD@h/x", "http://me:PASSWORD@:80", "http://h:PASSWORD", "http://h/" + "PASSWORD" * 300):
         assert "PASSWORD" not in refused({}, notify=url)
 
 
-def test_an_empty_value_is_refused_where_it_is_typed():
+def test_empty_value_is_refused():
     assert refused({}, on_failure="") == "--on-failure: got an empty text; leave it out, or give a value."
 
 
-def test_of_an_address_and_a_command_the_records_have_nothing_secret():
+def test_records_hold_no_secret_of_address_or_command():
     typed = ["trainer", "run", "--notify", URL, f"--notify={URL}", "--on-failure", f"curl {URL}", f"--on-failure=curl {URL}", "--seed", "3"]
     kept = shown_command(typed)
     assert kept == [
@@ -171,7 +171,7 @@ def test_of_an_address_and_a_command_the_records_have_nothing_secret():
 
 
 @pytest.mark.parametrize("name", PERSONAL_OPTIONS)
-def test_a_file_of_settings_never_has_one(tmp_path, name):
+def test_settings_file_accepts_no_personal_option(tmp_path, name):
     path = tmp_path / "job.toml"
     path.write_text(f"{name} = '{VALUES[name]}'\n")
     with pytest.raises(UsageError) as raised:
@@ -182,14 +182,14 @@ def test_a_file_of_settings_never_has_one(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", PERSONAL_OPTIONS)
-def test_the_files_of_a_run_never_have_one(tmp_path, name):
+def test_personal_option_in_run_files_is_refused(tmp_path, name):
     with pytest.raises(UsageError) as raised:
         refuse_personal({"lr": 0.1, name: VALUES[name]}, tmp_path / "job.json")
     assert f"has {name}, which the files of a run never decide" in str(raised.value)
     assert not any(part in str(raised.value) for part in HIDDEN)
 
 
-def test_print_config_shows_them_with_their_sources_and_without_secrets(home, monkeypatch, capsys):
+def test_print_config_shows_sources_without_secrets(home, monkeypatch, capsys):
     for name, value in home.write(f'notify = "{URL}"\npython = "/opt/python"\n').items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("TRAINER_ON_FAILURE", "mail me")
@@ -214,7 +214,7 @@ def nodes_of(capsys, *arguments):
     return json.loads(captured.out)["nodes"]["value"] if code == 0 else captured.err
 
 
-def test_hosts_of_the_own_file_count_where_nothing_else_places_the_nodes(home, monkeypatch, capsys):
+def test_hosts_of_personal_file_are_the_last_resort(home, monkeypatch, capsys):
     for name, value in home.write('hosts = "a,b,c"\n').items():
         monkeypatch.setenv(name, value)
     assert nodes_of(capsys) == 3
@@ -238,22 +238,22 @@ def test_hosts_of_the_own_file_count_where_nothing_else_places_the_nodes(home, m
 
 
 @pytest.mark.parametrize("variable", ["TRAINER_HOSTS", "TRAINER_HOSTFILE"])
-def test_a_launcher_that_is_typed_wins_over_hosts_of_a_variable_and_says_so(monkeypatch, capsys, variable):
-    """As in a job of Slurm, to which sbatch has handed the variables of the shell in which it was typed."""
+def test_launcher_flag_overrides_hosts_of_a_variable(monkeypatch, capsys, variable):
+    """As in a Slurm job, to which sbatch passes the variables of the submitting shell."""
     monkeypatch.setenv(variable, "/no/such,file")
     assert invoke(["run", "--backend", "torch", "--launcher", "slurm"]) == 2
-    said = capsys.readouterr().err
-    assert f"{variable}: --launcher slurm has its nodes elsewhere, and nothing uses it" in said
-    assert "'slurm' starts the nodes of a Slurm job; type it inside of one" in said
+    output = capsys.readouterr().err
+    assert f"{variable}: --launcher slurm has its nodes elsewhere, and nothing uses it" in output
+    assert "'slurm' starts the nodes of a Slurm job; type it inside of one" in output
     assert invoke(["run", "--backend", "torch", "--launcher", "slurm", "--hosts", "a,b"]) == 2
     assert "'slurm' starts the nodes where Slurm has allocated them; leave --hosts and --hostfile out" in capsys.readouterr().err
     assert invoke(["doctor", "--launcher", "slurm"]) == 2
     assert "'slurm' starts the nodes of a Slurm job; type it inside of one" in capsys.readouterr().err
 
 
-def test_hosts_of_a_variable_beside_nodes_that_are_there_are_named_with_it(monkeypatch, capsys):
+def test_hosts_variable_conflicts_with_existing_nodes(monkeypatch, capsys):
     monkeypatch.setenv("TRAINER_HOSTS", "a,b")
-    asked = ["run", "--backend", "torch", "--nodes", "2", "--rendezvous", "127.0.0.1:29400", "--node-rank", "0"]
-    assert invoke(asked) == 2
-    said = "hosts (from environment TRAINER_HOSTS): starts the nodes, but --rendezvous has started them already; unset TRAINER_HOSTS"
-    assert said in capsys.readouterr().err
+    arguments = ["run", "--backend", "torch", "--nodes", "2", "--rendezvous", "127.0.0.1:29400", "--node-rank", "0"]
+    assert invoke(arguments) == 2
+    message = "hosts (from environment TRAINER_HOSTS): starts the nodes, but --rendezvous has started them already; unset TRAINER_HOSTS"
+    assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The made-up example that stands in the place of text: it fits the columns of the data that a model was trained on."""
+"""The placeholder example for text data, which fits the columns that a model was trained on."""
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ COLUMNS = st.lists(st.tuples(st.sampled_from(DTYPES), SHAPES), min_size=1, max_s
 
 
 @given(COLUMNS, st.integers(2, 10**9))
-def test_every_column_has_one_example_of_its_kind(columns, size):
+def test_every_column_has_an_example_of_its_kind(columns, size):
     specs = tuple(ColumnSpec(f"column{number}", dtype, shape) for number, (dtype, shape) in enumerate(columns))
     data = placeholder_text(DataInfo("some", {"train": size, "test": size}, specs, TextFeatures({})))
     for split in ("train", "test"):
@@ -27,7 +27,7 @@ def test_every_column_has_one_example_of_its_kind(columns, size):
                 assert data.weights(split, f"{spec.name}_tokens").tolist() == column.lengths.tolist()
 
 
-def test_what_is_not_there_is_said():
+def test_missing_content_is_reported():
     spec = ColumnSpec("source", "uint16", (None,))
     data = placeholder_text(DataInfo("some", {"train": 3, "test": 3}, (spec,), TextFeatures({"source": 9})))
     assert data.attachments == ()

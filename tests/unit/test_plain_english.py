@@ -1,4 +1,4 @@
-"""The texts that people read are in the field's words, in short sentences: README, documentation, messages and help."""
+"""README, documentation, messages and help use the words of the field, in short sentences."""
 
 import ast
 import re
@@ -34,47 +34,51 @@ def dialect_words(text: str) -> list[str]:
 
 
 def literals(source: str) -> list[str]:
-    """The text literals of a module that are no docstrings, and the docstrings of commands, which are their help."""
+    """Return the text literals of a module, and the docstrings of commands, which are help."""
     nodes = list(ast.walk(ast.parse(source)))
     texts = {id(node.value) for node in nodes if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)}
-    found = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts]
+    texts_found = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts]
     for node in nodes:
-        if isinstance(node, ast.FunctionDef) and any("command" in ast.dump(one) or "group" in ast.dump(one) for one in node.decorator_list):
-            found.append(ast.get_docstring(node) or "")
-    return found
+        if isinstance(node, ast.FunctionDef) and any(
+            "command" in ast.dump(decorator) or "group" in ast.dump(decorator) for decorator in node.decorator_list
+        ):
+            texts_found.append(ast.get_docstring(node) or "")
+    return texts_found
 
 
 def product_texts() -> dict[str, list[str]]:
     files = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
     templates = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.html"))
-    found = {path.relative_to(ROOT).as_posix(): literals(path.read_text(encoding="utf-8")) for path in files}
-    return found | {path.relative_to(ROOT).as_posix(): [path.read_text(encoding="utf-8")] for path in templates}
+    texts = {path.relative_to(ROOT).as_posix(): literals(path.read_text(encoding="utf-8")) for path in files}
+    return texts | {path.relative_to(ROOT).as_posix(): [path.read_text(encoding="utf-8")] for path in templates}
 
 
-def test_what_people_read_has_the_words_of_the_field():
+def test_texts_use_the_words_of_the_field():
     texts = product_texts() | {name: [(ROOT / name).read_text(encoding="utf-8")] for name in PROSE}
-    found = {name: hits for name, own in texts.items() if (hits := [word for text in own for word in dialect_words(text)])}
-    assert sum(map(len, found.values())) <= MAX_DIALECT_WORDS, found
+    dialect = {
+        name: hits for name, texts_of_file in texts.items() if (hits := [word for text in texts_of_file for word in dialect_words(text)])
+    }
+    assert sum(map(len, dialect.values())) <= MAX_DIALECT_WORDS, dialect
 
 
 @pytest.mark.parametrize("document", PROSE)
 def test_lines_and_sentences_are_short(document):
     path = ROOT / document
     assert [number for number, line in lines_of_prose(path) if len(line) > MAX_LINE_CHARACTERS] == []
-    found = [sentence for paragraph in paragraphs(path) for sentence in sentences(paragraph)]
-    assert [sentence for sentence in found if len(words(sentence)) > MAX_SENTENCE_WORDS] == []
+    all_sentences = [sentence for paragraph in paragraphs(path) for sentence in sentences(paragraph)]
+    assert [sentence for sentence in all_sentences if len(words(sentence)) > MAX_SENTENCE_WORDS] == []
 
 
 @pytest.mark.parametrize("document", PROSE)
-def test_no_line_within_a_paragraph_renders_as_a_list(document):
-    """A wrapped sentence whose line begins with a number and a full stop, such as "… from\\n0. Then …"."""
+def test_no_line_of_a_paragraph_renders_as_a_list(document):
+    """Such as a sentence wrapped before a number with a full stop: "… from 0. Then …"."""
     lines = [line for _, line in lines_of_prose(ROOT / document)]
     item = r"\s*(\d+\.|[-*+]) "
     pairs = [(before, line) for before, line in pairwise(lines) if re.match(item, line)]
     assert [line for before, line in pairs if before and not re.match(rf"{item}|\s{{2,}}\S", before) and not before.endswith(":")] == []
 
 
-def test_the_documentation_is_short():
+def test_documentation_is_short():
     readme = ROOT / "README.md"
     text = readme.read_text(encoding="utf-8")
     assert (len(text.splitlines()) <= 160, len(text.split()) <= 1800) == (True, True)

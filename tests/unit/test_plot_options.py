@@ -1,4 +1,4 @@
-"""``trainer plot`` for a column of a paper: its width, the size of its text, and only the figures that are wanted."""
+"""``trainer plot`` for a paper's column: width, font size and selection of figures."""
 
 import re
 
@@ -23,7 +23,7 @@ def drawn(runs, folder, *options):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("width", "points"), [("8.5cm", 8.5 / 2.54 * 72), ("170mm", 17 / 2.54 * 72), ("3.3in", 3.3 * 72)])
-def test_it_is_as_wide_as_was_asked_for(runs, tmp_path, width, points):
+def test_width_is_as_requested(runs, tmp_path, width, points):
     result, files = drawn(runs, tmp_path, "--width", width, "--format", "pdf", "--font-size", "8")
     assert result.exit_code == 0, result.output
     assert "loss.pdf" in files
@@ -33,11 +33,11 @@ def test_it_is_as_wide_as_was_asked_for(runs, tmp_path, width, points):
 
 
 def sizes(file):
-    """The sizes of text in an SVG, in px of 72 to the inch."""
+    """Return the font sizes of an SVG, in px of 72 to the inch."""
     return set(re.findall(r"font: (?:\w+ )?([\d.]+)px|scale\(([\d.]+) -", file.read_text()))
 
 
-def test_text_is_as_large_as_was_asked_for(runs, tmp_path):
+def test_font_size_is_as_requested(runs, tmp_path):
     for size in ("7", "12"):
         drawn(runs, tmp_path / size, "--pick", "loss", "--format", "svg", "--font-size", size)
     small, large = ((tmp_path / size / "loss.svg") for size in ("7", "12"))
@@ -46,7 +46,7 @@ def test_text_is_as_large_as_was_asked_for(runs, tmp_path):
     assert {float(scale) for _, scale in sizes(large) if scale} >= {0.12}
 
 
-def test_only_what_is_picked_is_drawn(runs, tmp_path):
+def test_only_selected_figures_are_drawn(runs, tmp_path):
     _, files = drawn(runs, tmp_path, "--pick", "loss", "--pick", "speed")
     assert files == ["loss.png", "speed.png"]
     result, _ = drawn(runs, tmp_path / "none", "--pick", "losss")
@@ -56,7 +56,7 @@ def test_only_what_is_picked_is_drawn(runs, tmp_path):
 
 
 @pytest.mark.parametrize("width", ["8.5", "1cm", "3m", "nan", "1e3cm", "-8cm", "", "99999in", "8,5cm"])
-def test_what_is_no_width_is_refused(runs, tmp_path, width):
+def test_invalid_width_is_refused(runs, tmp_path, width):
     result, files = drawn(runs, tmp_path / "none", "--width", width)
     assert result.exit_code == 2
     assert "is no width" in result.output

@@ -1,4 +1,4 @@
-"""Pictures as files: which ones, of what kind, the same bytes again, and nothing else touched."""
+"""Charts as files: which ones, their formats, reproducible bytes, and no other file touched."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def drawn(runs):
-    """One picture of each kind: dots, curves, bars, a stack."""
-    found = pictures(started_runs(map(Run, runs)))
-    assert [picture.name for picture in found] == [
+    """One chart of each kind: dots, curves, bars, a stack."""
+    charts = pictures(started_runs(map(Run, runs)))
+    assert [picture.name for picture in charts] == [
         "decision",
         "loss",
         "accuracy",
@@ -51,23 +51,23 @@ def drawn(runs):
         "resources-one",
         "resources-_$x_1$ %",
     ]
-    return [found[0], found[1], found[5], found[7]]
+    return [charts[0], charts[1], charts[5], charts[7]]
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("image", "begins"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
-def test_every_format_is_what_it_says_and_comes_out_the_same(drawn, tmp_path, image, begins):
+def test_formats_are_valid_and_reproducible(drawn, tmp_path, image, begins):
     first = renderer.write_figures(drawn, tmp_path, image)
     assert [path.name for path in first] == [f"{name}.{image}" for name in ("decision", "loss", "time-shares", "resources-__x_1_")]
     written = [path.read_bytes() for path in first]
     assert all(content.startswith(begins) for content in written)
-    again = renderer.write_figures(drawn, tmp_path, image)  # each file is known as ours and replaced
+    again = renderer.write_figures(drawn, tmp_path, image)  # each file is recognised and replaced
     assert [path.read_bytes() for path in again] == written
 
 
 @pytest.mark.thorough
-def test_fonts_of_a_pdf_are_truetype(drawn, tmp_path):
-    """Type 3 fonts are refused by many journals."""
+def test_pdf_fonts_are_truetype(drawn, tmp_path):
+    """Many journals refuse Type 3 fonts."""
     for path in renderer.write_figures(drawn, tmp_path, "pdf"):
         kinds = set(re.findall(rb"/Subtype /(Type3|Type0|TrueType|CIDFontType\d)", path.read_bytes()))
         assert b"CIDFontType2" in kinds, path.name
@@ -76,7 +76,7 @@ def test_fonts_of_a_pdf_are_truetype(drawn, tmp_path):
 
 @pytest.fixture
 def private_font(tmp_path):
-    """A font of our own with a square for one private character, installed when it is called for."""
+    """Return a function that installs a font with a square for one private character."""
     pen = TTGlyphPen(None)
     for place, move in (((100, 0), pen.moveTo), ((100, 800), pen.lineTo), ((900, 800), pen.lineTo), ((900, 0), pen.lineTo)):
         move(place)
@@ -103,13 +103,13 @@ PRIVATE = "\U0010fabc"
 @pytest.mark.quick_cases("png")
 @pytest.mark.parametrize("image", ["png", "pdf"])
 @pytest.mark.filterwarnings("error")
-def test_a_character_is_drawn_in_a_font_that_has_it_or_named(tmp_path, capsys, private_font, image):
-    one, two = make_run(tmp_path, "one", steps=8), make_run(tmp_path, "two", steps=8, state="failed", summary=False)
-    shown = pictures(started_runs(map(Run, [one, two.rename(tmp_path / f"two{PRIVATE}")])))[:1]
+def test_character_uses_a_font_that_has_it_or_is_named(tmp_path, capsys, private_font, image):
+    first, second = make_run(tmp_path, "one", steps=8), make_run(tmp_path, "two", steps=8, state="failed", summary=False)
+    shown = pictures(started_runs(map(Run, [first, second.rename(tmp_path / f"two{PRIVATE}")])))[:1]
     (boxes,) = renderer.write_figures(shown, tmp_path / "boxes", image)
-    said = capsys.readouterr().err
-    assert said.startswith(f"no installed font has {PRIVATE}: boxes stand for them;")
-    assert said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert output.startswith(f"no installed font has {PRIVATE}: boxes stand for them;")
+    assert output.count("\n") == 1
     private_font()
     (drawn,) = renderer.write_figures(shown, tmp_path / "drawn", image)
     assert capsys.readouterr().err == ""
@@ -117,7 +117,7 @@ def test_a_character_is_drawn_in_a_font_that_has_it_or_named(tmp_path, capsys, p
 
 
 @pytest.mark.thorough
-def test_names_in_chinese_are_no_reason_for_warnings(tmp_path):
+def test_chinese_names_cause_no_warnings(tmp_path):
     make_run(tmp_path, "中文运行", steps=8)
     command = [sys.executable, "-m", "crosstrain.cli.main", "plot", "中文运行", "--out", str(tmp_path), "-o", str(tmp_path / "figures")]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -127,7 +127,7 @@ def test_names_in_chinese_are_no_reason_for_warnings(tmp_path):
 
 
 @pytest.mark.thorough
-def test_the_pictures_show_something_in_the_colours_of_the_runs(drawn, tmp_path):
+def test_charts_use_the_colours_of_the_runs(drawn, tmp_path):
     for path in renderer.write_figures(drawn, tmp_path, "png"):
         image = Image.open(io.BytesIO(path.read_bytes())).convert("RGB")
         assert image.width == 1350
@@ -136,8 +136,8 @@ def test_the_pictures_show_something_in_the_colours_of_the_runs(drawn, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["20261122-131600-logreg-torch-sync-3n-162d", "x" * 90])
-def test_long_names_leave_the_bars_most_of_the_room(tmp_path, name):
-    paths = [make_run(tmp_path, name, calibrated=True, steps=8)]  # one alone is called by its name
+def test_long_names_leave_room_for_the_bars(tmp_path, name):
+    paths = [make_run(tmp_path, name, calibrated=True, steps=8)]  # a single run is labelled by its name
     (shares,) = (picture for picture in pictures(started_runs(map(Run, paths))) if picture.name == "time-shares")
     (file,) = renderer.write_figures([shares], tmp_path, "svg")
     text = file.read_text()
@@ -150,16 +150,16 @@ def test_long_names_leave_the_bars_most_of_the_room(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["{}-131600-logreg-torch-sync-3n-162d", "{}" + "x" * 150])
-def test_a_key_of_long_names_stays_within_the_figure(tmp_path, name):
+def test_legend_of_long_names_fits_the_figure(tmp_path, name):
     paths = [make_run(tmp_path, name.format(number), steps=8, state="failed", summary=False) for number in range(4)]
     (file,) = renderer.write_figures([pictures(started_runs(map(Run, paths)))[0]], tmp_path, "png")
     image = Image.open(file).convert("L")
     edges = [image.getpixel((x, y)) for x in (*range(4), *range(image.width - 4, image.width)) for y in range(image.height)]
-    assert min(edges) == 255  # nothing is cut
+    assert min(edges) == 255  # nothing is clipped
 
 
 @pytest.mark.thorough
-def test_runs_whose_names_make_one_file_name_have_two_files(drawn, tmp_path):
+def test_equal_file_names_are_made_unique(drawn, tmp_path):
     twins = [replace(drawn[0], name=name) for name in ("resources-a b", "resources-a/b", "resources-a_b-2")]
     assert [path.name for path in renderer.write_figures(twins, tmp_path, "svg")] == [
         "resources-a_b.svg",
@@ -173,13 +173,16 @@ def test_thirty_runs_look_different():
     assert all(colour(number) != colour(number + 1) and dash(number) != dash(number + 1) for number in range(29))
 
 
-def test_points_of_neighbouring_colours_and_dashes_differ_in_shape():
-    for number, other in product(range(len(COLOURS)), range(len(DASHES))):
-        shapes = [marker(one) for one in (Stroke(number, other), Stroke(number + 1, other), Stroke(number, other + 1))]
+def test_neighbouring_styles_have_different_markers():
+    for number, dash_number in product(range(len(COLOURS)), range(len(DASHES))):
+        shapes = [
+            marker(point_stroke)
+            for point_stroke in (Stroke(number, dash_number), Stroke(number + 1, dash_number), Stroke(number, dash_number + 1))
+        ]
         assert len(set(shapes)) == 3
 
 
-def test_runs_with_one_evaluation_have_points_of_different_shapes(tmp_path):
+def test_runs_with_one_evaluation_have_different_markers(tmp_path):
     paths = [make_run(tmp_path, name, lr=rate) for name, rate in (("one", 0.1), ("other", 0.2))]
     (accuracy,) = (picture for picture in pictures(started_runs(map(Run, paths))) if picture.name == "accuracy")
     assert len({trace["marker"]["symbol"] for plot in drawn_by_plotly(accuracy) for trace in plot["data"] if "marker" in trace}) == 2
@@ -193,22 +196,22 @@ def shown_as(name, shown):
 @pytest.mark.parametrize(
     "axes", [{"backend": ("torch", "tf"), "batch_size": (8, 16, 32, 64, 128)}, {"lr": (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)}, None]
 )
-def test_ten_configurations_are_told_apart_without_colour(tmp_path, axes):
-    """By dash, by the shape of points on their lines, and by a name at each line's end; also ten runs without figures."""
+def test_ten_configurations_are_distinct_without_colour(tmp_path, axes):
+    """By dash, marker and a label at each line's end; also ten runs without figures."""
     if axes is None:
         paths = [make_run(tmp_path, f"r{number}", steps=40, state="failed", summary=False) for number in range(10)]
     else:
         settings = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
-        paths = [make_run(tmp_path, f"r{number}", steps=40, until=None, **one) for number, one in enumerate(settings)]
+        paths = [make_run(tmp_path, f"r{number}", steps=40, until=None, **config) for number, config in enumerate(settings)]
     loss = shown_as("loss", paths)
     for panel in loss.panels:
-        lines = [one for one in panel.curves if one.kind == "line"]
-        assert len({marker(one.stroke) for one in lines}) == len(lines)
+        lines = [config for config in panel.curves if config.kind == "line"]
+        assert len({marker(config.stroke) for config in lines}) == len(lines)
         for apart in (0.05, 0.09):
             labels = end_labels(panel, apart, 20)
             assert len({label.text for label in labels}) == len(lines) == len({label.curve.name for label in labels})
             places = [label.y_label for label in labels]
-            height = max(one.y.max() for one in lines) - min(one.y.min() for one in lines)
+            height = max(config.y.max() for config in lines) - min(config.y.min() for config in lines)
             assert all(later - earlier >= apart * height * 0.999 for earlier, later in pairwise(places))
             assert all((label.x, label.y) == (label.curve.x[-1], label.curve.y[-1]) for label in labels)
     assert sum(len(panel.curves) for panel in loss.panels) >= 10
@@ -220,14 +223,14 @@ def test_ten_configurations_are_told_apart_without_colour(tmp_path, axes):
     assert all(written.count(label.text) >= 1 for label in end_labels(loss.panels[0], 0.05, 20))
 
 
-def test_of_more_lines_than_there_is_room_for_none_has_a_name_at_its_end():
+def test_too_many_lines_have_no_end_labels():
     curves = [Curve(f"line {number}", stroke(number), np.arange(3.0), np.full(3, float(number)), number) for number in range(30)]
     assert len(end_labels(Panel("", "", "", tuple(curves)), 0.03, 20)) == 30
     assert end_labels(Panel("", "", "", tuple(curves)), 0.05, 20) == []
     assert end_labels(Panel("", "", "", tuple(curves[:1])), 0.03, 20) == []
 
 
-def test_learning_rates_are_drawn_where_they_change_or_differ(tmp_path):
+def test_learning_rates_are_drawn_if_they_vary(tmp_path):
     same = [make_run(tmp_path, name, steps=40, lr=rate) for name, rate in (("one", 0.1), ("other", 0.2))]
     assert shown_as("learning-rate", same) is None
     falling = make_run(tmp_path, "falling", steps=40, lr=0.4, rate=lambda step: 0.1 / (step + 1))
@@ -237,14 +240,14 @@ def test_learning_rates_are_drawn_where_they_change_or_differ(tmp_path):
     assert drawn.y == pytest.approx([0.1 / step for step in range(1, 41)])
     higher = [make_run(tmp_path, f"higher-{seed}", steps=40, lr=0.3, seed=seed, rate=lambda _step: 0.2) for seed in (0, 1)]
     (panel,) = shown_as("learning-rate", [same[0], *higher]).panels
-    assert {(one.name, *one.y.tolist()) for one in panel.curves} == {
+    assert {(curve.name, *curve.y.tolist()) for curve in panel.curves} == {
         ("learning rate 0.1 (n=1)", *[0.05] * 40),
         ("learning rate 0.3 (n=2)", *[0.2] * 40),
     }
 
 
-def test_speeds_are_medians_with_the_raw_ones_pale(tmp_path):
-    """One slow update in 25: the line does not show it, and the pale one does; of repeats the band does."""
+def test_speeds_are_medians_over_pale_raw_values(tmp_path):
+    """One slow update in 25 shows in the pale line only; of repeats in the band."""
     paths = [make_run(tmp_path, f"r{seed}", steps=1200, seed=seed, until=None) for seed in (0, 1)]
     for seed, path in enumerate(paths):
         lines = [json.loads(line) for line in (path / "steps.jsonl").read_text().splitlines()]
@@ -253,7 +256,7 @@ def test_speeds_are_medians_with_the_raw_ones_pale(tmp_path):
             line["seconds"] += 0.2 if number % 25 == 6 + 12 * seed else 0.0
             clock += line["seconds"]
             line["time_seconds"] = clock
-        (path / "evals.jsonl").write_text("")  # nothing stands still
+        (path / "evals.jsonl").write_text("")  # without pauses
         (path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     speed = shown_as("speed", paths[:1])
     assert "running median" in speed.note
@@ -268,7 +271,7 @@ def test_speeds_are_medians_with_the_raw_ones_pale(tmp_path):
 
 
 def test_nodes_that_differ_much_have_no_mean(tmp_path):
-    """Bytes sent by the second node are twice as many as by the first, then 9 times: then both are drawn, and it is said."""
+    """The second node sends twice, then 9 times as much: then both are drawn, with a note."""
     for factor, uneven in ((2.0, False), (9.0, True)):
         paths = []
         for size in (8, 16, 32):
@@ -282,12 +285,12 @@ def test_nodes_that_differ_much_have_no_mean(tmp_path):
         cpu = next(panel for panel in over.panels if panel.title.startswith("CPU"))
         expected = [[1e5] * 3, [9e5] * 3] if uneven else [[1.5e5] * 3]
         assert np.allclose([drawn.y for drawn in sent.curves], expected)
-        assert [(one.low.tolist(), one.high.tolist()) for one in sent.bands] == ([([1e5] * 3, [9e5] * 3)] if uneven else [])
+        assert [(band.low.tolist(), band.high.tolist()) for band in sent.bands] == ([([1e5] * 3, [9e5] * 3)] if uneven else [])
         assert ("Sent: nodes differ by a factor of 4 or more" in over.note) == uneven
         assert ("lowest and highest node" in sent.title, cpu.title) == (uneven, "CPU")
 
 
-def test_resources_of_all_runs_have_the_same_heights(tmp_path):
+def test_resources_of_all_runs_share_their_scale(tmp_path):
     shown = started_runs(map(Run, [make_run(tmp_path, "small", steps=40), make_run(tmp_path, "large", steps=400)]))
     small, large = (picture for picture in pictures(shown) if picture.stacked)
     tops = [[panel.top for panel in picture.panels if isinstance(panel, Panel)] for picture in (small, large)]
@@ -295,8 +298,8 @@ def test_resources_of_all_runs_have_the_same_heights(tmp_path):
     assert tops[0][0] == pytest.approx(1.05 * 2)
 
 
-def test_training_is_that_of_the_clock_with_the_time_without_steps_apart(tmp_path):
-    """Two workers of async runs, with steps of 10 ms: always busy in one, for a fifth of the second in the other, as `explain` says too."""
+def test_training_time_equals_the_clock_without_idle_time(tmp_path):
+    """Async workers with steps of 10 ms: always busy in one run, a fifth of the time in another."""
     clock = {"train_seconds": 1.0, "eval_seconds": 0.0, "checkpoint_seconds": 0.0, "other_seconds": 0.0}
     paths = []
     for name, updates, lr in (("busy", 100, 0.1), ("idle", 20, 0.2)):
@@ -310,15 +313,15 @@ def test_training_is_that_of_the_clock_with_the_time_without_steps_apart(tmp_pat
         (paths, {"training, workers busy": [1.0, 0.2], "training, workers idle": [0, 0.8]}),
     ):
         (shares,) = (picture for picture in pictures(started_runs(map(Run, shown))) if picture.name == "time-shares")
-        found = {segment.name: list(segment.values) for segment in shares.panels[0].segments}
-        assert found["coordination"] == pytest.approx([0.0] * len(shown))
-        assert {name: values for name, values in found.items() if name.startswith("training")} == {
+        shares_by_name = {segment.name: list(segment.values) for segment in shares.panels[0].segments}
+        assert shares_by_name["coordination"] == pytest.approx([0.0] * len(shown))
+        assert {name: values for name, values in shares_by_name.items() if name.startswith("training")} == {
             name: pytest.approx(values) for name, values in expected.items()
         }
-        assert [sum(values) for values in zip(*found.values(), strict=True)] == pytest.approx([1.0] * len(shown))
+        assert [sum(values) for values in zip(*shares_by_name.values(), strict=True)] == pytest.approx([1.0] * len(shown))
 
 
-def test_what_comes_after_a_run_does_not_stretch_its_picture(tmp_path):
+def test_samples_after_a_run_do_not_stretch_its_chart(tmp_path):
     path = make_run(tmp_path, "one", steps=40)
     (before,) = (picture for picture in pictures(started_runs([Run(path)])) if picture.stacked)
     lines = (path / "system.jsonl").read_text().splitlines(keepends=True)
@@ -331,7 +334,7 @@ def test_what_comes_after_a_run_does_not_stretch_its_picture(tmp_path):
 
 
 @pytest.mark.thorough
-def test_the_command_draws_without_a_display_and_prints_the_paths(runs, tmp_path):
+def test_command_draws_without_display_and_prints_paths(runs, tmp_path):
     environment = {key: value for key, value in os.environ.items() if key not in ("DISPLAY", "MPLBACKEND")}
     command = [sys.executable, "-m", "crosstrain.cli.main", "plot", str(runs[0]), "-o", str(tmp_path / "figures")]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
@@ -341,14 +344,14 @@ def test_the_command_draws_without_a_display_and_prints_the_paths(runs, tmp_path
     assert all(Path(path).read_bytes().startswith(b"\x89PNG") for path in done.stdout.split())
 
 
-def test_a_file_that_is_no_figure_of_ours_stays(runs, tmp_path, capsys):
+def test_file_that_is_no_figure_is_kept(runs, tmp_path, capsys):
     (tmp_path / "speed.png").write_bytes(b"mine")
     assert invoke(["plot", str(runs[0]), "-o", str(tmp_path)]) == 2
     assert "speed.png' was not written by `trainer plot` and stays as it is" in capsys.readouterr().err
     assert [(entry.name, entry.read_bytes()) for entry in tmp_path.iterdir()] == [("speed.png", b"mine")]
 
 
-def test_a_folder_that_cannot_be_and_a_format_that_is_none_are_refused(runs, tmp_path, capsys):
+def test_invalid_folder_and_format_are_refused(runs, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert invoke(["plot", str(runs[0]), "-o", str(tmp_path / "file" / "figures")]) == 2
     assert "cannot hold figures" in capsys.readouterr().err
@@ -356,7 +359,7 @@ def test_a_folder_that_cannot_be_and_a_format_that_is_none_are_refused(runs, tmp
     assert "'gif' is not one of 'png', 'svg', 'pdf'" in capsys.readouterr().err
 
 
-def test_the_words_about_resources_say_what_they_are_of(tmp_path):
+def test_description_of_resources_names_their_unit(tmp_path):
     path = make_run(tmp_path, "one", steps=40)
     summary = json.loads((path / "summary.json").read_text())
     figures = {"memory_rss_bytes": {"max": 3e8}, "memory_pss_bytes": {"max": 2e8}, "network_sent_bytes_per_second": 1e6}

@@ -1,4 +1,4 @@
-"""`trainer predict`: the formulas by hand, the fit on runs made from a known model, the band, the command."""
+"""`trainer predict`: formulas by hand, fits of runs from a known model, band and command."""
 
 from __future__ import annotations
 
@@ -25,49 +25,49 @@ BARE = Ring(wire_factor=1.0)
 
 
 class TestFormulas:
-    def test_a_ring_sends_2_n_minus_1_over_n_of_the_bytes(self):
-        """Four workers, 8 MB, 1 MB/s: 2·3/4·8 = 12 s on the link; 6 messages of 0.5 s, 0.25 s of them on the way."""
+    def test_ring_sends_2_n_minus_1_over_n_of_the_bytes(self):
+        """4 workers, 8 MB, 1 MB/s: 2·3/4·8 = 12 s on the link; 6 messages of 0.5 s, half latency."""
         step = ring_step(1.0, 8e6, 4, 4, Ring(hop_seconds=0.25, wire_factor=1.0), Link(1e6, 0.25))
         assert step.components == {"compute": 1.0, "link": 12.0, "copying": 0.0, "latency": 3.0, "other": 0.0}
         assert (step.seconds, step.updates_per_second, step.limited_by) == (16.0, 1 / 16, "link")
 
-    def test_what_is_hidden_fits_into_the_window(self):
+    def test_hidden_time_fits_into_the_window(self):
         half = ring_step(4.0, 4e6, 2, 2, Ring(wire_factor=1.0, hidden_fraction=0.5), Link(1e6))
         assert (half.seconds, half.components["link"]) == (6.0, 2.0)
         long = ring_step(1.0, 4e6, 2, 2, Ring(wire_factor=1.0, hidden_fraction=0.5, window_fraction=0.25), Link(1e6))
         assert (long.seconds, long.components["link"]) == (4.75, 3.75)
 
-    def test_a_worker_alone_and_a_node_alone_need_no_link(self):
+    def test_single_worker_and_node_need_no_link(self):
         assert ring_step(1.0, 8e6, 1, 1, Ring(other_seconds=9.0), Link(1.0)).seconds == 1.0
         assert ring_step(1.0, 8e6, 2, 1, Ring(0.5, 1e-6, 1.0), Link(1.0, 100.0)).seconds == 1.0 + 8.0 + 1.0
 
-    def test_a_worker_alone_with_its_parameter_server(self):
+    def test_single_worker_has_a_parameter_server(self):
         step = server_step(1.0, 1e6, 1, 1, 1, Server(0.5, 1e-6, 0.25, 1e-6, 1.0), Link(1.0, 100.0))
         assert step.seconds == pytest.approx(1.0 + (0.5 + 1.0) + (0.25 + 1.0))
 
-    def test_where_less_than_a_core_computes_service_takes_longer_and_alone_it_does_not(self):
+    def test_fraction_of_a_core_slows_concurrent_service_only(self):
         limited = Server(0.5, 1e-6, 0.25, 1e-6, 1.0, slowdown=2.0)
         assert server_step(1.0, 1e6, 1, 1, 1, limited, Link(None)).seconds == pytest.approx(1.0 + 2 * (0.5 + 1.0) + (0.25 + 1.0))
         assert server_step(0.0, 1e6, 1, 1, 1, limited, Link(None)).seconds == pytest.approx((0.5 + 1.0) + (0.25 + 1.0))
         elsewhere = server_step(1.0, 1e6, 1, 1, 1, replace(limited, shared_cores=False), Link(None))
         assert elsewhere.seconds == pytest.approx(1.0 + (0.5 + 1.0) + (0.25 + 1.0))
 
-    def test_the_parameter_servers_link_is_the_bound(self):
-        """20 MB of updates a second each way over 1 MB each: 20 updates a second cross the link; the one beside it needs none."""
+    def test_server_link_is_the_bound(self):
+        """20 MB of updates a second each way over 1 MB each: 20 updates; a local worker adds none."""
         crowd = server_step(0.1, 1e6, 1, 400, 1, Server(wire_factor=1.0, shared_cores=False), Link(20e6))
         assert crowd.updates_per_second == pytest.approx(20 + 10, rel=0.01)
         assert crowd.limited_by == "link"
 
-    def test_its_processor_is_the_bound_on_fast_links(self):
+    def test_server_cpu_is_the_bound_on_fast_links(self):
         crowd = server_step(0.1, 1e6, 1, 400, 1, Server(service_seconds=0.02, shared_cores=False), Link(None))
         assert crowd.updates_per_second == pytest.approx(50, rel=1e-3)
         assert crowd.limited_by == "server"
 
-    def test_more_parameter_servers_share_the_bytes(self):
-        one, two = (server_step(0.1, 1e6, 1, 400, ps, Server(wire_factor=1.0, shared_cores=False), Link(20e6)) for ps in (1, 2))
-        assert two.updates_per_second / one.updates_per_second == pytest.approx(2.0, rel=0.1)
+    def test_parameter_servers_share_the_bytes(self):
+        single, double = (server_step(0.1, 1e6, 1, 400, ps, Server(wire_factor=1.0, shared_cores=False), Link(20e6)) for ps in (1, 2))
+        assert double.updates_per_second / single.updates_per_second == pytest.approx(2.0, rel=0.1)
         few = server_step(0.1, 1e6, 1, 3, 2, Server(wire_factor=1.0, shared_cores=False), Link(20e6))
-        assert few.components["link"] <= 2 * 1e6 / 20e6  # nobody's own link carries more than the payload each way
+        assert few.components["link"] <= 2 * 1e6 / 20e6  # no worker's link carries more than the payload each way
 
     def test_parts_sum_to_the_step(self):
         for step in (
@@ -79,23 +79,23 @@ class TestFormulas:
 
 
 class TestFit:
-    def test_one_sync_run_gives_back_what_it_was_made_from(self, tmp_path):
+    def test_sync_run_is_fitted_exactly(self, tmp_path):
         ring = Ring(0.001, 8e-9, hidden_fraction=0.25)
-        found = fit([observe(Run(calibrated_run(tmp_path, ring=ring)))])
+        model = fit([observe(Run(calibrated_run(tmp_path, ring=ring)))])
         for name in ("hop_seconds", "seconds_per_byte", "wire_factor", "hidden_fraction", "other_seconds"):
-            assert getattr(found.ring, name) == pytest.approx(getattr(ring, name), rel=1e-6, abs=1e-12)
-        assert found.compute.fixed_seconds == pytest.approx(COMPUTE.fixed_seconds)
-        assert found.compute.seconds_per_example == pytest.approx(COMPUTE.seconds_per_example)
-        assert found.measured == {"ring"}
+            assert getattr(model.ring, name) == pytest.approx(getattr(ring, name), rel=1e-6, abs=1e-12)
+        assert model.compute.fixed_seconds == pytest.approx(COMPUTE.fixed_seconds)
+        assert model.compute.seconds_per_example == pytest.approx(COMPUTE.seconds_per_example)
+        assert model.measured == {"ring"}
 
     @pytest.mark.parametrize("ring", [RING, replace(RING, hidden_fraction=0.9, window_fraction=0.3)])
-    def test_two_bandwidths_tell_how_much_can_be_hidden(self, tmp_path, ring):
+    def test_two_bandwidths_show_the_hidden_share(self, tmp_path, ring):
         runs = [calibrated_run(tmp_path, name=str(rate), bandwidth=f"{rate}mbit", ring=ring) for rate in (100, 1000)]
-        found = fit([observe(Run(path)) for path in runs]).ring
+        ring_fit = fit([observe(Run(path)) for path in runs]).ring
         for name in ("seconds_per_byte", "hidden_fraction", "window_fraction"):
-            assert getattr(found, name) == pytest.approx(getattr(ring, name))
+            assert getattr(ring_fit, name) == pytest.approx(getattr(ring, name))
 
-    def test_what_differs_between_nodes_of_one_kind_is_chance(self, tmp_path):
+    def test_difference_of_equal_nodes_is_averaged(self, tmp_path):
         path = calibrated_run(tmp_path)
         calibration = json.loads((path / "calibration.json").read_text())
         calibration["workers"][0]["compute_seconds"] *= 1.5
@@ -104,27 +104,27 @@ class TestFit:
         write(path, "job.json", {**json.loads((path / "job.json").read_text()), "cores_per_node": [0.3, 0.4]})
         assert fit([observe(Run(path))]).compute.seconds(BATCH) == pytest.approx(1.5 * COMPUTE.seconds(BATCH), rel=1e-3)
 
-    def test_what_comes_on_top_is_kept(self, tmp_path):
+    def test_overhead_is_kept(self, tmp_path):
         path = calibrated_run(tmp_path, ring=Ring(0.001, 8e-9, other_seconds=0.03))
         assert fit([observe(Run(path))]).ring.other_seconds == pytest.approx(0.03)
 
-    def test_an_async_run_gives_back_its_steps_and_other_numbers_of_nodes(self, tmp_path):
+    def test_async_run_is_fitted_and_extrapolated(self, tmp_path):
         runs = [calibrated_run(tmp_path, name=str(rate), mode="async", nodes=3, bandwidth=f"{rate}mbit") for rate in (50, 1000)]
-        found = fit([observe(Run(path)) for path in runs])
-        assert found.measured == {"ps"}
-        assert (found.server.pulls_per_update, found.server.slowdown) == (2.0, 2.5)
+        model = fit([observe(Run(path)) for path in runs])
+        assert model.measured == {"ps"}
+        assert (model.server.pulls_per_update, model.server.slowdown) == (2.0, 2.5)
         for nodes, rate in ((2, 200e6), (5, 200e6), (3, 50e6), (8, 1e9)):
             expected = server_step(COMPUTE.seconds(BATCH), PAYLOAD, 1, nodes, 1, SERVER, Link(rate / 8))
-            step = server_step(found.compute.seconds(BATCH), PAYLOAD, 1, nodes, 1, found.server, Link(rate / 8))
+            step = server_step(model.compute.seconds(BATCH), PAYLOAD, 1, nodes, 1, model.server, Link(rate / 8))
             assert step.updates_per_second == pytest.approx(expected.updates_per_second, rel=0.02)
 
-    def test_a_worker_alone_says_nothing_of_messages(self, tmp_path):
-        found = fit([observe(Run(calibrated_run(tmp_path, nodes=1, bandwidth=None, cores_per_node=None)))])
-        assert (found.measured, found.ring) == (frozenset(), Ring())
+    def test_single_worker_gives_no_communication(self, tmp_path):
+        model = fit([observe(Run(calibrated_run(tmp_path, nodes=1, bandwidth=None, cores_per_node=None)))])
+        assert (model.measured, model.ring) == (frozenset(), Ring())
 
-    def test_a_batch_of_one_has_no_half(self, tmp_path):
-        found = fit([observe(Run(calibrated_run(tmp_path, batch_size=1)))]).compute
-        assert (found.seconds(1), found.seconds_per_example) == (pytest.approx(COMPUTE.seconds(1)), 0.0)
+    def test_batch_of_one_cannot_be_halved(self, tmp_path):
+        compute = fit([observe(Run(calibrated_run(tmp_path, batch_size=1)))]).compute
+        assert (compute.seconds(1), compute.seconds_per_example) == (pytest.approx(COMPUTE.seconds(1)), 0.0)
 
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -134,12 +134,12 @@ class TestFit:
             ({"payload_bytes": 7}, "1000000 and 7 bytes"),
         ],
     )
-    def test_runs_of_other_work_are_refused(self, tmp_path, change, message):
-        first, other = calibrated_run(tmp_path), calibrated_run(tmp_path, name="two", **change)
+    def test_different_jobs_are_refused(self, tmp_path, change, message):
+        first, second = calibrated_run(tmp_path), calibrated_run(tmp_path, name="two", **change)
         with pytest.raises(UsageError, match=message):
-            fit([observe(Run(first)), observe(Run(other))])
+            fit([observe(Run(first)), observe(Run(second))])
 
-    def test_a_run_without_calibration_is_refused(self, tmp_path):
+    def test_run_without_calibration_is_refused(self, tmp_path):
         path = calibrated_run(tmp_path)
         (path / "calibration.json").unlink()
         with pytest.raises(UsageError, match=r"is not calibrated.*train a short one again"):
@@ -152,7 +152,7 @@ JUDGED = ValidationGroup(
 
 
 class TestBand:
-    def test_errors_are_fractions_of_what_was_measured(self):
+    def test_errors_are_fractions_of_the_measurement(self):
         assert JUDGED.median_error == pytest.approx(0.175)
         assert JUDGED.largest_error == pytest.approx(0.25)
         assert JUDGED.factor == pytest.approx(1.25)
@@ -161,11 +161,11 @@ class TestBand:
         ("nodes", "bits_per_second", "doublings"),
         [(1, None, 0), (4, 1e8, 0), (8, 1e8, 1), (512, 1e8, 7), (4, 4e8, 2), (4, 5e7, 1), (16, 2e8, 3), (2, None, 0)],
     )
-    def test_each_doubling_widens_it(self, nodes, bits_per_second, doublings):
-        factor, found = band_factor(JUDGED, nodes, bits_per_second)
-        assert (factor, found) == (pytest.approx(1.25 ** (1 + doublings)), doublings)
+    def test_doubling_widens_the_band(self, nodes, bits_per_second, doublings):
+        factor, doubled = band_factor(JUDGED, nodes, bits_per_second)
+        assert (factor, doubled) == (pytest.approx(1.25 ** (1 + doublings)), doublings)
 
-    def test_the_shipped_table_is_whole(self):
+    def test_shipped_table_is_complete(self):
         for judged in read_validation().judged:
             assert judged.points
             assert len(judged.fitted_on) in (1, 2)
@@ -175,13 +175,13 @@ class TestBand:
 class TestRows:
     def rows(self, tmp_path, *, judged=(JUDGED,), **question):
         fitted = fit([observe(Run(calibrated_run(tmp_path)))])
-        asked = Question(
+        request = Question(
             **{"nodes": (1, 4), "link": Link(1e8 / 8), "topology": "ring", "ps": 1, "scalings": ("weak", "strong"), **question}
         )
-        rows = predicted(fitted, asked, Validation("2025-01-01", "m", judged))
-        return rows, remarks(fitted, asked, rows)
+        rows = predicted(fitted, request, Validation("2025-01-01", "m", judged))
+        return rows, remarks(fitted, request, rows)
 
-    def test_speedup_is_over_one_node(self, tmp_path):
+    def test_speedup_is_relative_to_one_node(self, tmp_path):
         (alone, weak, whole, strong), _ = self.rows(tmp_path)
         assert (alone.speedup, whole.speedup) == (1.0, 1.0)
         assert weak.examples_per_second == pytest.approx(4 * BATCH / weak.step.seconds)
@@ -191,47 +191,47 @@ class TestRows:
         assert strong.efficiency == pytest.approx(COMPUTE.seconds(2 * BATCH) / strong.step.seconds / 4)
         assert weak.factor == pytest.approx(1.25)
 
-    def test_workers_without_an_example_have_no_row(self, tmp_path):
+    def test_workers_without_an_example_have_no_prediction(self, tmp_path):
         rows, texts = self.rows(tmp_path, nodes=(512,))
         assert [row.step is None for row in rows] == [False, True]
         assert any("512 nodes would leave workers without an example of the global batch of 64" in text for text in texts)
         assert any("512 nodes are an extrapolation from 2" in text for text in texts)
 
-    def test_the_other_topology_has_no_band_and_says_why(self, tmp_path):
+    def test_unvalidated_topology_has_no_band(self, tmp_path):
         rows, texts = self.rows(tmp_path, topology="ps")
         assert {row.factor for row in rows} == {None}
         assert texts[0].startswith("No run was async: what messages cost is taken from the sync runs.")
 
-    def test_latency_is_said_to_be_unvalidated(self, tmp_path):
+    def test_latency_is_reported_as_unvalidated(self, tmp_path):
         assert any(text.startswith("Latency is unvalidated") for text in self.rows(tmp_path)[1])
 
     @pytest.mark.parametrize(("latency", "banded"), [(1e-6, True), (1.0, False)])
-    def test_a_step_that_is_mostly_latency_has_no_band(self, tmp_path, latency, banded):
+    def test_latency_bound_step_has_no_band(self, tmp_path, latency, banded):
         rows, texts = self.rows(tmp_path, nodes=(2, 4), link=Link(1e8 / 8, latency), scalings=("weak",))
         assert [row.factor is not None for row in rows] == [banded] * 2
         assert any("2 and 4 nodes have no band" in text for text in texts) != banded
 
-    def test_nodes_that_are_not_alike_have_no_band(self, tmp_path):
+    def test_different_nodes_have_no_band(self, tmp_path):
         fitted = fit([observe(Run(calibrated_run(tmp_path, cores_per_node=(0.5, 0.25))))])
         question = Question((2,), Link(1e8 / 8), "ring", 1, ("weak",))
         (row,) = predicted(fitted, question, Validation("2025-01-01", "m", (JUDGED,)))
         assert row.factor is None
         assert any("different numbers of cores (0.25, 0.5)" in text for text in remarks(fitted, question, [row]))
 
-    def test_steps_that_are_short_against_the_kernels_periods_are_said_to_be(self, tmp_path):
+    def test_steps_short_for_scheduler_periods_are_reported(self, tmp_path):
         assert not [text for text in self.rows(tmp_path)[1] if "every 20 ms" in text]
         fitted = fit([observe(Run(calibrated_run(tmp_path, name="short", compute=Compute(0.0, 0.001))))])
         question = Question((2,), Link(None), "ring", 1, ("weak",))
         texts = remarks(fitted, question, predicted(fitted, question, Validation("", "", ())))
         assert any("a worker of a fitted run computes for only 32 ms a step" in text for text in texts)
 
-    def test_more_parameter_servers_than_nodes_are_refused(self, tmp_path):
+    def test_more_servers_than_nodes_are_refused(self, tmp_path):
         with pytest.raises(UsageError, match="ps: got 3; allowed: at most one on each node, and 1 of --nodes is fewer"):
             self.rows(tmp_path, topology="ps", ps=3)
 
 
 class TestCommand:
-    def test_without_numbers_of_nodes_only_those_with_room_for_the_servers_are_predicted(self, tmp_path):
+    def test_default_nodes_have_room_for_the_servers(self, tmp_path):
         path = calibrated_run(tmp_path)
         arguments = [path.name, "--out", str(tmp_path), "--topology", "ps", "--scaling", "weak", "--json"]
         for more, nodes in (([], [1, 2, 4, 8, 64, 512]), (["--ps", "3"], [4, 8, 64, 512])):
@@ -242,23 +242,23 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("nodes", "expected"), [(2, [1, 2, 4, 8, 64, 512]), (3, [1, 2, 3, 4, 8, 64, 512]), (6, [1, 2, 4, 6, 8, 64, 512])]
     )
-    def test_the_number_of_nodes_that_was_measured_has_a_row(self, tmp_path, nodes, expected):
+    def test_measured_number_of_nodes_is_predicted(self, tmp_path, nodes, expected):
         path = calibrated_run(tmp_path, nodes=nodes)
-        found = json.loads(CliRunner().invoke(predict, [str(path), "--scaling", "weak", "--json"]).stdout)["predictions"]
-        assert [row["nodes"] for row in found] == expected
-        measured = found[expected.index(nodes)]
+        predictions = json.loads(CliRunner().invoke(predict, [str(path), "--scaling", "weak", "--json"]).stdout)["predictions"]
+        assert [row["nodes"] for row in predictions] == expected
+        measured = predictions[expected.index(nodes)]
         assert measured["examples_per_second"] == pytest.approx(observe(Run(path)).examples_per_second, rel=0.01)
 
-    def test_a_run_on_less_data_than_its_global_batch_made_so_many_examples_a_step(self, tmp_path):
+    def test_small_dataset_limits_the_global_batch(self, tmp_path):
         path = calibrated_run(tmp_path)
         before = observe(Run(path))
         write(path, "job.json", {**json.loads((path / "job.json").read_text()), "dataset": {"sizes": {"train": 48, "test": 4}}})
-        found = observe(Run(path))
-        assert (before.global_batch_size, found.global_batch_size) == (2 * BATCH, 48)
-        assert found.examples_per_second == pytest.approx(48 / found.mean("step"))
+        observation = observe(Run(path))
+        assert (before.global_batch_size, observation.global_batch_size) == (2 * BATCH, 48)
+        assert observation.examples_per_second == pytest.approx(48 / observation.mean("step"))
 
     @pytest.mark.parametrize("whole", [5, 120, 1000])
-    def test_no_batch_has_a_part_of_an_example(self, tmp_path, whole):
+    def test_batches_are_whole_numbers(self, tmp_path, whole):
         path = calibrated_run(tmp_path)
         write(path, "summary.json", {**json.loads((path / "summary.json").read_text()), "global_batch_size": whole})
         rows = json.loads(CliRunner().invoke(predict, [str(path), "--nodes", "1,2,3,7,64,512", "--json"]).stdout)["predictions"]
@@ -269,19 +269,19 @@ class TestCommand:
         batches = [line.split()[1] for line in text.splitlines() if line[:5].strip().isdecimal()]
         assert batches == [f"{row['batch_size']:,}" for row in rows if row["scaling"] == "strong"]
 
-    def test_json(self, tmp_path):
+    def test_json_has_fit_and_predictions(self, tmp_path):
         path = calibrated_run(tmp_path)
         arguments = [path.name, "--out", str(tmp_path), "--nodes", "2,512", "--bandwidth", "10gbit", "--latency", "50us", "--json"]
         done = CliRunner().invoke(predict, arguments)
-        found = json.loads(done.stdout)
-        assert (found["runs"], found["topology"], found["latency_seconds"]) == (["one"], "ring", pytest.approx(50e-6))
-        assert [row["nodes"] for row in found["predictions"]] == [2, 512, 2, 512]
-        weak = found["predictions"][0]
+        document = json.loads(done.stdout)
+        assert (document["runs"], document["topology"], document["latency_seconds"]) == (["one"], "ring", pytest.approx(50e-6))
+        assert [row["nodes"] for row in document["predictions"]] == [2, 512, 2, 512]
+        weak = document["predictions"][0]
         assert weak["step_seconds"] == pytest.approx(sum(weak["parts"].values()))
-        assert found["fitted"]["ring"]["hop_seconds"] == pytest.approx(RING.hop_seconds)
-        assert found["predictions"][3]["step_seconds"] is None
+        assert document["fitted"]["ring"]["hop_seconds"] == pytest.approx(RING.hop_seconds)
+        assert document["predictions"][3]["step_seconds"] is None
 
-    def test_the_table_names_runs_units_and_limits(self, tmp_path):
+    def test_table_names_runs_units_and_limits(self, tmp_path):
         path = calibrated_run(tmp_path)
         text = CliRunner().invoke(predict, [str(path), "--nodes", "1,2,8", "--scaling", "weak"]).stdout
         lines = text.splitlines()
@@ -302,32 +302,32 @@ class TestCommand:
             ("--scaling", "weka", "--scaling: got 'weka'; allowed: weak, strong, both. Did you mean 'weak'?"),
         ],
     )
-    def test_wrong_values_are_named(self, tmp_path, capsys, option, value, message):
+    def test_invalid_values_are_named(self, tmp_path, capsys, option, value, message):
         assert invoke(["predict", str(calibrated_run(tmp_path)), option, value]) == 2
         assert message in capsys.readouterr().err
 
-    def test_parameter_servers_belong_to_their_topology(self, tmp_path, capsys):
+    def test_servers_require_their_topology(self, tmp_path, capsys):
         assert invoke(["predict", str(calibrated_run(tmp_path)), "--ps", "2"]) == 2
         assert "--ps: a ring has no parameter servers" in capsys.readouterr().err
 
-    def test_a_run_counts_once(self, tmp_path, capsys):
+    def test_repeated_run_is_refused(self, tmp_path, capsys):
         path = str(calibrated_run(tmp_path))
         assert invoke(["predict", path, path]) == 2
         assert "got the same run twice" in capsys.readouterr().err
 
-    def test_the_model_is_held_against_the_run_it_was_fitted_to(self, tmp_path):
+    def test_fit_is_compared_with_its_run(self, tmp_path):
         path = calibrated_run(tmp_path)
         summary = json.loads((path / "summary.json").read_text())
         speed = observe(Run(path)).examples_per_second
-        for reported, said in (
+        for reported, message in (
             (speed, r"\([+-]0%\)\. -"),
             (speed / 1.5, r"\([+-]0%\)\. In all it made [\d,]+: 33% of its time lay between steps"),
         ):
             write(path, "summary.json", {**summary, "examples_per_second": reported})
-            assert re.search(self.FITS + said, self.text(path))
+            assert re.search(self.FITS + message, self.text(path))
 
-    def test_a_model_that_misses_its_own_run_says_so(self, tmp_path):
-        """Steps that take a third of what their work alone takes are beyond any figures of the model."""
+    def test_misfit_is_reported(self, tmp_path):
+        """Steps that take a third of their computing time are outside any model."""
         path = calibrated_run(tmp_path, mode="async")
         summary = json.loads((path / "summary.json").read_text())
         for worker in summary["time_shares"]["workers"]:
@@ -341,16 +341,16 @@ class TestCommand:
     def text(path):
         return " ".join(CliRunner().invoke(predict, [str(path)]).stdout.split())
 
-    def test_cores_that_nodes_share_make_the_fit_doubtful(self, tmp_path):
+    def test_shared_cores_make_the_fit_doubtful(self, tmp_path):
         path = calibrated_run(tmp_path)
         summary = json.loads((path / "summary.json").read_text())
         write(path, "summary.json", {**summary, "nodes_sharing_cores": 2})
-        told = CliRunner().invoke(predict, [str(path)]).stdout
-        assert "fit is doubtful, more nodes may be slower than fewer, and there is no band. Give each node its share" in told
-        assert "No band: the model was not judged on anything like this." in told
+        output = CliRunner().invoke(predict, [str(path)]).stdout
+        assert "fit is doubtful, more nodes may be slower than fewer, and there is no band. Give each node its share" in output
+        assert "No band: the model was not judged on anything like this." in output
 
 
-def test_the_table_of_the_document_is_the_shipped_one(repository: Path):
+def test_documented_table_is_the_shipped_one(repository: Path):
     text = (repository / "docs/scaling.md").read_text(encoding="utf-8")
     validation = read_validation()
     assert validation.measured_on in text
@@ -358,8 +358,8 @@ def test_the_table_of_the_document_is_the_shipped_one(repository: Path):
         assert f"| {judged.backend} | {judged.mode} | {len(judged.fitted_on)} | {len(judged.points)} | {judged.median_error:.1%} |" in text
 
 
-def test_a_run_that_lost_its_loss_is_left_out_and_named(tmp_path, capsys):
-    """Its speed is that of no training, so a prediction is what it is without the run; from such runs alone there is none."""
+def test_run_with_lost_loss_is_skipped_and_named(tmp_path, capsys):
+    """Its speed is no training speed: it changes no prediction, and alone gives none."""
     paths = [
         str(calibrated_run(tmp_path, name=name, bandwidth=bandwidth))
         for name, bandwidth in (("a", "100mbit"), ("b", "200mbit"), ("lost", "400mbit"))
@@ -369,13 +369,13 @@ def test_a_run_that_lost_its_loss_is_left_out_and_named(tmp_path, capsys):
     assert invoke(["predict", *paths[:2], "--json"]) == 0
     expected = capsys.readouterr().out
     assert invoke(["predict", *paths, "--json"]) == 0
-    told = capsys.readouterr()
-    assert (told.out, "lost (from step 3 on)" in told.err) == (expected, True)
+    captured = capsys.readouterr()
+    assert (captured.out, "lost (from step 3 on)" in captured.err) == (expected, True)
     assert invoke(["predict", paths[2]]) == 2
     assert "was not finite (NaN or infinite) from step 3 on" in capsys.readouterr().err
 
 
-def test_a_run_with_contention_is_named_beside_what_it_predicts(tmp_path, capsys):
+def test_run_with_contention_is_named(tmp_path, capsys):
     path = calibrated_run(tmp_path)
     assert invoke(["predict", str(path)]) == 0
     assert "CPU contention" not in capsys.readouterr().out

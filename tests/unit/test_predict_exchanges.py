@@ -1,4 +1,4 @@
-"""Predictions for either exchange of gradients, from runs with either, and from native runs that tried the direct one."""
+"""Predictions for both exchanges, from runs with either and native runs that tried direct."""
 
 import json
 
@@ -18,10 +18,10 @@ DIRECT = Ring(hop_seconds=0.0002, seconds_per_byte=3e-9, hidden_fraction=0.25, e
 FIGURES = ("hop_seconds", "seconds_per_byte", "hidden_fraction", "other_seconds")
 
 
-def same(found, expected):
-    assert found.exchange == expected.exchange
+def same(fitted, expected):
+    assert fitted.exchange == expected.exchange
     for name in FIGURES:
-        assert getattr(found, name) == pytest.approx(getattr(expected, name), rel=1e-6, abs=1e-12), name
+        assert getattr(fitted, name) == pytest.approx(getattr(expected, name), rel=1e-6, abs=1e-12), name
 
 
 def observed(*paths):
@@ -30,54 +30,54 @@ def observed(*paths):
 
 class TestTraffic:
     @given(st.integers(2, 64), st.floats(1, 1e9))
-    def test_no_exchange_sends_less_than_the_least_that_is_possible(self, workers, payload):
+    def test_exchanges_send_at_least_the_minimum(self, workers, payload):
         least = 2 * (workers - 1) / workers * payload
         for exchange in ("native", "direct"):
             assert traffic(exchange, payload, workers).sent_bytes >= least * (1 - 1e-12)
-        # the direct one sends more only where that saves a message: 32 KiB at most
+        # direct sends more only if that saves a message: 32 KiB at most
         assert traffic("direct", payload, workers).sent_bytes <= least + 32 * 1024 + 1
 
-    def test_the_direct_one_has_fewer_rounds(self):
+    def test_direct_exchange_has_fewer_rounds(self):
         assert traffic("direct", 31400, 3) == (2, 2 * 31400, 1)
         assert traffic("direct", 1e6, 3) == (4, pytest.approx(4 / 3 * 1e6), 2)
         assert traffic("native", 31400, 5).rounds == 8
 
     @given(st.integers(1, 16), st.integers(1, 4), st.floats(1, 1e8))
-    def test_links_carry_what_goes_to_other_nodes_alone(self, nodes, each, payload):
-        workers = nodes * each
+    def test_links_carry_only_traffic_between_nodes(self, nodes, per_node, payload):
+        workers = nodes * per_node
         on_links = on_link("direct", payload, workers, nodes)
         sent_in_all = workers * traffic("direct", payload, workers).sent_bytes if workers > 1 else 0.0
         assert on_links * nodes <= sent_in_all * (1 + 1e-12)
         assert (on_links == 0) == (nodes == 1)
-        if each == 1 and nodes > 1:
+        if per_node == 1 and nodes > 1:
             assert on_links == pytest.approx(traffic("direct", payload, workers).sent_bytes)
 
 
 class TestFit:
     @pytest.mark.parametrize("nodes", [2, 3, 4])
-    def test_a_run_with_the_direct_exchange_gives_back_what_it_was_made_from(self, tmp_path, nodes):
-        found = fit(observed(calibrated_run(tmp_path, exchange="direct", ring=DIRECT, nodes=nodes)))
-        same(found.ring, DIRECT)
+    def test_direct_run_is_fitted_exactly(self, tmp_path, nodes):
+        model = fit(observed(calibrated_run(tmp_path, exchange="direct", ring=DIRECT, nodes=nodes)))
+        same(model.ring, DIRECT)
 
     @pytest.mark.parametrize("nodes", [2, 3, 4])
-    def test_a_native_run_tells_of_both(self, tmp_path, nodes):
+    def test_native_run_fits_both_exchanges(self, tmp_path, nodes):
         runs = observed(calibrated_run(tmp_path, nodes=nodes, direct=DIRECT))
         same(fit(runs).ring, RING)
         same(fit(runs, "native").ring, RING)
         same(fit(runs, "direct").ring, DIRECT)
 
-    def test_runs_of_both_are_fitted_each_for_itself(self, tmp_path):
+    def test_exchanges_are_fitted_separately(self, tmp_path):
         runs = observed(calibrated_run(tmp_path), calibrated_run(tmp_path, name="two", exchange="direct", ring=DIRECT))
         same(fit(runs).ring, RING)
         same(fit(runs, "direct").ring, DIRECT)
         same(fit(runs[::-1]).ring, DIRECT)
 
-    def test_runs_alone_and_without_an_exchange_ask_nothing(self, tmp_path):
-        found = fit(observed(calibrated_run(tmp_path, nodes=1, bandwidth=None, cores_per_node=None)), "direct")
-        assert (found.measured, found.ring) == (frozenset(), Ring(exchange="direct"))
+    def test_single_process_run_needs_no_exchange(self, tmp_path):
+        model = fit(observed(calibrated_run(tmp_path, nodes=1, bandwidth=None, cores_per_node=None)), "direct")
+        assert (model.measured, model.ring) == (frozenset(), Ring(exchange="direct"))
 
     @pytest.mark.parametrize(
-        ("changes", "exchange", "told"),
+        ("changes", "exchange", "message"),
         [
             ({"direct": "a port was closed"}, "direct", r"nothing is known of 'direct': '' did not try it \(a port was closed\)"),
             ({}, "direct", r"did not try it \(it was made by a release that did not\)"),
@@ -85,8 +85,8 @@ class TestFit:
             ({"mode": "async", "nodes": 3}, "direct", "is async"),
         ],
     )
-    def test_of_what_no_run_tells_nothing_is_predicted(self, tmp_path, changes, exchange, told):
-        with pytest.raises(UsageError, match=told.replace("", ".*")):
+    def test_unmeasured_exchange_is_refused(self, tmp_path, changes, exchange, message):
+        with pytest.raises(UsageError, match=message.replace("", ".*")):
             fit(observed(calibrated_run(tmp_path, **changes)), exchange)
 
 
@@ -94,32 +94,32 @@ class TestCommand:
     def predicted(self, *arguments):
         return CliRunner().invoke(command, [str(argument) for argument in arguments])
 
-    def test_the_direct_exchange_is_asked_of_a_native_run(self, tmp_path):
+    def test_direct_exchange_is_predicted_from_a_native_run(self, tmp_path):
         path = calibrated_run(tmp_path, direct=DIRECT)
-        asked = [path, "--nodes", "2,4,128", "--scaling", "weak", "--exchange", "direct"]
-        document = json.loads(self.predicted(*asked, "--json").output)
+        arguments = [path, "--nodes", "2,4,128", "--scaling", "weak", "--exchange", "direct"]
+        document = json.loads(self.predicted(*arguments, "--json").output)
         assert (document["exchange"], document["validation"]) == ("direct", None)
-        found, more, too_many = document["predictions"]
+        prediction, more, too_many = document["predictions"]
         expected = ring_step(0.03 + 0.0025 * BATCH, PAYLOAD, 2, 2, DIRECT, Link(12.5e6)).seconds
-        assert found["step_seconds"] == pytest.approx(expected)
-        assert found["step_seconds_low"] is None
-        assert more["step_seconds"] > found["step_seconds"]
+        assert prediction["step_seconds"] == pytest.approx(expected)
+        assert prediction["step_seconds_low"] is None
+        assert more["step_seconds"] > prediction["step_seconds"]
         assert too_many["step_seconds"] is None
-        said = self.predicted(*asked).output
-        assert "with each other one (sync, --exchange direct)" in said
-        assert "the direct exchange is for 64 workers at most" in said
-        assert "with the exchange tried after it the model gives" in said
+        output = self.predicted(*arguments).output
+        assert "with each other one (sync, --exchange direct)" in output
+        assert "the direct exchange is for 64 workers at most" in output
+        assert "with the exchange tried after it the model gives" in output
 
-    def test_a_run_of_the_other_exchange_tells_what_computing_costs(self, tmp_path):
-        native, other = calibrated_run(tmp_path), calibrated_run(tmp_path, name="two", exchange="direct", ring=DIRECT)
-        said = self.predicted(native, other, "--nodes", "2").output
-        assert "two: trained with another exchange, so only what computing costs is taken from there" in " ".join(said.split())
+    def test_run_of_the_other_exchange_gives_computing_time(self, tmp_path):
+        native, direct = calibrated_run(tmp_path), calibrated_run(tmp_path, name="two", exchange="direct", ring=DIRECT)
+        output = self.predicted(native, direct, "--nodes", "2").output
+        assert "two: trained with another exchange, so only what computing costs is taken from there" in " ".join(output.split())
 
     @pytest.mark.parametrize(
-        ("options", "told"),
+        ("options", "message"),
         [(["--exchange", "gloo"], "native, direct"), (["--exchange", "direct", "--topology", "ps"], "belongs to --topology ring")],
     )
-    def test_what_is_no_exchange_is_refused(self, tmp_path, options, told):
+    def test_unknown_exchange_is_refused(self, tmp_path, options, message):
         done = self.predicted(calibrated_run(tmp_path), *options)
         assert isinstance(done.exception, UsageError)
-        assert told in str(done.exception)
+        assert message in str(done.exception)

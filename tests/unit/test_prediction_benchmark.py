@@ -1,4 +1,4 @@
-"""Judging predictions: what is fitted, what is judged, what is written; the runs themselves are `python -m benchmarks.prediction`."""
+"""The benchmark of predictions (`python -m benchmarks.prediction`): fits and judgements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCENE = SCENES[0]
 
 
 def make(folder, wanted):
-    """A run of the known model where the benchmark looks for it."""
+    """Make a run of the known model where the benchmark looks for it."""
     return calibrated_run(
         folder, name=wanted.name, backend=wanted.scene.backend, nodes=wanted.nodes, bandwidth=mbit(wanted), batch_size=wanted.batch_size
     )
@@ -34,7 +34,7 @@ def measured(tmp_path):
     return tmp_path
 
 
-def test_what_is_fitted_is_never_judged(measured):
+def test_fitted_runs_are_not_judged(measured):
     for chosen in FITTED.values():
         judged = judge(measured, list(wanted_runs(SCENE)), chosen, "w")
         assert len(judged.points) == 3 * len(BANDWIDTHS) + 1 - len(chosen)
@@ -42,7 +42,7 @@ def test_what_is_fitted_is_never_judged(measured):
         assert not {(nodes, Wanted(SCENE, nodes, bandwidth).bits_per_second, BATCH_SIZE) for nodes, bandwidth in chosen} & seen
 
 
-def test_a_model_that_is_right_is_found_without_error(measured):
+def test_correct_model_has_no_error(measured):
     judged = judge(measured, list(wanted_runs(SCENE)), FITTED[2], "w")
     assert judged.largest_error < 1e-6
     point = next(point for point in judged.points if (point.nodes, point.batch_size) == (4, BATCH_SIZE // 2))
@@ -50,7 +50,7 @@ def test_a_model_that_is_right_is_found_without_error(measured):
     assert point.measured_examples_per_second == pytest.approx(2 * BATCH_SIZE / step.seconds)
 
 
-def test_what_is_written_is_read_back(measured, tmp_path):
+def test_written_validation_is_read_back(measured, tmp_path):
     judged = tuple(judge(measured, list(wanted_runs(SCENE)), chosen, "w") for chosen in FITTED.values())
     path = tmp_path / "table.toml"
     path.write_text(toml_text(Validation("2025-01-01", 'a "machine"', judged)), encoding="utf-8")
@@ -58,14 +58,14 @@ def test_what_is_written_is_read_back(measured, tmp_path):
     assert tomllib.loads(path.read_text())["judged"][0]["fitted_on"] == ["2 nodes, 300mbit"]
 
 
-def test_every_point_stands_in_the_document(measured):
+def test_document_has_all_points(measured):
     judged = tuple(judge(measured, list(wanted_runs(SCENE)), chosen, "w") for chosen in FITTED.values())
     lines = markdown(Validation("2025-01-01", "m", judged)).splitlines()
     assert len([line for line in lines if line.startswith(f"| {SCENE.backend} | sync | ")]) == 2 + 3 * len(BANDWIDTHS) + 1
     assert sum(" – " in line for line in lines) == 3
 
 
-def test_writing_replaces_what_stands_between_the_marks(measured, tmp_path, monkeypatch):
+def test_writing_replaces_the_text_between_the_marks(measured, tmp_path, monkeypatch):
     document, table = tmp_path / "scaling.md", tmp_path / "table.toml"
     document.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n", encoding="utf-8")
     monkeypatch.setattr(prediction_table, "DOCUMENT", document)

@@ -1,4 +1,4 @@
-"""What is wrong where: every lack of a host is named with the host, and hosts that lack nothing say so."""
+"""Checks of hosts before a run: each problem is named with its host."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def _no_ports_held():
 
 
 def report(name="node0", **changes):
-    """A sound host; what is given replaces parts of what it says."""
+    """Return the report of a sound host, with changes."""
     packages = {"crosstrain": "1.0", "numpy": "2", "torch": "2.5", "tensorflow": None, **changes.pop("packages", {})}
     interfaces = {"eth0": {"addresses": ["10.0.0.1"]}}
     host = {"packages": packages, "python": "3.11.7", "cores_available": 8.0, "memory_total_bytes": 2**34, "memory_limit_bytes": None}
@@ -41,24 +41,28 @@ def report(name="node0", **changes):
     described = {"protocol": PROTOCOL, "identity": {"boot": name, "network": "n"}, "host": host, "address": "10.0.0.1"}
     described |= changes.pop("described", {})
     model = Message("found", {"digest": "model", "package": "networks"})
-    found = HostReport(name, None, described, 0.001, 0.002, Message("found", {"digest": "data"}), model, (1, 2), 2, {})
+    host_report = HostReport(name, None, described, 0.001, 0.002, Message("found", {"digest": "data"}), model, (1, 2), 2, {})
     for key, value in changes.items():
-        setattr(found, key, value)
-    return found
+        setattr(host_report, key, value)
+    return host_report
 
 
 def states(reports, module="torch"):
-    return {(one.host, one.what): one.state for one in findings(reports, HERE, module, started_by="srun") if one.state != "ok"}
+    return {
+        (finding.host, finding.what): finding.state
+        for finding in findings(reports, HERE, module, started_by="srun")
+        if finding.state != "ok"
+    }
 
 
-def test_sound_hosts_lack_nothing():
+def test_sound_hosts_have_no_problems():
     reports = [report(f"node{number}") for number in range(3)]
     assert states(reports) == {}
-    found = findings(reports, HERE, "torch", started_by="srun")
-    assert [(one.host, one.what) for one in found[:7]] == [
+    all_findings = findings(reports, HERE, "torch", started_by="srun")
+    assert [(finding.host, finding.what) for finding in all_findings[:7]] == [
         ("node0", what) for what in ("crosstrain", "Python", "torch", "machine", "clock", "data", "model")
     ]
-    refuse(found)
+    refuse(all_findings)
 
 
 @pytest.mark.parametrize(
@@ -85,11 +89,11 @@ def test_sound_hosts_lack_nothing():
         ({"tried": 0}, "network", "odd"),
     ],
 )
-def test_a_lack_is_the_hosts_that_has_it(changes, what, state):
+def test_problem_is_named_with_its_host(changes, what, state):
     reports = [report("node0"), report("node1", **changes), report("node2")]
-    found = states(reports)
-    shared = {"node0"} if changes.get("described", {}).get("identity") else set()  # both of them are the one machine
-    assert found == {(host, what): state for host in {"node1"} | shared}
+    problem_states = states(reports)
+    shared = {"node0"} if changes.get("described", {}).get("identity") else set()  # both are one machine
+    assert problem_states == {(host, what): state for host in {"node1"} | shared}
     if state == "bad":
         with pytest.raises(
             RunFailedError if "problem" in changes else UsageError, match=r"^1 of 3 hosts cannot take part in this run:\nFAIL  node1  "
@@ -97,41 +101,41 @@ def test_a_lack_is_the_hosts_that_has_it(changes, what, state):
             refuse(findings(reports, HERE, "torch", started_by="srun"))
 
 
-def test_gpus_are_asked_of_the_hosts_that_answer():
-    """The workers are those of each host, also where another one says nothing."""
+def test_gpus_are_checked_per_answering_host():
+    """Workers are those of each host, also if another host does not answer."""
 
     def with_gpus(count):
-        listed = [{"visible_as": str(one), "uuid": None, "gpu": one} for one in range(count)]
+        listed = [{"visible_as": str(finding), "uuid": None, "gpu": finding} for finding in range(count)]
         return {"gpus": [{"name": "A", "memory_total_bytes": 2**30, "uuid": None}] * count, "visible_gpus": listed}
 
     reports = [report("node0", problem="is out of reach"), report("node1", host=with_gpus(1)), report("node2", host=with_gpus(2))]
-    found = findings(reports, HERE, "torch", "gpu", started_by="srun", workers=[1, 2, 2])
-    assert [(one.host, one.state, one.found) for one in found if one.what == "GPUs"] == [
+    all_findings = findings(reports, HERE, "torch", "gpu", started_by="srun", workers=[1, 2, 2])
+    assert [(finding.host, finding.state, finding.found) for finding in all_findings if finding.what == "GPUs"] == [
         ("node1", "bad", "2 workers, 1 GPU (1 × A (1.0 GiB))"),
         ("node2", "ok", "2 × A (1.0 GiB)"),
     ]
 
 
-def test_what_is_here_alone_can_be_copied():
-    found = findings([report("node 1", data=Message("problem", {"text": "no folder"}))], HERE, "torch", started_by="srun")
-    assert "→ rsync -a --mkpath /texts/ 'node 1:/texts/'" in table(found)
+def test_missing_data_can_be_copied():
+    problems = findings([report("node 1", data=Message("problem", {"text": "no folder"}))], HERE, "torch", started_by="srun")
+    assert "→ rsync -a --mkpath /texts/ 'node 1:/texts/'" in table(problems)
 
 
 @pytest.mark.parametrize("answered", [Message("problem", {"text": "no such module"}), Message("found", {"digest": "x", "package": "own"})])
-def test_a_model_that_is_here_alone_can_be_copied_too(tmp_path, answered):
+def test_missing_model_can_be_copied(tmp_path, answered):
     package, module = tmp_path / "own", tmp_path / "own.py"
     package.mkdir()
     module.touch()
     for place, end in ((package, "/"), (module, "")):
         here = Here({"crosstrain": "1.0"}, "data", "model", None, place)
-        found = findings([report("node1", model=answered)], here, "torch", started_by="ssh")
-        assert f"→ rsync -a --mkpath {place}{end} node1:{place}{end} (and install there what it imports)" in table(found)
+        problems = findings([report("node1", model=answered)], here, "torch", started_by="ssh")
+        assert f"→ rsync -a --mkpath {place}{end} node1:{place}{end} (and install there what it imports)" in table(problems)
 
 
-def test_more_workers_than_cores_are_told_of():
+def test_more_workers_than_cores_are_reported():
     """As where a port was meant: node1:22."""
-    found = findings([report("node0"), report("node1")], HERE, None, started_by="ssh", workers=[8, 22])
-    machines = [(one.host, one.state, one.found) for one in found if one.what == "machine"]
+    all_findings = findings([report("node0"), report("node1")], HERE, None, started_by="ssh", workers=[8, 22])
+    machines = [(finding.host, finding.state, finding.found) for finding in all_findings if finding.what == "machine"]
     assert machines == [
         ("node0", "ok", "8 cores, 16.0 GiB"),
         ("node1", "odd", "8 cores, 16.0 GiB, which 22 workers share (HOST:22 is a number of processes)"),
@@ -139,7 +143,7 @@ def test_more_workers_than_cores_are_told_of():
 
 
 @given(st.integers(1, 200))
-def test_whoever_is_tried_by_somebody_reaches_all(count):
+def test_probe_pairs_cover_every_host(count):
     hosts = [f"n{number}" for number in range(count)]
     tried = {host: peers_of(host, hosts) for host in hosts}
     assert all(host not in peers and len(set(peers)) == len(peers) for host, peers in tried.items())
@@ -151,15 +155,15 @@ def test_whoever_is_tried_by_somebody_reaches_all(count):
 
 
 def probe(files, name, ports=None, *, answers=True):
-    """A probe behind a socket, all in this process; it may say that it listens on other ports, or nothing at all."""
+    """Run a probe behind a socket in this process; it may report other ports or stay silent."""
     ends = [files.enter_context(end) for end in socket.socketpair()]
     ours, theirs = (Stream(end.makefile("rb"), end.makefile("wb")) for end in ends)
     instead = {"describe": {"address": "127.0.0.1"}, "listen": {} if ports is None else {"ports": ports}}
 
     def serve():
         while (question := theirs.receive()) is not None:
-            told = answer(question)
-            theirs.send(Message(told.kind, {**told.fields, **instead.get(question.kind, {})}))
+            reply = answer(question)
+            theirs.send(Message(reply.kind, {**reply.fields, **instead.get(question.kind, {})}))
 
     for stream in (ours, theirs):
         files.callback(stream.close)
@@ -171,32 +175,39 @@ def probe(files, name, ports=None, *, answers=True):
     return Probe(name, ours, lambda: "has ended")
 
 
-def test_hosts_try_each_other_whatever_another_one_takes_to_answer():
-    """One says nothing, and one has a port on which nobody listens."""
+def test_hosts_probe_each_other_despite_a_slow_one():
+    """One host does not answer, and one reports a port without a listener."""
     with ExitStack() as files:
         probes = [probe(files, "node0"), probe(files, "node1", [1, 2]), probe(files, "node2", answers=False)]
         reports = interview(probes, "torch", None, 6.0)
         late = "does not answer within 4.5 of 6 s (the rest is for the hosts to try each other)"
-        assert [one.problem for one in reports] == [None, None, late]
+        assert [host_report.problem for host_report in reports] == [None, None, late]
         silent = findings(reports, HERE, "", started_by="ssh")[-1]
         assert silent.remedy.startswith("see whether `ssh node2 true` ends at once here; if so, give the hosts more time: --timeout of")
-        assert [one.unreachable for one in reports] == [{"node1": "Connection refused"}, {}, None]
-        found = [one for one in findings(reports, HERE, "", started_by="ssh") if one.what == "network"]
-    told = {one.host: (one.state, one.found.partition("; ")[2]) for one in found}
-    assert told["node0"] == ("bad", "does not reach node1: Connection refused")
-    assert told["node1"] == ("odd", "reaches 1 of 2 others, as no more could be tried")
+        assert [host_report.unreachable for host_report in reports] == [{"node1": "Connection refused"}, {}, None]
+        problems = [host_report for host_report in findings(reports, HERE, "", started_by="ssh") if host_report.what == "network"]
+    networks = {host_report.host: (host_report.state, host_report.found.partition("; ")[2]) for host_report in problems}
+    assert networks["node0"] == ("bad", "does not reach node1: Connection refused")
+    assert networks["node1"] == ("odd", "reaches 1 of 2 others, as no more could be tried")
 
 
-def test_whom_nobody_has_tried_is_not_said_to_be_reached():
-    def told(*reports):
-        return [one.found.partition("; ")[2] for one in findings(reports, HERE, "torch", started_by="ssh") if one.what == "network"]
+def test_untested_host_is_not_reported_as_reachable():
+    def network_findings(*reports):
+        return [
+            finding.found.partition("; ")[2] for finding in findings(reports, HERE, "torch", started_by="ssh") if finding.what == "network"
+        ]
 
-    assert told(report()) == [""]
-    assert told(report(tried=1), report("node1", unreachable=None)) == ["reaches the others", "did not try the others within the time"]
-    assert told(report(tried=0), report("node1", problem="is out of reach")) == ["reaches nobody yet, as no more could be tried"]
+    assert network_findings(report()) == [""]
+    assert network_findings(report(tried=1), report("node1", unreachable=None)) == [
+        "reaches the others",
+        "did not try the others within the time",
+    ]
+    assert network_findings(report(tried=0), report("node1", problem="is out of reach")) == [
+        "reaches nobody yet, as no more could be tried"
+    ]
 
 
-def test_a_probe_says_what_is_there_or_why_not():
+def test_probe_answers_or_gives_a_reason():
     described = answer(Message("describe", {"backend": "torch"}))
     assert described.kind == "found"
     assert json.loads(json.dumps(dict(described.fields)))["host"]["packages"]["crosstrain"] == installed_versions(PACKAGES)["crosstrain"]
@@ -207,26 +218,26 @@ def test_a_probe_says_what_is_there_or_why_not():
     assert answer(Message("model", {"model": "no.such_model"})).kind == "problem"
     ports = answer(Message("listen"))["ports"]
     first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
-    assert FIRST_PORT <= ports[0] <= LAST_PORT  # tasks are given such ports, and gloo takes others besides
+    assert FIRST_PORT <= ports[0] <= LAST_PORT  # ports of tasks; gloo takes others
     assert first <= ports[1] <= last
     problems = answer(Message("connect", {"peers": [["127.0.0.1", port] for port in (*ports, 1)]}))["problems"]
     assert problems[:2] == [None, None]
     assert "refused" in problems[2]
 
 
-def test_a_port_that_alone_cannot_be_reached_is_named():
+def test_unreachable_port_is_named():
     with ExitStack() as files:
         free, open_port = socket.create_server(("127.0.0.1", 0)), files.enter_context(socket.create_server(("127.0.0.1", 0)))
         closed = free.getsockname()[1]
         free.close()
         probes = [probe(files, "node0"), probe(files, "node1", ports=[closed, open_port.getsockname()[1]])]
         reports = interview(probes, "torch", None, 6.0)
-        assert [one.unreachable for one in reports] == [{"node1": f"port {closed}: Connection refused"}, {}]
+        assert [host_report.unreachable for host_report in reports] == [{"node1": f"port {closed}: Connection refused"}, {}]
 
 
 @pytest.fixture
 def networks(tmp_path, monkeypatch):
-    """A package of models that this process and those that it starts find; its forward function on torch needs no torch."""
+    """Install a package of models for this process and its children; its forward needs no torch."""
     package = tmp_path / "networks_of_a_test"
     (package / "own").mkdir(parents=True)
     (package / "__init__.py").touch()
@@ -251,20 +262,20 @@ def networks(tmp_path, monkeypatch):
         ("own/torch.py", "import os\nos.kill(os.getpid(), 9)\n", "was killed by SIGKILL"),
     ],
 )
-def test_a_model_is_imported_where_it_is_to_be_trained(networks, file, text, problem):
-    """With its forward function on the backend, and with what that needs; whatever the import does."""
+def test_model_is_imported_on_the_training_host(networks, file, text, problem):
+    """With its forward function on the backend, and its imports."""
     (networks / file).write_text(text)
-    told = answer(Message("model", {"model": "networks_of_a_test.own?size=3", "backend": "torch"}))
+    reply = answer(Message("model", {"model": "networks_of_a_test.own?size=3", "backend": "torch"}))
     assert "networks_of_a_test.own" not in sys.modules
     if problem is None:
-        assert (told.kind, told["package"]) == ("found", "networks_of_a_test")
+        assert (reply.kind, reply["package"]) == ("found", "networks_of_a_test")
     else:
-        assert told.kind == "problem"
-        assert problem in told["text"]
+        assert reply.kind == "problem"
+        assert problem in reply["text"]
 
 
-def test_a_models_source_has_its_siblings(networks, monkeypatch):
-    """It may import them; files that nobody can import are none of it."""
+def test_model_source_includes_imported_siblings(networks, monkeypatch):
+    """It may import them; files that cannot be imported do not count."""
     first = model_source("networks_of_a_test.own")
     assert first.package == "networks_of_a_test"
     assert package_path(first.package) == networks
@@ -278,7 +289,7 @@ def test_a_models_source_has_its_siblings(networks, monkeypatch):
 
 
 @pytest.mark.parametrize(("limit", "most"), [("MAX_ENTRIES", 4), ("MAX_BYTES", 100)])
-def test_of_too_large_a_package_the_part_counts_that_the_model_is_in(networks, monkeypatch, limit, most):
+def test_large_package_counts_the_model_s_part(networks, monkeypatch, limit, most):
     monkeypatch.setattr(f"crosstrain.launch.preflight.model_source.{limit}", most)
     (networks / "large.py").write_text("#" * 200)
     (networks / "data").mkdir()
@@ -293,7 +304,7 @@ def test_of_too_large_a_package_the_part_counts_that_the_model_is_in(networks, m
         model_source("networks_of_a_test.own")
 
 
-def test_a_models_source_is_all_of_its_files(tmp_path, monkeypatch):
+def test_model_source_covers_all_files(tmp_path, monkeypatch):
     package = tmp_path / "models_of_a_test" / "deep"
     package.mkdir(parents=True)
     for file in (package.parent / "__init__.py", package / "__init__.py", package / "torch.py"):

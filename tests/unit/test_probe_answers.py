@@ -1,4 +1,4 @@
-"""Whatever a host's probe answers, the driver names the host where that cannot be, and has nobody do what it says."""
+"""Invalid answers of probes: the driver names the host and does not act on them."""
 
 import json
 import socket
@@ -30,12 +30,12 @@ SOUND = {
     "data": {"digest": "0" * 64},
     "connect": {"problems": [None]},
 }
-ASKED = {"connect": {"peers": [["127.0.0.1", 4000]]}}
+REQUESTED = {"connect": {"peers": [["127.0.0.1", 4000]]}}
 
 
 @contextmanager
 def probes(*answering):
-    """A probe for each of these functions, which answers every question by what that returns, bytes as they are."""
+    """Yield a probe for each function, which answers each question with its result or raw bytes."""
     with ExitStack() as ends:
         ends.callback(release_ports)
         made = []
@@ -53,40 +53,40 @@ def probes(*answering):
 def serve(stream, answers):
     with suppress(OSError):
         while (question := stream.receive()) is not None:
-            said = answers(question)
-            if isinstance(said, Message):
-                stream.send(said)
+            reply = answers(question)
+            if isinstance(reply, Message):
+                stream.send(reply)
             else:
-                stream.writer.write(said)
+                stream.writer.write(reply)
                 stream.writer.flush()
 
 
 def honest(question):
-    """What a probe of this machine says."""
+    """Answer as a probe of this machine does."""
     if question.kind == "describe":
         return Message("found", DESCRIBED)
     return answer(question)
 
 
-def lying(kind, said):
-    wrong = said if isinstance(said, Message | bytes) else Message("found", said)
+def lying(kind, fields):
+    wrong = fields if isinstance(fields, Message | bytes) else Message("found", fields)
     return lambda question: wrong if question.kind == kind else honest(question)
 
 
 @pytest.mark.parametrize("question", SOUND)
-def test_what_a_probe_finds_is_let_through(question):
-    assert wrong_with_answer(question, ASKED.get(question, {}), Message("found", SOUND[question])) is None
-    assert wrong_with_answer(question, ASKED.get(question, {}), Message("problem", {"text": "no such folder"})) is None
+def test_valid_probe_answer_is_accepted(question):
+    assert wrong_with_answer(question, REQUESTED.get(question, {}), Message("found", SOUND[question])) is None
+    assert wrong_with_answer(question, REQUESTED.get(question, {}), Message("problem", {"text": "no such folder"})) is None
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(sorted(SOUND)), st.data())
-def test_an_answer_without_one_of_its_fields_or_with_a_strange_one_is_refused_or_harmless(question, data):
-    sound, asked = SOUND[question], ASKED.get(question, {})
+def test_answer_with_wrong_field_is_refused_or_harmless(question, data):
+    sound, request = SOUND[question], REQUESTED.get(question, {})
     name = data.draw(st.sampled_from(sorted(sound)))
-    assert wrong_with_answer(question, asked, Message("found", {key: value for key, value in sound.items() if key != name}))
+    assert wrong_with_answer(question, request, Message("found", {key: value for key, value in sound.items() if key != name}))
     strange = data.draw(STRANGE)
-    wrong = wrong_with_answer(question, asked, Message("found", {**sound, name: strange}))
+    wrong = wrong_with_answer(question, request, Message("found", {**sound, name: strange}))
     if wrong is None:
         assert strange is None or isinstance(strange, (type(sound[name]), str if question == "model" else int))
     else:
@@ -119,44 +119,44 @@ def test_an_answer_without_one_of_its_fields_or_with_a_strange_one_is_refused_or
         ("connect", b"no message\n"),
     ],
 )
-def test_a_host_that_answers_what_none_does_is_named_and_the_others_are_looked_at(question, said):
+def test_host_with_invalid_answer_is_named(question, said):
     with probes(honest, lying(question, said), honest) as made:
         reports = interview(made, "torch", JOB, 30.0)
-    found = findings(reports, Here({}), "torch", started_by="ssh")
+    problems = findings(reports, Here({}), "torch", started_by="ssh")
     assert [(report.host, report.problem) for report in reports[::2]] == [("node0", None), ("node2", None)]
     assert reports[1].problem.startswith(f"answers the question {question!r} with ")
-    assert "node1  ssh" in table([one for one in found if one.unreached])
+    assert "node1  ssh" in table([finding for finding in problems if finding.unreached])
 
 
-def test_nobody_is_sent_to_an_address_that_is_none():
-    asked = []
+def test_invalid_address_is_not_probed():
+    requested = []
 
     def asking(question):
         if question.kind == "connect":
-            asked.extend(question["peers"])
+            requested.extend(question["peers"])
         return honest(question)
 
     with probes(asking, lying("describe", {**DESCRIBED, "address": "the.bank.example"})) as made:
         interview(made, "torch", JOB, 30.0)
-    assert asked == []
+    assert requested == []
 
 
-def test_a_host_of_another_release_is_told_apart_whatever_it_says_beside():
+def test_host_of_another_release_is_named():
     with probes(honest, lambda question: Message("found", {"protocol": PROTOCOL + 1, "address": "the.bank.example"})) as made:
         reports = interview(made, "torch", None, 30.0)
-    (found,) = [one for one in findings(reports, Here({}), started_by="ssh") if one.host == "node1"]
-    assert (found.state, found.found) == ("bad", f"protocol {PROTOCOL + 1}, here {PROTOCOL}")
+    (finding,) = [candidate for candidate in findings(reports, Here({}), started_by="ssh") if candidate.host == "node1"]
+    assert (finding.state, finding.found) == ("bad", f"protocol {PROTOCOL + 1}, here {PROTOCOL}")
 
 
-def test_a_probe_tells_of_a_file_whose_name_is_no_unicode():
-    told = answer(Message("data", {"data": "digits", "data_dir": "/no/such/\udcff"}))
-    assert wrong_with_answer("data", {}, told) is None
-    assert "/no/such/\\xff" in told["text"]
+def test_probe_reports_undecodable_file_name():
+    reply = answer(Message("data", {"data": "digits", "data_dir": "/no/such/\udcff"}))
+    assert wrong_with_answer("data", {}, reply) is None
+    assert "/no/such/\\xff" in reply["text"]
 
 
-def test_what_this_machine_says_of_itself_is_let_through():
-    said = answer(Message("describe", {"backend": "torch"}))
-    assert wrong_with_answer("describe", {}, Message(said.kind, json.loads(json.dumps(dict(said.fields))))) is None
+def test_real_description_is_accepted():
+    reply = answer(Message("describe", {"backend": "torch"}))
+    assert wrong_with_answer("describe", {}, Message(reply.kind, json.loads(json.dumps(dict(reply.fields))))) is None
 
 
 FIRST_ANSWERS = """
@@ -181,7 +181,7 @@ for thread in threads:
 """
 
 
-def test_the_first_answers_of_several_hosts_may_be_checked_at_the_same_time():
+def test_first_answers_are_checked_concurrently():
     for _ in range(3):
         done = subprocess.run([sys.executable, "-c", FIRST_ANSWERS], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr

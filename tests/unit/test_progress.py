@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: drawn on a (pseudo) terminal, plain lines elsewhere."""
+"""Progress of a run: drawn on a (pseudo) terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -57,16 +57,16 @@ def test_plain_lines():
 
 
 @given(loss=st.floats(), accuracy=st.floats(0, 1))
-def test_a_loss_is_told_in_few_characters_however_large_or_small(loss, accuracy):
-    """In the line of an evaluation, that of an update and in tables, and with its first digits right."""
-    told = evaluation_text(replace(EVALUATION, loss=loss, metrics={"accuracy": accuracy}), CLASSIFICATION.infos)
-    text = re.fullmatch(r"evaluated after step 10  epoch 1  test loss (\S+)  accuracy (\S+)", told)[1]
+def test_loss_has_few_characters(loss, accuracy):
+    """In lines of evaluations and updates and in tables, with its first digits right."""
+    line = evaluation_text(replace(EVALUATION, loss=loss, metrics={"accuracy": accuracy}), CLASSIFICATION.infos)
+    text = re.fullmatch(r"evaluated after step 10  epoch 1  test loss (\S+)  accuracy (\S+)", line)[1]
     state = TrainingState()
     state.update(0, loss, None, None, 0)
     assert state.line() == f"step 0  epoch 1  last loss {text}"
     assert number_text(loss) == text
     assert len(text) <= len("-9,999,999.0000")
-    shown = Decimal(text.replace(",", ""))  # rounded up, the largest floats are no floats any more
+    shown = Decimal(text.replace(",", ""))  # rounding up the largest floats overflows
     if math.isnan(loss):
         assert shown.is_nan()
     elif 0.001 <= abs(loss) < 1e7:  # four decimals
@@ -75,7 +75,7 @@ def test_a_loss_is_told_in_few_characters_however_large_or_small(loss, accuracy)
         assert shown == Decimal(loss) or abs(shown / Decimal(loss) - 1) <= Decimal("0.005")
 
 
-def test_a_metric_is_called_by_its_label_as_in_the_summary():
+def test_metric_has_its_label():
     stream = io.StringIO()
     progress = PlainProgress(stream)
     metrics = (MetricInfo("top5", "top-5 accuracy", "higher"), MetricInfo("tag_accuracy", "tags found", "higher"))
@@ -84,7 +84,7 @@ def test_a_metric_is_called_by_its_label_as_in_the_summary():
     assert stream.getvalue().splitlines()[-1].endswith("test loss 0.7500  tags found 0.2500  top-5 accuracy 0.5000  unheard_of 1.0000")
 
 
-def test_plain_lines_come_at_their_pace(monkeypatch):
+def test_plain_lines_have_their_interval(monkeypatch):
     stream = io.StringIO()
     progress = PlainProgress(stream)
     now = time.monotonic()
@@ -107,8 +107,8 @@ def test_plain_lines_come_at_their_pace(monkeypatch):
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**9), st.booleans(), st.floats(0, 0.9)), min_size=1, max_size=40), st.integers(0, 10**12))
-def test_rates_of_a_line_are_of_the_training_since_the_line_before(sent, before_training):
-    """Not of the last two samples alone, nor over the time of evaluations, and not of what was sent before training."""
+def test_rates_cover_training_since_the_previous_line(sent, before_training):
+    """Without evaluations, and without traffic from before training."""
     lines, total = io.StringIO(), before_training
     progress = PlainProgress(lines)
     progress.node(sample(0, -5.0, network_sent_bytes=0, network_received_bytes=0))
@@ -129,14 +129,14 @@ def test_rates_of_a_line_are_of_the_training_since_the_line_before(sent, before_
     shown = [line for line in lines.getvalue().splitlines() if line.startswith("node")]
     assert len(shown) == len(expected)
     for line, (rate, seconds) in zip(shown, expected, strict=True):
-        found = re.search(r"sent (\S+) (.?)B/s  received 0 B/s  over (\S+) s of training$", line)
-        assert float(found[1]) * 1000.0 ** " kMG".index(found[2] or " ") == pytest.approx(rate, rel=0.06, abs=0.6)
-        assert float(found[3]) == pytest.approx(seconds, abs=0.06)
+        match = re.search(r"sent (\S+) (.?)B/s  received 0 B/s  over (\S+) s of training$", line)
+        assert float(match[1]) * 1000.0 ** " kMG".index(match[2] or " ") == pytest.approx(rate, rel=0.06, abs=0.6)
+        assert float(match[3]) == pytest.approx(seconds, abs=0.06)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["train", "evaluate"]), st.integers(1, 30)), max_size=12), st.integers(0, 40))
-def test_lines_count_as_training_what_lies_between_updates(phases, translating):
-    """Neither an evaluation that has not ended, nor a translation, which ends in no record."""
+def test_training_time_excludes_other_phases(phases, translating):
+    """Neither an unfinished evaluation nor a translation, which has no record, counts."""
     lines, clock = io.StringIO(), 100.0
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(plain.time, "monotonic", lambda: clock)
@@ -155,7 +155,7 @@ def test_lines_count_as_training_what_lies_between_updates(phases, translating):
                 progress.node(sample(0, clock - 100.0, network_sent_bytes=sent, network_received_bytes=0))
             if what == "evaluate":
                 progress.evaluation(replace(EVALUATION, time_seconds=clock - 100.0, seconds=float(seconds)))
-                progress.doing(what)  # the leading tasks answer one after the other
+                progress.doing(what)  # leading tasks answer one after another
     for line in (line for line in lines.getvalue().splitlines() if line.startswith("node")):
         rate, over = re.search(r"sent (.*?)  received .*  over (.*)$", line).groups()
         assert (rate, over) == ("-", "-") or (rate == "1.0 MB/s" and over.endswith(" s of training"))
@@ -164,7 +164,7 @@ def test_lines_count_as_training_what_lies_between_updates(phases, translating):
 
 
 @pytest.mark.parametrize("kind", [PlainProgress, RichProgress])
-def test_a_run_that_has_ended_has_no_time_left(kind, screen):
+def test_ended_run_has_no_time_left(kind, screen):
     progress = kind(screen.stream)
     progress.start(JOB, (), 200)
     progress.update(160, 0.5, 35.0, 1.15, 2)
@@ -174,7 +174,7 @@ def test_a_run_that_has_ended_has_no_time_left(kind, screen):
     assert "left" not in screen.text.rpartition("step 160/200")[2]
 
 
-def test_what_takes_long_beside_training_is_told_at_the_pace_of_other_lines(monkeypatch):
+def test_long_phases_are_reported_at_intervals(monkeypatch):
     stream = io.StringIO()
     progress = PlainProgress(stream)
     now = time.monotonic()
@@ -190,7 +190,7 @@ def test_what_takes_long_beside_training_is_told_at_the_pace_of_other_lines(monk
     assert stream.getvalue().endswith("translating: 0 done\n")
 
 
-def test_a_picture_shows_what_is_done_beside_training_until_it_is_over(screen):
+def test_terminal_shows_phases_until_they_end(screen):
     progress = RichProgress(screen.stream)
     progress.start(JOB, (), 10)
     time.sleep(0.3)
@@ -204,7 +204,7 @@ def test_a_picture_shows_what_is_done_beside_training_until_it_is_over(screen):
 
 
 class Terminal:
-    """A pseudo terminal; `text` is what was written to it, without control sequences."""
+    """A pseudo terminal; `text` is its output without control sequences."""
 
     def __init__(self):
         self.master, slave = pty.openpty()
@@ -242,7 +242,7 @@ def screen(monkeypatch):
         screen.close()
 
 
-def test_a_terminal_is_drawn_on(screen):
+def test_terminal_is_drawn_on(screen):
     progress = make_progress(screen.stream, quiet=False)
     assert isinstance(progress, RichProgress)
     play(progress)
@@ -259,7 +259,7 @@ def test_a_terminal_is_drawn_on(screen):
     ]
 
 
-def test_a_terminal_is_drawn_on_at_most_four_times_a_second(screen):
+def test_terminal_is_drawn_at_most_four_times_a_second(screen):
     progress = RichProgress(screen.stream)
     progress.start(JOB, (), 10**6)
     end = time.monotonic() + 1.0
@@ -275,7 +275,7 @@ def test_a_terminal_is_drawn_on_at_most_four_times_a_second(screen):
     assert cost < 0.25
 
 
-def test_brackets_are_not_taken_for_markup(screen):
+def test_brackets_are_no_markup(screen):
     progress = RichProgress(screen.stream)
     progress.message("lost [red]worker-1[/red]")
     progress.close()
@@ -284,13 +284,13 @@ def test_brackets_are_not_taken_for_markup(screen):
 
 
 @pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"TERM": "xterm", "NO_COLOR": "1"}, {}])
-def test_plain_where_a_terminal_cannot_or_may_not_be_drawn_on(screen, environment):
+def test_unusable_terminal_gets_plain_lines(screen, environment):
     assert terminal(screen.stream, {"TERM": "xterm"})
     assert not terminal(screen.stream, environment)
     assert not terminal(io.StringIO(), {"TERM": "xterm"})
 
 
-def test_a_pipe_gets_plain_lines_and_quiet_nothing():
+def test_pipe_gets_plain_lines_and_quiet_nothing():
     assert isinstance(make_progress(io.StringIO(), quiet=False), PlainProgress)
     stream = io.StringIO()
     quiet = make_progress(stream, quiet=True)
@@ -300,7 +300,7 @@ def test_a_pipe_gets_plain_lines_and_quiet_nothing():
 
 
 @pytest.mark.parametrize("kind", [PlainProgress, RichProgress])
-def test_a_call_is_cheap(kind):
+def test_call_is_cheap(kind):
     progress = kind(io.StringIO())
     best = float("inf")
     for _ in range(5):

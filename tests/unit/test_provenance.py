@@ -1,4 +1,4 @@
-"""Which code made a run: installed packages by the names of their metadata, and commits of real git work trees."""
+"""The code that made a run: installed packages, and commits of real git work trees."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ def tree(tmp_path):
 
 
 @needs_git
-def test_the_commit_and_whether_it_was_changed(tree):
+def test_commit_and_changes_are_recorded(tree):
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=tree, check=True, capture_output=True, text=True).stdout.strip()
     assert work_tree(tree) == {"commit": head, "changed": False}
     (tree / "untracked").write_text("x")
@@ -37,47 +37,47 @@ def test_the_commit_and_whether_it_was_changed(tree):
 @needs_git
 @pytest.mark.parametrize("setting", ["core.fsmonitor", "filter.x.clean", "filter.x.process"])
 def test_no_program_of_a_tree_is_started(tree, setting, tmp_path_factory):
-    """A tree may come from anybody, with a configuration of its own."""
+    """A tree may be untrusted, with its own git configuration."""
     mark = tmp_path_factory.mktemp("mark") / "started"
     (tree / ".gitattributes").write_text("a filter=x\n")
     subprocess.run(["git", "config", setting, f"touch {mark}; cat"], cwd=tree, check=True)
     (tree / "a").write_text("two\n")
-    found = work_tree(tree)
-    assert found is not None
-    assert found["changed"] is None
+    provenance = work_tree(tree)
+    assert provenance is not None
+    assert provenance["changed"] is None
     assert not mark.exists()
 
 
 @needs_git
-def test_variables_lead_to_no_other_tree(tree, tmp_path_factory, monkeypatch):
+def test_variables_select_no_other_tree(tree, tmp_path_factory, monkeypatch):
     monkeypatch.setenv("GIT_DIR", str(tree / ".git"))
     assert work_tree(tmp_path_factory.mktemp("elsewhere")) is None
 
 
-def test_without_git_nothing_is_known(tree, monkeypatch):
+def test_missing_git_records_nothing(tree, monkeypatch):
     monkeypatch.setenv("PATH", str(tree))
     assert work_tree(tree) is None
 
 
-def test_installed_packages_are_those_of_the_metadata():
-    found = installed_packages(sys.path)
+def test_installed_packages_match_the_metadata():
+    packages = installed_packages(sys.path)
     for name in ("crosstrain", "numpy", "click"):
-        assert found[name] == version(name)
-    assert len(found) > 20
+        assert packages[name] == version(name)
+    assert len(packages) > 20
 
 
-def test_of_two_releases_the_first_folder_counts(tmp_path):
+def test_first_of_two_releases_counts(tmp_path):
     for folder, release in (("one", "1.0"), ("two", "2.0")):
         (tmp_path / folder / f"Some_Thing-{release}.dist-info").mkdir(parents=True)
     assert installed_packages([str(tmp_path / "none"), str(tmp_path / "one"), str(tmp_path / "two")]) == {"some-thing": "1.0"}
 
 
-def test_everything_together(tree, repository):
-    found = provenance(tree)
-    assert found == {"packages": installed_packages(sys.path), "typed_in": work_tree(tree), "crosstrain": work_tree(repository)}
+def test_provenance_has_packages_and_commits(tree, repository):
+    record = provenance(tree)
+    assert record == {"packages": installed_packages(sys.path), "typed_in": work_tree(tree), "crosstrain": work_tree(repository)}
 
 
-# In words ------------------------------------------------------------------------------------------------------------
+# Description ------------------------------------------------------------------------------------------------------------
 
 ONE, OTHER = "abc1234" + 33 * "0", "def5678" + 33 * "0"
 
@@ -99,11 +99,11 @@ ONE, OTHER = "abc1234" + 33 * "0", "def5678" + 33 * "0"
         ({"typed_in": {"commit": OTHER, "changed": False}}, "crosstrain, typed in a work tree at commit def567800000"),
     ],
 )
-def test_the_code_in_words(code, text):
+def test_code_is_described(code, text):
     assert code_text(code) == text
 
 
-def test_instructions_are_those_for_vectors_and_matrices_in_one_order():
+def test_instructions_are_vector_and_matrix_ones_in_order():
     assert instructions_text(["fpu", "avx512f", "avx2", "sse", "amx_tile"]) == "avx2 avx512f amx_tile"
     assert instructions_text(["fpu"]) is instructions_text([]) is instructions_text(None) is None
 
@@ -149,7 +149,7 @@ def test_the_machine_is_checked_without_a_working_directory(tmp_path):
     "command",
     ["run --steps 5 --backend torch", "runs", "runs show a", "compare a", "submit slurm --dry-run", "run --resume a", "doctor -x"],
 )
-def test_what_needs_the_working_directory_says_so(tmp_path, command):
+def test_command_that_needs_the_working_directory_fails(tmp_path, command):
     done = without_directory(tmp_path, *command.split())
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: ")

@@ -1,4 +1,4 @@
-"""Mean value analysis, against chains that are solved state by state and against a simulation with constant times."""
+"""Mean value analysis against Markov chains and a simulation with constant times."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ def states(count, places):
 
 
 def solved_rates(customers, thinks, demands):
-    """Rounds per second of both classes from the balance equations: exponential times, each station shared by all present.
+    """Return rounds per second of both classes from the balance equations.
 
-    Place 0 is thinking, the others are the stations, visited in turn.
+    Times are exponential, each station is shared by all present. Place 0 is thinking, the others
+    are the stations, visited in turn.
     """
     places = len(demands) + 1
-    space = [(one, two) for one in states(customers[0], places) for two in states(customers[1], places)]
+    space = [(first, second) for first in states(customers[0], places) for second in states(customers[1], places)]
     number = {state: index for index, state in enumerate(space)}
     generator = np.zeros((len(space), len(space)))
     for state in space:
@@ -28,7 +29,7 @@ def solved_rates(customers, thinks, demands):
             here = state[kind][place]
             if not here:
                 continue
-            present = sum(each[place] for each in state)
+            present = sum(visits[place] for visits in state)
             rate = here / thinks[kind] if place == 0 else here / present / demands[place - 1][kind]
             moved = list(state[kind])
             moved[place] -= 1
@@ -42,17 +43,17 @@ def solved_rates(customers, thinks, demands):
 
 
 @pytest.mark.parametrize("customers", [(1, 1), (1, 3), (2, 2), (0, 3), (2, 0)])
-def test_it_equals_the_balance_equations(customers):
+def test_rates_equal_the_balance_equations(customers):
     thinks, demands = (0.7, 1.3), [(0.4, 0.9), (0.5, 0.2)]
     expected = solved_rates(customers, thinks, demands)
-    found = rounds(customers, thinks, demands).seconds
+    seconds = rounds(customers, thinks, demands).seconds
     for kind in (0, 1):
         if customers[kind]:
-            assert customers[kind] / found[kind] == pytest.approx(expected[kind], rel=1e-9)
+            assert customers[kind] / seconds[kind] == pytest.approx(expected[kind], rel=1e-9)
 
 
 def simulated_rate(customers, think, demand, rounds_wanted):
-    """Rounds per second of one class with constant times on one shared station, stepped from event to event."""
+    """Simulate one class with constant times on a shared station; return its rounds per second."""
     random = np.random.default_rng(7)
     thinking, served, clock, done = list(random.uniform(0, think, customers)), [], 0.0, 0
     while done < rounds_wanted:
@@ -70,24 +71,24 @@ def simulated_rate(customers, think, demand, rounds_wanted):
 
 
 @pytest.mark.parametrize(("customers", "think"), [(2, 3.0), (4, 3.0), (8, 3.0)])
-def test_it_is_near_a_simulation_whose_times_never_vary(customers, think):
-    """Shared stations do not care how times are distributed; what is left is that constant ones can fall into step."""
-    found = customers / rounds((0, customers), (1.0, think), [(0.0, 1.0)]).seconds[1]
+def test_rates_are_near_a_simulation_with_constant_times(customers, think):
+    """Processor sharing is insensitive to distributions, but constant times can synchronise."""
+    rate = customers / rounds((0, customers), (1.0, think), [(0.0, 1.0)]).seconds[1]
     simulated = simulated_rate(customers, think, 1.0, 4000)
-    assert found == pytest.approx(simulated, rel=0.08)
+    assert rate == pytest.approx(simulated, rel=0.08)
 
 
-def test_a_customer_alone_waits_for_nobody():
-    found = rounds((1, 0), (0.25, 9.0), [(0.5, 1.0), (0.125, 1.0)])
-    assert found.seconds[0] == 0.875
-    assert found.residence_seconds[:, 0].tolist() == [0.5, 0.125]
+def test_single_customer_does_not_wait():
+    solution = rounds((1, 0), (0.25, 9.0), [(0.5, 1.0), (0.125, 1.0)])
+    assert solution.seconds[0] == 0.875
+    assert solution.residence_seconds[:, 0].tolist() == [0.5, 0.125]
 
 
-def test_a_full_station_sets_the_pace():
-    found = rounds((0, 200), (0.0, 1.0), [(1.0, 0.05)])
-    assert 200 / found.seconds[1] == pytest.approx(1 / 0.05, rel=1e-6)
+def test_full_station_sets_the_rate():
+    solution = rounds((0, 200), (0.0, 1.0), [(1.0, 0.05)])
+    assert 200 / solution.seconds[1] == pytest.approx(1 / 0.05, rel=1e-6)
 
 
-def test_rounds_that_take_no_time_are_refused():
+def test_rounds_without_time_are_refused():
     with pytest.raises(ValueError, match="some time"):
         rounds((1, 1), (0.0, 1.0), [(0.0, 1.0)])

@@ -1,4 +1,4 @@
-"""What runs say together is decided once, by job: a comparison, a report and the end of a sweep say the same of the same runs."""
+"""Conclusions of compare, report and sweep agree on the same runs."""
 
 from __future__ import annotations
 
@@ -33,64 +33,71 @@ from crosstrain.report.pages.page import render
 from crosstrain.report.runs.columns import column
 from crosstrain.report.runs.run import Run, started_runs
 
-ALIKE = [made("a"), made("b", summary={"examples_per_second": 1210.0}), made("c", backend="tf", summary={"examples_per_second": 1150.0})]
-"""Two runs of one job and one seed, of which one is the fastest and the other the slowest; their mean is below the other job."""
+EQUAL_JOBS = [
+    made("a"),
+    made("b", summary={"examples_per_second": 1210.0}),
+    made("c", backend="tf", summary={"examples_per_second": 1150.0}),
+]
+"""Two runs of one job and seed, the fastest and the slowest; their mean is below the run of the other job."""
 
 
-def set_up_sizes(runs):
-    """How many runs each set-up has, by its name."""
-    return {one.label: len(one.runs) for one in conclude(runs).configurations.all}
+def configuration_sizes(runs):
+    """Return the number of runs of each configuration, by its label."""
+    return {configuration.label: len(configuration.runs) for configuration in conclude(runs).configurations.all}
 
 
-def test_runs_of_one_seed_are_repeats_as_those_of_several_are():
-    assert set_up_sizes(ALIKE) == {"torch": 2, "tf": 1}
-    (best,) = conclude(ALIKE).best
+def test_runs_of_one_seed_are_repeats():
+    assert configuration_sizes(EQUAL_JOBS) == {"torch": 2, "tf": 1}
+    (best,) = conclude(EQUAL_JOBS).best
     assert best.configuration.label == "tf"
     assert best.over_worst.ratio == pytest.approx(1150 / math.sqrt(1000 * 1210))
-    (said,) = told(conclude(ALIKE)).best
-    assert "; significance unknown (not every configuration has repeats); runs of one job differ by up to 5%" in said
+    (sentence,) = told(conclude(EQUAL_JOBS)).best
+    assert "; significance unknown (not every configuration has repeats); runs of one job differ by up to 5%" in sentence
 
 
 def copied(folder, runs, copies):
-    """Write runs, and copies of the first one under other names; return all paths, the copies first."""
+    """Write runs, and copies of the first one; return all paths, the copies first."""
     paths = [Path(path) for path in written(folder, *runs)]
     for name in copies:
         shutil.copytree(paths[0], folder / name)
     return [*(folder / name for name in copies), *paths]
 
 
-def test_copies_of_a_run_are_one_measurement(tmp_path):
-    """However many there are of it, they are neither ranked nor weigh more in a mean, and it is said."""
-    paths = copied(tmp_path, ALIKE, ["x", "y"])
+def test_copies_of_a_run_count_once(tmp_path):
+    """Any number of copies is neither ranked nor weighted, and is reported."""
+    paths = copied(tmp_path, EQUAL_JOBS, ["x", "y"])
     alone = compare_paths(paths[:3])
     assert not conclude(alone.runs).concludes
     assert alone.copies == (("x", "y", "a"),)
     assert above(alone)[0] == "Copies of one run, which count once: x, y, a."
     assert alone.to_json()["copies"] == [["x", "y", "a"]]
     assert compare_paths(paths[3:]).copies == ()
-    found = conclude(compare_paths(paths).runs)
-    assert {one.label: len(one.runs) for one in found.configurations.all} == {"torch": 2, "tf": 1}
-    assert found.best[0].over_worst.ratio == pytest.approx(1150 / math.sqrt(1000 * 1210))
+    conclusion = conclude(compare_paths(paths).runs)
+    assert {configuration.label: len(configuration.runs) for configuration in conclusion.configurations.all} == {"torch": 2, "tf": 1}
+    assert conclusion.best[0].over_worst.ratio == pytest.approx(1150 / math.sqrt(1000 * 1210))
 
 
-def test_the_page_and_a_sweep_count_copies_once(tmp_path):
+def test_page_and_sweep_count_copies_once(tmp_path):
     points = plan(Grid({"backend": ["torch", "tf"]}), {}, {}, None)
     runs = [made(point.name, folder=tmp_path, **point.job.model_dump(exclude={"out", "name"})) for point in points]
     paths = copied(tmp_path, runs, ["x", "y"])
-    given = [(path, point.settings) for path, point in zip(paths, (points[0], points[0], *points), strict=True)]
-    table = points_text(given, repeats=False, width=None)
+    points_with_paths = [(path, point.settings) for path, point in zip(paths, (points[0], points[0], *points), strict=True)]
+    table = points_text(points_with_paths, repeats=False, width=None)
     assert "Copies of one run, which count once: x, y, backend=torch." in table
     assert table.count("has the highest throughput") == 1
-    one = make_run(tmp_path, "one")
-    shutil.copytree(one, tmp_path / "copy")
-    page = render(started_runs(map(Run, [one, tmp_path / "copy"])))
+    original = make_run(tmp_path, "one")
+    shutil.copytree(original, tmp_path / "copy")
+    page = render(started_runs(map(Run, [original, tmp_path / "copy"])))
     assert "Copies of one run, which count once: one, copy." in page
     assert QUESTION not in page
 
 
 def speeds_by_backend(runs):
-    """The examples/s that a conclusion is on."""
-    return {one.values.get("backend"): sorted(one.figures(FIGURES[1])) for one in conclude(runs).configurations.all}
+    """Return the examples/s that a conclusion is based on."""
+    return {
+        configuration.values.get("backend"): sorted(configuration.figures(FIGURES[1]))
+        for configuration in conclude(runs).configurations.all
+    }
 
 
 @settings(max_examples=40, deadline=None)
@@ -99,7 +106,7 @@ def speeds_by_backend(runs):
     seeds=st.lists(st.integers(0, 2), min_size=6, max_size=6),
     order=st.randoms(use_true_random=False),
 )
-def test_a_verdict_depends_on_neither_order_nor_copies(speeds, seeds, order):
+def test_verdict_is_independent_of_order_and_copies(speeds, seeds, order):
     runs = [
         made(
             f"r{index}",
@@ -122,7 +129,7 @@ def test_a_verdict_depends_on_neither_order_nor_copies(speeds, seeds, order):
 
 
 def speeds_of(**jobs):
-    """A run for each speed of each backend, which differ by their seeds."""
+    """Make a run for each speed of each backend, with different seeds."""
     return [
         made(f"{backend}-seed={seed}", backend=backend, seed=seed, summary={"examples_per_second": speed})
         for backend, speeds in jobs.items()
@@ -131,26 +138,26 @@ def speeds_of(**jobs):
 
 
 SCATTERED = speeds_of(tf=[1000.0, 1210.0], torch=[1030.0, 990.0])
-"""The fastest single run is 1.17 times as fast as the fastest of the other job; the means are 1.09x, and the scatter is larger."""
+"""The fastest run is 1.17 times as fast as the fastest of the other job, the means 1.09 times; the variance is larger."""
 
 
 def test_repeats_are_judged_together():
-    found = conclude(SCATTERED)
-    assert found.verdicts[0].ratio.ratio == pytest.approx(math.sqrt(1000 * 1210) / math.sqrt(1030 * 990))
-    assert "not significant; needs about" in told(found).best[0]
+    conclusion = conclude(SCATTERED)
+    assert conclusion.verdicts[0].ratio.ratio == pytest.approx(math.sqrt(1000 * 1210) / math.sqrt(1030 * 990))
+    assert "not significant; needs about" in told(conclusion).best[0]
 
 
 def test_runs_of_one_job_are_not_ranked():
     runs = speeds_of(tf=[1000.0, 1210.0])
-    found = conclude(runs)
-    assert found.verdicts == ()
-    assert found.best == ()  # nothing is best without another to hold it against
-    assert told(found).best == ("There is only one configuration, with a throughput of 1,100 examples/s (n = 2).",)
+    conclusion = conclude(runs)
+    assert conclusion.verdicts == ()
+    assert conclusion.best == ()  # nothing is best without a comparison
+    assert told(conclusion).best == ("There is only one configuration, with a throughput of 1,100 examples/s (n = 2).",)
     assert not conclude(runs[:1]).concludes
 
 
 @pytest.mark.parametrize(
-    ("jobs", "said"),
+    ("jobs", "ending"),
     [
         ({"tf": [1000.0], "torch": [1180.0]}, "significance unknown (one run each); use --repeats 3"),
         ({"tf": [1000.0, 1010.0], "torch": [1180.0]}, "significance unknown (not every configuration has repeats); use --repeats 3"),
@@ -161,25 +168,25 @@ def test_runs_of_one_job_are_not_ranked():
         ({"tf": [1000.0, 1010.0], "torch": [1180.0, 1190.0]}, "significant"),
     ],
 )
-def test_only_repeats_show_what_a_difference_is_worth(jobs, said):
+def test_significance_needs_repeats(jobs, ending):
     (best,) = told(conclude(speeds_of(**jobs))).best
-    assert best.endswith(f"; {said}.")
+    assert best.endswith(f"; {ending}.")
 
 
-def test_a_starved_run_decides_nothing_and_spoils_no_mean():
+def test_starved_run_affects_neither_rank_nor_mean():
     runs = speeds_of(tf=[1000.0, 1010.0], torch=[1200.0, 1210.0])
     starved = made("torch-seed=2", backend="torch", seed=2, summary={"examples_per_second": 90.0, "per_node": [starved_node(0.9)]})
-    found = compare_runs([*runs, starved])
-    assert [len(entry.runs) for entry in found.entries] == [2, 3]
-    assert found.entries[1].figures["examples_per_second"] == 1205.0
-    assert found.entries[1].counts["examples_per_second"] == 2
-    assert cell(found.entries[1], column("examples_per_second")).endswith("(n=2)")
-    words = told(conclude(found.runs))
+    comparison = compare_runs([*runs, starved])
+    assert [len(entry.runs) for entry in comparison.entries] == [2, 3]
+    assert comparison.entries[1].figures["examples_per_second"] == 1205.0
+    assert comparison.entries[1].counts["examples_per_second"] == 2
+    assert cell(comparison.entries[1], column("examples_per_second")).endswith("(n=2)")
+    words = told(conclude(comparison.runs))
     assert words.best[0].startswith("torch has the highest throughput, 1,205 examples/s (geometric mean; 95 % CI ")
     assert any("torch-seed=2 needed; its speed and times are not used" in text for text in words.mind)
 
 
-def test_where_every_run_was_starved_it_is_said():
+def test_all_runs_starved_is_reported():
     runs = [made(name, backend=name, summary={"per_node": [starved_node(0.9)]}) for name in ("tf", "torch")]
     words = told(conclude(runs))
     assert words.head.startswith("2 runs: ")
@@ -195,27 +202,27 @@ DIVERGED = [
 
 
 @pytest.mark.parametrize(("lost", "since"), DIVERGED)
-def test_a_run_that_lost_its_loss_is_marked_and_wins_nothing(lost, since):
+def test_run_with_lost_loss_is_marked_and_not_best(lost, since):
     runs = [*speeds_of(tf=[1000.0], torch=[1200.0]), made("nan", nodes=2, summary={"examples_per_second": 9000.0, **lost})]
-    found = compare_runs(runs)
+    comparison = compare_runs(runs)
     (best,) = conclude(runs).best
     assert (best.configuration.runs[0].name, best.worst.runs[0].name) == ("torch-seed=0", "tf-seed=0")
-    assert found.marks[2] == set(GROUPS)
-    assert f"  loss NaN or infinite (nan: {since}): all figures are not comparable; its speed is not that of training." in above(found)
+    assert comparison.marks[2] == set(GROUPS)
+    assert f"  loss NaN or infinite (nan: {since}): all figures are not comparable; its speed is not that of training." in above(comparison)
 
 
-def test_a_repeat_that_lost_its_loss_spoils_no_mean():
+def test_repeat_with_lost_loss_affects_no_mean():
     runs = [made(f"r{seed}", seed=seed, summary={"non_finite_from_step": seed - 1 if seed > 1 else None}) for seed in range(4)]
     assert [[run.name for run in entry.runs] for entry in compare_runs(runs).entries] == [["r0", "r1"], ["r2", "r3"]]
 
 
-def test_a_loss_that_came_back_spoils_nothing():
+def test_recovered_loss_affects_nothing():
     came_back = made("b", backend="tf", summary={"final_train_loss": "NaN", "non_finite_losses": 1})
     assert compare_runs([made("a"), came_back]).marks == (frozenset(), frozenset())
 
 
 def of_torch(text):
-    """The ratios and what is said of them, whatever the jobs are called."""
+    """Return the ratios and their sentences without the names of jobs."""
     return re.findall(r"([\d.]+ ×(?: \([^)]*\))? in throughput)", " ".join(text.split()))
 
 
@@ -227,7 +234,7 @@ def of_torch(text):
     ),
     repeats=st.sampled_from([None, 2, 3]),
 )
-def test_compare_report_and_sweep_say_the_same_of_the_same_runs(data, field, repeats):
+def test_compare_report_and_sweep_agree(data, field, repeats):
     name, values = field
     points = plan(Grid({name: values}, (), repeats), {"backend": "torch"} if name != "backend" else {}, {}, None)
     speeds = data.draw(st.lists(st.integers(500, 2000), min_size=len(points), max_size=len(points)))
@@ -244,7 +251,7 @@ def test_compare_report_and_sweep_say_the_same_of_the_same_runs(data, field, rep
     assert of_torch(table) == of_torch(as_text(told(conclude(compared.runs)), 200))
 
 
-def test_a_sweep_marks_what_it_swept_as_compare_does_and_says_how_to_have_it_without(tmp_path):
+def test_sweep_marks_axes_like_compare(tmp_path):
     points = plan(Grid({"precision": ["fp32", "bf16"]}), {"backend": "torch"}, {}, None)
     runs = [made(point.name, folder=tmp_path, **point.job.model_dump(exclude={"out", "name"})) for point in points]
     paths = written(tmp_path, *runs)
@@ -263,13 +270,13 @@ def test_a_sweep_marks_what_it_swept_as_compare_does_and_says_how_to_have_it_wit
         ("--metric", "", "one or several figures, such as accuracy or memory, with commas between"),
     ],
 )
-def test_a_list_without_a_name_in_it_is_refused(tmp_path, option, text, allowed):
-    result = CliRunner().invoke(compare, [*written(tmp_path, *ALIKE), option, text])
+def test_empty_name_in_a_list_is_refused(tmp_path, option, text, allowed):
+    result = CliRunner().invoke(compare, [*written(tmp_path, *EQUAL_JOBS), option, text])
     assert isinstance(result.exception, UsageError)
     assert str(result.exception) == f"{option}: got {text!r}; allowed: {allowed}."
 
 
-def test_the_page_has_the_sentences_of_compare(tmp_path):
+def test_page_has_the_sentences_of_compare(tmp_path):
     """From run directories as the driver writes them."""
     paths = []
     for backend, speeds in (("tf", (1000.0, 1210.0)), ("torch", (1030.0, 990.0))):
@@ -280,18 +287,18 @@ def test_the_page_has_the_sentences_of_compare(tmp_path):
             paths.append(path)
     page = render(started_runs(map(Run, paths)))
     words = told(conclude(compare_paths(paths).runs))
-    for said in (words.head, *words.best, *words.why, *words.mind, *(part for line in words.axes for part in astuple(line))):
-        assert escape(said) in page
+    for sentence in (words.head, *words.best, *words.why, *words.mind, *(part for line in words.axes for part in astuple(line))):
+        assert escape(sentence) in page
     printed = " ".join(CliRunner().invoke(compare, list(map(str, paths)), catch_exceptions=False).output.split())
-    for said in words.sentences[:2]:
-        assert said in printed
+    for sentence in words.sentences[:2]:
+        assert sentence in printed
     document = json.loads(CliRunner().invoke(compare, [*map(str, paths), "--json"], catch_exceptions=False).output)
     assert document["conclusion"]["sentences"] == words.sentences
 
 
-def test_a_terminal_ends_with_the_answer(tmp_path):
-    """Which tables may have pushed off its screen; a file or a pipe has it once."""
-    words = told(conclude(ALIKE))
+def test_terminal_output_ends_with_the_conclusion(tmp_path):
+    """Tables may have scrolled off the screen; a file or a pipe has it once."""
+    words = told(conclude(EQUAL_JOBS))
     assert closing_text(words, None) == ""
     assert closing_text(words, 500).split() == " ".join(words.best).split()
-    assert CliRunner().invoke(compare, written(tmp_path, *ALIKE)).output.count(words.best[0][:60]) == 1
+    assert CliRunner().invoke(compare, written(tmp_path, *EQUAL_JOBS)).output.count(words.best[0][:60]) == 1

@@ -1,4 +1,4 @@
-"""How many times as much one set-up has as another: against scipy's Welch test, and by simulation."""
+"""Ratios of configurations with intervals: against scipy's Welch test, and by simulation."""
 
 import math
 
@@ -13,32 +13,32 @@ from crosstrain.report.compare.ratios import MAX_REPEATS_TOLD, interval_of_mean,
 stats = ImportedLater("scipy.stats")
 
 FIGURES = st.lists(st.floats(1e-3, 1e6), min_size=2, max_size=8).filter(lambda values: max(values) > (1 + 1e-6) * min(values))
-"""Repeats that scatter: of those whose logarithms are equal scipy computes NaN; see `test_equal_repeats_scatter_by_nothing`."""
+"""Repeats with variance: for equal logarithms scipy computes NaN; see `test_equal_repeats_are_significant`."""
 
 
 @given(FIGURES, FIGURES)
-def test_of_one_pair_it_is_welchs_test(one, other):
-    found = ratio([(one, other)])
-    logs = [np.log(values) for values in (one, other)]
+def test_ratio_of_one_pair_is_welch_s_test(first, second):
+    result = ratio([(first, second)])
+    logs = [np.log(values) for values in (first, second)]
     expected = stats.ttest_ind(*logs, equal_var=False).confidence_interval(0.95)
-    assert math.log(found.low) == pytest.approx(expected.low, rel=1e-6, abs=1e-9)
-    assert math.log(found.high) == pytest.approx(expected.high, rel=1e-6, abs=1e-9)
-    assert found.ratio == pytest.approx(stats.gmean(one) / stats.gmean(other), rel=1e-9)
-    back = ratio([(other, one)])
-    assert (back.low, back.high) == pytest.approx((1 / found.high, 1 / found.low), rel=1e-9)
-    assert found.sure is bool(stats.ttest_ind(*logs, equal_var=False).pvalue < 0.05)
+    assert math.log(result.low) == pytest.approx(expected.low, rel=1e-6, abs=1e-9)
+    assert math.log(result.high) == pytest.approx(expected.high, rel=1e-6, abs=1e-9)
+    assert result.ratio == pytest.approx(stats.gmean(first) / stats.gmean(second), rel=1e-9)
+    back = ratio([(second, first)])
+    assert (back.low, back.high) == pytest.approx((1 / result.high, 1 / result.low), rel=1e-9)
+    assert result.sure is bool(stats.ttest_ind(*logs, equal_var=False).pvalue < 0.05)
 
 
 @given(FIGURES, FIGURES)
-def test_a_difference_of_means_is_welchs(one, other):
-    difference, half = mean_difference(one, other)
-    expected = stats.ttest_ind(one, other, equal_var=False).confidence_interval(0.95)
-    assert (difference - half, difference + half) == pytest.approx((expected.low, expected.high), rel=1e-6, abs=1e-6 * max(*one, *other))
-    assert mean_difference(one[:1], other) == (pytest.approx(one[0] - np.mean(other)), None)
+def test_difference_of_means_is_welch_s(first, second):
+    difference, half = mean_difference(first, second)
+    expected = stats.ttest_ind(first, second, equal_var=False).confidence_interval(0.95)
+    assert (difference - half, difference + half) == pytest.approx((expected.low, expected.high), rel=1e-6, abs=1e-6 * max(*first, *second))
+    assert mean_difference(first[:1], second) == (pytest.approx(first[0] - np.mean(second)), None)
 
 
 @given(FIGURES)
-def test_the_interval_of_a_mean_is_students(values):
+def test_interval_of_a_mean_is_student_s(values):
     low, high = interval_of_mean(values)
     logs = np.log(values)
     expected = stats.t.interval(0.95, len(values) - 1, loc=logs.mean(), scale=stats.sem(logs))
@@ -46,39 +46,39 @@ def test_the_interval_of_a_mean_is_students(values):
 
 
 @given(st.lists(st.tuples(FIGURES, FIGURES), min_size=1, max_size=4))
-def test_of_several_pairs_it_is_the_geometric_mean(pairs):
-    found = ratio(pairs)
-    assert found.ratio == pytest.approx(stats.gmean(found.pairs), rel=1e-9)
-    assert found.opposed is (min(found.pairs) < 1 < max(found.pairs))
-    assert found.low < found.ratio < found.high
+def test_ratio_of_pairs_is_the_geometric_mean(pairs):
+    result = ratio(pairs)
+    assert result.ratio == pytest.approx(stats.gmean(result.pairs), rel=1e-9)
+    assert result.opposed is (min(result.pairs) < 1 < max(result.pairs))
+    assert result.low < result.ratio < result.high
 
 
-def test_the_interval_holds_the_true_ratio_as_often_as_it_says():
-    """Two pairs of three repeats, which scatter by different factors. Of 2,000 trials 95 % would be 93.5 % to 96.5 % by chance."""
+def test_interval_has_its_coverage():
+    """Three repeats, different variances; for 95 % chance gives 93.5 % to 96.5 % of 2,000."""
     draw, inside = np.random.default_rng(20261127), 0
     for _ in range(2000):
         pairs = [
             (np.exp(draw.normal(0.3 + shift, 0.05, 3)).tolist(), np.exp(draw.normal(shift, 0.1, 3)).tolist())
             for shift in draw.normal(0, 1, 2)
         ]
-        found = ratio(pairs)
-        inside += found.low <= math.exp(0.3) <= found.high
-    assert 0.935 <= inside / 2000 <= 0.975  # Welch's degrees of freedom are cautious with few repeats
+        result = ratio(pairs)
+        inside += result.low <= math.exp(0.3) <= result.high
+    assert 0.935 <= inside / 2000 <= 0.975  # Welch's degrees of freedom are conservative with few repeats
 
 
 @pytest.mark.parametrize("alone", [([1.0], [2.0, 2.1]), ([1.0, 1.1], [2.0]), ([1.0], [2.0])])
-def test_one_run_alone_has_no_interval(alone):
-    found = ratio([alone])
-    assert (found.low, found.high, found.known, found.sure) == (None, None, False, False)
+def test_single_run_has_no_interval(alone):
+    result = ratio([alone])
+    assert (result.low, result.high, result.known, result.sure) == (None, None, False, False)
     assert repeats_that_would_tell([alone]) is None
     assert interval_of_mean([3.0]) is None
 
 
 @given(FIGURES, st.floats(1.01, 2.0))
-def test_so_many_repeats_would_tell(values, factor):
-    """With repeats that scatter as much about the same ratio, it is sure with so many and not with one fewer."""
-    other = [value * factor for value in values]
-    needed = repeats_that_would_tell([(other, values)])
+def test_suggested_repeats_reach_significance(values, factor):
+    """With repeats of equal variance and ratio, it is significant at this number and not below."""
+    scaled = [value * factor for value in values]
+    needed = repeats_that_would_tell([(scaled, values)])
     deviation = math.sqrt(np.var(np.log(values), ddof=1))
 
     def tells(repeats):
@@ -97,20 +97,20 @@ SCATTERED = st.lists(st.floats(0.5, 2.0), min_size=2, max_size=8)
 @given(st.lists(st.tuples(SCATTERED, SCATTERED), min_size=1, max_size=3))
 @example([([1.5439, 1.5855, 1.4713, 1.1824, 1.6799], [1.25370, 1.25274, 1.25403, 1.25478, 1.25082, 1.25668, 1.25070])])
 @example([([1000.0, 1160.0, 1300.0], [1000.0, 1001.0, 1002.0])])
-def test_more_repeats_are_needed_than_did_not_tell(pairs):
+def test_more_repeats_are_suggested_than_made(pairs):
     needed = repeats_that_would_tell(pairs)
     if needed is not None and not ratio(pairs).sure:
         assert needed > min(len(values) for pair in pairs for values in pair)
 
 
-def test_equal_repeats_scatter_by_nothing():
+def test_equal_repeats_are_significant():
     assert ratio([([2.0, 2.0], [1.0, 1.0])]).sure
     assert not ratio([([1.0, 1.0], [1.0, 1.0])]).sure
 
 
-def test_figures_over_all_numbers_have_an_interval():
-    """The largest and the smallest that a double can be: nothing overflows, and nothing is infinite, which JSON has no word for."""
-    found = ratio([((1e308, 5e-324), (1.0, 2.0))])
-    assert 0 < found.low < found.high < math.inf
+def test_extreme_figures_have_a_finite_interval():
+    """The largest and smallest doubles: no overflow, and no infinity, which JSON cannot hold."""
+    result = ratio([((1e308, 5e-324), (1.0, 2.0))])
+    assert 0 < result.low < result.high < math.inf
     low, high = interval_of_mean((1e308, 5e-324))
     assert 0 < low < high < math.inf

@@ -1,4 +1,4 @@
-"""What a run asks of a Ray cluster, how what it waits for is said, and when Ray is chosen."""
+"""The Ray launcher: its requests, its description of missing resources, and its selection."""
 
 import importlib.util
 import re
@@ -29,7 +29,7 @@ DEAD = {"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}}
         (None, "auto", [SMALL, DEAD], [{"CPU": 1}, {"CPU": 2}]),
     ],
 )
-def test_a_node_is_to_have_what_its_workers_need(threads, device, nodes, bundles):
+def test_bundle_has_the_resources_of_its_workers(threads, device, nodes, bundles):
     assert bundles_of((1, 2), threads, device, nodes) == bundles
 
 
@@ -43,18 +43,18 @@ def test_a_node_is_to_have_what_its_workers_need(threads, device, nodes, bundles
         ([{"CPU": 1}] * 2, [SMALL, LARGE], "2 nodes with 1 CPU each; the cluster has 2 nodes, 2 of them large enough, but others use them"),
     ],
 )
-def test_what_is_waited_for_is_said(bundles, nodes, text):
+def test_missing_resources_are_described(bundles, nodes, text):
     assert shortage(nodes, bundles) == text
     assert text.startswith(in_words(bundles))
 
 
 @pytest.mark.parametrize("address", ["auto", "10.0.0.1:6379", "head.example.org:6379", "ray://head:10001", "[fd00::1]:6379"])
-def test_an_address_is_taken(address):
+def test_valid_address_is_accepted(address):
     assert isinstance(make(LaunchRequest(Job(nodes=2), print, options={"ray_address": address})), RayLauncher)
 
 
 @pytest.mark.parametrize("address", ["", "10.0.0.1", "local", "http://head:8265", "ray://", "-x:1", "head:6379 --help", "head:123456"])
-def test_what_is_no_address_is_refused(address):
+def test_invalid_address_is_refused(address):
     with pytest.raises(UsageError, match=r"--ray-address: got .*allowed: auto, HOST:PORT"):
         make(LaunchRequest(Job(nodes=2), print, options={"ray_address": address}))
 
@@ -66,7 +66,7 @@ def test_what_is_no_address_is_refused(address):
         ({"bandwidth": "100mbit"}, {}, "bandwidth: got '100mbit', which is for virtual nodes; these were started by Ray"),
     ],
 )
-def test_what_does_not_go_with_ray_is_refused(job, given, message):
+def test_conflicting_launch_option_is_refused(job, given, message):
     with pytest.raises(UsageError, match=message):
         make(LaunchRequest(Job(**job), print, **given))
 
@@ -84,34 +84,34 @@ def test_what_does_not_go_with_ray_is_refused(job, given, message):
         (["--launcher", "ray", "--network", "isolated"], "network: got 'isolated', which is for virtual nodes"),
     ],
 )
-def test_what_does_not_go_together_ends_the_command(given, message, capsys, monkeypatch):
+def test_conflicting_options_end_the_command(given, message, capsys, monkeypatch):
     monkeypatch.setenv("TRAINER_SECRET", "0" * 32)
     assert invoke(["run", "--backend", "torch", *given]) == 2
     assert re.search(message, capsys.readouterr().err)
 
 
-def test_without_ray_it_is_said_what_to_install(monkeypatch):
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "ray" else found(name, *more))
+def test_missing_ray_names_the_package(monkeypatch):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "ray" else find_spec(name, *more))
     with pytest.raises(MissingPackageError, match=r"launcher 'ray' needs the package 'ray'.*pip install 'crosstrain\[ray\]'"):
         choose_launcher(LaunchRequest(Job(launcher="ray"), print))
 
 
-def test_ray_is_chosen_by_name_by_its_address_and_in_its_jobs():
+def test_ray_is_selected_by_name_address_or_job():
     job = {"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"}
     assert in_ray_job(job)
     assert not in_ray_job({"RAY_ADDRESS": "10.0.0.1:6379"})
     named, within = {"options": {"ray_address": "auto"}}, {"environment": job}
 
-    def chosen(launcher, **given):
-        return name_of_launcher(LaunchRequest(Job(launcher=launcher), print, **given))
+    def chosen(launcher, **options):
+        return name_of_launcher(LaunchRequest(Job(launcher=launcher), print, **options))
 
     assert [chosen("ray"), chosen("auto", **named), chosen("auto", **within)] == ["ray"] * 3
     assert [chosen("auto"), chosen("local", **named, **within)] == ["local"] * 2
 
 
-def test_a_place_on_each_node_takes_nothing_that_others_use():
-    """Nodes without a CPU, as some heads, are none that a run could be on."""
+def test_placement_on_each_node_uses_no_resources():
+    """Nodes without a CPU, such as some heads, are not used."""
     nodes = [
         {**LARGE, "NodeManagerAddress": "10.0.0.2"},
         {**DEAD, "NodeManagerAddress": "10.0.0.3"},

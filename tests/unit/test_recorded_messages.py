@@ -1,4 +1,4 @@
-"""Whatever a node may say, what is recorded of it can be read again: one message must not cost a run its records."""
+"""Messages of nodes can be recorded and read again; one message cannot destroy the records."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_samples import a_job
-from test_node_messages import NODE_OF, OWN, SOUND, host, read, sample, wrong_with
+from test_node_messages import FROM_WORKER, NODE_OF, SOUND, host, read, sample, wrong_with
 
 from crosstrain.backends.base import Plan, StepResult
 from crosstrain.engine.loop_interfaces import OutstandingPlans
@@ -64,7 +64,7 @@ SAMPLED = {
 
 
 def sent(kind, fields):
-    """A message that is short enough to travel, or None."""
+    """Return a message if it is short enough to be sent, otherwise None."""
     return Message(kind, fields) if len(json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()) < MAX_HEADER_BYTES else None
 
 
@@ -81,22 +81,22 @@ def sent(kind, fields):
         ("cpu_cores_used", 1e300),
     ],
 )
-def test_a_sample_that_records_could_not_hold_is_none(field, value):
+def test_unrecordable_sample_is_refused(field, value):
     message = sent("sample", {"record": {**sample(), field: value}})
     assert message is not None
     assert wrong_with(1, message, NODE_OF).startswith("a message 'sample' ")
 
 
 @pytest.mark.parametrize("field", MAX_NUMBER)
-def test_a_sample_may_have_much(field):
+def test_sample_at_its_limits_is_accepted(field):
     assert wrong_with(1, sent("sample", {"record": {**sample(), field: MAX_NUMBER[field]}}), NODE_OF) is None
 
 
 @pytest.mark.thorough
 @settings(max_examples=40, deadline=None)
 @given(changes=st.fixed_dictionaries({}, optional={field: st.sampled_from(values) for field, values in SAMPLED.items()}))
-def test_lines_of_samples_can_be_read_again(tmp_path_factory, changes):
-    """Also one that stands for several samples, each with problems of its own."""
+def test_recorded_samples_can_be_read(tmp_path_factory, changes):
+    """Also a line that represents several samples, each with problems."""
     message = sent("sample", {"record": {**sample(), **changes}})
     if message is None or wrong_with(1, message, NODE_OF) is not None:
         return
@@ -107,22 +107,22 @@ def test_lines_of_samples_can_be_read_again(tmp_path_factory, changes):
     count, record = 11, message["record"]
     for number in range(count):
         problems = [f"{number}-{place}{text}"[:MAX_PROBLEM_CHARACTERS] for place, text in enumerate(record["problems"])]
-        own = sent("sample", {"record": {**record, "problems": problems}})
-        assert own is not None
-        assert wrong_with(1, own, NODE_OF) is None
-        recording.sample(read(own).as_record(1))
+        sent_message = sent("sample", {"record": {**record, "problems": problems}})
+        assert sent_message is not None
+        assert wrong_with(1, sent_message, NODE_OF) is None
+        recording.sample(read(sent_message).as_record(1))
     recording.write_waiting_samples()
     recording.close()
     assert sum(line.samples for line in RunReader(recording.path).system()) == count
 
 
-def test_a_monitor_says_no_more_than_a_sample_may_have():
+def test_problems_of_the_monitor_are_within_limits():
     problems = Problems()
     for number in range(2 * MAX_PROBLEMS + 1):
         problems.note(f"{number} \udcff {MAX_LENGTH}")
-    said = [problems.take() for _ in range(4)]
-    assert [len(texts) for texts in said] == [MAX_PROBLEMS, MAX_PROBLEMS, 1, 0]
-    for texts in said:
+    taken = [problems.take() for _ in range(4)]
+    assert [len(texts) for texts in taken] == [MAX_PROBLEMS, MAX_PROBLEMS, 1, 0]
+    for texts in taken:
         assert wrong_with(1, sent("sample", {"record": {**sample(), "problems": list(texts)}}), NODE_OF) is None
 
 
@@ -144,13 +144,13 @@ HOSTS = {
 
 
 @pytest.mark.parametrize(("field", "place"), [("interfaces", 4), ("interfaces", 5), ("packages", 1)])
-def test_a_description_that_records_could_not_hold_is_none(field, place):
+def test_unrecordable_host_description_is_refused(field, place):
     message = sent("hello", {**SOUND["hello"].fields, "host": {**host(), field: HOSTS[field][place]}})
     assert message is not None
     assert "which nobody could read again" in wrong_with(1, message, NODE_OF)
 
 
-def test_a_host_may_have_very_many_interfaces():
+def test_host_with_many_interfaces_is_accepted():
     described = {**host(), "interfaces": HOSTS["interfaces"][2]}
     assert wrong_with(1, sent("hello", {**SOUND["hello"].fields, "host": described}), NODE_OF) is None
 
@@ -158,7 +158,7 @@ def test_a_host_may_have_very_many_interfaces():
 @pytest.mark.thorough
 @settings(max_examples=15, deadline=None)
 @given(changes=st.fixed_dictionaries({}, optional={field: st.sampled_from(values) for field, values in HOSTS.items()}))
-def test_descriptions_of_hosts_can_be_read_again(tmp_path_factory, changes):
+def test_recorded_host_descriptions_can_be_read(tmp_path_factory, changes):
     message = sent("hello", {**SOUND["hello"].fields, "host": {**host(), **changes}})
     if message is None or wrong_with(1, message, NODE_OF) is not None:
         return
@@ -169,14 +169,14 @@ def test_descriptions_of_hosts_can_be_read_again(tmp_path_factory, changes):
     assert [node["hostname"] for node in RunReader(recording.path).env()] == [message["host"]["hostname"]] * 8
 
 
-def test_the_longest_error_that_a_task_may_tell_stands_in_a_status_that_can_be_read(tmp_path):
+def test_longest_task_error_is_recorded_and_readable(tmp_path):
     error = {**SOUND["error"].fields, "type": "é" * 4096, "message": "é" * MAX_ERROR_CHARACTERS}
-    said = [Message("phase", {**OWN, "name": "é" * 4096}), Message("error", error), SOUND["death"]]
-    assert [wrong_with(1, message, NODE_OF) for message in said] == [None] * 3
+    messages = [Message("phase", {**FROM_WORKER, "name": "é" * 4096}), Message("error", error), SOUND["death"]]
+    assert [wrong_with(1, message, NODE_OF) for message in messages] == [None] * 3
     longer = Message("error", {**error, "message": "é" * (MAX_ERROR_CHARACTERS + 1)})
     assert "a message 'error' that is none" in wrong_with(1, longer, NODE_OF)
     failures = Failures([])
-    for message in said:
+    for message in messages:
         failures.record(1, read(message))
     cause = Outcome.of(failures.death_of(1, "node 1", read(SOUND["death"]))).cause
     recording = Recording(a_job(tmp_path, name="run"), QuietProgress())
@@ -190,7 +190,7 @@ def test_the_longest_error_that_a_task_may_tell_stands_in_a_status_that_can_be_r
 
 
 @pytest.mark.parametrize(("staleness", "possible"), [(2**53, True), (2**53 + 1, False), (-1, False)])
-def test_steps_are_of_a_staleness_that_records_can_hold(tmp_path, staleness, possible):
+def test_staleness_is_limited_to_the_recordable(tmp_path, staleness, possible):
     plan = Plan(0, 1, 0, 0, np.ones(1), 0)
     plans = OutstandingPlans(a_job(tmp_path, nodes=2, mode="async"))
     plans.add(plan)

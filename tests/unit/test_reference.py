@@ -1,4 +1,4 @@
-"""The judge of the conformance suite reads images as the product's own definitions say, though it shares no code with them."""
+"""The conformance suite's independent image reader agrees with the product's definition."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ shifts = st.tuples(st.integers(-3, 3), st.integers(-3, 3), st.integers(0, 1))
     shape=st.tuples(st.integers(1, 3), st.integers(4, 9), st.integers(4, 9)),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_changed_images_are_those_of_the_definition(changes, shape, seed):
+def test_augmented_images_follow_the_definition(changes, shape, seed):
     draw = np.random.default_rng(seed)
     images = draw.integers(0, 256, (len(changes), *shape), dtype=np.uint8)
     mean, std = tuple(draw.uniform(0, 1, shape[0]).tolist()), tuple(draw.uniform(0.1, 1, shape[0]).tolist())
@@ -32,13 +32,13 @@ def test_changed_images_are_those_of_the_definition(changes, shape, seed):
     np.testing.assert_array_equal(judged_inputs(info, images, moved), expected.reshape(len(images), -1))
 
 
-def test_without_changes_they_are_the_dataset_s_own_inputs():
+def test_images_without_augmentation_are_the_inputs():
     data = open_dataset("digits")
-    found = judged_inputs(data.info, data.images("test"), None)
-    np.testing.assert_array_equal(found.astype(np.float32), data.inputs("test").reshape(len(found), -1))
+    inputs = judged_inputs(data.info, data.images("test"), None)
+    np.testing.assert_array_equal(inputs.astype(np.float32), data.inputs("test").reshape(len(inputs), -1))
 
 
-def test_changes_change_what_is_learnt():
+def test_augmentation_changes_training():
     job = {"backend": "reference", "steps": 20, "global_batch_size": 30}
     plain, changed = (
         train_logistic_regression(Job.model_validate({**job, "augment": kind}), open_dataset("digits")) for kind in ("none", "crop")

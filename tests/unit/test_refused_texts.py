@@ -1,4 +1,4 @@
-"""Text that cannot be prepared: what is wrong is said before anything long is done, and nothing of it is left."""
+"""Text that cannot be prepared: refused before long work, and nothing is left."""
 
 import os
 import struct
@@ -50,14 +50,14 @@ LINES = [f"some words {number} of {number * 7 % 13}" for number in range(400)]
         (LINES, ",longest=2", "no pair of the train split is left: train: 400 pairs with more than 2 pieces"),
     ],
 )
-def test_a_text_of_which_nothing_is_left_says_why(tmp_path, lines, more, message):
+def test_text_without_usable_pairs_is_refused(tmp_path, lines, more, message):
     with pytest.raises(UsageError, match=message) as refused:
         open_dataset(corpus(tmp_path, lines) + more)
     assert "broken" not in str(refused.value)
     assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
 
 
-def test_a_test_split_that_is_too_large_is_refused_first(tmp_path, monkeypatch):
+def test_too_large_test_split_is_refused_first(tmp_path, monkeypatch):
     monkeypatch.setattr(parallel_text, "MAX_ATTACHMENT_BYTES", 2000)
     name = corpus(tmp_path, LINES, test=300)
     monkeypatch.setattr(parallel_text, "prepared_pairs", None)  # nothing is encoded
@@ -67,7 +67,7 @@ def test_a_test_split_that_is_too_large_is_refused_first(tmp_path, monkeypatch):
         open_dataset(name)
 
 
-def test_a_held_out_split_that_is_too_large_is_refused_before_it_is_held(tmp_path, monkeypatch):
+def test_too_large_held_out_split_is_refused_early(tmp_path, monkeypatch):
     monkeypatch.setattr(parallel_text, "MAX_ATTACHMENT_BYTES", 2000)
     name = corpus(tmp_path, LINES).replace("?", "?held-out=300,")
     for language in ("en", "de"):
@@ -82,7 +82,7 @@ def test_a_held_out_split_that_is_too_large_is_refused_before_it_is_held(tmp_pat
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 @given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9))
-def test_a_text_that_grows_or_shrinks_is_noticed(tmp_path, source, target, total):
+def test_text_that_changes_length_is_noticed(tmp_path, source, target, total):
     for language, lines in (("en", source), ("de", target)):
         (tmp_path / f"x.{language}").write_text("line\n" * lines)
     pairs = _read((tmp_path / "x.en", tmp_path / "x.de"), total)
@@ -93,7 +93,7 @@ def test_a_text_that_grows_or_shrinks_is_noticed(tmp_path, source, target, total
             list(pairs)
 
 
-def test_a_text_that_is_overwritten_while_it_is_read_is_no_store(tmp_path, monkeypatch):
+def test_overwritten_text_makes_no_store(tmp_path, monkeypatch):
     name, write = corpus(tmp_path, LINES), build.write_manifest
 
     def overwritten(folder, manifest):
@@ -108,19 +108,19 @@ def test_a_text_that_is_overwritten_while_it_is_read_is_no_store(tmp_path, monke
 
 
 @pytest.mark.parametrize("name", ["A" * 300, os.fsdecode(b"\xff\xfe"), "x?vocabulary=" + "9" * 5000])
-def test_names_and_numbers_that_nothing_can_have(name):
+def test_invalid_names_and_numbers_are_refused(name):
     with pytest.raises(UsageError):
         open_dataset(f"parallel-text:{name}:en-de" if "?" not in name else f"parallel-text:x:en-de{name.removeprefix('x')}")
 
 
-def test_standard_input_that_cannot_be_read(tmp_path):
+def test_unreadable_standard_input_is_reported(tmp_path):
     code = "import os; from crosstrain.cli.trained_job import arriving_lines\nlist(arriving_lines(0, lambda: False))"
     with (tmp_path / "out").open("w") as written:
         done = subprocess.run([sys.executable, "-c", code], stdin=written, stderr=subprocess.PIPE, text=True, check=False)
     assert done.stderr.splitlines()[-1].endswith("standard input cannot be read: Bad file descriptor; give it lines.")
 
 
-def test_an_export_takes_no_vocabulary_but_the_models(tmp_path, model):
+def test_export_requires_the_model_s_vocabulary(tmp_path, model):
     run = tmp_path / "run"
     checkpoint = run / "checkpoints" / "step-1"
     checkpoint.mkdir(parents=True)
@@ -128,8 +128,11 @@ def test_an_export_takes_no_vocabulary_but_the_models(tmp_path, model):
     meta = SimpleNamespace(data={"vocabulary_sizes": {"source": 330, "target": 330}, "pieces_sha256": pieces})
     (run / VOCABULARY).write_bytes(model)
     assert trained_vocabulary(checkpoint, meta) == model
-    other = train_vocabulary([line.upper() for line in LINES], 330, bytes_too=True)
-    for wrong, message in ((b"rubbish", "not a model of sentencepiece"), (other, "is not the vocabulary that the model was trained with")):
+    other_vocabulary = train_vocabulary([line.upper() for line in LINES], 330, bytes_too=True)
+    for wrong, message in (
+        (b"rubbish", "not a model of sentencepiece"),
+        (other_vocabulary, "is not the vocabulary that the model was trained with"),
+    ):
         (run / VOCABULARY).write_bytes(wrong)
         with pytest.raises(UsageError, match=message):
             trained_vocabulary(checkpoint, meta)
@@ -145,7 +148,7 @@ def test_an_export_takes_no_vocabulary_but_the_models(tmp_path, model):
 
 
 def mo(messages):
-    """A compiled catalogue of (original, translation) pairs, given as places and lengths in what follows the tables."""
+    """Return a compiled catalogue of (original, translation) pairs given as offsets and lengths."""
     count_, tables = len(messages), 28
     body = tables + 16 * len(messages)
     rows = [[(length, body + place) for place, length in (pair[side] for pair in messages)] for side in (0, 1)]
@@ -153,7 +156,7 @@ def mo(messages):
     return struct.pack("<7I", 0x950412DE, 0, count_, tables, tables + 8 * count_, 0, 0) + packed
 
 
-def test_hostile_catalogues_are_none_in_bounded_time():
+def test_hostile_catalogues_are_refused_in_bounded_time():
     header = b"Content-Type: text/plain; charset=hex\n"
     with pytest.raises(ValueError, match="unknown encoding"):
         list(read_mo(mo([((0, 0), (0, len(header)))]) + header))
@@ -164,7 +167,7 @@ def test_hostile_catalogues_are_none_in_bounded_time():
     assert [len(translation) for _, translation in read_po(entry)] == [200_000]
 
 
-def test_a_package_of_a_relative_folder_and_one_with_too_much_text(tmp_path, monkeypatch):
+def test_package_accepts_relative_folder_and_limits_text(tmp_path, monkeypatch):
     folder = tmp_path / "deb"
     (folder / "root/DEBIAN").mkdir(parents=True)
     (folder / "root/DEBIAN/control").write_text(

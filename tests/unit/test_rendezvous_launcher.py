@@ -1,4 +1,4 @@
-"""Who is let into a run that others start: each process that is awaited, once, and nobody else."""
+"""Joining an externally launched run: each expected process once, and no other."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,14 +14,14 @@ from crosstrain.launch.launchers.rendezvous import ExternalLauncher
     node=st.integers(-2, 4),
     local_rank=st.integers(-2, 3) | st.integers(),
     standbys=st.integers(0, 2),
-    there=st.sets(st.tuples(st.integers(0, 2), st.integers(1, 3)), max_size=2),
+    joined=st.sets(st.tuples(st.integers(0, 2), st.integers(1, 3)), max_size=2),
 )
-def test_only_who_is_awaited_is_let_in(node, local_rank, standbys, there):
-    """However many processes somebody starts who knows the secret, they do not use up the driver's connections."""
+def test_only_expected_processes_are_accepted(node, local_rank, standbys, joined):
+    """Any number of processes with the secret cannot use up the driver's connections."""
     job = Job(backend="toy", nodes=3)
     place = Membership("a contract", 0, 0, ("127.0.0.1", (1,)), {"nodes": 3}, standbys)
     joins = Message("join", {"protocol": PROTOCOL, "node": node, "local_rank": local_rank, "asked": job_request(job)})
-    problem = ExternalLauncher(job, place, b"", job_request(job))._problem(joins, {0: None}, there)
+    problem = ExternalLauncher(job, place, b"", job_request(job))._problem(joins, {0: None}, joined)
     agent = node in (1, 2) and local_rank == 0
-    standby = 0 <= node < 3 and local_rank > 0 and (node, local_rank) not in there and len(there) < standbys
+    standby = 0 <= node < 3 and local_rank > 0 and (node, local_rank) not in joined and len(joined) < standbys
     assert (problem is None) == (agent or standby)

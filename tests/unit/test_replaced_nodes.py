@@ -1,4 +1,4 @@
-"""Another agent in the place of a lost node: it is the node once it has greeted, and the one before it is heard no more."""
+"""Replacement of lost nodes: the new agent is the node once it has greeted."""
 
 import socket
 import threading
@@ -13,12 +13,12 @@ from crosstrain.launch.driver.nodes import Nodes
 from crosstrain.launch.launchers.base import NodeChannel
 from crosstrain.monitor.host import describe_host
 
-GONE = -1
-"""In place of a protocol: an agent that ends at once, as where its host refuses connections."""
+FAILED_START = -1
+"""In place of a protocol: an agent that ends immediately, as if its host refused connections."""
 
 
 class Cluster:
-    """Nodes behind sockets, whose other ends the test speaks for; `coming` greet in turn where a lost node is replaced."""
+    """Nodes behind sockets operated by the test; `coming` greet in turn as replacements."""
 
     def __init__(self, files, count, coming):
         self.files = files
@@ -46,15 +46,15 @@ class Cluster:
         if protocol is None:
             return None
         channel = self.channel(node)
-        if protocol == GONE:
+        if protocol == FAILED_START:
             self.ends[node][1].shutdown(socket.SHUT_RDWR)
         elif protocol:
             self.greet(node, protocol)
         return channel
 
     def greet(self, node, protocol=PROTOCOL):
-        told = {"node": node, "pid": 1, "identity": {"boot": "b", "network": "n"}, "scratch": "", "address": None, "protocol": protocol}
-        self.ends[node][0].send(Message("hello", {**told, "host": {**describe_host({}), "hostname": f"host-{node}"}}))
+        greeting = {"node": node, "pid": 1, "identity": {"boot": "b", "network": "n"}, "scratch": "", "address": None, "protocol": protocol}
+        self.ends[node][0].send(Message("hello", {**greeting, "host": {**describe_host({}), "hostname": f"host-{node}"}}))
 
     def lose(self, node):
         self.ends[node][1].shutdown(socket.SHUT_RDWR)
@@ -62,7 +62,7 @@ class Cluster:
             self.nodes.receive(1.0, {"worker-1": 1})
 
 
-def test_another_agent_is_the_node_and_what_the_one_before_left_is_not_heard():
+def test_replacement_is_the_node_and_late_messages_are_lost():
     with ExitStack() as files:
         cluster = Cluster(files, 3, [PROTOCOL])
         nodes = cluster.nodes
@@ -79,7 +79,7 @@ def test_another_agent_is_the_node_and_what_the_one_before_left_is_not_heard():
 
 
 @pytest.mark.parametrize("coming", [[], [0], [PROTOCOL - 1]], ids=["none", "silent", "of-another-release"])
-def test_a_node_that_is_not_replaced_stays_lost_and_is_no_violation(coming):
+def test_failed_replacement_is_no_violation(coming):
     with ExitStack() as files:
         cluster = Cluster(files, 2, coming)
         cluster.lose(1)
@@ -90,16 +90,16 @@ def test_a_node_that_is_not_replaced_stays_lost_and_is_no_violation(coming):
         assert isinstance(cluster.nodes.loss(1), RunFailedError)
 
 
-def test_nodes_are_tried_again_while_others_work_and_told_of_once_they_answer(monkeypatch):
+def test_nodes_are_retried_and_reported_while_others_work(monkeypatch):
     monkeypatch.setattr("crosstrain.launch.driver.nodes.RETRY_SECONDS", 0.05)
     with ExitStack() as files:
         cluster = Cluster(files, 3, [None, PROTOCOL - 1, PROTOCOL])
-        told = threading.Event()
+        notified = threading.Event()
 
         def more(answering):
             if answering == {0, 1, 2}:
-                told.set()
-            return told.is_set()
+                notified.set()
+            return notified.is_set()
 
         cluster.nodes.when_more_answer = more
         cluster.lose(2)
@@ -107,61 +107,61 @@ def test_nodes_are_tried_again_while_others_work_and_told_of_once_they_answer(mo
         for _ in range(100):
             cluster.nodes.receive(0.05, {})
             cluster.nodes.check()
-            if told.is_set():
+            if notified.is_set():
                 break
-        assert told.is_set()
+        assert notified.is_set()
         assert cluster.coming == []
         assert len(cluster.useless) == 1
 
 
-def test_a_host_that_refuses_at_first_is_tried_until_it_is_back(monkeypatch):
-    """As one does that starts anew."""
+def test_refusing_host_is_retried_until_it_is_back(monkeypatch):
+    """As a host that restarts."""
     monkeypatch.setattr("crosstrain.launch.driver.nodes.RETRY_SECONDS", 0.05)
     with ExitStack() as files:
-        cluster = Cluster(files, 2, [GONE, GONE, PROTOCOL])
+        cluster = Cluster(files, 2, [FAILED_START, FAILED_START, PROTOCOL])
         cluster.lose(1)
         cluster.nodes.restore(30.0)
         assert (cluster.nodes.answering, list(cluster.nodes.lost), cluster.coming) == ({0, 1}, [], [])
 
 
-def test_a_host_that_refuses_is_tried_for_so_long_and_not_where_nothing_can_be_started(monkeypatch):
+def test_retries_of_a_refusing_host_are_bounded(monkeypatch):
     monkeypatch.setattr("crosstrain.launch.driver.nodes.RETRY_SECONDS", 0.05)
     with ExitStack() as files:
-        cluster = Cluster(files, 2, [GONE] * 1000)
+        cluster = Cluster(files, 2, [FAILED_START] * 1000)
         cluster.lose(1)
         began = time.monotonic()
         cluster.nodes.restore(1.0)
         assert time.monotonic() - began >= 1.0
         assert len(cluster.coming) < 999
         assert list(cluster.nodes.lost) == [1]
-        cluster.coming = [GONE]
+        cluster.coming = [FAILED_START]
         began = time.monotonic()
         cluster.nodes.restore(60.0)
         assert time.monotonic() - began < 30
         assert (list(cluster.nodes.lost), cluster.coming) == ([1], [])
 
 
-@pytest.mark.parametrize(("coming", "used"), [([PROTOCOL, 0], {0, 1}), ([0, GONE, PROTOCOL], {0, 2})])
-def test_a_node_that_is_back_is_used_though_another_hangs(monkeypatch, coming, used):
-    """Nor does one that refuses wait with its next try for one that hangs."""
+@pytest.mark.parametrize(("coming", "used"), [([PROTOCOL, 0], {0, 1}), ([0, FAILED_START, PROTOCOL], {0, 2})])
+def test_replaced_node_is_used_though_another_hangs(monkeypatch, coming, used):
+    """A refusing host does not wait for a hanging one either."""
     monkeypatch.setattr("crosstrain.launch.driver.nodes.RETRY_SECONDS", 0.2)
     with ExitStack() as files:
         cluster = Cluster(files, 3, coming)
-        told = []
-        cluster.nodes.when_more_answer = lambda answering: told.append(set(answering)) or answering == used
+        answering_sets = []
+        cluster.nodes.when_more_answer = lambda answering: answering_sets.append(set(answering)) or answering == used
         cluster.lose(1)
         cluster.lose(2)
         cluster.nodes.keep_restoring(60.0)
         for _ in range(100):
             cluster.nodes.receive(0.05, {})
             cluster.nodes.check()
-            if used in told:
+            if used in answering_sets:
                 break
-        assert told[-1] == used
+        assert answering_sets[-1] == used
 
 
-def test_the_only_node_is_replaced_again_and_again():
-    """With its channel ends the thread that serves the channels; another one serves the next."""
+def test_only_node_can_be_replaced_repeatedly():
+    """With its channel the serving thread ends; the next channel gets another thread."""
     rounds = 30
     with ExitStack() as files:
         cluster = Cluster(files, 1, [PROTOCOL] * rounds)

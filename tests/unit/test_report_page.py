@@ -1,4 +1,4 @@
-"""The report's page as a file: what it says, of whom, what it escapes, what it replaces. How it looks is for the tests in a browser."""
+"""The report as a file: content, escaping and replacement; browser tests check its looks."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def page_of(*paths):
 
 
 def plots_of(text):
-    (found,) = re.findall(r'<script type="application/json" id="plots">(.*?)</script>', text, re.DOTALL)
-    return {plot["id"]: plot for plot in json.loads(found)}
+    (texts,) = re.findall(r'<script type="application/json" id="plots">(.*?)</script>', text, re.DOTALL)
+    return {plot["id"]: plot for plot in json.loads(texts)}
 
 
 def unpacked(array):
@@ -82,7 +82,7 @@ def page(two):
     return page_of(*two)
 
 
-def test_the_plots_hold_the_records(two, page):
+def test_charts_hold_the_records(two, page):
     plots = plots_of(page)
     kinds = [(trace["meta"]["line"], trace["meta"]["kind"], trace["name"]) for trace in plots["plot-loss-0"]["data"]]
     lines = [(0, "line", "async"), (0, "crosses", "async"), (1, "line", "sync")]
@@ -101,7 +101,7 @@ def test_the_plots_hold_the_records(two, page):
     assert [set(unpacked(trace["y"])[1:].tolist()) for trace in sent] == [{1e6}, {2e6}]
 
 
-def test_a_loss_that_blew_up_is_a_gap_and_a_cross(two, page):
+def test_diverged_loss_is_a_gap_and_a_cross(two, page):
     plot = plots_of(page)["plot-loss-0"]
     smooth, crosses = (trace for trace in plot["data"] if trace["meta"]["line"] == 0 and trace["meta"]["kind"] != "label")
     raw = plots_of(page_of(two[1]))["plot-loss-0"]["data"][0]
@@ -124,7 +124,7 @@ def test_resources_share_an_axis_and_events_are_marked(two, page):
     assert all(kind in text for kind in ("run start and end", "epoch end", "evaluation"))
 
 
-def test_where_the_time_went_is_shown_or_said_to_be_unknown(page):
+def test_clock_time_is_shown_or_marked_as_unknown(page):
     plots = plots_of(page)
     clock, step = plots["plot-time-shares-0"], plots["plot-time-shares-1"]
     assert [unpacked(bar["x"]).tolist() for bar in clock["data"]] == [[2.0, 2.0], [1.0, 1.0], [0.0, 0.25], [0.0, 0.25]]
@@ -137,7 +137,7 @@ def test_where_the_time_went_is_shown_or_said_to_be_unknown(page):
 
 
 @pytest.mark.thorough
-def test_a_node_without_updates_is_said_to_have_none(tmp_path):
+def test_node_without_updates_is_labelled(tmp_path):
     path = make_run(tmp_path, "idle", calibrated=True, steps=8)
     summary = json.loads((path / "summary.json").read_text())
     summary["time_shares"]["nodes"][1] = {name: 1 if name == "node" else None for name in summary["time_shares"]["nodes"][1]}
@@ -147,7 +147,7 @@ def test_a_node_without_updates_is_said_to_have_none(tmp_path):
     renderer.write_figures(pictures(started_runs([Run(path)])), tmp_path, "svg")
 
 
-def test_a_name_is_text_wherever_it_stands(tmp_path):
+def test_name_is_escaped_everywhere(tmp_path):
     path = make_run(tmp_path, HOSTILE, steps=40)
     text = page_of(path)
     page = Page(text)
@@ -161,7 +161,7 @@ def test_a_name_is_text_wherever_it_stands(tmp_path):
     assert not any(tag == "b" for tag, _ in page.tags)
 
 
-def test_the_page_loads_nothing(page):
+def test_page_loads_nothing(page):
     tags = Page(page).tags
     for tag, attributes in tags:
         assert "src" not in attributes, tag
@@ -171,7 +171,7 @@ def test_the_page_loads_nothing(page):
     assert "http" not in policy
 
 
-def test_the_page_can_be_read_aloud(page):
+def test_page_is_accessible_to_screen_readers(page):
     parsed = Page(page)
     tags = parsed.tags
     assert [tag for tag, _ in tags].count("h1") == 1
@@ -189,18 +189,18 @@ def test_the_page_can_be_read_aloud(page):
     assert all("scope" in attributes for tag, attributes in tags if tag == "th")
 
 
-def test_each_run_says_how_to_do_it_again(two):
+def test_runs_have_the_command_that_repeats_them(two):
     page = Page(page_of(two[1]))
     written = [data for tag, data in page.texts if tag == "pre"]
     assert written[0] == "trainer run --backend torch --name two"
     assert shlex.split(written[1])[:2] == ["trainer", "run"]
     config = tomllib.loads(written[2])
-    asked = RunReader(two[1]).job()
-    again = Job.model_validate({**config, "out": asked["out"], "name": asked["name"]})
-    assert again == Job.model_validate({name: asked[name] for name in Job.model_fields})
+    job = RunReader(two[1]).job()
+    again = Job.model_validate({**config, "out": job["out"], "name": job["name"]})
+    assert again == Job.model_validate({name: job[name] for name in Job.model_fields})
 
 
-def test_a_run_that_failed_is_shown_as_such(tmp_path):
+def test_failed_run_is_shown_as_failed(tmp_path):
     failed = make_run(tmp_path, "broken", state="failed", summary=False, steps=40)
     page = page_of(make_run(tmp_path, "fine", steps=40), failed)
     text = Page(page).text
@@ -215,23 +215,23 @@ def test_a_run_that_failed_is_shown_as_such(tmp_path):
     assert "plot-time-shares-0" not in plots_of(alone)
 
 
-def test_each_run_has_the_answers_of_explain(tmp_path):
+def test_runs_have_the_answers_of_explain(tmp_path):
     path = make_run(tmp_path, "asked", steps=40)
-    found = answers(Run(path), explain(Run(path)))
+    answered = answers(Run(path), explain(Run(path)))
     text = Page(page_of(path)).text
-    assert len(found) >= 3
-    for answer in found:
+    assert len(answered) >= 3
+    for answer in answered:
         assert answer.question in text
         assert shown(answer.text) in text
 
 
-def test_a_run_that_ended_before_its_first_update_is_shown(tmp_path):
+def test_run_without_updates_is_shown(tmp_path):
     path = make_run(tmp_path, "empty", steps=0, state="failed", summary=False)
     (path / "system.jsonl").unlink()
     assert plots_of(page_of(path)) == {}
 
 
-def test_synthetic_data_is_said(tmp_path):
+def test_synthetic_data_is_marked(tmp_path):
     path = make_run(tmp_path, "random", steps=40, data="synthetic-images:8")
     assert SYNTHETIC not in Page(page_of(path)).text
     summary = json.loads((path / "summary.json").read_text())
@@ -241,18 +241,18 @@ def test_synthetic_data_is_said(tmp_path):
     assert "synthetic-images:8 (synthetic)" in text
 
 
-def test_gpus_have_a_panel_where_there_are_any(tmp_path):
+def test_existing_gpus_have_a_panel(tmp_path):
     layout = plots_of(page_of(make_run(tmp_path, "fast", steps=40, gpus=True)))["plot-resources-0"]["layout"]
     assert "yaxis5" in layout
 
 
-def test_runs_of_one_name_are_told_apart(tmp_path):
+def test_runs_of_one_name_are_distinguished(tmp_path):
     paths = [make_run(tmp_path / folder, "same", steps=8) for folder in ("a", "b")]
-    other = make_run(tmp_path, "other", steps=8)
-    assert [run.label for run in started_runs(map(Run, [*paths, other]))] == ["a/same", "b/same", "other"]
+    third = make_run(tmp_path, "other", steps=8)
+    assert [run.label for run in started_runs(map(Run, [*paths, third]))] == ["a/same", "b/same", "other"]
 
 
-def test_long_runs_are_thinned_and_events_too(tmp_path):
+def test_long_runs_and_events_are_thinned(tmp_path):
     path = make_run(tmp_path, "long", steps=20_000)
     with (path / "events.jsonl").open("a") as file:
         for epoch in range(200):
@@ -263,7 +263,7 @@ def test_long_runs_are_thinned_and_events_too(tmp_path):
     assert "each 6th of 202 is marked" in Page(text).text
 
 
-def test_the_command_replaces_a_report_and_nothing_else(tmp_path, capsys):
+def test_command_replaces_only_a_report(tmp_path, capsys):
     path = make_run(tmp_path / "runs", "one", steps=8)
     target = tmp_path / "report.html"
     assert invoke(["report", str(path), "-o", str(target)]) == 0
@@ -286,7 +286,7 @@ def test_the_command_replaces_a_report_and_nothing_else(tmp_path, capsys):
     assert mine.read_text() == "mine"
 
 
-def test_wrong_runs_are_refused(tmp_path, capsys):
+def test_invalid_runs_are_refused(tmp_path, capsys):
     make_run(tmp_path, "one", steps=8)
     assert invoke(["report", "onne", "--out", str(tmp_path), "-o", str(tmp_path / "r.html")]) == 2
     assert "Did you mean 'one'?" in capsys.readouterr().err
@@ -303,14 +303,14 @@ def test_damaged_records_are_named(tmp_path, capsys):
     assert re.search(r"system\.jsonl, line 1: not a SystemRecord", capsys.readouterr().err)
 
 
-def test_a_run_says_which_code_it_was_made_by_and_one_of_an_earlier_release_does_not(tmp_path):
-    one, other = make_run(tmp_path, "one", steps=8), make_run(tmp_path, "other", steps=8)
-    environment = json.loads((one / "env.json").read_text())
+def test_code_of_a_run_is_shown_if_recorded(tmp_path):
+    with_code, without_code = make_run(tmp_path, "one", steps=8), make_run(tmp_path, "other", steps=8)
+    environment = json.loads((with_code / "env.json").read_text())
     tree = {"commit": "abc1234<b>" + 30 * "0", "changed": True}
     code = {"packages": {"crosstrain": "1.0&"}, "crosstrain": tree, "typed_in": None}
     nodes = [{**node, "cpu_flags": ["fpu", "avx2"]} for node in environment["nodes"]]
-    (one / "env.json").write_text(json.dumps({**environment, "nodes": nodes, "code": code}))
-    read = Page(page_of(one, other))
+    (with_code / "env.json").write_text(json.dumps({**environment, "nodes": nodes, "code": code}))
+    read = Page(page_of(with_code, without_code))
     assert "Code: crosstrain 1.0& at commit abc1234<b>00 (changed)." in read.text
     assert read.text.count("Code: ") == 1
     assert ("b", {}) not in read.tags

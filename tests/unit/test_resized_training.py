@@ -1,4 +1,4 @@
-"""What a run trains on some of its nodes: values in, values out."""
+"""Training of a run on some of its nodes: values in, values out."""
 
 import math
 import random
@@ -30,21 +30,21 @@ EXAMPLES = 1000
 
 
 def training(**fields):
-    """What a job trains, on all of its nodes; model and data are no matter here."""
+    """Return a job's training on all of its nodes; model and data are irrelevant here."""
     job = Job(**{"backend": "torch", **fields})
     placed = load_backend(job.backend).placement(job)
     return TrainingJob(job, job, None, None, placed, [], frozenset(), tuple(range(job.nodes)))
 
 
 @pytest.mark.parametrize(("nodes", "seconds"), [(0, 0.0), (-2, 0.0), (2.5, 0.0), (True, 0.0), ("2", 0.0), (2, -1.0), (2, math.nan)])
-def test_a_number_of_nodes_is_whole_and_some_and_the_restart_lies_ahead(nodes, seconds):
+def test_nodes_and_delay_of_a_restart_are_validated(nodes, seconds):
     with pytest.raises(ValueError, match="a restart"):
         Resize(nodes, seconds)
 
 
 @st.composite
 def resizes(draw):
-    """A job of any shape, and the nodes that are left of it."""
+    """Draw a job of any shape, and its remaining nodes."""
     nodes = draw(st.integers(2, 8))
     fields = {
         "nodes": nodes,
@@ -65,7 +65,7 @@ def resizes(draw):
 
 
 @given(resizes())
-def test_tasks_are_on_the_nodes_that_are_left_and_on_each_as_many_as_before(drawn):
+def test_tasks_stay_on_remaining_nodes_in_equal_number(drawn):
     before, places = drawn
     after = before.resized(places)
     left = [before.asked.workers_by_node[node] for node in places]
@@ -82,7 +82,7 @@ def test_tasks_are_on_the_nodes_that_are_left_and_on_each_as_many_as_before(draw
 
 
 @given(resizes(), st.integers(0, 2), st.data())
-def test_updates_are_of_the_same_examples_in_the_same_order(drawn, epoch, data):
+def test_updates_have_the_same_examples_in_the_same_order(drawn, epoch, data):
     before, places = drawn
     after = before.resized(places)
     whole, left = run_sampler(before.job, EXAMPLES), run_sampler(after.job, EXAMPLES)
@@ -104,7 +104,7 @@ def test_updates_are_of_the_same_examples_in_the_same_order(drawn, epoch, data):
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_micro_batches_stay_as_small(mode):
+def test_micro_batches_do_not_grow(mode):
     before = training(nodes=3, mode=mode, batch_size=5, accumulate=4)
     after = before.resized([0, 2]).job
     assert after.micro_batch <= 5
@@ -117,24 +117,24 @@ def test_micro_batches_stay_as_small(mode):
 @pytest.mark.parametrize(
     ("mode", "parts", "left"), [("sync", 4, (100, 6)), ("sync", 1, (150, 1)), ("sync", 3, (90, 5)), ("async", 4, (100, 4))]
 )
-def test_updates_by_tokens_stay_as_large(mode, parts, left):
-    """Of three nodes two are left: a worker computes no more tokens at once than before, unless it had no micro-batches."""
+def test_updates_by_tokens_keep_their_size(mode, parts, left):
+    """Two of three nodes remain: no worker's pass grows, unless it had no micro-batches."""
     after = training(nodes=3, mode=mode, batch_tokens=100, accumulate=parts).resized([0, 2]).job
     assert (after.batch_tokens, after.accumulate) == left
 
 
-def test_where_workers_had_batches_of_two_sizes_each_has_the_larger():
+def test_uneven_batches_become_the_larger_one():
     before = training(nodes=3, mode="async", global_batch_size=100)
     assert before.resized([0, 1]).job.per_worker_batch == 34
 
 
-def test_all_nodes_are_what_was_asked_for():
+def test_all_nodes_keep_the_requested_training():
     before = training(nodes=3)
     assert before.resized([0, 1, 2]) is before
     assert before.resized([0, 2]).resized([1]).job.global_batch == before.job.global_batch
 
 
-def test_what_a_backend_refuses_is_why_the_run_ends(monkeypatch):
+def test_backend_refusal_ends_the_run(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "toy"))
     before = training(nodes=3, backend="toy")
     toy = sys.modules["crosstrain_toy"]
@@ -151,7 +151,7 @@ def test_what_a_backend_refuses_is_why_the_run_ends(monkeypatch):
 
 
 @given(st.integers(0, 2**32))
-def test_every_task_has_an_address_of_its_node_and_unused_nodes_have_no_threads(seed):
+def test_tasks_get_addresses_and_unused_nodes_no_threads(seed):
     draw = random.Random(seed)
     nodes = draw.randint(2, 6)
     before = training(nodes=nodes, procs_per_node=draw.randint(1, 3), mode=draw.choice(["sync", "async"]))
@@ -165,13 +165,13 @@ def test_every_task_has_an_address_of_its_node_and_unused_nodes_have_no_threads(
         assert task.port in reserved[task.placed.node]
         assert task.placed.node in places
     assert len(set(cluster.ports.values())) == len(after.placed)
-    told = cluster_document(cluster, [1 if node in places else None for node in range(nodes)])
-    assert [node for node, threads in enumerate(told["threads_per_task"]) if threads] == places
+    document = cluster_document(cluster, [1 if node in places else None for node in range(nodes)])
+    assert [node for node, threads in enumerate(document["threads_per_task"]) if threads] == places
 
 
-def test_the_driver_counts_as_part_of_a_node_on_its_machine():
-    own = node_identity()["boot"]
-    hosts = [{"identity": {"boot": boot}} for boot in (own, "b", own)]
+def test_driver_counts_for_a_node_on_its_machine():
+    this_boot = node_identity()["boot"]
+    hosts = [{"identity": {"boot": boot}} for boot in (this_boot, "b", this_boot)]
     assert [node_beside_driver(places, hosts) for places in ([0, 1], [1, 2], [1])] == [0, 2, None]
 
 
@@ -179,7 +179,7 @@ def origin(step, train_seconds=0.0):
     return Origin(ResumePoint(DataCursor(step, 0, step), train_seconds, 0.5, 0.25))
 
 
-def test_a_segment_begins_where_the_nodes_change_or_training_goes_back_behind_it():
+def test_segment_begins_at_new_nodes_or_repeated_training():
     position = RunPosition(3, ["trainer", "run"])
 
     def begins(places, step, train_seconds=0.0):
@@ -203,11 +203,11 @@ def test_a_segment_begins_where_the_nodes_change_or_training_goes_back_behind_it
 
 
 @pytest.mark.parametrize("segments", [[], [{"run_seconds": 0.0}], [{"changed": {"nodes": "none"}}], [{"changed": {"nodes": [3, 900]}}]])
-def test_a_run_without_such_a_part_has_the_nodes_of_its_job(segments):
+def test_missing_segments_have_the_nodes_of_the_job(segments):
     assert nodes_of_last_segment({"nodes": 3, "segments": segments}) == 3
 
 
-def test_a_training_that_is_resized_leaves_the_one_before_as_it_was():
+def test_resize_leaves_the_original_unchanged():
     before = training(nodes=4, procs_per_node=2)
     copy = replace(before)
     before.resized([1, 3])

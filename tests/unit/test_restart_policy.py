@@ -1,4 +1,4 @@
-"""What becomes of a failed attempt: values in, values out."""
+"""Decisions after a failed attempt: values in, values out."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,25 +27,25 @@ def failure(kind):
 
 
 class Recorder:
-    """Restarts whatever it is asked about, and counts that."""
+    """Restarts on every failure, and counts the decisions."""
 
-    asked = 0
+    decisions = 0
 
     def decide(self, failure, attempts, nodes):
-        self.asked += 1
+        self.decisions += 1
         return Restart(7.0)
 
 
 @given(kind=KINDS, earlier=st.lists(KINDS, max_size=5))
-def test_fail_fast_stops_whatever_fails(kind, earlier):
-    attempts = [AttemptSummary(0, 1.0, failure(each)) for each in earlier]
+def test_fail_fast_stops_on_every_failure(kind, earlier):
+    attempts = [AttemptSummary(0, 1.0, failure(kind_before)) for kind_before in earlier]
     assert FailFast().decide(failure(kind), attempts, 2) == Stop()
 
 
 @given(kinds=st.lists(KINDS, min_size=1, max_size=20))
-def test_a_start_is_tried_three_times_in_a_row_and_what_else_fails_is_for_others_to_decide(kinds):
-    others, attempts, clashes = Recorder(), [], 0
-    policy = PortClashRetry(others)
+def test_port_clash_is_retried_twice_and_else_delegated(kinds):
+    fallback, attempts, clashes = Recorder(), [], 0
+    policy = PortClashRetry(fallback)
     for kind in kinds:
         clashes = clashes + 1 if kind == "port" else 0
         decision = policy.decide(failure(kind), attempts, 2)
@@ -58,7 +58,7 @@ def test_a_start_is_tried_three_times_in_a_row_and_what_else_fails_is_for_others
             assert decision == Stop("3 times a port was taken before a task could listen")
             assert [before.failure.kind for before in attempts[-3:]] == ["port"] * 3
             break
-    assert others.asked == sum(attempt.failure.kind != "port" for attempt in attempts)
+    assert fallback.decisions == sum(attempt.failure.kind != "port" for attempt in attempts)
 
 
 @given(
@@ -66,7 +66,7 @@ def test_a_start_is_tried_three_times_in_a_row_and_what_else_fails_is_for_others
     window=st.none() | st.floats(1, 100),
     passed=st.lists(st.floats(0, 60), min_size=1, max_size=30),
 )
-def test_so_many_restarts_and_no_more_are_within_any_window(most, window, passed):
+def test_restarts_are_limited_in_any_window(most, window, passed):
     now = [0.0]
     policy = LimitedRestarts(most, window, clock=lambda: now[0])
     restarted = []
@@ -82,7 +82,7 @@ def test_so_many_restarts_and_no_more_are_within_any_window(most, window, passed
 
 
 @given(steps=st.lists(st.integers(0, 5), min_size=1, max_size=12))
-def test_a_start_after_progress_is_at_once_and_others_wait_longer_each_time(steps):
+def test_restart_is_immediate_after_progress_else_delayed(steps):
     policy, attempts = LimitedRestarts(100, min_nodes=1), []
     waited = 0.0
     for step in steps:
@@ -98,7 +98,7 @@ def test_a_start_after_progress_is_at_once_and_others_wait_longer_each_time(step
         attempts.append(AttemptSummary(0, 1.0, Failure("task", None, None, "a cause", step)))
 
 
-def test_a_job_says_whether_it_is_restarted():
+def test_job_selects_its_restart_policy():
     assert policy_of(Job()).decide(failure("task"), [], 1) == Stop()
     restarted = policy_of(Job(nodes=3, max_restarts=1, min_nodes=2))
     assert restarted.decide(failure("node"), [], 1) == Restart(replaces_nodes=True, min_nodes=2)
@@ -109,7 +109,7 @@ def test_a_job_says_whether_it_is_restarted():
     assert Job(keep_best="accuracy").saves_on_the_way
 
 
-def test_only_what_another_attempt_could_mend_is_a_failure():
+def test_only_recoverable_errors_are_failures():
     log = "task worker-1 on node 0 was killed by SIGKILL\nlast lines of its log:\n  x"
     assert failure_of(TaskDiedError(log, "worker-1", 0), 7) == Failure("task", "worker-1", 0, log.splitlines()[0], 7)
     assert failure_of(NodeLostError("gone", "agent-1", 1), 7) == Failure("node", None, 1, "gone", 7)
@@ -121,7 +121,7 @@ def test_only_what_another_attempt_could_mend_is_a_failure():
 
 
 @given(most=st.integers(1, 5), passed=st.lists(st.integers(0, 200), min_size=1, max_size=12))  # whole seconds, whose sums are exact
-def test_a_task_that_rejoins_is_started_anew_alone_and_counts_like_any_restart(most, passed):
+def test_task_restart_counts_like_any_restart(most, passed):
     now = [1000.0]
     policy = PortClashRetry(LimitedRestarts(most, clock=lambda: now[0]))
     for number, seconds in enumerate(passed):

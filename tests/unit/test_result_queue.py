@@ -1,4 +1,4 @@
-"""Results of TensorFlow's workers that are awaited side by side, as RemoteValue gives them: computed again, or failed for good."""
+"""The queue of TensorFlow workers' results: recomputed after a loss, or failed."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from crosstrain.backends.tf.asynchronous.result_queue import ResultQueue
 
 
 class Result:
-    """What is fetched, in order: values, errors to raise; the last one again and again, as the same object."""
+    """A fetched result: values and errors in order; the last one repeats as the same object."""
 
     def __init__(self, *answers):
         self._answers = list(answers)
@@ -28,14 +28,14 @@ def results():
 
 
 @pytest.mark.parametrize("losses", [0, 1, 3])
-def test_a_result_whose_worker_died_before_it_was_copied_is_awaited_anew(results, losses):
+def test_lost_result_is_fetched_again(results, losses):
     results.put("ticket", Result(*(lost() for _ in range(losses)), 7))
     assert results.next() == ("ticket", 7)
     assert results.outstanding == 0
 
 
 @pytest.mark.parametrize("losses", [0, 2])
-def test_a_computation_that_failed_for_good_is_raised(results, losses):
+def test_failed_computation_is_raised(results, losses):
     error = ValueError("an update was cut in the middle")
     results.put("ticket", Result(*(lost() for _ in range(losses)), error))
     results.put("other", Result(1))

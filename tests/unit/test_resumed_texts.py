@@ -1,4 +1,4 @@
-"""What a preparation of text has done is taken up for the same text alone, and stays where nothing was refused."""
+"""Interrupted preparation of text: resumed for the same text only, kept unless refused."""
 
 import itertools
 import json
@@ -30,14 +30,14 @@ def small_parts(monkeypatch):
 
 def encoded(vocabulary, pairs, work, longest=100):
     encoder = PairEncoder(vocabulary, longest, work)
-    found = [(block["source"], block["target"]) for block in encoder.blocks("test", lambda: iter(pairs), len(pairs))]
-    texts = [[vocabulary.decode(column.example(number)) for column in columns] for columns in found for number in range(len(columns[0]))]
+    blocks = [(block["source"], block["target"]) for block in encoder.blocks("test", lambda: iter(pairs), len(pairs))]
+    texts = [[vocabulary.decode(column.example(number)) for column in columns] for columns in blocks for number in range(len(columns[0]))]
     assert texts == [list(pair) for pair in zip(*([line.decode() for line in lines] for lines in encoder.test_lines), strict=True)]
     return texts
 
 
 @pytest.mark.usefixtures("small_parts")
-def test_parts_of_another_text_are_not_taken(vocabulary, tmp_path):
+def test_parts_of_another_text_are_not_reused(vocabulary, tmp_path):
     assert encoded(vocabulary, ONE[:60], tmp_path) == [list(pair) for pair in ONE[:60]]
     assert encoded(vocabulary, OTHER, tmp_path) == [list(pair) for pair in OTHER]
     mixed = [*ONE[:30], *OTHER[30:60], *ONE[60:]]
@@ -47,7 +47,7 @@ def test_parts_of_another_text_are_not_taken(vocabulary, tmp_path):
 
 
 @pytest.mark.usefixtures("small_parts")
-def test_parts_of_another_longest_sentence_are_not_taken(vocabulary, tmp_path):
+def test_parts_of_another_length_limit_are_not_reused(vocabulary, tmp_path):
     sizes = np.array([max(map(len, vocabulary.encode(pair))) for pair in ONE])
     for longest in (int(sizes.max()), int(sizes.max()) - 1):
         expected = [list(pair) for pair, size in zip(ONE, sizes, strict=True) if size <= longest]
@@ -56,7 +56,7 @@ def test_parts_of_another_longest_sentence_are_not_taken(vocabulary, tmp_path):
 
 
 @pytest.mark.usefixtures("small_parts")
-def test_parts_of_the_same_text_are_taken(vocabulary, tmp_path):
+def test_parts_of_the_same_text_are_reused(vocabulary, tmp_path):
     encoded(vocabulary, ONE, tmp_path)
     kept = {path: path.stat().st_ino for path in tmp_path.glob("test-*.npz")}
     assert len(kept) == 4
@@ -65,7 +65,7 @@ def test_parts_of_the_same_text_are_taken(vocabulary, tmp_path):
 
 
 def prepared(pairs, work):
-    """The attachments by which a vocabulary is known, of a text that is prepared with that folder."""
+    """Prepare a text in that folder; return the attachments that identify its vocabulary."""
     readers = dict.fromkeys(("train", "test"), lambda: iter(pairs))
     splits = PairSplits(readers, dict.fromkeys(readers, len(pairs)))
     made = prepared_pairs(splits, vocabulary_size=350, bytes_too=True, longest=100, languages=("en", "de"), work=work)
@@ -74,13 +74,13 @@ def prepared(pairs, work):
     return {name: content for name, content in made.attachments().items() if name.startswith("vocabulary.")}
 
 
-def test_a_vocabulary_of_another_text_is_not_taken(tmp_path, tmp_path_factory):
+def test_vocabulary_of_another_text_is_not_reused(tmp_path, tmp_path_factory):
     first = prepared(ONE, tmp_path)
     assert prepared(OTHER, tmp_path) == prepared(OTHER, tmp_path_factory.mktemp("empty")) != first
     assert prepared(ONE, tmp_path) == first
 
 
-def test_a_vocabulary_of_the_same_text_is_taken_with_its_description(tmp_path):
+def test_vocabulary_of_the_same_text_is_reused(tmp_path):
     prepared(ONE, tmp_path)
     described = tmp_path / "vocabulary.json"
     described.write_text(json.dumps({**json.loads(described.read_text()), "sentencepiece": "an older release"}))
@@ -88,18 +88,18 @@ def test_a_vocabulary_of_the_same_text_is_taken_with_its_description(tmp_path):
 
 
 @pytest.mark.parametrize("description", [b"", b"[]", b"{}"])
-def test_a_vocabulary_that_is_not_described_is_made_anew(tmp_path, description):
+def test_vocabulary_without_description_is_made_again(tmp_path, description):
     first = prepared(ONE, tmp_path)
     (tmp_path / "vocabulary.json").write_bytes(description)
     assert prepared(ONE, tmp_path) == first
 
 
-def test_a_vocabulary_is_not_taken_by_the_description_of_another(tmp_path, tmp_path_factory):
-    """As a machine leaves them that loses its power between the two."""
+def test_vocabulary_with_another_description_is_not_reused(tmp_path, tmp_path_factory):
+    """As after a power loss between the two writes."""
     prepared(ONE, tmp_path)
-    other = prepared(OTHER, tmp_path_factory.mktemp("empty"))
-    (tmp_path / "vocabulary.json").write_bytes(other["vocabulary.json"])
-    assert prepared(OTHER, tmp_path) == other
+    other_attachments = prepared(OTHER, tmp_path_factory.mktemp("empty"))
+    (tmp_path / "vocabulary.json").write_bytes(other_attachments["vocabulary.json"])
+    assert prepared(OTHER, tmp_path) == other_attachments
 
 
 class AnErrorOfTheReaderError(BaseException):
@@ -116,11 +116,11 @@ def broken(after, error):
 
 @pytest.mark.parametrize("after", [0, 50])
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-def test_what_ends_the_reading_of_a_text_is_not_taken_for_a_refusal(tmp_path, after, error):
+def test_interrupted_reading_is_no_refusal(tmp_path, after, error):
     with pytest.raises(type(error)) as raised:
         train_vocabulary(itertools.chain.from_iterable(broken(after, error)), 350, bytes_too=True)
     assert raised.value is error
-    attempts = [broken(after, error)]  # at the next the text is whole
+    attempts = [broken(after, error)]  # the next attempt reads the whole text
     readers = {"train": lambda: attempts.pop() if attempts else iter(ONE), "test": lambda: iter(ONE)}
     splits = PairSplits(readers, dict.fromkeys(readers, 120))
     with pytest.raises(type(error)) as raised:
@@ -130,7 +130,7 @@ def test_what_ends_the_reading_of_a_text_is_not_taken_for_a_refusal(tmp_path, af
 
 
 def source_that_raises(error):
-    """A dataset that is made in parts, and ends so when it has written one."""
+    """Return a dataset made in parts that raises once a part is written."""
 
     def load_in(work, data_dir):
         (work / "part").write_bytes(b"done")
@@ -142,7 +142,7 @@ def source_that_raises(error):
 @pytest.mark.parametrize(
     ("error", "stays"), [(KeyboardInterrupt(), True), (TrainerError("no network"), True), (UsageError("no text"), False)]
 )
-def test_what_was_done_stays_unless_it_is_refused(tmp_path, capsys, error, stays):
+def test_work_is_kept_unless_the_text_is_refused(tmp_path, capsys, error, stays):
     source = source_that_raises(error)
     assert isinstance(source, LoadsInParts)
     with pytest.raises(type(error)):
@@ -151,7 +151,7 @@ def test_what_was_done_stays_unless_it_is_refused(tmp_path, capsys, error, stays
     assert ("the finished parts of made are kept, and the next attempt resumes there" in capsys.readouterr().err) is stays
 
 
-def test_a_refusal_leaves_what_a_try_before_it_has_done(tmp_path):
+def test_refusal_keeps_work_of_an_earlier_attempt(tmp_path):
     for error in (KeyboardInterrupt(), UsageError("no text")):
         with pytest.raises(type(error)):
             build_store(tmp_path, "made-v2.1", "made", source_that_raises(error), None, again=False)

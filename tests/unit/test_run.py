@@ -1,4 +1,4 @@
-"""A run as reports take it: read as it is asked for, and once."""
+"""A run as reports read it: on demand, and once."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ json.dump({"code": code, "opened": opened}, open(sys.argv[1], "w"))
 
 def files_opened(tmp_path, *command):
     """Return how often a command opened each file of the folder ``runs``."""
-    found = tmp_path / "opened.json"
-    arguments = [sys.executable, "-P", "-c", COUNTED, str(found), *map(str, command)]
+    report = tmp_path / "opened.json"
+    arguments = [sys.executable, "-P", "-c", COUNTED, str(report), *map(str, command)]
     done = subprocess.run(arguments, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    told = json.loads(found.read_text())
-    assert told["code"] == 0, done.stderr
+    opened = json.loads(report.read_text())
+    assert opened["code"] == 0, done.stderr
     prefix = f"{tmp_path / 'runs'}/"
-    records = [path for path in told["opened"] if path.startswith(prefix) and path.endswith((".json", ".jsonl"))]
+    records = [path for path in opened["opened"] if path.startswith(prefix) and path.endswith((".json", ".jsonl"))]
     return Counter(path.removeprefix(prefix) for path in records)
 
 
@@ -44,13 +44,13 @@ def files_opened(tmp_path, *command):
 @pytest.mark.parametrize(
     ("command", "twice"),
     [
-        ("compare {runs}", ("steps.jsonl",)),  # counted before anything is said from it
+        ("compare {runs}", ("steps.jsonl",)),  # counted before it is used
         ("explain {runs}/one", ("steps.jsonl",)),
         ("runs show one --out {runs}", ()),
         ("report {runs} -o {page}", ("steps.jsonl",)),  # checked to its end before it is drawn
     ],
 )
-def test_a_command_opens_each_file_of_a_run_once(tmp_path, command, twice):
+def test_command_opens_each_file_of_a_run_once(tmp_path, command, twice):
     for name in ("one", "two"):
         make_run(tmp_path / "runs", name, steps=8, calibrated=True)
     counts = files_opened(tmp_path, *command.format(runs=tmp_path / "runs", page=tmp_path / "page.html").split())
@@ -58,7 +58,7 @@ def test_a_command_opens_each_file_of_a_run_once(tmp_path, command, twice):
     assert {path: count for path, count in counts.items() if count > 1 and not path.endswith(twice or "-")} == {}
 
 
-def test_a_document_that_nobody_asks_for_is_not_read(tmp_path):
+def test_unused_document_is_not_read(tmp_path):
     run = Run(make_run(tmp_path, "one", steps=8))
     (run.path / "env.json").write_text("{")
     (run.path / "events.jsonl").write_text("{}\n{}\n")
@@ -66,7 +66,7 @@ def test_a_document_that_nobody_asks_for_is_not_read(tmp_path):
     assert run.job["backend"]
 
 
-def test_what_was_read_stays_as_it_was_also_under_another_name(tmp_path):
+def test_read_documents_stay_cached_under_another_name(tmp_path):
     run = Run(make_run(tmp_path, "one", steps=8))
     before = run.summary
     (run.path / "summary.json").unlink()
@@ -76,11 +76,11 @@ def test_what_was_read_stays_as_it_was_also_under_another_name(tmp_path):
     assert run.called("other", 3).number == 3
 
 
-def test_a_run_without_a_summary_says_why_where_it_is_asked_for_one(tmp_path):
+def test_missing_summary_gives_a_reason_on_access(tmp_path):
     run = Run(make_run(tmp_path, "one", steps=8, state="failed", summary=False))
     assert not run.has_summary
     with pytest.raises(UsageError, match=r"has no summary\.json; it failed"):
         _ = run.summary
     with pytest.raises(UsageError, match=r"has no summary\.json; it failed"):
         finished_run(run.path)
-    assert [one.name for one in started_runs([run])] == ["one"]
+    assert [started.name for started in started_runs([run])] == ["one"]

@@ -1,4 +1,4 @@
-"""What `trainer explain` says of what is in a run: its learning rates, its training set, its checkpoints."""
+"""Answers of `trainer explain` about a run: learning rates, training set, checkpoints."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from crosstrain.report.runs.run import Run
 # Learning rate --------------------------------------------------------------------------------------------------------
 
 
-def test_every_schedule_has_words():
+def test_schedules_are_described():
     for schedule in choices("schedule"):
         assert "0.05" in explained_schedule(Job(schedule=schedule, warmup_steps=10), 100), schedule
 
@@ -34,30 +34,30 @@ def test_every_schedule_has_words():
         ({"scale_lr": "linear", "batch_size": 64}, "constant 0.1 (--lr 0.05 scaled linear from batch 32 to 64)"),
     ],
 )
-def test_why_the_learning_rate_has_its_shape(job, words):
+def test_learning_rate_schedule_is_explained(job, words):
     assert explained_schedule(Job(**job), 1000) == words
 
 
-def test_the_course_of_the_learning_rate_is_what_was_recorded(tmp_path):
+def test_learning_rate_is_as_recorded(tmp_path):
     writer = open_run(a_job(tmp_path, name="run", steps=30, warmup_steps=10, lr=0.1))
     writer.step(StepRecord(10, 10, 0, 0.2, 0.1, 100, (1.0,) * 10, (0.1,)))
     writer.step(StepRecord(0, 10, 0, 0.1, 0.1, 100, (1.0,) * 10, tuple(0.01 * (n + 1) for n in range(10))))
     writer.step(StepRecord(20, 10, 0, 0.3, 0.1, 100, (1.0,) * 10, (0.02,)))
     writer.close()
     run = Run(writer.path)
-    found = learning_rate(run, run.step_series(learning_rates=True))
-    figures = found.figures
+    answer = learning_rate(run, run.step_series(learning_rates=True))
+    figures = answer.figures
     assert (figures["first"], figures["peak"], figures["last"], figures["last_step"]) == (0.01, 0.1, 0.02, 29)
     assert figures["peak_step"] == 9
     assert figures["course"][0] == [0, 0.01]
-    assert found.text.startswith("0.01 at first, peak 0.1 at update 10, 0.02 at update 30: linear warm-up")
+    assert answer.text.startswith("0.01 at first, peak 0.1 at update 10, 0.02 at update 30: linear warm-up")
 
 
 # What is in it --------------------------------------------------------------------------------------------------------
 
 
 class _Text:
-    """A dataset of two columns whose lengths vary."""
+    """A dataset of two columns of varying lengths."""
 
     info = DataInfo(
         "pairs",
@@ -71,7 +71,7 @@ class _Text:
         return Column(np.zeros(lengths[-1], np.uint16), np.array(lengths, np.int64))
 
 
-def test_the_amounts_of_a_text_are_its_tokens():
+def test_amount_of_a_text_is_its_tokens():
     assert split_amounts(_Text(), "train") == {"bytes": 2 * 15 + 8 * 6, "elements": {"source": 5, "target": 10}}
 
 
@@ -79,24 +79,24 @@ def described(tmp_path, **dataset):
     return training_set(Run(trained(tmp_path, described={"dataset": {"name": "pairs", "sizes": {"train": 2000, "test": 7}, **dataset}})))
 
 
-def test_a_training_set_of_text_has_lines_and_tokens(tmp_path):
+def test_text_training_set_has_lines_and_tokens(tmp_path):
     stored = {"train": {"bytes": 78_000, "elements": {"source": 50_000, "target": 100_000}}}
-    found = described(tmp_path, vocabulary_sizes={"source": 100, "target": 100}, stored=stored)
-    assert found.text == (
+    answer = described(tmp_path, vocabulary_sizes={"source": 100, "target": 100}, stored=stored)
+    assert answer.text == (
         "2,000 examples (4,000 lines) of pairs, 78.0 kB, 50,000 tokens of source, 100,000 tokens of target, 2 epochs, 7 test examples"
     )
-    assert found.figures["lines"] == 4000
+    assert answer.figures["lines"] == 4000
 
 
-def test_a_run_of_an_earlier_release_did_not_record_the_bytes(tmp_path):
+def test_earlier_release_did_not_record_bytes(tmp_path):
     assert "size not recorded by the version that wrote it" in described(tmp_path).text
 
 
-def test_a_run_that_says_nothing_of_its_data(tmp_path):
+def test_run_without_data_has_no_training_set(tmp_path):
     assert training_set(Run(trained(tmp_path))) is None
 
 
-def test_the_files_of_the_newest_checkpoint(tmp_path):
+def test_files_of_the_newest_checkpoint_are_described(tmp_path):
     path = trained(tmp_path)
     for step in (100, 200):
         folder = path / "checkpoints" / f"step-{step:09d}"
@@ -105,12 +105,12 @@ def test_the_files_of_the_newest_checkpoint(tmp_path):
             (folder / name).write_bytes(bytes(size))
         (folder / "link").symlink_to("/dev/zero")
     (path / "checkpoints" / ".step-000000300.old-1").mkdir()
-    found = checkpoint_files(Run(path))
+    answer = checkpoint_files(Run(path))
     files = "optimizer.safetensors 4.0 kB, parameters.safetensors 2.0 kB, manifest.json 200 B"
-    assert found.text == f"step-000000200 has 6.2 kB: {files}; 2 kept, 12.3 kB in total"
-    assert (found.figures["bytes"], found.figures["kept"], found.figures["kept_bytes"]) == (6200, 2, 12_300)
-    assert found.figures["files"][0] == {"name": "manifest.json", "bytes": 200}
+    assert answer.text == f"step-000000200 has 6.2 kB: {files}; 2 kept, 12.3 kB in total"
+    assert (answer.figures["bytes"], answer.figures["kept"], answer.figures["kept_bytes"]) == (6200, 2, 12_300)
+    assert answer.figures["files"][0] == {"name": "manifest.json", "bytes": 200}
 
 
-def test_a_run_without_checkpoints(tmp_path):
+def test_run_without_checkpoints_has_no_answer(tmp_path):
     assert checkpoint_files(Run(trained(tmp_path))) is None

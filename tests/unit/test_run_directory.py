@@ -1,4 +1,4 @@
-"""The run directory: names, records that survive what happens to them, status."""
+"""The run directory: names, durable records, status."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NOW = datetime(2025, 11, 20, 21, 44, 13).astimezone()
 # Names ---------------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_directory_is_private_and_tells_what_it_holds(tmp_path):
+def test_run_directory_is_private_and_self_describing(tmp_path):
     writer = RunWriter.create(a_job(tmp_path / "deep" / "runs", backend="torch", mode="async", nodes=3), now=NOW)
     writer.close()
     assert re.fullmatch(r"20251120-214413-logreg-torch-async-3n-[0-9a-f]{4}", writer.path.name)
@@ -43,7 +43,7 @@ def test_a_run_directory_is_private_and_tells_what_it_holds(tmp_path):
     assert all(stat.S_IMODE(file.stat().st_mode) == 0o600 for file in writer.path.glob("*.jsonl"))
 
 
-def test_a_generated_name_that_is_taken_gets_another_suffix(tmp_path, monkeypatch):
+def test_generated_name_that_exists_gets_another_suffix(tmp_path, monkeypatch):
     suffixes = iter(["aaaa", "aaaa", "bbbb"])
     monkeypatch.setattr(secrets, "token_hex", lambda _: next(suffixes))
     runs = [RunWriter.create(a_job(tmp_path), now=NOW) for _ in range(2)]
@@ -52,20 +52,20 @@ def test_a_generated_name_that_is_taken_gets_another_suffix(tmp_path, monkeypatc
     assert [run.path.name[-4:] for run in runs] == ["aaaa", "bbbb"]
 
 
-def test_a_given_name_is_never_used_twice(tmp_path):
+def test_requested_name_is_used_once(tmp_path):
     RunWriter.create(a_job(tmp_path, name="mine")).close()
     with pytest.raises(UsageError, match=r"name: 'mine' is taken in .*--name"):
         RunWriter.create(a_job(tmp_path, name="mine"))
 
 
-def test_a_folder_that_cannot_hold_runs_is_named(tmp_path):
+def test_folder_that_cannot_hold_runs_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     for out in (tmp_path / "file", tmp_path / "file" / "runs"):
         with pytest.raises(UsageError, match=r"out: .*file.* cannot hold run directories"):
             RunWriter.create(a_job(out))
 
 
-def test_log_paths_are_ready_to_be_opened(tmp_path):
+def test_log_paths_have_their_folders(tmp_path):
     writer = RunWriter.create(a_job(tmp_path))
     path = writer.log_path(2, "worker-2")
     path.write_text("hello")
@@ -85,7 +85,7 @@ float32s = st.floats(width=32).map(lambda loss: loss + 0.0)  # a loss of -0 is s
 
 
 def of_one_size(record):
-    """The record with as many updates as it has losses, and with a staleness for each where it has one."""
+    """Return the record with as many updates, and any stalenesses, as it has losses."""
     count = len(record.losses)
     return replace(record, count=count, staleness=None if record.staleness is None else (record.staleness,) * count)
 
@@ -135,7 +135,7 @@ def refuse(name):
 
 @given(records=st.lists(step_records | eval_records | event_records | system_records, max_size=4))
 @settings(max_examples=150, deadline=None)
-def test_every_record_comes_back_as_it_was(records, tmp_path_factory):
+def test_records_round_trip(records, tmp_path_factory):
     folder = tmp_path_factory.mktemp("records")
     for number, record in enumerate(records):
         path = folder / f"{number}.jsonl"
@@ -143,19 +143,19 @@ def test_every_record_comes_back_as_it_was(records, tmp_path_factory):
         document = json.loads(path.read_text(), parse_constant=refuse)
         assert document["schema"] == SCHEMA
         (back,) = read_records(path, type(record))
-        assert repr(back) == repr(record)  # NaN is not equal to itself, its name is
+        assert repr(back) == repr(record)  # NaN differs from itself, its text does not
 
 
 @given(losses=st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=300))
 @settings(max_examples=50, deadline=None)
-def test_losses_keep_every_bit_of_a_float32(losses, tmp_path_factory):
+def test_losses_keep_every_bit_of_float32(losses, tmp_path_factory):
     path = tmp_path_factory.mktemp("losses") / "steps.jsonl"
     path.write_bytes(encode(replace(STEP, count=len(losses), losses=tuple(losses))))
     (back,) = read_records(path, StepRecord)
     assert np.array(back.losses, np.float32).tobytes() == np.array([loss + 0.0 for loss in losses], np.float32).tobytes()
 
 
-def test_numbers_of_numpy_are_stored_as_numbers(tmp_path):
+def test_numpy_numbers_are_stored_as_numbers(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_bytes(
         encode(EventRecord("x", 1.0, {"count": np.int64(3), "losses": np.array([1.5, np.nan]), "rate": np.float32(0.5), "path": tmp_path}))
@@ -164,21 +164,21 @@ def test_numbers_of_numpy_are_stored_as_numbers(tmp_path):
     assert back.detail == {"count": 3, "losses": [1.5, "NaN"], "rate": 0.5, "path": str(tmp_path)}
 
 
-def test_what_is_no_json_is_refused_rather_than_guessed(tmp_path):
+def test_value_that_is_no_json_is_refused(tmp_path):
     with pytest.raises(TypeError, match="object cannot be stored as JSON"):
         encode(EventRecord("x", 1.0, {"thing": object()}))
 
 
-def test_a_run_is_read_back(tmp_path):
+def test_run_is_read_back(tmp_path):
     writer = open_run(a_job(tmp_path))
     writer.write_env([{"cpu": "a"}, {"cpu": "b"}])
     for write, record in ((writer.step, STEP), (writer.evaluation, EVALUATION), (writer.event, EVENT), (writer.system, SYSTEM)):
         write(record)
         write(record)
-    asked = {"backend": "tf", "mode": "sync", "model": "logreg", "data": "digits", "nodes": 1, "workers": 1, "seed": 0}
+    settings = {"backend": "tf", "mode": "sync", "model": "logreg", "data": "digits", "nodes": 1, "workers": 1, "seed": 0}
     clock = {f"{name}_seconds": 0.5 for name in ("init", "train", "eval", "checkpoint", "translate", "profile", "run", "total")}
     sizes = {"batch_size": 5, "global_batch_size": 5, "steps": 2, "examples": 10}
-    figures = {"run": writer.path.name, "state": "succeeded", **asked, **sizes, **clock, "per_node": []}
+    figures = {"run": writer.path.name, "state": "succeeded", **settings, **sizes, **clock, "per_node": []}
     writer.write_summary({**figures, "final_train_loss": float("nan")})
     reader = RunReader(writer.path)
     assert [list(reader.steps()), list(reader.evals())] == [[STEP] * 2, [EVALUATION] * 2]
@@ -200,18 +200,18 @@ def test_a_run_is_read_back(tmp_path):
 # Damage --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_torn_last_line_is_skipped_wherever_it_was_cut(tmp_path):
+def test_truncated_last_line_is_skipped(tmp_path):
     whole, last = encode(STEP), encode(replace(STEP, step=2))
     path = tmp_path / "steps.jsonl"
     for cut in range(len(last) - 1):
         path.write_bytes(whole + last[:cut])
         assert [record.step for record in read_records(path, StepRecord)] == [0]
-    path.write_bytes(whole + bytes(40))  # what some file systems leave after a power cut
+    path.write_bytes(whole + bytes(40))  # as some file systems leave after a power loss
     assert [record.step for record in read_records(path, StepRecord)] == [0]
 
 
 @pytest.mark.parametrize("torn", [encode(STEP)[:50] + b"\n", b"12\n", b"\n", b"\xff\xfe\n"])
-def test_a_torn_line_in_the_middle_is_named(tmp_path, torn):
+def test_truncated_line_in_the_middle_is_named(tmp_path, torn):
     path = tmp_path / "steps.jsonl"
     path.write_bytes(encode(STEP) * 2 + torn + encode(STEP))
     with pytest.raises(DamagedRunError, match=r"steps\.jsonl, line 3: not a whole JSON record"):
@@ -231,7 +231,7 @@ def test_a_torn_line_in_the_middle_is_named(tmp_path, torn):
         ({"staleness": 3}, "staleness has a value of another kind"),
     ],
 )
-def test_a_line_that_is_no_record_is_named(tmp_path, change, complaint):
+def test_invalid_line_is_named(tmp_path, change, complaint):
     path = tmp_path / "steps.jsonl"
     path.write_text(json.dumps({**json.loads(encode(STEP)), **change}) + "\n")
     with pytest.raises(DamagedRunError, match=rf"steps\.jsonl, line 1: not a StepRecord .*{complaint}"):
@@ -248,7 +248,7 @@ def test_a_line_that_is_no_record_is_named(tmp_path, change, complaint):
         (STEP, {"learning_rates": ["fast"]}, "not a StepRecord that this release reads (learning_rates has a value of another kind)"),
     ],
 )
-def test_a_field_of_another_kind_is_named_alike_in_a_finished_run_and_in_one_in_progress(tmp_path, record, change, complaint):
+def test_field_of_wrong_type_is_named_also_in_progress(tmp_path, record, change, complaint):
     path = tmp_path / "records.jsonl"
     path.write_text(f"{encode(record).decode()}{json.dumps({**json.loads(encode(record)), **change})}\n")
     for read in (lambda: list(read_records(path, type(record))), lambda: Tail(path, type(record)).read()):
@@ -259,7 +259,7 @@ def test_a_field_of_another_kind_is_named_alike_in_a_finished_run_and_in_one_in_
 
 @pytest.mark.thorough
 @given(record=st.sampled_from([STEP, EVALUATION, EVENT, SYSTEM]), data=st.data())
-def test_whatever_a_field_is_a_line_is_a_record_or_the_error_is_ours(tmp_path_factory, record, data):
+def test_any_field_value_gives_a_record_or_our_error(tmp_path_factory, record, data):
     value = json.loads(encode(record))
     name = data.draw(st.sampled_from(sorted(value)))
     leaf = st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["NaN", "x", "\ud800"])
@@ -274,7 +274,7 @@ def test_whatever_a_field_is_a_line_is_a_record_or_the_error_is_ours(tmp_path_fa
         assert "Error" not in str(error)  # noqa: PT017
 
 
-def test_fields_of_a_later_release_are_passed_over(tmp_path):
+def test_fields_of_a_later_release_are_ignored(tmp_path):
     for record in (STEP, EVALUATION, EVENT, SYSTEM):
         path = tmp_path / "later.jsonl"
         path.write_text(json.dumps({**json.loads(encode(record)), "colour": "red"}) + "\n")
@@ -282,7 +282,7 @@ def test_fields_of_a_later_release_are_passed_over(tmp_path):
 
 
 @pytest.mark.parametrize("detail", [{"text": "é" * 800_000}, {"list": [""] * 600_000}])
-def test_a_record_that_no_reader_would_take_is_not_written(tmp_path, detail):
+def test_unreadable_record_is_not_written(tmp_path, detail):
     file = LineFile(tmp_path / "events.jsonl")
     file.write(EventRecord("before", 1.0, {}))
     with pytest.raises(RunFailedError, match=r"^events\.jsonl: a record of [\d,]+ bytes is more"):
@@ -305,8 +305,8 @@ def test_threads_do_not_mix_their_lines(tmp_path):
     for thread in threads:
         thread.join()
     file.close()
-    found = [(record.worker, record.step) for record in read_records(file.path, StepRecord)]
-    assert sorted(found) == [(worker, step) for worker in range(6) for step in range(300)]
+    positions = [(record.worker, record.step) for record in read_records(file.path, StepRecord)]
+    assert sorted(positions) == [(worker, step) for worker in range(6) for step in range(300)]
 
 
 WRITE_UNTIL_KILLED = """
@@ -322,17 +322,17 @@ for step in range(10**9):
 """
 
 
-def test_kill_loses_at_most_the_line_being_written(tmp_path):
+def test_kill_loses_at_most_the_line_in_progress(tmp_path):
     path = tmp_path / "steps.jsonl"
     with subprocess.Popen([sys.executable, "-c", WRITE_UNTIL_KILLED, str(path)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         while int(process.stdout.readline()) < 1000:
             pass
         process.send_signal(signal.SIGKILL)
-        told = [int(line) for line in process.stdout.read().split()]
+        reported = [int(line) for line in process.stdout.read().split()]
     steps = [record.step for record in read_records(path, StepRecord)]
     assert steps == list(range(len(steps)))
-    assert len(steps) > max([1000, *told])
+    assert len(steps) > max([1000, *reported])
 
 
 HOLD = """
@@ -345,7 +345,7 @@ sys.stdin.read()
 """
 
 
-def test_two_processes_never_write_into_one_run(tmp_path):
+def test_two_processes_never_write_to_one_run(tmp_path):
     writer = RunWriter.create(a_job(tmp_path))
     writer.write_status("interrupted")
     with pytest.raises(UsageError, match="another process is writing into"):
@@ -383,7 +383,7 @@ print(written, failed)
 """
 
 
-def test_a_full_disk_leaves_no_half_line_in_the_middle(tmp_path):
+def test_full_disk_leaves_no_partial_line_in_the_middle(tmp_path):
     path = tmp_path / "events.jsonl"
     result = subprocess.run([sys.executable, "-c", WRITE_BEYOND_LIMIT, str(path)], capture_output=True, text=True, check=True)
     written, failed = map(int, result.stdout.split())
@@ -391,14 +391,14 @@ def test_a_full_disk_leaves_no_half_line_in_the_middle(tmp_path):
     assert len(path.read_bytes().splitlines()) == written == len(list(read_records(path, EventRecord)))
 
 
-def test_a_folder_that_is_no_run_is_named(tmp_path):
+def test_folder_that_is_no_run_is_named(tmp_path):
     with pytest.raises(UsageError, match=r"is not a run directory \(it has neither job.json nor status.json\)"):
         RunReader(tmp_path)
     with pytest.raises(UsageError, match="there is no such folder"):
         RunReader(tmp_path / "nowhere")
 
 
-def test_a_damaged_document_is_named(tmp_path):
+def test_damaged_document_is_named(tmp_path):
     writer = open_run(a_job(tmp_path))
     writer.close()
     (writer.path / "summary.json").write_text('{"steps": 1')
@@ -412,7 +412,7 @@ def test_a_damaged_document_is_named(tmp_path):
 # Status --------------------------------------------------------------------------------------------------------------
 
 
-def test_status_says_what_happened_and_to_whom(tmp_path):
+def test_status_has_failure_and_task(tmp_path):
     writer = RunWriter.create(a_job(tmp_path), now=NOW)
     writer.write_status("failed", cause="worker-1 was killed by signal 9", exit_code=1, task="worker-1")
     writer.close()
@@ -424,14 +424,14 @@ def test_status_says_what_happened_and_to_whom(tmp_path):
     assert sorted(path.name for path in writer.path.glob(".*")) == []
 
 
-def test_a_running_run_whose_driver_is_gone_has_died(tmp_path):
+def test_running_run_without_driver_is_dead(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     writer = RunWriter.create(a_job(tmp_path))
     writer.write_status("running", pid=process.pid)
     reader = RunReader(writer.path)
     assert (reader.state(), reader.driver_alive()) == ("running", True)
     process.kill()
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # nobody has asked for its exit code yet
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # its exit code has not been collected
     assert (reader.state(), reader.driver_alive()) == ("died", False)
     process.communicate()
     assert (reader.state(), reader.driver_alive()) == ("died", False)
@@ -440,7 +440,7 @@ def test_a_running_run_whose_driver_is_gone_has_died(tmp_path):
     writer.close()
 
 
-def test_another_process_with_the_drivers_number_is_not_the_driver(tmp_path):
+def test_reused_process_id_is_not_the_driver(tmp_path):
     writer = RunWriter.create(a_job(tmp_path))
     writer.write_status("running")
     reader = RunReader(writer.path)
@@ -454,7 +454,7 @@ def test_another_process_with_the_drivers_number_is_not_the_driver(tmp_path):
     writer.close()
 
 
-def test_status_is_whole_at_every_moment(tmp_path):
+def test_status_is_complete_at_every_moment(tmp_path):
     writer = RunWriter.create(a_job(tmp_path))
     writer.write_status("starting")
     reader = RunReader(writer.path)
@@ -479,8 +479,8 @@ def test_status_is_whole_at_every_moment(tmp_path):
 # Cost ----------------------------------------------------------------------------------------------------------------
 
 
-def test_a_loss_costs_at_most_one_and_a_half_microseconds(tmp_path):
-    """20,000 losses a second then cost 3% of a core at the very most; measured 0.23 microseconds in groups of 100."""
+def test_loss_costs_at_most_1_5_microseconds(tmp_path):
+    """20,000 losses a second then cost at most 3 % of a core; measured 0.23 µs in groups of 100."""
     file = LineFile(tmp_path / "steps.jsonl")
     losses = tuple(np.linspace(0.1, 2.3, 100, dtype=np.float32).tolist())
     record = replace(STEP, count=100, losses=losses)
@@ -494,7 +494,7 @@ def test_a_loss_costs_at_most_one_and_a_half_microseconds(tmp_path):
     assert best / (200 * 100) < 1.5e-6
 
 
-def test_reading_needs_no_memory_for_what_was_read(tmp_path):
+def test_reading_takes_no_memory_per_record(tmp_path):
     path = tmp_path / "steps.jsonl"
     path.write_bytes(encode(replace(STEP, count=100, losses=(0.5,) * 100)) * 2000)
     tracemalloc.start()
@@ -504,5 +504,5 @@ def test_reading_needs_no_memory_for_what_was_read(tmp_path):
     assert peak < 1_000_000 < path.stat().st_size
 
 
-def test_no_file_means_no_records(tmp_path):
+def test_missing_file_means_no_records(tmp_path):
     assert list(read_records(Path(tmp_path) / "system.jsonl", SystemRecord)) == []

@@ -1,4 +1,4 @@
-"""The vocabulary of a run: kept beside its records, read back in bounded memory."""
+"""The vocabulary of a run: stored with its records, read back in bounded memory."""
 
 import os
 
@@ -9,7 +9,7 @@ from crosstrain.records.store import vocabulary as run_vocabulary
 from crosstrain.records.store.vocabulary import VOCABULARY, read_vocabulary, write_vocabulary
 
 
-def test_it_comes_back(tmp_path):
+def test_vocabulary_round_trips(tmp_path):
     assert read_vocabulary(tmp_path) is None
     write_vocabulary(tmp_path, b"pieces")
     write_vocabulary(tmp_path, b"others")
@@ -17,7 +17,7 @@ def test_it_comes_back(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [VOCABULARY]
 
 
-def test_what_is_none_is_refused(tmp_path, monkeypatch):
+def test_invalid_vocabulary_is_refused(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / VOCABULARY)
     with pytest.raises(UnreadableError):
         read_vocabulary(tmp_path)

@@ -1,4 +1,4 @@
-"""``trainer runs``: which runs are listed, in which order, and how; one run with all that is known of it."""
+"""``trainer runs``: selection, order and columns of the list, and the details of one run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EMPTY = dict.fromkeys(FIGURES)
 
 
 def rows(**columns):
-    """Rows with the given figures, all else not observed; the first was made last."""
+    """Return rows with the given figures and no others; the first one is the newest."""
     (count,) = {len(values) for values in columns.values()}
     made = [(STARTED - timedelta(hours=number)).isoformat() for number in range(count)]
     return [
@@ -41,8 +41,8 @@ def rows(**columns):
     ]
 
 
-def names(found):
-    return [row["run"] for row in found]
+def names(table_rows):
+    return [row["run"] for row in table_rows]
 
 
 # Conditions ----------------------------------------------------------------------------------------------------------
@@ -64,20 +64,20 @@ NUMBERS = [0.5, 0.9, None, "NaN", "Infinity", 1, [None, 0.2, 3.0]]
         ("!=null", {"r0", "r1", "r3", "r4", "r5", "r6"}),
     ],
 )
-def test_a_condition_on_a_number(condition, fits):
-    found = fitting(rows(examples_per_second=NUMBERS), [Condition.parse(f"examples_per_second{condition}")])
-    assert set(names(found)) == fits
+def test_numeric_condition_selects_rows(condition, fits):
+    fitting_rows = fitting(rows(examples_per_second=NUMBERS), [Condition.parse(f"examples_per_second{condition}")])
+    assert set(names(fitting_rows)) == fits
 
 
 @pytest.mark.parametrize(
     ("condition", "fits"),
     [("run=7", ["7"]), ("run!=7", ["a b", "x>=1"]), ("run=a b", ["a b"]), ("name = x>=1", ["x>=1"])],
 )
-def test_a_condition_on_a_text_takes_it_as_it_stands(condition, fits):
+def test_text_condition_is_literal(condition, fits):
     assert names(fitting(rows(run=["7", "a b", "x>=1"]), [Condition.parse(condition)])) == fits
 
 
-def test_conditions_hold_together():
+def test_conditions_are_combined():
     table = rows(target_reached=[True, True, False, None], eval_accuracy=[0.9, 0.8, 0.95, 1.0])
     wanted = [Condition.parse(text) for text in ("target_reached=true", "accuracy>0.85")]
     assert names(fitting(table, wanted)) == ["r0"]
@@ -85,7 +85,7 @@ def test_conditions_hold_together():
 
 
 @pytest.mark.parametrize(
-    ("condition", "said"),
+    ("condition", "message"),
     [
         ("acuracy>=0.9", "got 'acuracy'; .* Did you mean 'accuracy'"),
         ("sent>=1", "Did you mean 'node_network_sent_bytes_per_second'"),
@@ -98,13 +98,13 @@ def test_conditions_hold_together():
         ("accuracy<null", "= and != only"),
     ],
 )
-def test_a_condition_that_makes_no_sense_is_explained(condition, said):
+def test_invalid_condition_is_explained(condition, message):
     table = rows(eval_accuracy=[0.5, None], target_reached=[True, False], backend=["tf", "torch"])
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         fitting(table, [Condition.parse(condition)])
 
 
-def test_every_figure_can_be_asked_for():
+def test_every_figure_can_be_requested():
     assert [figure_name("--sort", name) for name in FIGURES] == list(FIGURES)
     assert figure_name("--sort", "Examples-per-second") == "examples_per_second"
 
@@ -112,7 +112,7 @@ def test_every_figure_can_be_asked_for():
 # Order ---------------------------------------------------------------------------------------------------------------
 
 
-def test_the_newest_run_comes_first_and_one_that_does_not_tell_last():
+def test_newest_run_is_first_and_undated_last():
     table = rows(seed=[0, 1, 2, 3])
     table[1]["created_at"], table[2]["created_at"] = None, "yesterday"
     random.Random(0).shuffle(table)
@@ -120,21 +120,21 @@ def test_the_newest_run_comes_first_and_one_that_does_not_tell_last():
     assert names(in_order(table, "when"))[:2] in (["r2", "r3"], ["r3", "r0"])
 
 
-def test_what_is_no_number_comes_last_in_either_direction():
+def test_missing_numbers_are_last_in_both_directions():
     table = rows(examples_per_second=[5, None, math.nan, "Infinity", 7.5, "NaN", [1, None, 6]])
     assert names(in_order(table, "examples_per_second")) == ["r0", "r6", "r4", "r3", "r2", "r5", "r1"]
     assert names(in_order(table, "examples_per_second:desc")) == ["r3", "r4", "r6", "r0", "r2", "r5", "r1"]
 
 
-def test_equals_stay_newest_first_in_either_direction():
+def test_equal_rows_stay_newest_first():
     table = rows(backend=["b", "a", "b", "a"])
     assert names(in_order(table, "backend")) == ["r1", "r3", "r0", "r2"]
     assert names(in_order(table, "backend:desc")) == ["r0", "r2", "r1", "r3"]
 
 
-@pytest.mark.parametrize(("order", "said"), [("speed:down", "FIGURE, FIGURE:asc or FIGURE:desc"), ("sped", "allowed: a figure")])
-def test_an_order_that_makes_no_sense_is_explained(order, said):
-    with pytest.raises(UsageError, match=said):
+@pytest.mark.parametrize(("order", "message"), [("speed:down", "FIGURE, FIGURE:asc or FIGURE:desc"), ("sped", "allowed: a figure")])
+def test_invalid_order_is_explained(order, message):
+    with pytest.raises(UsageError, match=message):
         in_order([], order)
 
 
@@ -152,12 +152,12 @@ NOW = datetime(2026, 3, 10, 15, 30).astimezone()
         ("2026-03-01T12:00+02:00", datetime.fromisoformat("2026-03-01T12:00+02:00")),
     ],
 )
-def test_how_far_to_look_back(text, moment):
+def test_since_accepts_durations_and_dates(text, moment):
     assert parse_since(text, NOW) == moment
 
 
 @pytest.mark.parametrize("text", ["yesterday", "7", "-7d", "2026-13-01", "9" * 30 + "w", ""])
-def test_a_time_that_is_none_is_explained(text):
+def test_invalid_time_is_explained(text):
     with pytest.raises(UsageError, match=r"--since: .* 7d or 2w, or a date"):
         parse_since(text, NOW)
 
@@ -173,14 +173,14 @@ live   interrupted  tf       sync   cnn     digits                            1 
 """
 
 
-def test_the_table_of_runs(tmp_path, capsys):
+def test_runs_are_listed_as_a_table(tmp_path, capsys):
     out = tmp_path / "runs"
     for path in (sync_run(out), async_run(out)):
-        found = documents(path)
-        found["status.json"]["created_at"] = (STARTED - timedelta(minutes=path.name == "two")).isoformat()
+        run_documents = documents(path)
+        run_documents["status.json"]["created_at"] = (STARTED - timedelta(minutes=path.name == "two")).isoformat()
         if path.name == "two":
-            found["summary.json"] |= {"data": "synthetic-images", "synthetic": True}
-        for name, value in found.items():
+            run_documents["summary.json"] |= {"data": "synthetic-images", "synthetic": True}
+        for name, value in run_documents.items():
             (path / name).write_text(json.dumps(value))
     write_run(out / "\tg", {"job.json": "{", "status.json": "{"})
     writer = open_run(a_job(out, name="live", model="cnn", batch_size=1024))
@@ -195,7 +195,7 @@ def test_the_table_of_runs(tmp_path, capsys):
     assert lines[-2:] == ["", SYNTHETIC]
 
 
-def test_a_narrow_terminal_loses_columns_but_never_a_name():
+def test_narrow_terminal_drops_columns_but_no_name():
     table = rows(run=["a" * 50, "b"], state=["succeeded"] * 2, eval_accuracy=[0.5, 0.75], examples_per_second=[10, 20])
     for width in (300, 160, 120, 80, 70, 10):
         text, left_out = runs_table(table, width)
@@ -207,7 +207,7 @@ def test_a_narrow_terminal_loses_columns_but_never_a_name():
     assert left_out[-1] == "examples/s"
 
 
-def test_a_figure_that_was_asked_for_keeps_its_column():
+def test_requested_figure_keeps_its_column():
     figures = {
         "eval_accuracy": [0.5, 0.75],
         "staleness_mean": [1.25, None],
@@ -215,14 +215,14 @@ def test_a_figure_that_was_asked_for_keeps_its_column():
         "mode": ["sync"] * 2,
     }
     table = rows(run=["a" * 50, "b"], state=["succeeded"] * 2, **figures)
-    asked = ["mode", "staleness_mean", "node_cpu_fraction_mean", "mode"]
-    text, left_out = runs_table(table, 60, asked)
+    requested = ["mode", "staleness_mean", "node_cpu_fraction_mean", "mode"]
+    text, left_out = runs_table(table, 60, requested)
     assert text.splitlines()[0].split() == ["name", "state", "mode", "staleness_mean", "node_cpu_fraction_mean"]
     assert [line.split()[2:] for line in text.splitlines()[1:]] == [["sync", "1.2500", "0.5000,", "-"], ["sync", "-", "-"]]
     assert "accuracy" in left_out
 
 
-def test_a_run_of_a_sweep_has_the_name_that_commands_take(tmp_path, capsys):
+def test_run_of_a_sweep_has_its_path_as_name(tmp_path, capsys):
     out = tmp_path / "runs"
     sync_run(out / "my-sweep", name="lr=0.1")
     async_run(out)
@@ -234,7 +234,7 @@ def test_a_run_of_a_sweep_has_the_name_that_commands_take(tmp_path, capsys):
 
 
 @pytest.mark.thorough
-def test_a_terminal_gets_what_fits_it_a_pipe_100_columns_and_whoever_asks_all(tmp_path):
+def test_width_follows_the_terminal_or_pipe(tmp_path):
     many_runs(tmp_path / "runs", 3)
     primary, secondary = pty.openpty()
     command = [sys.executable, "-m", "crosstrain.cli.main", "runs", "--out", str(tmp_path / "runs")]
@@ -266,25 +266,25 @@ def listed(capsys, *arguments):
 def test_filters_agree_with_the_documents(tmp_path, capsys):
     out = tmp_path / "runs"
     made = many_runs(out, 60)
-    summaries = {name.split("/")[-1]: found["summary.json"] for name, found in made.items()}
+    summaries = {name.split("/")[-1]: selected["summary.json"] for name, selected in made.items()}
     good = {name for name, summary in summaries.items() if summary["eval"] and summary["eval"]["accuracy"] >= 0.5}
     torch = {name for name, summary in summaries.items() if summary["backend"] == "torch"}
     late = {f"run-{number:05}" for number in range(24, 60)}
     since = (STARTED + timedelta(hours=24)).isoformat()
-    given = ["--out", str(out), "--backend", "Torch", "--where", "accuracy>=0.5", "--since", since]
-    found = listed(capsys, *given, "--sort", "accuracy:desc")
-    assert names(found) == sorted(good & torch & late, key=lambda name: -summaries[name]["eval"]["accuracy"])
-    assert found
-    assert names(listed(capsys, "list", *given, "--sort", "accuracy:desc", "--limit", "2")) == names(found)[:2]
+    arguments = ["--out", str(out), "--backend", "Torch", "--where", "accuracy>=0.5", "--since", since]
+    selected = listed(capsys, *arguments, "--sort", "accuracy:desc")
+    assert names(selected) == sorted(good & torch & late, key=lambda name: -summaries[name]["eval"]["accuracy"])
+    assert selected
+    assert names(listed(capsys, "list", *arguments, "--sort", "accuracy:desc", "--limit", "2")) == names(selected)[:2]
     assert set(names(listed(capsys, "--out", str(out), "--backend", "tf", "--backend", "torch"))) == set(summaries)
     assert names(listed(capsys, "--out", str(out)))[0] == "run-00059"
-    assert [row["path"] for row in found] == [str(out / next(path for path in made if path.endswith(row["run"]))) for row in found]
+    assert [row["path"] for row in selected] == [str(out / next(path for path in made if path.endswith(row["run"]))) for row in selected]
 
 
-def test_states_and_datasets_with_arguments(tmp_path, capsys, monkeypatch):
+def test_states_and_datasets_are_filtered(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("TRAINER_OUT", str(tmp_path))
-    found = documents(sync_run(tmp_path))
-    template = variant(found, 1, name="synthetic", data="synthetic-images:64")
+    run_documents = documents(sync_run(tmp_path))
+    template = variant(run_documents, 1, name="synthetic", data="synthetic-images:64")
     write_run(tmp_path / "synthetic", template)
     write_run(tmp_path / "failed", {**template, "summary.json": None, "status.json": {**template["status.json"], "state": "failed"}})
     assert names(listed(capsys, "--data", "synthetic-images")) == ["synthetic"]
@@ -294,7 +294,7 @@ def test_states_and_datasets_with_arguments(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--mode", "snyc"], "--mode: got 'snyc'; allowed: sync, async. Did you mean 'sync'?"),
         (["--state", "done"], "--state: got 'done'; allowed: starting, running"),
@@ -307,17 +307,17 @@ def test_states_and_datasets_with_arguments(tmp_path, capsys, monkeypatch):
         (["show", "runn"], "got 'runn'; allowed: the path of a run directory"),
     ],
 )
-def test_wrong_requests_end_with_code_2_and_one_line(tmp_path, monkeypatch, capsys, arguments, said):
+def test_invalid_request_exits_with_2_and_one_line(tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
     sync_run(tmp_path / "runs")
     assert invoke(["runs", *arguments]) == 2
     output = capsys.readouterr()
     assert output.out == ""
-    assert said in output.err
+    assert message in output.err
     assert output.err.count("\n") == 1
 
 
-def test_nothing_to_list_is_no_error(tmp_path, monkeypatch, capsys):
+def test_empty_list_is_no_error(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert listed(capsys) == []
     assert invoke(["runs"]) == 0
@@ -332,7 +332,7 @@ def test_nothing_to_list_is_no_error(tmp_path, monkeypatch, capsys):
 # One run -------------------------------------------------------------------------------------------------------------
 
 
-def test_show_has_all_that_is_known(tmp_path, capsys):
+def test_show_has_all_details(tmp_path, capsys):
     path = sync_run(tmp_path)
     (path / "checkpoints" / "step-000000010").mkdir(parents=True)
     (path / "checkpoints" / "step-000000010" / "checkpoint.json").write_text("{")
@@ -350,13 +350,17 @@ def test_show_has_all_that_is_known(tmp_path, capsys):
     ):
         assert line in text
     assert invoke(["runs", "show", str(path), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["summary"] == documents(path)["summary.json"]
-    assert found["row"]["eval_accuracy"] == 0.9
-    assert (found["state"], found["damaged"], found["bytes"]) == ("succeeded", [], sum(file["bytes"] for file in found["files"]))
+    document = json.loads(capsys.readouterr().out)
+    assert document["summary"] == documents(path)["summary.json"]
+    assert document["row"]["eval_accuracy"] == 0.9
+    assert (document["state"], document["damaged"], document["bytes"]) == (
+        "succeeded",
+        [],
+        sum(file["bytes"] for file in document["files"]),
+    )
 
 
-def test_show_of_a_run_that_came_to_nothing(tmp_path, capsys):
+def test_show_accepts_a_damaged_run(tmp_path, capsys):
     writer = open_run(a_job(tmp_path, name="bad"))
     writer.write_status("failed", cause="worker-1 died", exit_code=1)
     writer.close()
@@ -375,7 +379,7 @@ CODE = {
 
 
 def shown_with(capsys, path, **environment):
-    """Return what `runs show` prints of a run with this in its env.json, as text and as JSON."""
+    """Return the output of `runs show` with this env.json, as text and as JSON."""
     (path / "env.json").write_text(json.dumps({"schema": 1, **environment}))
     printed = []
     for more in ([], ["--json"]):
@@ -384,23 +388,23 @@ def shown_with(capsys, path, **environment):
     return printed[0], json.loads(printed[1])
 
 
-def test_show_says_which_code_and_which_instructions(tmp_path, capsys):
+def test_show_has_code_and_instruction_sets(tmp_path, capsys):
     node = {"hostname": "here", "cpu_model": "A Processor", "cpu_flags": ["fpu", "amx_bf16", "avx2"]}
-    text, found = shown_with(capsys, sync_run(tmp_path), nodes=[node], code=CODE)
+    text, document = shown_with(capsys, sync_run(tmp_path), nodes=[node], code=CODE)
     assert "\nnode 0: here, A Processor, avx2 amx_bf16\n" in text
     assert "\ncode: crosstrain 1.0 at commit abc123400000 (changed), typed in a work tree at commit def567800000\n" in text
-    assert found["code"] == CODE
+    assert document["code"] == CODE
 
 
 @pytest.mark.parametrize("environment", [{"nodes": [{}]}, {"nodes": [{}], "code": None}, {"nodes": [{}], "code": {}}])
-def test_show_says_nothing_of_the_code_where_the_run_does_not_tell(tmp_path, capsys, environment):
-    text, found = shown_with(capsys, sync_run(tmp_path), **environment)
+def test_show_omits_unrecorded_code(tmp_path, capsys, environment):
+    text, document = shown_with(capsys, sync_run(tmp_path), **environment)
     assert "code:" not in text
-    assert found["damaged"] == []
+    assert document["damaged"] == []
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "problem_text"),
     [
         ("abc1234", "code"),
         ({"packages": ["crosstrain"]}, "code.packages"),
@@ -412,15 +416,15 @@ def test_show_says_nothing_of_the_code_where_the_run_does_not_tell(tmp_path, cap
         ({"typed_in": {"commit": "abc", "changed": "perhaps"}}, "code.typed_in.changed"),
     ],
 )
-def test_show_names_what_is_wrong_in_the_code_as_in_the_nodes(tmp_path, capsys, code, said):
-    text, found = shown_with(capsys, sync_run(tmp_path), nodes=[{}], code=code)
-    (problem,) = found["damaged"]
-    assert f"env.json: {said}: " in problem
+def test_show_names_damage_in_code_and_nodes(tmp_path, capsys, code, problem_text):
+    text, document = shown_with(capsys, sync_run(tmp_path), nodes=[{}], code=code)
+    (problem,) = document["damaged"]
+    assert f"env.json: {problem_text}: " in problem
     assert "code: " not in text.replace(problem, "")
     assert max(map(len, text.splitlines())) < 1000
 
 
-def test_show_prints_no_commands_of_the_code(tmp_path, capsys):
+def test_show_escapes_control_characters_of_the_code(tmp_path, capsys):
     code = {"packages": {"crosstrain": "1\x1b[2J"}, "crosstrain": {"commit": "a\nb\x1b[31m", "changed": False}}
     text, _ = shown_with(capsys, sync_run(tmp_path), nodes=[{}], code=code)
     assert "\x1b" not in text
@@ -436,7 +440,7 @@ def test_show_prints_no_commands_of_the_code(tmp_path, capsys):
         {"optimizer": "adamw", "lr": 1e-3, "epsilon": 1e-7, "warmup_steps": 5, "until": "accuracy>=0.9", "name": "mine", "seed": 2**62},
     ],
 )
-def test_the_command_that_does_a_run_again_gives_the_same_job(tmp_path, fields, capsys):
+def test_repeat_command_gives_the_same_job(tmp_path, fields, capsys):
     job = a_job(tmp_path, **fields)
     described = {**job.model_dump(mode="json"), "command": ["trainer"], "segments": []}
     command, subcommand, *options = shlex.split(repeat_command(described, os.environ))

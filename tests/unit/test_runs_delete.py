@@ -1,4 +1,4 @@
-"""``trainer runs delete``: what goes, goes as a whole, and nothing else does."""
+"""``trainer runs delete``: deletes named runs as a whole, and nothing else."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def everything(folder):
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.name.startswith(".index")}
 
 
-def test_the_runs_that_are_named_go_and_no_other(out, capsys):
+def test_only_named_runs_are_deleted(out, capsys):
     (out / "two" / "notes.txt").write_text("x" * 1000)
     kept = everything(out / "three")
     bytes_of = sum(path.stat().st_size for path in (out / "two").rglob("*") if path.is_file())
@@ -46,7 +46,7 @@ def test_the_runs_that_are_named_go_and_no_other(out, capsys):
     assert names(out) == ["three"]
 
 
-def test_a_link_is_not_followed_out_of_the_run(out, tmp_path):
+def test_link_out_of_the_run_is_not_followed(out, tmp_path):
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "file").write_text("")
     (out / "one" / "link").symlink_to(tmp_path / "precious")
@@ -57,7 +57,7 @@ def test_a_link_is_not_followed_out_of_the_run(out, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda out: (out.parent / "folder").mkdir(), "'../folder' is not a run directory (it has neither job.json nor status.json)"),
         (lambda out: (out.parent / "folder").symlink_to(out / "one"), "'../folder' is a link; give the run directory that it leads to"),
@@ -65,18 +65,18 @@ def test_a_link_is_not_followed_out_of_the_run(out, tmp_path):
         (lambda out: open_run(a_job(out.parent, name="folder")), "is running (process "),
     ],
 )
-def test_what_must_not_be_deleted_is_refused_and_so_is_all_else(out, monkeypatch, capsys, make, said):
+def test_protected_path_refuses_the_whole_request(out, monkeypatch, capsys, make, message):
     monkeypatch.chdir(out)
     writer = make(out)
     before = everything(out.parent)
     assert invoke(["runs", "delete", "one", "../folder", "--yes", "--out", str(out)]) == 2
-    assert said in capsys.readouterr().err.replace(str(out.parent), "..")
+    assert message in capsys.readouterr().err.replace(str(out.parent), "..")
     assert everything(out.parent) == before
     if hasattr(writer, "close"):
         writer.close()
 
 
-def test_a_run_at_work_whose_status_is_gone_is_refused_while_its_records_are_open(out, capsys):
+def test_run_in_progress_without_status_is_refused(out, capsys):
     writer = open_run(a_job(out, name="live"))
     (out / "live" / "status.json").unlink()
     arguments = ["runs", "delete", "live", "--yes", "--out", str(out)]
@@ -95,7 +95,7 @@ def a_sweep(out):
     return out / "swept"
 
 
-def test_a_sweep_goes_with_its_runs_and_its_folder(out, capsys):
+def test_sweep_is_deleted_with_its_runs_and_folder(out, capsys):
     sweep = a_sweep(out)
     list_runs(sweep)  # leaves an index
     assert invoke(["runs", "delete", "swept", "one", "--yes", "--out", str(out)]) == 0
@@ -104,7 +104,7 @@ def test_a_sweep_goes_with_its_runs_and_its_folder(out, capsys):
     assert names(out) == ["three", "two"]
 
 
-def test_a_sweep_that_is_named_in_two_ways_goes_once(out, capsys, monkeypatch):
+def test_sweep_named_twice_is_deleted_once(out, capsys, monkeypatch):
     sweep = a_sweep(out)
     monkeypatch.chdir(out)
     assert invoke(["runs", "delete", "swept", str(sweep), "./swept/lr=0", "--yes", "--out", str(out)]) == 0
@@ -112,7 +112,7 @@ def test_a_sweep_that_is_named_in_two_ways_goes_once(out, capsys, monkeypatch):
     assert not sweep.exists()
 
 
-def test_a_sweep_s_folder_stays_for_the_files_of_others(out, capsys):
+def test_sweep_folder_with_foreign_files_is_kept(out, capsys):
     sweep = a_sweep(out)
     (sweep / "notes.txt").write_text("mine")
     assert invoke(["runs", "delete", str(sweep), "--yes", "--out", str(out)]) == 0
@@ -120,7 +120,7 @@ def test_a_sweep_s_folder_stays_for_the_files_of_others(out, capsys):
     assert everything(sweep) == {"notes.txt"}
 
 
-def test_a_sweep_at_work_is_refused(out, capsys):
+def test_sweep_in_progress_is_refused(out, capsys):
     sweep = a_sweep(out)
     before = everything(out)
     held = lock(sweep)
@@ -132,8 +132,8 @@ def test_a_sweep_at_work_is_refused(out, capsys):
     assert everything(out) == before
 
 
-def test_a_run_of_a_sweep_at_work_stays_too(out, capsys):
-    """The sweep counts the runs that it has done, and would end at one that has gone."""
+def test_run_of_a_sweep_in_progress_is_refused(out, capsys):
+    """The sweep counts its finished runs, and would fail without one."""
     sweep = a_sweep(out)
     before = everything(out)
     held = lock(sweep)
@@ -147,7 +147,7 @@ def test_a_run_of_a_sweep_at_work_stays_too(out, capsys):
     assert not (sweep / "lr=0").exists()
 
 
-def test_without_a_terminal_nobody_is_asked_and_nothing_goes(out):
+def test_missing_terminal_deletes_nothing(out):
     done = subprocess.run([*DELETE, "one", "--out", str(out)], stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert "one  (succeeded, 7 files, " in done.stderr
@@ -156,7 +156,7 @@ def test_without_a_terminal_nobody_is_asked_and_nothing_goes(out):
 
 
 @pytest.mark.parametrize(("answer", "left"), [("n\n", ["one", "three", "two"]), ("y\n", ["two"])])
-def test_at_a_terminal_it_asks(out, answer, left):
+def test_terminal_asks_for_confirmation(out, answer, left):
     primary, secondary = pty.openpty()
     os.write(primary, answer.encode())
     done = subprocess.run([*DELETE, "one", "three", "--out", str(out)], stdin=secondary, capture_output=True, text=True)
@@ -169,8 +169,8 @@ def test_at_a_terminal_it_asks(out, answer, left):
 
 
 @pytest.mark.thorough
-def test_a_deletion_that_is_killed_leaves_no_half_run(out):
-    """There are enough files that it can be caught between the move and the end; the next deletion removes what it left."""
+def test_killed_deletion_leaves_no_partial_run(out):
+    """Enough files to kill it between move and end; the next deletion removes the rest."""
     folder = out / "one" / "many"
     folder.mkdir()
     for number in range(20_000):
@@ -188,8 +188,8 @@ def test_a_deletion_that_is_killed_leaves_no_half_run(out):
 
 
 @pytest.mark.thorough
-def test_two_deletions_at_once_end_well(out):
-    """One of the two deletes; the other finds nothing, or finds it at work."""
+def test_concurrent_deletions_succeed(out):
+    """One deletes; the other finds no run, or a run in progress."""
     for number in range(2000):
         (out / "one" / str(number)).touch()
     command = [*DELETE, "one", "--yes", "--out", str(out)]
@@ -205,7 +205,7 @@ def test_two_deletions_at_once_end_well(out):
 
 
 @pytest.mark.parametrize("link", [".earlier", "folder"])
-def test_a_sweep_s_links_do_not_make_the_runs_of_others_its_own(out, tmp_path, capsys, link):
+def test_linked_runs_of_a_sweep_are_refused(out, tmp_path, capsys, link):
     swept = tmp_path / "swept"
     sync_run(swept, name="seed=1")
     (swept / "sweep.json").write_text("{}")
@@ -217,7 +217,7 @@ def test_a_sweep_s_links_do_not_make_the_runs_of_others_its_own(out, tmp_path, c
     assert (swept / "seed=1").exists()
 
 
-def test_what_lies_beside_a_sweep_s_runs_stays_whatever_it_is(out, tmp_path, capsys):
+def test_foreign_files_of_a_sweep_are_kept(out, tmp_path, capsys):
     swept = tmp_path / "swept"
     sync_run(swept, name="seed=1")
     (swept / "sweep.json").write_text("{}")

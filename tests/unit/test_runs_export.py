@@ -1,4 +1,4 @@
-"""``trainer runs export``: the tables hold what the records hold, in either format; nothing is overwritten unasked."""
+"""``trainer runs export``: tables equal the records in each format; no file is overwritten."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def out(tmp_path, monkeypatch):
 
 
 def read(path):
-    """The columns of an exported file, and its rows as dictionaries with None and numbers as they were."""
+    """Return the columns of an exported file, and its rows as dictionaries."""
     if path.suffix == ".parquet":
         parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow (extra parquet) is not installed")
         table = parquet.read_table(path)
@@ -71,7 +71,7 @@ def exported(capsys, *arguments):
 
 
 def cells(path, table):
-    """The rows of an exported file as tuples, every value of its column's kind, compared by its representation as NaN is not itself."""
+    """Return rows as representations of tuples of typed values, as NaN differs from itself."""
     names, rows = read(path)
     assert names == [column.name for column in table.columns]
     kinds = [TYPES[column.kind] for column in table.columns]
@@ -89,10 +89,10 @@ def cells(path, table):
 
 @pytest.mark.parametrize("file_format", ["csv", "parquet"])
 @pytest.mark.parametrize("run", ["one", "two", "odd"])
-def test_every_table_comes_back_as_it_was(out, tmp_path, capsys, run, file_format):
+def test_tables_round_trip(out, tmp_path, capsys, run, file_format):
     if file_format == "parquet":
         pytest.importorskip("pyarrow", reason="pyarrow (extra parquet) is not installed")
-    said = exported(capsys, run, "--format", file_format)
+    output = exported(capsys, run, "--format", file_format)
     for what in TABLES:
         path = tmp_path / f"{run}-tables" / f"{what}.{file_format}"
         table = table_of(what, [Run(Path("runs") / run)])
@@ -104,10 +104,10 @@ def test_every_table_comes_back_as_it_was(out, tmp_path, capsys, run, file_forma
             for row in table.rows
         ]
         assert cells(path, table) == [repr(tuple(map(in_utc, row))) for row in rows]
-        assert f"{what}.{file_format}  ({len(rows)} row{'' if len(rows) == 1 else 's'})\n" in said
+        assert f"{what}.{file_format}  ({len(rows)} row{'' if len(rows) == 1 else 's'})\n" in output
 
 
-def test_a_row_of_steps_is_an_update(out, tmp_path, capsys):
+def test_steps_row_is_an_update(out, tmp_path, capsys):
     exported(capsys, "two", "--what", "steps")
     names, rows = read(tmp_path / "two-steps.csv")
     assert names[0] == "run"
@@ -124,7 +124,7 @@ def test_a_row_of_steps_is_an_update(out, tmp_path, capsys):
     }
 
 
-def test_what_is_no_number_is_spelled_as_in_the_records(out, tmp_path, capsys):
+def test_non_finite_numbers_are_spelled_as_in_the_records(out, tmp_path, capsys):
     exported(capsys, "odd", "--what", "steps", "-o", "steps.csv")
     _, rows = read(tmp_path / "steps.csv")
     assert [row["loss"] for row in rows[:3]] == ["NaN", "Infinity", "-Infinity"]
@@ -132,7 +132,7 @@ def test_what_is_no_number_is_spelled_as_in_the_records(out, tmp_path, capsys):
     assert [row["group_data_wait_seconds"] for row in rows] == ["", "", "", "0.125"]
 
 
-def test_a_row_of_system_is_a_sample_of_a_node_with_rates(out, tmp_path, capsys):
+def test_system_row_is_a_sample_with_rates(out, tmp_path, capsys):
     exported(capsys, "odd", "--what", "system", "-o", "system.csv")
     _, rows = read(tmp_path / "system.csv")
     assert [(row["node"], row["time_seconds"], row["cpu_seconds"]) for row in rows] == [
@@ -141,26 +141,26 @@ def test_a_row_of_system_is_a_sample_of_a_node_with_rates(out, tmp_path, capsys)
         ("0", "2.0", "1.0"),
     ]
     assert [row["network_sent_bytes_per_second"] for row in rows] == ["", "", "2000.0"]  # (4000 − 1000) / 1.5 s
-    assert rows[2]["network_received_bytes_per_second"] == ""  # the counter fell: it began anew
+    assert rows[2]["network_received_bytes_per_second"] == ""  # the counter was reset
     assert json.loads(rows[0]["gpus"]) == [{"name": 'A "GPU", fast', "utilization": 0.5, "memory_bytes": 2**40}]
     assert json.loads(rows[0]["interfaces"]) == {"node0": [1000, 2000]}
     assert json.loads(rows[0]["tasks"])[0]["task"] == "worker-0"
 
 
-def test_a_row_of_summary_is_a_run_also_one_without_a_summary(out, tmp_path, capsys):
+def test_summary_row_is_a_run_also_without_summary(out, tmp_path, capsys):
     exported(capsys, "one", "two", "odd", "--what", "summary", "-o", "summary.csv")
     names, rows = read(tmp_path / "summary.csv")
     assert [row["run"] for row in rows] == ["one", "two", "odd"]
-    for found, name in zip(rows, ("one", "two"), strict=False):
+    for exported_row, name in zip(rows, ("one", "two"), strict=False):
         figures = row(RunReader(out / name).summary())
         assert set(figures) <= set(names)
         for key, value in figures.items():
-            assert found[key] == (str(value) if isinstance(value, bool | str) else "" if value is None else json.dumps(value)), key
+            assert exported_row[key] == (str(value) if isinstance(value, bool | str) else "" if value is None else json.dumps(value)), key
     assert (rows[2]["state"], rows[2]["steps"], rows[2]["backend"]) == ("running", "", "tf")
 
 
-def test_a_summarys_columns_have_the_types_of_their_figures_whatever_the_runs_have(out, tmp_path, capsys):
-    """Also where no run has the figure, so that files of several exports are one table: of runs that never began training, and others."""
+def test_summary_columns_have_fixed_types(out, tmp_path, capsys):
+    """Also for a figure that no run has, so that several exports form one table."""
     arrow = pytest.importorskip("pyarrow", reason="pyarrow (extra parquet) is not installed")
     parquet = pytest.importorskip("pyarrow.parquet")
     for name in ("one", "two", "odd"):
@@ -180,9 +180,9 @@ def test_a_summarys_columns_have_the_types_of_their_figures_whatever_the_runs_ha
     assert created == [datetime.fromisoformat(RunReader(out / name).status()["created_at"]) for name in ("one", "two", "odd")]
 
 
-def test_several_runs_share_a_table_and_a_folder_stands_for_its_runs(out, tmp_path, capsys):
-    said = exported(capsys, "runs", "--what", "evals")
-    assert said == "3-runs-evals.csv  (4 rows)\n"
+def test_several_runs_share_a_table(out, tmp_path, capsys):
+    output = exported(capsys, "runs", "--what", "evals")
+    assert output == "3-runs-evals.csv  (4 rows)\n"
     _, rows = read(tmp_path / "3-runs-evals.csv")
     records = [(name, *astuple(record)) for name in ("odd", "one", "two") for record in RunReader(out / name).evals()]
     records = [(*before, metrics["accuracy"], updates) for *before, metrics, updates in records]
@@ -195,20 +195,20 @@ def test_several_runs_share_a_table_and_a_folder_stands_for_its_runs(out, tmp_pa
     assert [row["run"] for row in read(tmp_path / "same.csv")[1]] == ["runs/one", "runs/one", "elsewhere/one", "elsewhere/one"]
 
 
-def test_one_table_as_csv_goes_to_standard_output(out, capsys):
+def test_single_csv_goes_to_standard_output(out, capsys):
     text = exported(capsys, "one", "--what", "evals", "-o", "-")
     assert text.splitlines()[0].startswith("run,step,epoch,time_seconds")
     assert text.count("\n") == 3
 
 
 @pytest.mark.parametrize(("output", "path"), [("new.csv", "new.csv"), ("folder", "folder/one-steps.csv"), ("made/", "made/one-steps.csv")])
-def test_where_a_table_goes(out, tmp_path, capsys, output, path):
+def test_table_is_written_to_the_named_path(out, tmp_path, capsys, output, path):
     (tmp_path / "folder").mkdir()
     assert exported(capsys, "one", "--what", "steps", "-o", output).startswith(f"{path}  (10 rows)")
     assert (tmp_path / path).stat().st_mode & 0o777 == 0o644
 
 
-def test_nothing_is_overwritten_unasked(out, tmp_path, capsys):
+def test_nothing_is_overwritten_without_force(out, tmp_path, capsys):
     (tmp_path / "t").mkdir()
     (tmp_path / "t" / "system.csv").write_text("mine")
     for arguments in (["-o", "t"], ["--what", "system", "-o", "t/system.csv"]):
@@ -222,7 +222,7 @@ def test_nothing_is_overwritten_unasked(out, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--format", "xls"], "--format: got 'xls'; allowed: csv, parquet"),
         (["--what", "step"], "--what: got 'step'; allowed: steps, evals, system, summary. Did you mean 'steps'?"),
@@ -233,15 +233,15 @@ def test_nothing_is_overwritten_unasked(out, tmp_path, capsys):
         (["--what", "steps", "-o", "file/x.csv"], "file' cannot be made"),
     ],
 )
-def test_wrong_requests_end_with_code_2_and_write_nothing(out, tmp_path, capsys, arguments, said):
+def test_invalid_request_exits_with_2_and_writes_nothing(out, tmp_path, capsys, arguments, message):
     (tmp_path / "file").touch()
     before = sorted(tmp_path.rglob("*"))
     assert invoke(["runs", "export", "one", *arguments]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_damaged_record_is_named_and_leaves_no_file(out, tmp_path, capsys):
+def test_damaged_record_is_named_and_leaves_no_file(out, tmp_path, capsys):
     with (out / "one" / "steps.jsonl").open("a") as file:
         file.write('{"torn\n{"schema": 1}\n')
     assert invoke(["runs", "export", "one", "--what", "steps", "-o", "steps.csv"]) == 2
@@ -249,8 +249,8 @@ def test_a_damaged_record_is_named_and_leaves_no_file(out, tmp_path, capsys):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["runs"]
 
 
-def test_rows_come_before_the_file_is_read_to_its_end(out):
-    """What makes a run of any length fit into little memory."""
+def test_rows_are_streamed(out):
+    """A run of any length fits into little memory."""
     with (out / "one" / "steps.jsonl").open("a") as file:
         file.write("damaged\n" * 2)
     rows = table_of("steps", [Run(out / "one")]).rows
@@ -259,7 +259,7 @@ def test_rows_come_before_the_file_is_read_to_its_end(out):
         next(rows)
 
 
-def test_parquet_without_its_package_says_what_to_install(out, tmp_path):
+def test_missing_pyarrow_names_the_package(out, tmp_path):
     script = "import sys; sys.modules['pyarrow'] = None; from crosstrain.cli.group import invoke; sys.exit(invoke(sys.argv[1:]))"
     command = [sys.executable, "-c", script, "runs", "export", "one", "--format", "parquet"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)

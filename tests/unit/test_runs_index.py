@@ -1,4 +1,4 @@
-"""The list of runs: always what the run directories say, whoever else uses them, whatever lies beside them."""
+"""The list of runs always equals the run directories, whatever else changes or is there."""
 
 from __future__ import annotations
 
@@ -45,26 +45,26 @@ def out(tmp_path):
 
 
 def by_name(out):
-    return {Path(found["path"]).relative_to(out).as_posix(): found for found in list_runs(out)}
+    return {Path(entry["path"]).relative_to(out).as_posix(): entry for entry in list_runs(out)}
 
 
 def expected(out, made):
-    """What the list has to say, from the documents alone."""
+    """Return the expected list, from the documents alone."""
     return {
         name: {
             "path": str(out / name),
             "folder": name.rpartition("/")[0] or None,
-            "created_at": found["status.json"]["created_at"],
+            "created_at": run_documents["status.json"]["created_at"],
             "problem": None,
-            **row(found["summary.json"]),
+            **row(run_documents["summary.json"]),
         }
-        for name, found in made.items()
+        for name, run_documents in made.items()
     }
 
 
 @pytest.fixture
 def start():
-    """Return a function that lists the runs of a folder in a process of its own; none outlives the test."""
+    """Return a function that lists runs in another process, which ends with the test."""
     started = []
 
     def listing(out):
@@ -78,17 +78,17 @@ def start():
         process.stdout.close()
 
 
-# What it says --------------------------------------------------------------------------------------------------------
+# Its content --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.thorough
-def test_two_thousand_runs_are_as_their_documents_say(out):
+def test_2000_runs_are_listed_as_documented(out):
     made = many_runs(out, 2000)
     assert by_name(out) == expected(out, made)
-    assert all(tuple(found) == FIGURES for found in list_runs(out))
+    assert all(tuple(entry) == FIGURES for entry in list_runs(out))
 
 
-def test_the_list_follows_what_is_added_changed_resumed_and_removed(out):
+def test_list_follows_changes_of_runs(out):
     made = many_runs(out, 40)
     list_runs(out)
     template = documents(out / "run-00001")
@@ -104,13 +104,13 @@ def test_the_list_follows_what_is_added_changed_resumed_and_removed(out):
     (out / "run-00007" / "summary.json").unlink()
     status = {**made.pop("run-00007")["status.json"], "state": "interrupted"}
     (out / "run-00007" / "status.json").write_text(json.dumps(status))
-    found = by_name(out)
-    resumed = found.pop("run-00007")
+    entries = by_name(out)
+    resumed = entries.pop("run-00007")
     assert (resumed["state"], resumed["eval_accuracy"], resumed["steps"]) == ("interrupted", None, None)
-    assert found == expected(out, made)
+    assert entries == expected(out, made)
 
 
-def test_what_changes_behind_the_back_of_its_time_and_size_is_shown(out):
+def test_change_with_equal_time_and_size_is_listed(out):
     many_runs(out, 5)
     path = out / "run-00001" / "summary.json"
     times = path.stat()
@@ -122,10 +122,10 @@ def test_what_changes_behind_the_back_of_its_time_and_size_is_shown(out):
     assert by_name(out)["run-00001"]["optimizer"] == "xxx"
 
 
-def test_runs_without_a_summary_say_what_their_job_says(out):
+def test_run_without_summary_has_its_job_s_settings(out):
     writer = open_run(a_job(out, name="live", mode="async", backend="torch", nodes=3, batch_size=7, until="loss<=0.5"))
-    found = by_name(out)["live"]
-    shown = {name: found[name] for name in ("state", "backend", "mode", "workers", "batch_size", "global_batch_size", "target", "steps")}
+    entry = by_name(out)["live"]
+    shown = {name: entry[name] for name in ("state", "backend", "mode", "workers", "batch_size", "global_batch_size", "target", "steps")}
     assert shown == {
         "state": "running",
         "backend": "torch",
@@ -145,8 +145,8 @@ def test_runs_without_a_summary_say_what_their_job_says(out):
     assert by_name(out)["live"]["state"] == "failed"
 
 
-def test_a_run_whose_process_goes_without_a_word_has_died(out):
-    """Its files are as they were: only the process tells."""
+def test_run_with_vanished_process_is_dead(out):
+    """Its files are unchanged: only the process shows it."""
     with subprocess.Popen([sys.executable, "-c", BE_A_RUN, str(out), str(Path(__file__).parent)], stdout=subprocess.PIPE) as run:
         run.stdout.readline()
         assert by_name(out)["live"]["state"] == "running"
@@ -156,7 +156,7 @@ def test_a_run_whose_process_goes_without_a_word_has_died(out):
 
 
 @pytest.mark.parametrize(
-    ("document", "text", "said"),
+    ("document", "text", "message"),
     [
         ("status.json", '{"state": "succ', "status.json: not a whole JSON document"),
         ("status.json", "[]", "status.json: holds list, not a JSON object"),
@@ -169,29 +169,29 @@ def test_a_run_whose_process_goes_without_a_word_has_died(out):
         ("summary.json", '{"schema": 1}', "summary.json: state: field required"),
     ],
 )
-def test_a_damaged_run_is_listed_as_damaged_beside_the_others(out, document, text, said):
+def test_damaged_run_is_listed_as_damaged(out, document, text, message):
     made = many_runs(out, 3)
     list_runs(out)
-    found = {**made.pop("run-00001"), document: text}
+    run_documents = {**made.pop("run-00001"), document: text}
     shutil.rmtree(out / "run-00001")
-    write_run(out / "run-00001", found)
+    write_run(out / "run-00001", run_documents)
     for _ in range(2):
         listed = by_name(out)
         damaged = listed.pop("run-00001")
         assert listed == expected(out, made)
         assert (damaged["state"], damaged["run"], damaged["backend"]) == (DAMAGED, "run-00001", None)
-        assert said in damaged["problem"]
+        assert message in damaged["problem"]
         assert tuple(damaged) == FIGURES
 
 
-def test_a_figure_that_is_no_number_comes_through(out):
-    found = documents(sync_run(out))
-    found["summary.json"]["final_train_loss"] = "NaN"
-    write_run(out / "diverged", found)
+def test_non_finite_figure_is_listed(out):
+    run_documents = documents(sync_run(out))
+    run_documents["summary.json"]["final_train_loss"] = "NaN"
+    write_run(out / "diverged", run_documents)
     assert by_name(out)["diverged"]["final_train_loss"] == "NaN"
 
 
-# What may lie beside the runs ----------------------------------------------------------------------------------------
+# Foreign files with the runs ----------------------------------------------------------------------------------------
 
 
 def _an_endless_view(path):
@@ -211,18 +211,18 @@ LEFT_OVER = {
 
 
 @pytest.mark.parametrize("what", LEFT_OVER)
-def test_an_index_of_an_older_release_is_neither_read_nor_changed(out, start, what):
-    """Older releases kept one beside the runs, which anybody may have put there."""
+def test_index_of_an_older_release_is_ignored(out, start, what):
+    """Older releases stored an index with the runs, which may come from anybody."""
     made = many_runs(out, 3)
     LEFT_OVER[what](out / ".index.sqlite")
     before = os.lstat(out / ".index.sqlite")
     answer, _ = start(out).communicate(timeout=60)
-    assert {found["path"] for found in json.loads(answer)} == {str(out / name) for name in made}
+    assert {entry["path"] for entry in json.loads(answer)} == {str(out / name) for name in made}
     after = os.lstat(out / ".index.sqlite")
     assert (after.st_ino, after.st_mode, after.st_mtime_ns) == (before.st_ino, before.st_mode, before.st_mtime_ns)
 
 
-def test_a_listing_writes_nothing_and_may_not_need_to(out, tmp_path, monkeypatch, capfd):
+def test_listing_writes_nothing(out, tmp_path, monkeypatch, capfd):
     made = many_runs(out, 10)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     before = {path: path.stat().st_mtime_ns for path in (out, *out.rglob("*"))}
@@ -236,8 +236,8 @@ def test_a_listing_writes_nothing_and_may_not_need_to(out, tmp_path, monkeypatch
     assert capfd.readouterr().err == ""
 
 
-def test_a_listing_opens_two_small_files_of_a_finished_run(out, monkeypatch):
-    """What makes thousands of runs quick to list: docs/runs.md has the times."""
+def test_listing_opens_two_small_files_of_a_run(out, monkeypatch):
+    """Listing thousands of runs stays quick: docs/runs.md has the times."""
     many_runs(out, 20)
     opened = []
     open_file = os.open
@@ -246,11 +246,11 @@ def test_a_listing_opens_two_small_files_of_a_finished_run(out, monkeypatch):
     assert sorted(Path(path).name for path in opened) == ["status.json"] * 20 + ["summary.json"] * 20
 
 
-# Others at the same time ---------------------------------------------------------------------------------------------
+# Concurrent processes ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.thorough
-def test_commands_at_the_same_time_agree(out, start):
+def test_concurrent_commands_agree(out, start):
     made = many_runs(out, 300)
     processes = [start(out) for _ in range(3)]
     outputs = [json.loads(process.communicate(timeout=100)[0]) for process in processes]
@@ -258,7 +258,7 @@ def test_commands_at_the_same_time_agree(out, start):
     assert outputs == [list(expected(out, dict(sorted(made.items()))).values())] * 3
 
 
-def test_a_run_that_is_there_now_and_then_is_listed_or_not(out):
+def test_intermittent_run_is_listed_or_not(out):
     made = {Path(name).name for name in many_runs(out, 3)}
     away = out.with_name("away")
     sync_run(out, name="brief")
@@ -273,7 +273,7 @@ def test_a_run_that_is_there_now_and_then_is_listed_or_not(out):
     mover.start()
     try:
         for _ in range(200):
-            assert {found["run"] for found in list_runs(out)} - {"brief"} == made
+            assert {entry["run"] for entry in list_runs(out)} - {"brief"} == made
             readable, left_out = find_readable_runs([str(out)], out)
             assert {run.path.name for run in (*readable, *left_out)} - {"brief"} == made
     finally:
@@ -281,7 +281,7 @@ def test_a_run_that_is_there_now_and_then_is_listed_or_not(out):
         mover.join()
 
 
-def test_a_run_directory_that_comes_and_goes_disturbs_nobody(out, start):
+def test_intermittent_run_directory_disturbs_no_listing(out, start):
     made = many_runs(out, 20)
     listing = [start(out) for _ in range(2)]
     for number in range(50):
@@ -289,6 +289,6 @@ def test_a_run_directory_that_comes_and_goes_disturbs_nobody(out, start):
         shutil.rmtree(out / f"brief-{number}")
     for process in listing:
         listed = json.loads(process.communicate(timeout=100)[0])
-        assert {found["run"] for found in listed if not found["run"].startswith("brief")} == {Path(name).name for name in made}
+        assert {entry["run"] for entry in listed if not entry["run"].startswith("brief")} == {Path(name).name for name in made}
     assert by_name(out) == expected(out, made)
     assert RunReader(out / "run-00001").state() == "succeeded"

@@ -1,4 +1,4 @@
-"""A run directory that was written before runs said what they are judged by: every reader takes it as one with an accuracy."""
+"""Runs recorded before metrics were named: every reader takes them as runs with an accuracy."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ def run(tmp_path):
     return Path(shutil.copytree(WRITTEN_BEFORE, tmp_path / "runs/before-metrics"))
 
 
-def test_its_evaluations_have_an_accuracy(run):
+def test_old_evaluations_have_an_accuracy(run):
     lines = [json.loads(line) for line in (run / "evals.jsonl").read_text().splitlines()]
     assert all("accuracy" in line and "metrics" not in line for line in lines)
     reader = RunReader(run)
@@ -29,13 +29,13 @@ def test_its_evaluations_have_an_accuracy(run):
     assert [record.figure("loss") for record in reader.evals()] == [line["loss"] for line in lines]
 
 
-def test_its_checkpoint_has_the_figures_that_it_was_kept_by(run):
+def test_old_checkpoint_has_its_figures(run):
     (path,) = list_checkpoints(run)
     assert peek_meta(path).metrics == {name: RunReader(run).summary()["eval"][name] for name in ("loss", "accuracy")}
 
 
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("command", "output"),
     [
         (["runs", "show"], "test accuracy               0.8"),
         (["compare"], "accuracy"),
@@ -46,15 +46,15 @@ def test_its_checkpoint_has_the_figures_that_it_was_kept_by(run):
     ],
     ids=lambda part: " ".join(part) if isinstance(part, list) else "",
 )
-def test_commands_read_it(run, command, told):
+def test_commands_read_old_runs(run, command, output):
     done = trainer(*command, str(run))
-    assert (done.returncode, told in done.stdout) == (0, True), done.stdout + done.stderr
+    assert (done.returncode, output in done.stdout) == (0, True), done.stdout + done.stderr
 
 
 @pytest.mark.thorough
-def test_lists_and_tables_have_it(run, tmp_path):
-    found = json.loads(trainer("runs", "list", "--out", str(run.parent), "--where", "accuracy>=0.8", "--json").stdout)["runs"]
-    assert [row["run"] for row in found] == ["before-metrics"]
+def test_lists_and_tables_have_old_runs(run, tmp_path):
+    listed = json.loads(trainer("runs", "list", "--out", str(run.parent), "--where", "accuracy>=0.8", "--json").stdout)["runs"]
+    assert [row["run"] for row in listed] == ["before-metrics"]
     done = trainer("runs", "export", str(run), "--what", "evals", "--output", str(tmp_path / "evals.csv"))
     assert done.returncode == 0, done.stderr
     assert {"loss", "accuracy"} <= set((tmp_path / "evals.csv").read_text().splitlines()[0].split(","))

@@ -1,4 +1,4 @@
-"""A line that stands for several samples says of means, maxima and totals what these say, and lines stay within their budget."""
+"""Merged samples keep means, maxima and totals, and lines stay within their budget."""
 
 import json
 import math
@@ -53,14 +53,14 @@ FIGURES = st.fixed_dictionaries(
 
 
 def thinner_of(samples_per_line):
-    """A thinner that is at that level already, for samples of less than its first ten seconds."""
+    """Return a thinner at that level, for samples of less than its first ten seconds."""
     thinner = SampleThinner()
     thinner.samples_per_line = samples_per_line
     return thinner
 
 
 def close(ours, truth, name):
-    """Whether two figures of that name, or all within two tables of it, are alike; a line's mean of bytes is rounded to whole ones."""
+    """Whether two figures, or all figures of two tables, agree; means of bytes are rounded."""
     if isinstance(truth, dict):
         named = {key: name if key in ("mean", "max") else key for key in truth}
         return ours.keys() == truth.keys() and all(close(ours[key], truth[key], named[key]) for key in truth)
@@ -72,23 +72,23 @@ def close(ours, truth, name):
 
 
 @settings(max_examples=80)
-@example(figures=[{"cpu": 0.0, "rss": 0, "pss": pss, "sent": None, "gpu": None} for pss in (0, 1)], each=2, nodes=1)
+@example(figures=[{"cpu": 0.0, "rss": 0, "pss": pss, "sent": None, "gpu": None} for pss in (0, 1)], per_line=2, nodes=1)
 @example(
     figures=[{"cpu": None, "rss": rss, "pss": None, "sent": None, "gpu": None} for rss in (*[None] * 6, 1, 184, None, None, None, 0)],
-    each=12,
+    per_line=12,
     nodes=1,
 )
 @given(
     figures=st.lists(FIGURES, min_size=2, max_size=40),
-    each=st.integers(1, 16),
+    per_line=st.integers(1, 16),
     nodes=st.integers(1, 3),
 )
-def test_the_summary_of_thinned_samples_is_that_of_all(figures, each, nodes):
-    """Also where counters fall, and where some have no value; each line is read back as it was written."""
-    thinner = thinner_of(each)
+def test_summary_of_thinned_samples_is_that_of_all(figures, per_line, nodes):
+    """Also where counters fall and values are missing; each line is read back as written."""
+    thinner = thinner_of(per_line)
     samples = [sample(number % nodes, 0.2 * (number + 1), 0.2, **figure) for number, figure in enumerate(figures)]
-    samples = [replace(each, gpus=each.gpus or ({"name": "G"},)) for each in samples]
-    lines = [line for each in samples for line in thinner.add(each)] + thinner.flush()
+    samples = [replace(per_line, gpus=per_line.gpus or ({"name": "G"},)) for per_line in samples]
+    lines = [line for per_line in samples for line in thinner.add(per_line)] + thinner.flush()
     lines = [decode(SystemRecord, json.loads(encode(line))) for line in lines]
     counted = Lines()
     thinned = per_node(counted.counted(lines), nodes, CLOCK)
@@ -105,24 +105,26 @@ def test_the_summary_of_thinned_samples_is_that_of_all(figures, each, nodes):
 
 
 @given(
-    rises=st.lists(st.integers(0, 1000), min_size=2, max_size=60), each=st.integers(1, 16), falls=st.sets(st.integers(1, 59), max_size=3)
+    rises=st.lists(st.integers(0, 1000), min_size=2, max_size=60),
+    per_line=st.integers(1, 16),
+    falls=st.sets(st.integers(1, 59), max_size=3),
 )
-def test_no_rise_of_a_counter_is_lost_whatever_line_it_is_in(rises, each, falls):
+def test_counter_rises_are_kept_in_any_line(rises, per_line, falls):
     value, values = 0, []
     for number, rise in enumerate(rises):
         value = rise if number in falls else value + rise
         values.append(value)
-    thinner = thinner_of(each)
+    thinner = thinner_of(per_line)
     samples = [sample(0, 0.1 * (number + 1), 0.1, sent=value) for number, value in enumerate(values)]
-    lines = [line for one in samples for line in thinner.add(one)] + thinner.flush()
+    lines = [line for item in samples for line in thinner.add(item)] + thinner.flush()
     ours, truth = (per_node(records, 1, CLOCK)[0]["network_sent_bytes"] for records in (lines, samples))
     lost_before_the_first_line = values[lines[0].samples - 1] - values[0]
-    assert (ours or 0) == (truth or 0) - lost_before_the_first_line  # where the clock starts the driver has each node's line end
+    assert (ours or 0) == (truth or 0) - lost_before_the_first_line  # the driver ends each node's line when the clock starts
 
 
 @settings(max_examples=40)
 @given(figures=st.lists(FIGURES, min_size=1, max_size=20), cut=st.integers(1, 19))
-def test_merging_what_is_merged_is_merging_it_all(figures, cut):
+def test_merging_is_associative(figures, cut):
     samples = [sample(0, 2.0 * (number + 1), **{**figure, "sent": number}) for number, figure in enumerate(figures)]
     at_once = merge_samples(samples)
     in_two = merge_samples([merge_samples(part) for part in (samples[:cut], samples[cut:]) if part])
@@ -134,13 +136,13 @@ def test_merging_what_is_merged_is_merging_it_all(figures, cut):
     assert at_once.tasks == samples[-1].tasks
 
 
-def test_a_slope_over_several_samples_is_weighted_by_their_time():
+def test_merged_rate_is_weighted_by_time():
     merged = merge_samples([sample(0, 1.0, 1.0, cpu=4.0), sample(0, 4.0, 3.0, cpu=0.0)])
     assert (merged.cpu_cores_used, merged.interval_seconds, merged.merged["cpu_cores_used"]) == (1.0, 4.0, (2, 4.0))
 
 
 def flow(thinner, nodes, interval_seconds, seconds, line_bytes=1200):
-    """Let nodes send samples, each in its turn; return the bytes that were written by then, and the numbers of samples a line."""
+    """Let nodes send samples in turn; return the bytes written, and the samples per line."""
     written, levels = 0, [thinner.samples_per_line]
     for number in range(int(nodes * seconds / interval_seconds)):
         for _ in thinner.add(sample(number % nodes, number * interval_seconds / nodes)):
@@ -153,12 +155,12 @@ def flow(thinner, nodes, interval_seconds, seconds, line_bytes=1200):
 
 @pytest.mark.quick_cases("200-20.0", "20-0.2")
 @pytest.mark.parametrize(("nodes", "interval_seconds"), [(100, 0.2), (20, 0.2), (200, 20.0)])
-def test_however_many_come_in_the_lines_stay_within_the_budget(nodes, interval_seconds):
-    """The same demand as of 1,000 nodes that sample every 2 s, and less, over a sixth of an hour and with a sixth of its burst."""
+def test_lines_stay_within_the_budget(nodes, interval_seconds):
+    """As 1,000 nodes that sample every 2 s, and less, at a sixth of the time and of the burst."""
     burst, rate, seconds = 2e6, 8000.0, 100.0
     demand = 1200 * nodes / interval_seconds
     written, levels = flow(SampleThinner(burst, rate), nodes, interval_seconds, seconds)
-    assert written <= burst + rate * seconds + 1200 * nodes + 10 * demand  # what may come before it is first looked
+    assert written <= burst + rate * seconds + 1200 * nodes + 10 * demand  # may come before the first check
     if demand * seconds < burst:
         assert levels == [1]
     else:
@@ -171,7 +173,7 @@ def test_few_nodes_keep_every_sample_for_hours():
     assert flow(SampleThinner(), 3, 0.5, 2000.0, 1100) == (3 * 4000 * 1100, [1])
 
 
-def test_each_node_has_its_turn_and_waits_no_longer_than_the_others():
+def test_nodes_take_turns_with_equal_delays():
     thinner = thinner_of(8)
     seen = {}
     for number in range(50 * 64):
@@ -181,7 +183,7 @@ def test_each_node_has_its_turn_and_waits_no_longer_than_the_others():
     assert all(count == 8 for counts in seen.values() for count in counts[1:])
 
 
-def test_where_the_clock_starts_or_ends_the_next_sample_of_each_node_ends_a_line():
+def test_clock_start_and_end_close_the_lines():
     thinner = thinner_of(64)
     for number in range(30):
         assert not [line for line in thinner.add(sample(number % 3, number / 10)) if line.samples > 1]
@@ -193,7 +195,7 @@ def test_where_the_clock_starts_or_ends_the_next_sample_of_each_node_ends_a_line
     assert [line.samples for line in thinner.flush()] == [1]
 
 
-def test_what_is_slower_again_is_thinned_less():
+def test_slower_samples_are_thinned_less():
     thinner = SampleThinner(0.0, 1000.0)
     assert flow(thinner, 100, 1.0, 60.0, 1000)[1] == [1, 128]
     for number in range(60):

@@ -1,4 +1,4 @@
-"""Every example exactly once an epoch, in one order, however the work is shared."""
+"""Every example exactly once per epoch, in one order, however the work is divided."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from crosstrain.data.batching import FixedCount
 from crosstrain.data.sampler import Sampler, permutation, stable_order
 
-# The same examples in every run, and no limit on the time of one: other processes share the machine.
+# Deterministic examples, and no deadline, as other processes share the machine.
 CALM = settings(deadline=None, derandomize=True, database=None)
 
 SIZES = st.integers(1, 300)
@@ -49,7 +49,7 @@ def test_equal_keys_keep_their_order(size, seed, largest):
 
 @CALM
 @given(SIZES, SEEDS, EPOCHS, BATCHES, WORKERS, MODES, st.data())
-def test_an_epoch_has_every_example_once_wherever_plans_are_cut(size, seed, epoch, batch, workers, mode, data):
+def test_epoch_has_every_example_once_for_any_plans(size, seed, epoch, batch, workers, mode, data):
     sampler = Sampler(size, seed, FixedCount(batch, workers, mode), workers)
     whole = sampler.whole(epoch, 0, sampler.steps_per_epoch)
     assert sorted(whole.indices) == list(range(size))
@@ -64,7 +64,7 @@ def test_an_epoch_has_every_example_once_wherever_plans_are_cut(size, seed, epoc
 
 @CALM
 @given(SIZES, SEEDS, EPOCHS, BATCHES, WORKERS, st.data())
-def test_the_slices_of_all_ranks_are_the_batch_of_one_worker(size, seed, epoch, batch, workers, data):
+def test_slices_of_all_ranks_are_the_global_batch(size, seed, epoch, batch, workers, data):
     alone, shared = (Sampler(size, seed, FixedCount(batch, count, "sync"), count) for count in (1, workers))
     assert alone.steps_per_epoch == shared.steps_per_epoch == -(-size // batch)
     for first, count in cut(alone.steps_per_epoch, data):
@@ -79,7 +79,7 @@ def test_the_slices_of_all_ranks_are_the_batch_of_one_worker(size, seed, epoch, 
 
 @CALM
 @given(SIZES, SEEDS, EPOCHS, BATCHES, WORKERS)
-def test_async_tickets_are_the_worker_slices_of_the_sync_batches(size, seed, epoch, batch, workers):
+def test_async_tickets_are_worker_slices_of_sync_batches(size, seed, epoch, batch, workers):
     sync, tickets = Sampler(size, seed, FixedCount(batch, 1, "sync"), 1), Sampler(size, seed, FixedCount(batch, workers, "async"), workers)
     whole = tickets.whole(epoch, 0, tickets.steps_per_epoch)
     lengths = [len(whole.batch(step)) for step in range(len(whole))]
@@ -94,7 +94,7 @@ def test_async_tickets_are_the_worker_slices_of_the_sync_batches(size, seed, epo
 
 @CALM
 @given(SIZES, BATCHES, WORKERS, MODES)
-def test_the_cursor_counts_the_examples_of_the_steps_before(size, batch, workers, mode):
+def test_cursor_counts_the_examples_of_earlier_steps(size, batch, workers, mode):
     sampler = Sampler(size, 7, FixedCount(batch, workers, mode), workers)
     sizes = sampler.whole(0, 0, sampler.steps_per_epoch).examples
     assert [sampler.examples_before(step) for step in range(sampler.steps_per_epoch + 1)] == [0, *np.cumsum(sizes)]
@@ -102,16 +102,16 @@ def test_the_cursor_counts_the_examples_of_the_steps_before(size, batch, workers
 
 @CALM
 @given(st.integers(2, 300), st.integers(0, 2**31), EPOCHS)
-def test_seed_and_epoch_alone_decide_the_order(size, seed, epoch):
-    first, other = (Sampler(size, seed, FixedCount(8, 1, "sync"), 1) for _ in range(2))
-    other.order(epoch + 1)  # what was asked before does not matter
-    assert np.array_equal(first.order(epoch), other.order(epoch))
+def test_order_depends_on_seed_and_epoch_only(size, seed, epoch):
+    first, second = (Sampler(size, seed, FixedCount(8, 1, "sync"), 1) for _ in range(2))
+    second.order(epoch + 1)  # earlier calls have no effect
+    assert np.array_equal(first.order(epoch), second.order(epoch))
     if size >= 50:  # 1 in 50! for two equal orders
         assert not np.array_equal(first.order(epoch), first.order(epoch + 1))
         assert not np.array_equal(first.order(epoch), permutation(seed + 1, epoch, size))
 
 
-def test_the_order_is_the_same_in_every_process_and_release():
+def test_order_is_stable_across_processes_and_releases():
     elsewhere = subprocess.run([sys.executable, "-c", DIGEST_SCRIPT], capture_output=True, text=True, check=True).stdout.strip()
     here = hashlib.sha256(permutation(3, 5, 60_000).astype("<i4").tobytes()).hexdigest()
     assert here == elsewhere == GOLDEN
@@ -132,7 +132,7 @@ def test_slices_may_be_empty():
 
 
 @given(st.integers(1, 40), st.integers(1, 30), st.integers(1, 4), st.integers(1, 9))
-def test_micro_batches_are_the_slices_of_a_rank_cut_evenly(size, batch, workers, most):
+def test_micro_batches_divide_a_slice_evenly(size, batch, workers, most):
     sampler = Sampler(size, 3, FixedCount(batch, workers, "sync"), workers, weights=np.arange(1, size + 1))
     for rank in range(workers):
         whole = sampler.for_rank(0, 0, sampler.steps_per_epoch, rank)
@@ -149,7 +149,7 @@ def test_micro_batches_are_the_slices_of_a_rank_cut_evenly(size, batch, workers,
             first += count
 
 
-def test_orders_are_evenly_spread():
+def test_orders_are_uniformly_distributed():
     # Each of the 24 orders of four examples is expected 100 times in 2,400 epochs; chi-squared with 23 degrees of freedom
     # passes 60 once in 30,000 seeds, and this seed is fixed.
     orders = [tuple(permutation(1, epoch, 4)) for epoch in range(2400)]

@@ -1,4 +1,4 @@
-"""Speed-up and efficiency on figures worked out by hand, and rows by the values of a setting."""
+"""Speed-up and efficiency on figures worked out by hand, and rows by values of a setting."""
 
 from __future__ import annotations
 
@@ -15,101 +15,105 @@ from crosstrain.report.compare.comparison import compare_runs
 from crosstrain.report.compare.comparison_tables import below, default_tables
 
 
-def on(nodes, speed, name="", **job):
+def run_on(nodes, speed, name="", **job):
     return made(name or f"n{nodes}", nodes=nodes, summary={"examples_per_second": speed}, **job)
 
 
-STRONG = [on(1, 1000.0, global_batch_size=60), on(2, 1500.0, global_batch_size=60), on(4, 2400.0, global_batch_size=60)]
-WEAK = [on(1, 1000.0, "w1", batch_size=60), on(2, 1900.0, "w2", batch_size=60), on(3, 2700.0, "w3", batch_size=60)]
+STRONG = [run_on(1, 1000.0, global_batch_size=60), run_on(2, 1500.0, global_batch_size=60), run_on(4, 2400.0, global_batch_size=60)]
+WEAK = [run_on(1, 1000.0, "w1", batch_size=60), run_on(2, 1900.0, "w2", batch_size=60), run_on(3, 2700.0, "w3", batch_size=60)]
 
 
 def series(comparison):
-    """Each series as its kind, its batch, and (nodes, speed-up, efficiency) of each point."""
-    return [(one.kind, one.batch, [(point.nodes, point.speedup, point.efficiency) for point in one.points]) for one in comparison.scaling]
+    """Return each series as kind, batch, and (nodes, speed-up, efficiency) of each point."""
+    return [
+        (scaling_series.kind, scaling_series.batch, [(point.nodes, point.speedup, point.efficiency) for point in scaling_series.points])
+        for scaling_series in comparison.scaling
+    ]
 
 
-def test_a_fixed_global_batch_is_strong_scaling():
-    found = compare_runs(list(reversed(STRONG)), by=["nodes"])
-    assert series(found) == [("strong", 60, [(1, 1.0, 1.0), (2, 1.5, 0.75), (4, 2.4, 0.6)])]
-    assert [entry.label for entry in found.entries] == ["1 node", "2 nodes", "4 nodes"]
-    assert found.fits_neither == ()
+def test_fixed_global_batch_is_strong_scaling():
+    comparison = compare_runs(list(reversed(STRONG)), by=["nodes"])
+    assert series(comparison) == [("strong", 60, [(1, 1.0, 1.0), (2, 1.5, 0.75), (4, 2.4, 0.6)])]
+    assert [entry.label for entry in comparison.entries] == ["1 node", "2 nodes", "4 nodes"]
+    assert comparison.fits_neither == ()
 
 
-def test_a_run_that_had_other_nodes_for_a_part_of_its_time_has_no_efficiency():
+def test_resized_run_has_no_efficiency():
     parts = [{"run_seconds": 0.0}, {"run_seconds": 2.0, "changed": {"nodes": [2, 1]}}]
-    resized = on(2, 1500.0, global_batch_size=60, described={"segments": parts})
-    found = compare_runs([STRONG[0], resized, STRONG[2]], by=["nodes"])
-    assert series(found) == [("strong", 60, [(1, 1.0, 1.0), (2, 1.5, None), (4, 2.4, 0.6)])]
+    resized = run_on(2, 1500.0, global_batch_size=60, described={"segments": parts})
+    comparison = compare_runs([STRONG[0], resized, STRONG[2]], by=["nodes"])
+    assert series(comparison) == [("strong", 60, [(1, 1.0, 1.0), (2, 1.5, None), (4, 2.4, 0.6)])]
 
 
-def test_more_than_the_ideal_is_marked():
-    """By more than the usual scatter of single runs, or beyond the interval of repeats."""
-    found = compare_runs([on(1, 1000.0, global_batch_size=60), on(2, 2300.0, global_batch_size=60)], by=["nodes"])
-    assert [point.too_fast for point in found.scaling[0].points] == [False, True]
-    assert default_tables(found)[-1].rows[-1][-1] == "115%‡"
-    assert any(line.startswith("‡ significantly above 100 %") for line in below(found))
-    found = compare_runs([on(1, 1000.0, global_batch_size=60), on(2, 2050.0, global_batch_size=60)], by=["nodes"])
-    assert not any(point.too_fast for point in found.scaling[0].points)
+def test_superlinear_scaling_is_marked():
+    """By more than the usual noise of single runs, or beyond the interval of repeats."""
+    comparison = compare_runs([run_on(1, 1000.0, global_batch_size=60), run_on(2, 2300.0, global_batch_size=60)], by=["nodes"])
+    assert [point.too_fast for point in comparison.scaling[0].points] == [False, True]
+    assert default_tables(comparison)[-1].rows[-1][-1] == "115%‡"
+    assert any(line.startswith("‡ significantly above 100 %") for line in below(comparison))
+    comparison = compare_runs([run_on(1, 1000.0, global_batch_size=60), run_on(2, 2050.0, global_batch_size=60)], by=["nodes"])
+    assert not any(point.too_fast for point in comparison.scaling[0].points)
     repeats = [
-        on(nodes, nodes * speed, f"n{nodes}-{seed}", global_batch_size=60, seed=seed)
+        run_on(nodes, nodes * speed, f"n{nodes}-{seed}", global_batch_size=60, seed=seed)
         for nodes, speeds in ((1, (900.0, 1000.0, 1100.0)), (2, (1000.0, 1150.0, 1200.0)))
         for seed, speed in enumerate(speeds)
     ]
-    found = compare_runs(repeats, by=["nodes"])
-    assert found.scaling[0].points[1].efficiency > 1.1
-    assert not found.scaling[0].points[1].too_fast  # within the scatter of the repeats
+    comparison = compare_runs(repeats, by=["nodes"])
+    assert comparison.scaling[0].points[1].efficiency > 1.1
+    assert not comparison.scaling[0].points[1].too_fast  # within the noise of the repeats
 
 
-def test_a_fixed_batch_per_worker_is_weak_scaling():
-    found = compare_runs(WEAK, by=["nodes"])
-    assert series(found) == [("weak", 60, [(1, 1.0, 1.0), (2, 1.9, 0.95), (3, 2.7, pytest.approx(0.9))])]
+def test_fixed_batch_per_worker_is_weak_scaling():
+    comparison = compare_runs(WEAK, by=["nodes"])
+    assert series(comparison) == [("weak", 60, [(1, 1.0, 1.0), (2, 1.9, 0.95), (3, 2.7, pytest.approx(0.9))])]
 
 
-def test_the_smallest_run_is_the_base_of_both_and_what_fits_neither_is_named():
-    stray = on(5, 100.0, "stray", batch_size=7)
-    found = compare_runs([*STRONG, *WEAK[1:], stray], by=["nodes"])
-    assert [(kind, batch, [nodes for nodes, *_ in points]) for kind, batch, points in series(found)] == [
+def test_smallest_run_is_the_base_and_misfits_are_named():
+    stray = run_on(5, 100.0, "stray", batch_size=7)
+    comparison = compare_runs([*STRONG, *WEAK[1:], stray], by=["nodes"])
+    assert [(kind, batch, [nodes for nodes, *_ in points]) for kind, batch, points in series(comparison)] == [
         ("strong", 60, [1, 2, 4]),
         ("weak", 60, [1, 2, 3]),
     ]
-    assert [found.entries[index].runs[0].name for index in found.fits_neither] == ["stray"]
+    assert [comparison.entries[index].runs[0].name for index in comparison.fits_neither] == ["stray"]
 
 
-def test_without_a_run_on_one_node_the_smallest_is_the_base():
+def test_missing_single_node_run_uses_the_smallest():
     assert series(compare_runs(STRONG[1:], by=["nodes"])) == [("strong", 60, [(2, 1.0, 1.0), (4, 1.6, pytest.approx(0.8))])]
 
 
-def test_modes_and_backends_are_series_of_their_own():
-    other = [on(nodes, speed, f"a{nodes}", mode="async", global_batch_size=60) for nodes, speed in ((1, 500.0), (2, 1000.0))]
-    found = compare_runs([*STRONG[:2], *other], by=["nodes"])
-    assert series(found) == [("strong", 60, [(1, 1.0, 1.0), (2, 2.0, 1.0)]), ("strong", 60, [(1, 1.0, 1.0), (2, 1.5, 0.75)])]
-    assert [entry.label for entry in found.entries] == ["async, 1 node", "async, 2 nodes", "sync, 1 node", "sync, 2 nodes"]
+def test_modes_and_backends_are_separate_series():
+    async_runs = [run_on(nodes, speed, f"a{nodes}", mode="async", global_batch_size=60) for nodes, speed in ((1, 500.0), (2, 1000.0))]
+    comparison = compare_runs([*STRONG[:2], *async_runs], by=["nodes"])
+    assert series(comparison) == [("strong", 60, [(1, 1.0, 1.0), (2, 2.0, 1.0)]), ("strong", 60, [(1, 1.0, 1.0), (2, 1.5, 0.75)])]
+    assert [entry.label for entry in comparison.entries] == ["async, 1 node", "async, 2 nodes", "sync, 1 node", "sync, 2 nodes"]
 
 
-def test_a_speed_that_is_not_known_gives_no_speedup():
-    found = compare_runs([STRONG[0], on(2, None, global_batch_size=60)], by=["nodes"])
-    assert series(found) == [("strong", 60, [(1, 1.0, 1.0), (2, None, None)])]
+def test_unknown_speed_has_no_speedup():
+    comparison = compare_runs([STRONG[0], run_on(2, None, global_batch_size=60)], by=["nodes"])
+    assert series(comparison) == [("strong", 60, [(1, 1.0, 1.0), (2, None, None)])]
 
 
-def test_nodes_that_fight_for_cores_are_marked():
+def test_nodes_that_share_cores_are_marked():
     sharing = made("n2", nodes=2, global_batch_size=60, summary={"examples_per_second": 1500.0, "nodes_sharing_cores": 2})
-    found = compare_runs([STRONG[0], sharing], by=["nodes"])
-    assert SPEED in found.marks[1]
-    (block,) = (block for block in default_tables(found) if block.title == "Scaling")
+    comparison = compare_runs([STRONG[0], sharing], by=["nodes"])
+    assert SPEED in comparison.marks[1]
+    (block,) = (block for block in default_tables(comparison) if block.title == "Scaling")
     assert block.rows == (("strong, global batch 60", "1", "1.00x", "100%"), ("", "2", "1.50x†", "75%†"))
 
 
 def test_repeats_of_a_value_are_one_row():
     runs = [made(f"b{batch}s{seed}", batch_size=batch, seed=seed, summary={"examples_per_second": 100.0 * batch + seed})
             for batch in (64, 32) for seed in (0, 2)]  # fmt: skip
-    found = compare_runs(runs, by=["batch-size"])
+    comparison = compare_runs(runs, by=["batch-size"])
     assert [
-        (dict(settings), entry.figures["examples_per_second"]) for settings, entry in zip(found.settings, found.entries, strict=True)
+        (dict(settings), entry.figures["examples_per_second"])
+        for settings, entry in zip(comparison.settings, comparison.entries, strict=True)
     ] == [
         ({"batch per worker": "32", "runs": "2"}, 3201.0),
         ({"batch per worker": "64", "runs": "2"}, 6401.0),
     ]
-    assert found.entries[0].sigmas["examples_per_second"] == pytest.approx(2**0.5)
+    assert comparison.entries[0].sigmas["examples_per_second"] == pytest.approx(2**0.5)
 
 
 IN_ORDER = [
@@ -127,26 +131,26 @@ IN_ORDER = [
 
 
 @pytest.mark.parametrize(("key", "others", "values"), IN_ORDER, ids=[case[0] for case in IN_ORDER])
-def test_the_values_of_a_setting_stand_in_their_order_and_not_in_that_of_their_text(key, others, values):
+def test_setting_values_are_in_numeric_order(key, others, values):
     runs = [made(f"run{number}", **{key: value}, **others) for number, value in enumerate(values)]
-    for given in (runs, runs[::-1], sorted(runs, key=lambda run: str(run.job[key]))):
-        assert [entry.runs[0].name for entry in compare_runs(given, by=[key]).entries] == [run.name for run in runs]
+    for ordering in (runs, runs[::-1], sorted(runs, key=lambda run: str(run.job[key]))):
+        assert [entry.runs[0].name for entry in compare_runs(ordering, by=[key]).entries] == [run.name for run in runs]
 
 
-def test_releases_stand_in_the_order_of_their_numbers():
+def test_releases_are_in_numeric_order():
     runs = [made(name, node={"kernel": name}) for name in ("6.10.0", "6.9.2", "6.9.11")]
     assert [entry.runs[0].name for entry in compare_runs(runs, by=["kernel"]).entries] == ["6.9.2", "6.9.11", "6.10.0"]
 
 
-def test_each_seed_is_a_row_where_it_is_asked_for():
+def test_seeds_are_rows_if_requested():
     runs = [made(f"m{mode}{seed}", mode=mode, seed=seed) for seed in (10, 9) for mode in ("sync", "async")]
     for fold in (True, False):
-        found = compare_runs(runs[::2], by=["seed"], fold=fold)
-        assert [(dict(settings), entry.seeds) for settings, entry in zip(found.settings, found.entries, strict=True)] == [
+        comparison = compare_runs(runs[::2], by=["seed"], fold=fold)
+        assert [(dict(settings), entry.seeds) for settings, entry in zip(comparison.settings, comparison.entries, strict=True)] == [
             ({"seed": "9"}, (9,)),
             ({"seed": "10"}, (10,)),
         ]
-        assert found.comparability.faults == []
+        assert comparison.comparability.faults == []
     assert [entry.label for entry in compare_runs(runs, by=["mode", "seed"]).entries] == [
         "async, seed 9",
         "async, seed 10",
@@ -155,22 +159,22 @@ def test_each_seed_is_a_row_where_it_is_asked_for():
     ]
 
 
-def test_a_setting_that_no_figure_depends_on_has_a_row_for_each_value_too():
-    runs = [made(f"t{given}s{seed}", tensorboard=given, seed=seed) for given in (True, False) for seed in (0, 1)]
-    found = compare_runs(runs, by=["tensorboard"])
-    assert [dict(settings) for settings in found.settings] == [
+def test_setting_without_effect_has_rows_too():
+    runs = [made(f"t{tensorboard}s{seed}", tensorboard=tensorboard, seed=seed) for tensorboard in (True, False) for seed in (0, 1)]
+    comparison = compare_runs(runs, by=["tensorboard"])
+    assert [dict(settings) for settings in comparison.settings] == [
         {"TensorBoard's files": "off", "runs": "2"},
         {"TensorBoard's files": "on", "runs": "2"},
     ]
-    assert [entry.label for entry in found.entries] == ["TensorBoard's files off", "TensorBoard's files on"]
+    assert [entry.label for entry in comparison.entries] == ["TensorBoard's files off", "TensorBoard's files on"]
 
 
 SERIES = [
-    (  # two weak series, of which one run each has the same global batch
+    (  # two weak series that share a global batch
         [("2x24", 2, 24), ("4x24", 4, 24), ("2x48", 2, 48), ("4x48", 4, 48)],
         ["2x24", "4x24", "2x48", "4x48"],
     ),
-    (  # a weak series and a run beside it
+    (  # a weak series and another run
         [("2x48", 2, 48), ("3x48", 3, 48), ("4x24", 4, 24), ("4x48", 4, 48)],
         ["2x48", "3x48", "4x48", "4x24"],
     ),
@@ -186,13 +190,13 @@ SERIES = [
 
 
 @pytest.mark.parametrize(("points", "expected"), SERIES)
-def test_rows_of_one_series_stand_together_in_the_order_of_their_nodes(points, expected):
+def test_rows_of_a_series_are_grouped_by_nodes(points, expected):
     runs = [made(name, nodes=nodes, batch_size=batch) for name, nodes, batch in points]
-    for given in (runs, runs[::-1]):
-        assert [entry.runs[0].name for entry in compare_runs(given, by=["nodes"]).entries] == expected
+    for ordering in (runs, runs[::-1]):
+        assert [entry.runs[0].name for entry in compare_runs(ordering, by=["nodes"]).entries] == expected
 
 
-def test_series_of_two_modes_stand_one_after_the_other():
+def test_series_of_two_modes_follow_each_other():
     runs = [made(f"{mode}{nodes}x{batch}", mode=mode, nodes=nodes, batch_size=batch)
             for nodes in (3, 2) for batch in (48, 24) for mode in ("sync", "async")]  # fmt: skip
     assert [entry.runs[0].name for entry in compare_runs(runs, by=["nodes"]).entries] == [
@@ -200,21 +204,21 @@ def test_series_of_two_modes_stand_one_after_the_other():
     ]
 
 
-def test_runs_that_no_setting_tells_apart_keep_their_names():
+def test_runs_without_a_distinct_setting_keep_names():
     again = made("later", node={"kernel": "7"})
     assert [entry.label for entry in compare_runs([made(), again], by=["backend"]).entries] == ["torch, kernel 6.1.0", "torch, kernel 7"]
     faulty = made("cut", summary={"state": "failed"})
-    found = compare_runs([made(), faulty], by=["backend"])
-    assert [entry.label for entry in found.entries] == ["torch (one)", "torch (cut)"]
-    assert [settings["run"] for settings in found.settings] == ["one", "cut"]
+    comparison = compare_runs([made(), faulty], by=["backend"])
+    assert [entry.label for entry in comparison.entries] == ["torch (one)", "torch (cut)"]
+    assert [settings["run"] for settings in comparison.settings] == ["one", "cut"]
 
 
-def test_a_setting_that_there_is_not_names_the_near_one():
+def test_unknown_setting_suggests_the_nearest():
     with pytest.raises(UsageError, match=r"--by: got 'bacth_size'; allowed: a setting, such as backend, .*Did you mean 'batch_size'\?"):
         compare_runs([made()], by=["bacth_size"])
 
 
-def test_the_command_groups_by_nodes(tmp_path):
+def test_command_groups_by_nodes(tmp_path):
     paths = written(tmp_path, *STRONG)
     result = CliRunner().invoke(compare, [*paths, "--by", "nodes", "--json"], catch_exceptions=False)
     document = json.loads(result.output)

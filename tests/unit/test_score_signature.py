@@ -1,4 +1,4 @@
-"""A run is not resumed under another signature of its scores: its best checkpoints and its patience compare all of them."""
+"""A run is not resumed under another score signature: best checkpoints compare all scores."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from crosstrain.records.store.run_directory import RunWriter
 
 
 def recorded(job, size=700, signatures=None, objective=OBJECTIVE):
-    """What ``job.json`` has of a job."""
+    """Return ``job.json`` of a job."""
     return {**job.recorded(), "translation_signatures": signatures or described(job, objective, size)}
 
 
-def test_another_number_of_sentences_is_named_and_how_to_have_the_first():
+def test_other_number_of_sentences_is_named_with_a_remedy():
     (problem,) = score_problem(recorded(Job()), Job(eval_sentences=50), OBJECTIVE, 700)
     assert "greedy,+50|sentences:50', and so far they were by '" in problem
     assert problem.endswith("greedy,+50|sentences:500' (give --eval-sentences 500)")
@@ -41,18 +41,18 @@ def test_another_release_of_sacrebleu_is_named():
 @pytest.mark.parametrize(
     ("before", "job", "objective", "size"),
     [
-        (recorded(Job()), Job(beam=1, length_penalty=1.0), OBJECTIVE, 700),  # the end is scored once, after all
-        (recorded(Job(), 40), Job(eval_sentences=50), OBJECTIVE, 40),  # all of a small split in either case
-        (Job().recorded(), Job(eval_sentences=50), OBJECTIVE, 700),  # of a release that recorded no signatures
-        (recorded(Job()), Job(), CLASSIFICATION, 700),  # another model, which --force has let through
+        (recorded(Job()), Job(beam=1, length_penalty=1.0), OBJECTIVE, 700),  # the final score is computed only once
+        (recorded(Job(), 40), Job(eval_sentences=50), OBJECTIVE, 40),  # both use the whole small split
+        (Job().recorded(), Job(eval_sentences=50), OBJECTIVE, 700),  # an earlier release without signatures
+        (recorded(Job()), Job(), CLASSIFICATION, 700),  # another model, accepted by --force
         (recorded(Job(), objective=CLASSIFICATION), Job(), CLASSIFICATION, 700),
     ],
 )
-def test_what_can_be_compared_is_no_problem(before, job, objective, size):
+def test_comparable_signatures_are_no_problem(before, job, objective, size):
     assert score_problem(before, job, objective, size) == []
 
 
-def test_a_run_is_not_resumed_so_without_force(tmp_path, monkeypatch):
+def test_changed_signature_needs_force_to_resume(tmp_path, monkeypatch):
     monkeypatch.setenv("TRAINER_DATA_CACHE", str(tmp_path / "cache"))
     name = corpus(tmp_path / "own", "alpha")
     job = Job(backend="torch", model="transformer:tiny", data=name, steps=300, out=tmp_path, name="run", keep_best="bleu")

@@ -1,4 +1,4 @@
-"""A dataset of a translation has a vocabulary and references that fit its columns, or is refused: when it is made, and before a run."""
+"""A translation dataset's vocabulary and references fit its columns, or it is refused."""
 
 from dataclasses import dataclass, field, replace
 
@@ -13,7 +13,7 @@ from crosstrain.data.store import stored_dataset
 from crosstrain.data.store.build import build_store
 from crosstrain.models.decoding import TranslationQuality, refuse_unscorable
 
-LINES = [f"{one} {other}" for one in ("red", "green", "blue") for other in ("house", "ship", "tree")]
+LINES = [f"{colour} {noun}" for colour in ("red", "green", "blue") for noun in ("house", "ship", "tree")]
 PIECES = 40
 MODEL = train_vocabulary(LINES, PIECES, bytes_too=False)
 REFERENCES = "".join(f"{line}\n" for line in LINES).encode()
@@ -22,7 +22,7 @@ FILES = {"vocabulary.model": MODEL, "test.target.txt": REFERENCES}
 
 @dataclass
 class Source:
-    """Every line as its own translation, with whatever attachments."""
+    """Each line is its own translation, with any attachments."""
 
     files: dict = field(default_factory=lambda: FILES)
     pieces: int = PIECES
@@ -49,11 +49,11 @@ def made(root, source):
     return stored_dataset._open(root / "made", "text", None, always=True)
 
 
-def test_one_that_fits_is_scored(tmp_path):
+def test_valid_scoring_files_are_used(tmp_path):
     data = made(tmp_path, Source())
     assert data.info.text.languages == ("en", "de")
     refuse_unscorable(data, TranslationQuality("source", "target", "char"))
-    made(tmp_path, Source({**FILES, "test.target.txt": REFERENCES[:-1]}))  # the last line may lack its end
+    made(tmp_path, Source({**FILES, "test.target.txt": REFERENCES[:-1]}))  # the last line may have no end
 
 
 BROKEN = [
@@ -67,15 +67,15 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(("change", "said"), BROKEN)
-def test_one_that_does_not_fit_is_refused_when_it_is_made(tmp_path, change, said):
-    with pytest.raises(UsageError, match=rf"the source of 'text' is broken: it says its languages en, de, and it.*{said}"):
+@pytest.mark.parametrize(("change", "message"), BROKEN)
+def test_invalid_scoring_files_are_refused_in_preparation(tmp_path, change, message):
+    with pytest.raises(UsageError, match=rf"the source of 'text' is broken: it says its languages en, de, and it.*{message}"):
         made(tmp_path, replace(Source(), **change))
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("change", "said"), BROKEN)
-def test_it_is_refused_before_a_run_where_it_was_made_otherwise(tmp_path, change, said):
-    data = made(tmp_path, replace(Source(), languages=(), **change))  # without languages nobody asks when it is made
-    with pytest.raises(UsageError, match=rf"translations of 'text' cannot be scored: it.*{said}"):
+@pytest.mark.parametrize(("change", "message"), BROKEN)
+def test_invalid_scoring_files_are_refused_before_a_run(tmp_path, change, message):
+    data = made(tmp_path, replace(Source(), languages=(), **change))  # without languages it is not checked in preparation
+    with pytest.raises(UsageError, match=rf"translations of 'text' cannot be scored: it.*{message}"):
         refuse_unscorable(data, TranslationQuality("source", "target", "char"))

@@ -1,4 +1,4 @@
-"""A node's folder of temporary files goes with its agent, and where that was killed, with the next one."""
+"""A node's temporary folder is removed with its agent, or by the next one after a kill."""
 
 import os
 import re
@@ -41,7 +41,7 @@ def end(process):
     process.stdout.close()
 
 
-def test_the_folder_is_its_owners_alone_and_can_be_removed_twice(temporary):
+def test_folder_is_private_and_can_be_removed_twice(temporary):
     folder = make_scratch()
     assert folder.parent == temporary
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -50,18 +50,18 @@ def test_the_folder_is_its_owners_alone_and_can_be_removed_twice(temporary):
     assert list(temporary.iterdir()) == []
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next_one():
+def test_folder_of_a_killed_process_is_removed_by_the_next():
     process, folder = holder()
     assert sweep() == []
     assert (folder / "file").read_text() == "left"
     os.kill(process.pid, signal.SIGKILL)
     end(process)
-    own = make_scratch()
+    scratch = make_scratch()
     assert not folder.exists()
-    assert own.is_dir()
+    assert scratch.is_dir()
 
 
-def test_what_may_belong_to_somebody_else_stays(temporary):
+def test_foreign_folder_is_kept(temporary):
     process, folder = holder()
     end(process)
     namespace, pid, start, rest = re.fullmatch(r"crosstrain-(\d+)-(\d+)-(\d+)-(\w+)", folder.name).groups()

@@ -1,4 +1,4 @@
-"""What several runs of one job say together, on figures worked out by hand."""
+"""Statistics of several runs of one job, on figures worked out by hand."""
 
 import math
 
@@ -24,26 +24,26 @@ def summary(run, seconds, *, reached=True, target="accuracy>=0.9", accuracy=0.9,
     }
 
 
-def test_mean_and_sigma():
-    found = aggregate([summary("a", 1.0, accuracy=0.8), summary("b", 3.0, accuracy=0.9)])
-    assert found["dropped"] == []
-    assert found["converged"] == found["runs"] == 2
-    assert found["figures"]["time_to_target_seconds"] == {"mean": 2.0, "sigma": pytest.approx(2**0.5), "values": 2}
-    assert found["figures"]["accuracy"]["mean"] == pytest.approx(0.85)
+def test_mean_and_standard_deviation_of_runs():
+    statistics = aggregate([summary("a", 1.0, accuracy=0.8), summary("b", 3.0, accuracy=0.9)])
+    assert statistics["dropped"] == []
+    assert statistics["converged"] == statistics["runs"] == 2
+    assert statistics["figures"]["time_to_target_seconds"] == {"mean": 2.0, "sigma": pytest.approx(2**0.5), "values": 2}
+    assert statistics["figures"]["accuracy"]["mean"] == pytest.approx(0.85)
 
 
-def test_from_five_on_the_fastest_and_the_slowest_are_dropped():
-    found = aggregate([summary(name, seconds) for name, seconds in zip("abcde", (5.0, 1.0, 3.0, 4.0, 2.0), strict=True)])
-    assert found["dropped"] == ["b", "a"]
-    assert found["figures"]["time_to_target_seconds"] == {"mean": 3.0, "sigma": 1.0, "values": 3}
+def test_five_or_more_runs_drop_fastest_and_slowest():
+    statistics = aggregate([summary(name, seconds) for name, seconds in zip("abcde", (5.0, 1.0, 3.0, 4.0, 2.0), strict=True)])
+    assert statistics["dropped"] == ["b", "a"]
+    assert statistics["figures"]["time_to_target_seconds"] == {"mean": 3.0, "sigma": 1.0, "values": 3}
 
 
-def test_the_only_run_that_did_not_converge_is_the_slowest_and_counted():
+def test_single_unconverged_run_is_the_slowest():
     runs = [summary("a", 0.5, reached=False), *(summary(name, seconds) for name, seconds in zip("bcde", (1.0, 2.0, 3.0, 4.0), strict=True))]
-    found = aggregate(runs)
-    assert found["converged"] == 4
-    assert found["dropped"] == ["b", "a"]
-    assert found["figures"]["time_to_target_seconds"] == {"mean": 3.0, "sigma": 1.0, "values": 3}
+    statistics = aggregate(runs)
+    assert statistics["converged"] == 4
+    assert statistics["dropped"] == ["b", "a"]
+    assert statistics["figures"]["time_to_target_seconds"] == {"mean": 3.0, "sigma": 1.0, "values": 3}
 
 
 @pytest.mark.parametrize(
@@ -54,14 +54,14 @@ def test_the_only_run_that_did_not_converge_is_the_slowest_and_counted():
         ([], None),
     ],
 )
-def test_where_several_missed_the_target_none_is_dropped_and_the_mean_is_over_those_that_reached_it(reached, expected):
+def test_several_unconverged_runs_drop_none(reached, expected):
     missed = [summary(f"missed{number}", 0.5, reached=False, accuracy=0.8) for number in range(5 - len(reached))]
-    found = aggregate([*missed, *(summary(f"reached{number}", seconds) for number, seconds in enumerate(reached))])
-    assert found["converged"] == len(reached)
-    assert found["dropped"] == []
-    assert found["figures"]["time_to_target_seconds"] == expected
-    assert found["figures"]["accuracy"]["values"] == 5
-    assert found["figures"]["accuracy"]["mean"] == pytest.approx((0.8 * len(missed) + 0.9 * len(reached)) / 5)
+    statistics = aggregate([*missed, *(summary(f"reached{number}", seconds) for number, seconds in enumerate(reached))])
+    assert statistics["converged"] == len(reached)
+    assert statistics["dropped"] == []
+    assert statistics["figures"]["time_to_target_seconds"] == expected
+    assert statistics["figures"]["accuracy"]["values"] == 5
+    assert statistics["figures"]["accuracy"]["mean"] == pytest.approx((0.8 * len(missed) + 0.9 * len(reached)) / 5)
 
 
 @pytest.mark.parametrize(
@@ -74,20 +74,20 @@ def test_where_several_missed_the_target_none_is_dropped_and_the_mean_is_over_th
         (["Infinity", "NaN"], "NaN"),
     ],
 )
-def test_a_loss_that_is_not_finite_in_one_run_makes_the_mean_so_as_it_does_in_a_comparison(losses, mean):
-    found = aggregate([summary(str(number), 1.0, loss=loss) for number, loss in enumerate(losses)])["figures"]["loss"]
-    assert str(found["mean"]) == str(float(mean))
-    assert (found["sigma"], found["values"]) == (None, len(losses))
+def test_non_finite_loss_makes_the_mean_non_finite(losses, mean):
+    loss_statistics = aggregate([summary(str(number), 1.0, loss=loss) for number, loss in enumerate(losses)])["figures"]["loss"]
+    assert str(loss_statistics["mean"]) == str(float(mean))
+    assert (loss_statistics["sigma"], loss_statistics["values"]) == (None, len(losses))
     entry = entry_of([made(f"r{seed}", seed=seed, summary={"eval": {"accuracy": 0.9, "loss": loss}}) for seed, loss in enumerate(losses)])
     assert (entry.figures["eval_loss"], entry.sigmas.get("eval_loss")) == (mean, None)
     assert math.isfinite(entry.figures["eval_accuracy"])
 
 
-def test_without_a_target_there_is_no_time_to_it():
-    found = aggregate([summary("a", 2.0, target=None)])
-    assert found["converged"] is None
-    assert found["figures"]["time_to_target_seconds"] is None
-    assert found["figures"]["run_seconds"] == {"mean": 2.0, "sigma": None, "values": 1}
+def test_missing_target_has_no_time_to_target():
+    statistics = aggregate([summary("a", 2.0, target=None)])
+    assert statistics["converged"] is None
+    assert statistics["figures"]["time_to_target_seconds"] is None
+    assert statistics["figures"]["run_seconds"] == {"mean": 2.0, "sigma": None, "values": 1}
 
 
 @pytest.mark.parametrize(
@@ -100,10 +100,10 @@ def test_without_a_target_there_is_no_time_to_it():
         (["1", "2"], "1 ×2"),
     ],
 )
-def test_repeats_are_called_by_what_their_names_have_in_common(names, expected):
+def test_repeats_have_their_common_name(names, expected):
     assert common_name(names) == expected
 
 
 def test_equal_figures_have_no_deviation():
-    found = aggregate([summary(name, 1.0, accuracy=0.8444) for name in "abc"])
-    assert found["figures"]["accuracy"] == {"mean": 0.8444, "sigma": 0.0, "values": 3}
+    statistics = aggregate([summary(name, 1.0, accuracy=0.8444) for name in "abc"])
+    assert statistics["figures"]["accuracy"] == {"mean": 0.8444, "sigma": 0.0, "values": 3}

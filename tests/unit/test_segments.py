@@ -1,4 +1,4 @@
-"""Which segment of a resumed run a resource sample is of, and what follows where it matters: summary, TensorBoard, MLflow."""
+"""Segments of resource samples of resumed runs, as in summary, TensorBoard and MLflow."""
 
 from __future__ import annotations
 
@@ -27,42 +27,42 @@ def segments_of(samples, resumed):
 # Which segment ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_segment_is_told_by_the_order_where_samples_do_not_say_it():
-    said, unsaid = resumed_samples(said=True), resumed_samples(said=False)
-    assert {record.part_began_seconds for record in unsaid} == {None}
-    assert list(with_segments(unsaid, [RESUMED])) == said
+def test_unmarked_samples_get_segments_by_order():
+    marked, unmarked = resumed_samples(marked=True), resumed_samples(marked=False)
+    assert {record.part_began_seconds for record in unmarked} == {None}
+    assert list(with_segments(unmarked, [RESUMED])) == marked
 
 
-def test_a_segment_that_samples_say_is_taken_whatever_their_order():
-    """The time between samples is longer than the initialisation: time does not fall where the second segment begins."""
-    samples = resumed_samples(said=True, init=2.0, interval=6.0)
+def test_marked_segment_is_used_in_any_order():
+    """Samples are further apart than the initialisation takes: time does not fall there."""
+    samples = resumed_samples(marked=True, init=2.0, interval=6.0)
     times = [record.time_seconds for record in samples]
     assert times == sorted(times)
     assert list(with_segments(samples, [RESUMED])) == list(with_segments(samples, [])) == samples
 
 
-def test_a_segment_that_was_begun_twice_is_one_segment():
-    """The run was killed before it had saved again: what stays of the first try is its initialisation."""
+def test_restarted_segment_counts_once():
+    """The run was killed before saving again: the first try is initialisation only."""
     tried = [sample(0, seconds) for seconds in (7.0, 9.0)]
     samples = [sample(0, 9.5), *tried, *tried, sample(0, 11.0), *(sample(0, seconds) for seconds in (10.5, 11.5, 12.5))]
     assert segments_of(samples, [RESUMED, 12.0]) == [0.0, 10.0, 10.0, 10.0, 10.0, 10.0, 12.0, 12.0, 12.0]
 
 
-def test_older_samples_before_such_as_say_their_segment_are_told_by_their_order():
+def test_unmarked_samples_before_marked_ones_use_order():
     samples = [sample(0, 9.5), sample(0, 8.0), sample(0, 11.0), sample(0, 11.5, part_began_seconds=12.0), sample(0, 12.5)]
     assert segments_of(samples, [RESUMED, 12.0]) == [0.0, 10.0, 10.0, 12.0, 12.0]
 
 
-def test_a_run_that_was_never_resumed_has_one_segment():
+def test_run_without_resume_has_one_segment():
     assert segments_of([sample(0, 1.0), sample(1, 0.5), sample(0, 2.0)], []) == [0.0] * 3
 
 
-def test_a_sample_is_of_initialisation_up_to_where_its_segment_begins():
+def test_sample_is_initialisation_until_its_segment_begins():
     assert [sample(0, seconds).initialising for seconds in (-0.5, 0.5)] == [True, False]
     assert [sample(0, seconds, part_began_seconds=3.0).initialising for seconds in (0.5, 3.0, 3.5)] == [True, True, False]
 
 
-def test_a_rate_is_never_over_two_segments():
+def test_rate_never_spans_two_segments():
     before, after = sample(0, 9.0, part_began_seconds=0.0), sample(0, 9.5, network_sent_bytes=2000, part_began_seconds=RESUMED)
     assert rate_between(before, after, "network_sent_bytes") is None
     assert rate_between(replace(before, part_began_seconds=RESUMED), after, "network_sent_bytes") == 2000
@@ -74,9 +74,9 @@ def test_a_rate_is_never_over_two_segments():
 CLOCK_OF_20 = replace(CLOCK, run_seconds=20.0)
 
 
-@pytest.mark.parametrize("said", [True, False])
-def test_a_node_that_is_new_since_a_resume_is_measured_from_there(said):
-    known, new = per_node(resumed_samples(said), 2, CLOCK_OF_20, [RESUMED])
+@pytest.mark.parametrize("marked", [True, False])
+def test_node_new_since_a_resume_is_measured_from_there(marked):
+    known, new = per_node(resumed_samples(marked), 2, CLOCK_OF_20, [RESUMED])
     assert known["cpu_seconds"] == pytest.approx(4.0, abs=0.15)
     assert new["cpu_seconds"] == pytest.approx(2.0, abs=0.1)
     assert [node["cpu_cores_used"] for node in (known, new)] == [{"mean": pytest.approx(0.2, abs=0.01), "max": 0.2}] * 2
@@ -84,8 +84,8 @@ def test_a_node_that_is_new_since_a_resume_is_measured_from_there(said):
     assert (known["samples"], new["samples"]) == (41, 21)
 
 
-def test_a_segment_is_measured_from_its_beginning_also_with_few_samples():
-    """No sample of the second segment is earlier than the last one of the first, and its monitor has counted more than that one's."""
+def test_short_segment_is_measured_from_its_beginning():
+    """Its samples are later than the first segment's last, and its counters higher."""
     first = [sample(0, seconds, cpu_seconds=value, part_began_seconds=0.0) for seconds, value in ((-0.01, 1.0), (6.0, 2.0))]
     second = [sample(0, seconds, cpu_seconds=value, part_began_seconds=RESUMED) for seconds, value in ((9.99, 5.0), (20.0, 7.0))]
     (node,) = per_node([*first, *second], 1, CLOCK_OF_20, [RESUMED])
@@ -104,39 +104,39 @@ class Listener(RunLogger):
         self.heard.append(record)
 
 
-@pytest.mark.parametrize("said", [True, False])
-def test_what_is_told_again_says_its_segment(tmp_path, said):
+@pytest.mark.parametrize("marked", [True, False])
+def test_replayed_samples_have_their_segment(tmp_path, marked):
     listener = Listener()
-    replay(RunReader(resumed_run(tmp_path, said)), listener)
-    assert listener.heard == resumed_samples(said=True)
+    replay(RunReader(resumed_run(tmp_path, marked)), listener)
+    assert listener.heard == resumed_samples(marked=True)
 
 
-def told(samples):
-    """What MLflow is told of a node's traffic: the time of each point, in seconds, and the megabytes."""
+def mlflow_points(samples):
+    """Return MLflow's points of a node's traffic: seconds and megabytes."""
     figures = NodeFigures()
     points = [(record.time_seconds, figures.values(record)) for record in samples]
     return [(seconds, values.get("network_transmit_megabytes")) for seconds, values in points if values is not None]
 
 
-def test_mlflow_counts_traffic_over_all_segments_and_passes_over_initialisation():
-    points = told([record for record in resumed_samples(said=True) if record.node == 0])
+def test_mlflow_counts_traffic_of_all_segments():
+    points = mlflow_points([record for record in resumed_samples(marked=True) if record.node == 0])
     seconds, megabytes = zip(*points, strict=True)
     assert list(seconds) == sorted(set(seconds))
     assert list(megabytes) == sorted(megabytes)
     assert megabytes[0] == 0
     nothing_lost = [0.2 * (second - seconds[0]) for second in seconds]
-    assert list(megabytes) == pytest.approx(nothing_lost, abs=0.05)  # save what passed between the first segment's last sample and its end
+    assert list(megabytes) == pytest.approx(nothing_lost, abs=0.05)  # except for traffic after the first segment's last sample
 
 
-def test_mlflow_counts_a_new_nodes_traffic_from_its_first_sample_of_training():
-    points = told([record for record in resumed_samples(said=True) if record.node == 1])
+def test_mlflow_counts_new_nodes_from_training_only():
+    points = mlflow_points([record for record in resumed_samples(marked=True) if record.node == 1])
     assert points[0] == (pytest.approx(10.251), 0)
     assert points[-1][1] == pytest.approx(0.2 * (points[-1][0] - points[0][0]))
 
 
-def test_mlflow_leaves_out_a_fall_and_what_was_not_observed():
+def test_mlflow_skips_falls_and_missing_values():
     values = [100, None, 150, 10, 30]
-    points = told([sample(0, 1.0 + tick, network_sent_bytes=value and value * 10**6) for tick, value in enumerate(values)])
+    points = mlflow_points([sample(0, 1.0 + tick, network_sent_bytes=value and value * 10**6) for tick, value in enumerate(values)])
     assert [mb for _, mb in points] == pytest.approx([0, None, 50, 50, 70])
 
 
@@ -144,12 +144,12 @@ def test_mlflow_leaves_out_a_fall_and_what_was_not_observed():
 
 
 def travelled(record):
-    """A sample as the driver has it from a node's agent."""
+    """Return a sample as the driver receives it from an agent."""
     message = MessageParser(Sample).parse(Message.of(Sample(record)))
     return message.as_record(record.node)
 
 
-def test_the_samples_of_a_segment_say_where_it_began_also_those_held_back(tmp_path):
+def test_delayed_samples_have_their_segment_s_beginning(tmp_path):
     job = a_job(tmp_path, name="one", tensorboard=False)
     recording = Recording(job, QuietProgress())
     recording.writer.write_status("running")
@@ -157,16 +157,16 @@ def test_the_samples_of_a_segment_say_where_it_began_also_those_held_back(tmp_pa
     recording.start_clock(RESUMED)
     recording.sample(travelled(sample(0, 1.0)))
     recording.close()
-    found = list(RunReader(tmp_path / "one").system())
-    assert [record.part_began_seconds for record in found] == [RESUMED] * 2
-    assert [record.initialising for record in found] == [True, False]
+    records = list(RunReader(tmp_path / "one").system())
+    assert [record.part_began_seconds for record in records] == [RESUMED] * 2
+    assert [record.initialising for record in records] == [True, False]
 
 
-def test_what_nodes_send_once_the_run_clock_has_stopped_is_not_shown_as_training(tmp_path, monkeypatch):
-    """The calibration follows then, and exchanges as fast as it can."""
+def test_samples_after_the_clock_are_not_training(tmp_path, monkeypatch):
+    """The calibration follows, which communicates as fast as possible."""
     monkeypatch.setattr(plain, "NODES_SECONDS", 0.0)
-    job, said = a_job(tmp_path, name="one", tensorboard=False), io.StringIO()
-    recording = Recording(job, PlainProgress(said))
+    job, output = a_job(tmp_path, name="one", tensorboard=False), io.StringIO()
+    recording = Recording(job, PlainProgress(output))
     recording.writer.write_status("running")
     recording.sample(travelled(sample(0, 0.0, network_sent_bytes=10**9)))
     recording.start_clock()
@@ -177,5 +177,5 @@ def test_what_nodes_send_once_the_run_clock_has_stopped_is_not_shown_as_training
     recording.sample(travelled(sample(0, 0.0, network_sent_bytes=10**12)))
     recording.close()
     assert [record.network_sent_bytes for record in RunReader(tmp_path / "one").system()] == [*[10**9] * 3, 10**12]
-    nodes = [line for line in said.getvalue().splitlines() if line.startswith("node")]
+    nodes = [line for line in output.getvalue().splitlines() if line.startswith("node")]
     assert [line.partition("sent ")[2].split("  ")[0] for line in nodes] == ["-", "0 B/s"]

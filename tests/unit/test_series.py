@@ -1,4 +1,4 @@
-"""The curves of a run as arrays: the figures of the records, also where they are damaged or out of order; thinner, smoother, as speed."""
+"""Curves of a run as arrays: equal to the records, also damaged ones; thinned and smoothed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from crosstrain.report.runs.series import pace, pauses, running_median, smoothed
 from crosstrain.report.runs.series_arrays import read_steps, read_system
 
 
-def test_the_arrays_hold_the_records(tmp_path):
+def test_arrays_hold_the_records(tmp_path):
     path = sync_run(tmp_path)
     series = read_steps(path)
     records = list(RunReader(path).steps())
@@ -35,7 +35,7 @@ def test_the_arrays_hold_the_records(tmp_path):
     assert series.time_seconds[-2:] == pytest.approx([last.time_seconds - last.seconds / 2, last.time_seconds])
 
 
-def test_the_examples_of_a_group_that_does_not_divide_are_all_counted(tmp_path):
+def test_examples_of_an_uneven_group_are_all_counted(tmp_path):
     writer = open_run(a_job(tmp_path, name="uneven"))
     writer.step(StepRecord(0, 3, 0, 1.0, 0.3, 25, (1.0, 1.0, 1.0), (0.1,)))
     writer.step(StepRecord(3, 2, 0, 2.0, 0.3, 7, (1.0, 1.0), (0.1,)))
@@ -45,7 +45,7 @@ def test_the_examples_of_a_group_that_does_not_divide_are_all_counted(tmp_path):
     assert series.group_examples.tolist() == [25, 7]
 
 
-def test_async_groups_are_put_in_order(tmp_path):
+def test_async_groups_are_sorted(tmp_path):
     writer = open_run(a_job(tmp_path, name="late", mode="async"))
     writer.step(StepRecord(2, 2, 0, 1.0, 0.5, 20, (3.0, 4.0), (0.1,), worker=1, staleness=(0, 0)))
     writer.step(StepRecord(0, 2, 0, 1.2, 1.0, 20, (1.0, 2.0), (0.1,), worker=0, staleness=(0, 0)))
@@ -59,7 +59,7 @@ def test_async_groups_are_put_in_order(tmp_path):
     assert read_steps(async_run(tmp_path)).worker.tolist() == [0, 0, 0, 1]
 
 
-def test_losses_that_are_no_numbers_are_kept_apart(tmp_path):
+def test_non_finite_losses_are_separate(tmp_path):
     writer = open_run(a_job(tmp_path, name="blown"))
     writer.step(StepRecord(0, 4, 0, 1.0, 0.5, 40, (1.5, math.nan, math.inf, -math.inf), (0.1,)))
     writer.close()
@@ -69,7 +69,7 @@ def test_losses_that_are_no_numbers_are_kept_apart(tmp_path):
     assert loss[2:].tolist() == [math.inf, -math.inf]
 
 
-def test_a_run_without_records_has_empty_arrays(tmp_path):
+def test_run_without_records_has_empty_arrays(tmp_path):
     writer = open_run(a_job(tmp_path, name="none"))
     writer.close()
     assert len(read_steps(writer.path)) == 0
@@ -79,8 +79,8 @@ def test_a_run_without_records_has_empty_arrays(tmp_path):
 
 
 @pytest.mark.parametrize("pieces", [1 << 22, 700])
-def test_a_torn_last_line_is_skipped_and_any_other_damage_named(tmp_path, monkeypatch, pieces):
-    """As the reader of whole records does it, and also where a file is read in several pieces."""
+def test_truncated_last_line_is_skipped_and_damage_named(tmp_path, monkeypatch, pieces):
+    """As the reader of whole records does, also where a file is read in pieces."""
     monkeypatch.setattr("crosstrain.report.runs.series_arrays._PIECE_BYTES", pieces)
     path = make_run(tmp_path, "torn", steps=40)
     file = path / "steps.jsonl"
@@ -101,7 +101,7 @@ def test_a_torn_last_line_is_skipped_and_any_other_damage_named(tmp_path, monkey
             read_steps(path)
 
 
-def test_rates_are_those_of_the_records(tmp_path):
+def test_rates_equal_the_records(tmp_path):
     writer = open_run(a_job(tmp_path, name="counted"))
     sent = [100, 400, 300, None, 900, 1000]
     records = [
@@ -122,21 +122,21 @@ def test_rates_are_those_of_the_records(tmp_path):
     assert (last.node, last.gpu_utilization.tolist()) == (2, [0.375])
 
 
-def test_a_sample_that_was_held_up_makes_no_peak(tmp_path):
-    """A counter that rises by 10 a second; the third sample arrives when the fourth does."""
+def test_delayed_sample_makes_no_peak(tmp_path):
+    """The counter rises by 10 a second; the third sample arrives with the fourth."""
     writer = open_run(a_job(tmp_path, name="held-up"))
     for seconds, sent in ((0.0, 0), (0.5, 5), (1.45, 14), (1.5, 20), (2.0, 20), (2.05, 21)):
-        interval = 0.05 if seconds == 2.05 else 0.5  # the last one was taken on purpose so soon
+        interval = 0.05 if seconds == 2.05 else 0.5  # the last one is early on purpose
         writer.system(sample(0, seconds, network_sent_bytes=sent, interval_seconds=interval))
     writer.close()
     (node,) = read_system(writer.path)
     assert node.sent_bytes_per_second[1:] == pytest.approx([10, 9 / 0.95, 15, 0, 20])
 
 
-@pytest.mark.parametrize("said", [True, False])
-def test_a_run_that_was_resumed_goes_on_where_it_stood(tmp_path, said):
-    """The second part's initialisation, with 1 core and 1 MB/s, is stamped within the time that the first one trained with 0.2 of both."""
-    known, new = read_system(resumed_run(tmp_path, said))
+@pytest.mark.parametrize("marked", [True, False])
+def test_resumed_run_continues_its_curves(tmp_path, marked):
+    """The second initialisation, at 1 core and 1 MB/s, overlaps training at 0.2 of both."""
+    known, new = read_system(resumed_run(tmp_path, marked))
     for node, began in ((known, 0.0), (new, RESUMED)):
         assert (np.diff(node.time_seconds) > 0).all()
         training = node.time_seconds > began
@@ -146,8 +146,8 @@ def test_a_run_that_was_resumed_goes_on_where_it_stood(tmp_path, said):
     assert new.time_seconds[0] > RESUMED
 
 
-def test_a_node_that_was_only_initialised_is_left_out(tmp_path):
-    """It is new since the run was resumed, and the run ended before it trained on."""
+def test_node_with_only_initialisation_is_skipped(tmp_path):
+    """It joined in the resume, and the run ended before it trained."""
     writer = open_run(a_job(tmp_path, name="ended-early"))
     writer.system(sample(0, 9.0, part_began_seconds=0.0))
     for node in range(2):
@@ -156,7 +156,7 @@ def test_a_node_that_was_only_initialised_is_left_out(tmp_path):
     assert [(node.node, node.time_seconds.tolist()) for node in read_system(writer.path)] == [(0, [9.0])]
 
 
-def test_the_rate_of_a_part_does_not_begin_in_the_one_before(tmp_path):
+def test_rate_does_not_span_segments(tmp_path):
     writer = open_run(a_job(tmp_path, name="new-monitor"))
     for seconds, sent, began in ((9.0, 0, 0.0), (9.5, 100, 0.0), (9.99, 5000, RESUMED), (10.5, 5051, RESUMED), (11.0, 5101, RESUMED)):
         writer.system(sample(0, seconds, network_sent_bytes=sent, part_began_seconds=began))
@@ -167,7 +167,7 @@ def test_the_rate_of_a_part_does_not_begin_in_the_one_before(tmp_path):
 
 
 @given(st.lists(st.one_of(st.floats(-1e6, 1e6), st.just(math.nan), st.just(math.inf)), max_size=400), st.integers(4, 60))
-def test_thinning_keeps_every_peak_and_every_gap(values, points):
+def test_thinning_keeps_every_peak_and_gap(values, points):
     array = np.array(values, np.float64)
     picked = thinned(array, points)
     assert picked.tolist() == sorted(set(picked.tolist()))
@@ -181,7 +181,7 @@ def test_thinning_keeps_every_peak_and_every_gap(values, points):
         assert (picked[0], picked[-1]) == (0, len(values) - 1)
 
 
-def test_thinning_a_long_curve_keeps_a_single_spike():
+def test_thinning_a_long_curve_keeps_a_spike():
     values = np.sin(np.arange(1_000_000) / 1e5)
     values[654_321] = 50.0
     picked = thinned(values, 2000)
@@ -203,24 +203,24 @@ def test_smoothing_is_the_weighted_mean_of_the_past(values, weight):
     assert smoothed(np.array(values, np.float64), weight) == pytest.approx(expected, nan_ok=True, rel=1e-6, abs=1e-6)
 
 
-def test_smoothing_refuses_a_weight_that_forgets_nothing():
+def test_smoothing_refuses_a_weight_of_1():
     with pytest.raises(ValueError, match=r"got 1\.0; allowed: from 0 to below 1"):
         smoothed(np.ones(3), 1.0)
 
 
-def test_the_training_clock_stands_still_while_training_does():
+def test_training_clock_stops_in_pauses():
     stops = [(1.0, 2.0), (1.5, 2.5), (4.0, 4.0), (6.0, 7.0)]
     seconds = np.array([0.5, 1.0, 1.2, 2.2, 3.0, 6.5, 8.0])
     assert training_clock(seconds, stops) == pytest.approx([0.5, 1.0, 1.0, 1.0, 1.5, 4.5, 5.5])
 
 
-def test_pauses_are_evaluations_and_the_copies_of_checkpoints():
+def test_pauses_are_evaluations_and_checkpoint_copies():
     evaluation = EvalRecord(10, 1.0, 5.0, 0.5, "test", 360, 0.5, {"accuracy": 0.9}, 10)
     saved = EventRecord("checkpoint_saved", 3.0, {"seconds": 0.75, "stall_seconds": 0.25})
     assert pauses([evaluation], [saved, EventRecord("run_ended", 6.0)]) == [(2.0, 2.25), (4.5, 5.0)]
 
 
-def test_speed_leaves_evaluations_out_and_adds_up(tmp_path):
+def test_speed_excludes_evaluations_and_adds_up(tmp_path):
     path = make_run(tmp_path, "steady", steps=400)
     reader = RunReader(path)
     speed = pace(read_steps(path), pauses(reader.evals(), reader.events()), windows=20)
@@ -232,7 +232,7 @@ def test_speed_leaves_evaluations_out_and_adds_up(tmp_path):
 
 
 def profiled_in_between(tmp_path):
-    """100 updates a second and 2,000 examples, of which the third group took 3 s for its 10 updates as it was traced."""
+    """100 updates and 2,000 examples a second; the traced third group took 3 s for 10 updates."""
     writer = open_run(a_job(tmp_path, name="profiled"))
     for group in range(20):
         now, profiled = 0.1 * (group + 1) + 2.9 * (group >= 2), 3.0 if group == 2 else None
@@ -241,7 +241,7 @@ def profiled_in_between(tmp_path):
     return writer.path
 
 
-def test_speed_leaves_out_what_was_profiled(tmp_path):
+def test_speed_excludes_profiled_updates(tmp_path):
     series = read_steps(profiled_in_between(tmp_path))
     assert series.profile_pauses() == [(pytest.approx(0.2), pytest.approx(3.2))]
     assert np.flatnonzero(series.profiled).tolist() == list(range(20, 30))
@@ -252,15 +252,15 @@ def test_speed_leaves_out_what_was_profiled(tmp_path):
 
 
 @pytest.mark.parametrize("over", ["steps", "examples", "seconds"])
-def test_curves_of_speed_leave_out_what_was_profiled(tmp_path, over):
-    found = curves([Run(profiled_in_between(tmp_path))], "examples_per_second", over, points=50)
-    known = found.raw["profiled"][found.inside["profiled"]]
+def test_speed_curves_exclude_profiled_updates(tmp_path, over):
+    speed_curves = curves([Run(profiled_in_between(tmp_path))], "examples_per_second", over, points=50)
+    known = speed_curves.raw["profiled"][speed_curves.inside["profiled"]]
     assert known == pytest.approx(np.full(len(known), 2000.0))
     assert len(known) > 15
 
 
-def test_the_speed_of_async_workers_adds_up(tmp_path):
-    """Two workers with groups of 10 updates a second each, half a second apart, make 20 updates a second."""
+def test_speed_of_async_workers_adds_up(tmp_path):
+    """Two workers with groups of 10 updates a second, half a second apart: 20 updates a second."""
     writer = open_run(a_job(tmp_path, name="two-workers", mode="async"))
     for group in range(20):
         writer.step(StepRecord(10 * group, 10, 0, 1.0 + 0.5 * group, 1.0, 100, (1.0,) * 10, (0.1,), worker=group % 2, staleness=(1,) * 10))
@@ -270,17 +270,17 @@ def test_the_speed_of_async_workers_adds_up(tmp_path):
     assert speed.steps[-1] == 200
 
 
-def test_a_run_without_updates_has_no_speed(tmp_path):
+def test_run_without_updates_has_no_speed(tmp_path):
     writer = open_run(a_job(tmp_path, name="nothing"))
     writer.close()
     assert len(pace(read_steps(writer.path), []).steps) == 0
 
 
 @given(st.lists(st.floats(-1e6, 1e6) | st.just(math.nan) | st.just(math.inf), max_size=40), st.integers(0, 5))
-def test_a_running_median_is_the_median_of_what_is_near(values, half):
-    found = running_median(np.array(values, np.float64), 2 * half + 1)
+def test_running_median_is_the_median_of_neighbours(values, half):
+    medians = running_median(np.array(values, np.float64), 2 * half + 1)
     for place, value in enumerate(values):
         width = min(2 * half + 1, len(values))
         first = min(max(0, place - width // 2), len(values) - width)
-        near = [each for each in values[first : first + width] if math.isfinite(each)]
-        assert found[place] == pytest.approx(np.median(near)) if math.isfinite(value) else math.isnan(found[place])
+        near = [neighbour for neighbour in values[first : first + width] if math.isfinite(neighbour)]
+        assert medians[place] == pytest.approx(np.median(near)) if math.isfinite(value) else math.isnan(medians[place])

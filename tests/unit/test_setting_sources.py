@@ -1,4 +1,4 @@
-"""Flags over environment over file over defaults; and what a person reads when a value is wrong."""
+"""Settings from flags over environment over file over defaults, and messages about errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def message(flags=None, environ=None, config=None):
     return str(caught.value)
 
 
-def test_each_layer_wins_over_those_below_and_is_remembered(config):
+def test_layers_override_lower_ones_and_are_recorded(config):
     path = config('batch_size = 1\nlr = 0.1\nseed = 1\nout = "here"\n')
     environ = {"TRAINER_BATCH_SIZE": "2", "TRAINER_LR": "0.2", "PATH": "/bin"}
     resolved = resolve({"batch_size": "3"}, environ, path)
@@ -44,7 +44,7 @@ def test_each_layer_wins_over_those_below_and_is_remembered(config):
     assert list(sources) == list(Job.model_fields)
 
 
-def test_every_field_can_be_given_on_every_layer(config):
+def test_fields_can_be_given_on_every_layer(config):
     values = Job.model_validate({"nodes": 2, "epochs": 3}).model_dump(mode="json", exclude_none=True)
     values |= {"backend": "torch"}
     environ = {
@@ -55,13 +55,13 @@ def test_every_field_can_be_given_on_every_layer(config):
     assert from_environment == from_file == resolve(values, {}).job
 
 
-def test_an_alternative_on_a_higher_layer_replaces_that_of_a_lower_one(config):
+def test_alternative_on_a_higher_layer_replaces_a_lower_one(config):
     path = config("epochs = 5\nbatch_size = 8\n")
     job = resolve({"steps": "100"}, {"TRAINER_GLOBAL_BATCH_SIZE": "24"}, path).job
     assert (job.epochs, job.steps, job.batch_size, job.global_batch_size) == (None, 100, None, 24)
 
 
-def test_an_empty_variable_counts_as_not_set():
+def test_empty_variable_counts_as_unset():
     assert resolve({}, {"TRAINER_NODES": ""}).sources["nodes"] == "default"
 
 
@@ -70,13 +70,13 @@ def test_reserved_variables_are_no_settings(name):
     assert set(resolve({"backend": "tf"}, {name: "off"}).sources.values()) == {"flag", "default"}
 
 
-def test_shipped_configuration_by_name():
+def test_shipped_configuration_is_found_by_name():
     resolved = resolve({"backend": "torch"}, {}, "quickstart")
     assert resolved.job.nodes == 3
     assert resolved.sources["nodes"] == "file quickstart.toml (shipped)"
 
 
-def test_auto_takes_the_first_installed_backend_and_says_so():
+def test_auto_selects_the_first_installed_backend():
     resolved = resolve({}, {})
     expected = next(name for name in ("tf", "torch") if available("backend")[name].installed)
     assert resolved.job.backend == expected
@@ -84,14 +84,14 @@ def test_auto_takes_the_first_installed_backend_and_says_so():
     assert resolved.notes == (f"backend: {expected} (the first installed of tf, torch; choose with --backend)",)
 
 
-def test_no_framework_at_all_says_what_to_install(monkeypatch, tmp_path):
+def test_missing_frameworks_name_the_packages(monkeypatch, tmp_path):
     kept = [entry for entry in sys.path if "site-packages" not in entry]
     monkeypatch.setattr(sys, "path", [*kept, str(tmp_path)])
     with pytest.raises(MissingPackageError, match=r"crosstrain\[tf\].* or .*crosstrain\[torch\]"):
         resolve({}, {})
 
 
-def test_auto_takes_a_backend_of_others_where_none_of_ours_is_installed(monkeypatch, repository):
+def test_auto_selects_third_party_backend_as_last_resort(monkeypatch, repository):
     kept = [entry for entry in sys.path if "site-packages" not in entry]
     monkeypatch.setattr(sys, "path", [*kept, str(repository / "tests/toy")])
     resolved = resolve({}, {})
@@ -99,25 +99,25 @@ def test_auto_takes_a_backend_of_others_where_none_of_ours_is_installed(monkeypa
     assert resolved.sources["backend"] == "default (auto: the first installed of tf, torch, toy)"
 
 
-def test_a_deterministic_job_is_compiled_only_where_both_are_asked_for(tmp_path):
+def test_deterministic_job_compiles_only_on_equal_request(tmp_path):
     file = tmp_path / "job.toml"
 
-    def found(flags, environ=None, text=""):
+    def compile_setting(flags, environ=None, text=""):
         file.write_text(text)
         resolved = resolve(flags, environ or {}, file)
         return resolved.job.compile, [note for note in resolved.notes if "compile" in note.lower()]
 
     repeatable = {"deterministic": True, "backend": "torch"}
-    assert found({**repeatable, "compile": "on"}) == ("on", [])
-    assert found({"backend": "torch"}, text='deterministic = true\ncompile = "auto"') == ("auto", [])
-    assert found({"backend": "torch"}, text='compile = "on"') == ("on", [])
-    compiled, (note,) = found(repeatable, text='compile = "on"')
+    assert compile_setting({**repeatable, "compile": "on"}) == ("on", [])
+    assert compile_setting({"backend": "torch"}, text='deterministic = true\ncompile = "auto"') == ("auto", [])
+    assert compile_setting({"backend": "torch"}, text='compile = "on"') == ("on", [])
+    compiled, (note,) = compile_setting(repeatable, text='compile = "on"')
     assert compiled == "off"
     assert note == f"compile: on (from file {file}) is ignored with --deterministic; --compile on typed enables both"
-    compiled, (note,) = found(repeatable, {"TRAINER_COMPILE": "auto"})
+    compiled, (note,) = compile_setting(repeatable, {"TRAINER_COMPILE": "auto"})
     assert compiled == "off"
     assert "TRAINER_COMPILE" in note
-    assert found({**repeatable, "compile": "auto"}, {"TRAINER_COMPILE": "on"}, 'compile = "on"') == ("auto", [])
+    assert compile_setting({**repeatable, "compile": "auto"}, {"TRAINER_COMPILE": "on"}, 'compile = "on"') == ("auto", [])
 
 
 @pytest.mark.parametrize(
@@ -200,17 +200,17 @@ def test_a_deterministic_job_is_compiled_only_where_both_are_asked_for(tmp_path)
         ),
     ],
 )
-def test_a_wrong_value_is_named_with_what_is_allowed(flags, environ, expected):
+def test_invalid_value_names_the_allowed_ones(flags, environ, expected):
     assert message(flags, environ) == expected
 
 
-def test_an_unknown_model_names_the_models():
+def test_unknown_model_names_the_models():
     text = message({"model": "alexnett"})
     assert text.startswith("--model: got 'alexnett'; allowed: ")
     assert all(name in text for name in available("model"))
 
 
-def test_a_model_without_a_forward_function_on_the_backend():
+def test_model_without_forward_function_is_refused():
     assert "'json.decoder' has no forward function on backend 'torch'" in message({"model": "json.decoder", "backend": "torch"})
 
 
@@ -236,33 +236,33 @@ def test_a_model_without_a_forward_function_on_the_backend():
         ("repeats = 3", "repeats (in file {path}): it describes a sweep; write it into a table [sweep], " + RUNS),
     ],
 )
-def test_a_wrong_value_in_a_file_names_the_file(config, toml, expected):
+def test_invalid_value_in_a_file_names_the_file(config, toml, expected):
     path = config(toml)
     assert message(config=path) == expected.format(path=path)
 
 
-def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
-    """As editors elsewhere write it."""
+def test_file_may_begin_with_a_byte_order_mark(tmp_path):
+    """As editors of other systems write it."""
     (tmp_path / "job.toml").write_bytes(b"\xef\xbb\xbfsteps = 3\r\n")
     assert resolve({"backend": "torch"}, {}, tmp_path / "job.toml").job.steps == 3
 
 
-def test_wrong_files(tmp_path, config):
-    said = message(config="quickstrt")
-    assert ", or a shipped one: cs744-alexnet, cs744-alexnet-2-vs-3, " in said
-    assert said.endswith(" Did you mean 'quickstart'?")
+def test_invalid_files_are_refused(tmp_path, config):
+    error_message = message(config="quickstrt")
+    assert ", or a shipped one: cs744-alexnet, cs744-alexnet-2-vs-3, " in error_message
+    assert error_message.endswith(" Did you mean 'quickstart'?")
     assert "is not valid TOML: " in message(config=config("nodes = "))
     assert message(config=tmp_path) == f"--config: file {tmp_path} cannot be read: Is a directory."
 
 
-def test_unknown_variables_and_flags_are_refused_with_the_nearest_name():
+def test_unknown_variable_and_flag_suggest_the_nearest():
     assert message(environ={"TRAINER_BATCHSIZE": "3"}) == (
         "TRAINER_BATCHSIZE: no setting has this environment variable. Did you mean 'TRAINER_BATCH_SIZE'? " + SEE
     )
     assert message({"batchsize": "3"}).startswith("--batchsize: no such option. Did you mean '--batch-size'?")
 
 
-def test_every_field_says_what_it_allows():
+def test_fields_describe_allowed_values():
     for field in Job.model_fields:
         assert allowed(field)
         assert "{" not in allowed(field)

@@ -1,4 +1,4 @@
-"""``trainer explain SWEEP``: a line a run, and what changes along each axis."""
+"""``trainer explain SWEEP``: a line per run, and what changes along each axis."""
 
 import json
 
@@ -20,7 +20,7 @@ def worker(compute, communicate):
 
 @pytest.fixture
 def sweep(tmp_path):
-    """Two backends at two batches: of the larger one more of a step is computing, of torch as much as of tf."""
+    """Two backends at two batches: the larger batch computes more per step, equally in both."""
     for backend in ("tf", "torch"):
         for batch, compute in ((32, 0.01), (64, 0.09)):
             figures = {"examples_per_second": 1000.0 * batch / 32, "batch_size": batch, "global_batch_size": 2 * batch}
@@ -35,7 +35,7 @@ def run(sweep, *options):
     return CliRunner().invoke(explain, ["sweep", "--out", str(sweep), *options], catch_exceptions=True)
 
 
-def test_a_line_for_each_run_and_what_changes_along_each_axis(sweep):
+def test_sweep_has_a_line_per_run_and_changes_per_axis(sweep):
     text = run(sweep).output
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "tf-32 1,000 communication, 73% of the step time" in lines
@@ -46,23 +46,23 @@ def test_a_line_for_each_run_and_what_changes_along_each_axis(sweep):
     assert "backend tf → torch (global batch 64): examples/s 1,000 → 1,000." in lines
 
 
-def test_the_document_has_the_figures(sweep):
-    found = json.loads(run(sweep, "--json").output)
-    assert [one["run"] for one in found["runs"]] == ["tf-32", "tf-64", "torch-32", "torch-64"]
-    along = [one for one in found["changes"] if one["axis"] == "global batch"]
-    assert [one["within"] for one in along] == ["tf", "torch"]
+def test_document_has_the_figures(sweep):
+    document = json.loads(run(sweep, "--json").output)
+    assert [entry["run"] for entry in document["runs"]] == ["tf-32", "tf-64", "torch-32", "torch-64"]
+    along = [entry for entry in document["changes"] if entry["axis"] == "global batch"]
+    assert [entry["within"] for entry in along] == ["tf", "torch"]
     assert along[0]["step_fractions"]["compute"] == pytest.approx([10 / 41, 90 / 121])
 
 
-def test_a_plan_is_about_one_run(sweep):
+def test_plan_needs_a_single_run(sweep):
     wrong = run(sweep, "--planned-steps", "10").exception
     assert isinstance(wrong, UsageError)
     assert "are about one run" in str(wrong)
 
 
 @pytest.mark.parametrize(("size", "examples"), [(13, 13), (1437, 18)])
-def test_what_examples_take_is_that_of_as_many_as_an_update_has(tmp_path, size, examples):
-    """Of 13 training examples no update has 18, which batch 3 × accumulate 2 × 3 workers are."""
+def test_time_per_example_is_of_the_largest_update(tmp_path, size, examples):
+    """Batch 3 × accumulate 2 × 3 workers are 18 examples, but only 13 exist."""
     runs = []
     for backend, speed in (("tf", 500.0), ("torch", 1000.0)):
         figures = {"examples_per_second": speed, "batch_size": 6, "global_batch_size": 18}

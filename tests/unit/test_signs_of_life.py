@@ -1,4 +1,4 @@
-"""A task that translates says so for as long as it takes: what a stall time-out waits for is not how fast a model is."""
+"""Heartbeats of a translating task: the stall time-out does not depend on the model's speed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEPS, STEP_SECONDS = 5, 0.06
 
 
 class SlowModel:
-    """Says a piece after a while each, and ends every translation after so many."""
+    """Emits a piece after a pause, and ends each translation after a fixed number."""
 
     def begin(self, sources):
         self.place = 0
@@ -43,30 +43,30 @@ def translating(tmp_path_factory):
 
 
 def ordered():
-    """Orders for all lines, and what the first leading task is asked."""
+    """Return the orders for all lines, the first command, and the outstanding requests."""
     orders = TranslationOrders(OBJECTIVE.translation, "test", Decoded(len(LINES), GREEDY), 1)
     (command,) = orders.messages
     command.sequence = 1
-    asked = OutstandingRequests([0])
-    asked.started(["worker-0"], ["worker-0"])
-    asked.of_leader("worker-0", command)
-    return orders, command, asked
+    outstanding = OutstandingRequests([0])
+    outstanding.started(["worker-0"], ["worker-0"])
+    outstanding.of_leader("worker-0", command)
+    return orders, command, outstanding
 
 
-def said(message):
+def as_received(message):
     return structs.replace(message, task="worker-0")
 
 
-def test_a_task_says_that_it_is_at_it_between_two_steps(translating, monkeypatch):
+def test_task_sends_heartbeats_between_steps(translating, monkeypatch):
     monkeypatch.setattr("crosstrain.engine.task.INTERVAL_SECONDS", STEP_SECONDS / 2)
-    orders, command, asked = ordered()
+    orders, command, outstanding = ordered()
     sent, commands = [], iter([command, messages.Close()])
     session = SimpleNamespace(translating=lambda: translating, drain=list, close=lambda: None)
     stream, states = SimpleNamespace(send=sent.append), SimpleNamespace(wait=lambda: None)
     CommandLoop(session, stream, SimpleNamespace(next=lambda: next(commands)), states, reports=True).run()
-    assert [asked.wrong_with(0, said(message)) for message in sent] == [None] * len(sent)
+    assert [outstanding.wrong_with(0, as_received(message)) for message in sent] == [None] * len(sent)
     *signs, answer, done = sent
-    assert STEPS - 1 <= len(signs) <= STEPS + 1  # more where the machine paused before the first
+    assert STEPS - 1 <= len(signs) <= STEPS + 1  # more if the machine paused before the first
     assert (answer.complete, done.kind) == (True, "done")
     for message in signs:
         orders.add(0, message)
@@ -76,24 +76,24 @@ def test_a_task_says_that_it_is_at_it_between_two_steps(translating, monkeypatch
     assert orders.sums["translated_sentences"] == len(LINES)
 
 
-def test_every_step_is_an_occasion_to_say_it(translating):
-    told = []
-    translating.scored("test", 0, 1, GREEDY, lambda: told.append(1))
-    assert len(told) == STEPS + 1
+def test_every_step_may_send_a_heartbeat(translating):
+    calls = []
+    translating.scored("test", 0, 1, GREEDY, lambda: calls.append(1))
+    assert len(calls) == STEPS + 1
 
 
-def test_signs_of_life_are_of_what_is_asked_and_have_an_end():
-    orders, command, asked = ordered()
-    other = messages.Decoded.heartbeat(7)
-    assert "nobody asked for" in asked.wrong_with(0, said(other))
+def test_heartbeats_need_a_request_and_are_limited():
+    orders, command, outstanding = ordered()
+    wrong_heartbeat = messages.Decoded.heartbeat(7)
+    assert "nobody asked for" in outstanding.wrong_with(0, as_received(wrong_heartbeat))
     with pytest.raises(ImpossibleAnswerError, match="nobody asked for"):
-        orders.add(0, other)
-    sign = said(messages.Decoded.heartbeat(command.start))
-    assert {asked.wrong_with(0, sign) for _ in range(MAX_SIGNS)} == {None}
-    assert "more often than there can be" in asked.wrong_with(0, sign)
+        orders.add(0, wrong_heartbeat)
+    sign = as_received(messages.Decoded.heartbeat(command.start))
+    assert {outstanding.wrong_with(0, sign) for _ in range(MAX_SIGNS)} == {None}
+    assert "more often than there can be" in outstanding.wrong_with(0, sign)
 
 
-def test_a_sign_of_life_is_no_answer():
-    _, command, asked = ordered()
-    assert asked.wrong_with(0, said(messages.Decoded.heartbeat(command.start))) is None
-    assert "without its answer" in asked.wrong_with(0, said(messages.Done(1, "decode", 0.1, 0.0)))
+def test_heartbeat_is_no_answer():
+    _, command, outstanding = ordered()
+    assert outstanding.wrong_with(0, as_received(messages.Decoded.heartbeat(command.start))) is None
+    assert "without its answer" in outstanding.wrong_with(0, as_received(messages.Done(1, "decode", 0.1, 0.0)))

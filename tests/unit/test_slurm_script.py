@@ -1,4 +1,4 @@
-"""The script of a Slurm job: what sbatch reads, and what the shell does, whatever a name holds."""
+"""Slurm job scripts: what sbatch reads and what the shell runs, for any names."""
 
 import os
 import re
@@ -18,7 +18,7 @@ from crosstrain.cli.commands.submit import submit
 from crosstrain.core.errors import UsageError
 from crosstrain.launch.slurm_script import SlurmJob, script_text
 
-ASKED = ["quickstart", "--nodes", "2", "--time", "10", "--name", "mine"]
+ARGUMENTS = ["quickstart", "--nodes", "2", "--time", "10", "--name", "mine"]
 
 GIVEN = st.characters(blacklist_characters="\0", blacklist_categories=("Cs",))
 """What a word of a command line may have."""
@@ -26,7 +26,7 @@ GIVEN = st.characters(blacklist_characters="\0", blacklist_categories=("Cs",))
 
 @pytest.fixture
 def submitted(tmp_path):
-    """Return a function that runs the command in a folder of its own, where a made-up sbatch keeps the script that it is given."""
+    """Return a function that runs the command in a new folder, with a fake sbatch there."""
     sbatch = tmp_path / "bin" / "sbatch"
     sbatch.parent.mkdir()
     sbatch.write_text(f'#!/bin/sh\ncp "$2" {tmp_path}/taken && echo 17\n')
@@ -34,7 +34,7 @@ def submitted(tmp_path):
     environment = {**os.environ, "PATH": f"{sbatch.parent}:{os.environ['PATH']}"}
 
     def submitting(*arguments):
-        command = [sys.executable, "-m", "crosstrain.cli.main", "submit", "slurm", *ASKED, *arguments]
+        command = [sys.executable, "-m", "crosstrain.cli.main", "submit", "slurm", *ARGUMENTS, *arguments]
         return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=60, check=False)
 
     return submitting
@@ -48,7 +48,7 @@ def options(text):
     return [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")]
 
 
-def test_the_script_says_what_was_asked(tmp_path):
+def test_script_has_the_requested_options(tmp_path):
     more = ["--batch-size", "64", "--out", str(tmp_path), "--backend", "torch"]
     done = shown(
         "quickstart", "--nodes", "3", "--time", "2:00:00", "--name", "mine", "--partition", "long", "--sbatch", "gres=gpu:2", *more
@@ -74,7 +74,7 @@ def test_the_script_says_what_was_asked(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_array_has_a_run_a_task():
+def test_array_has_a_run_per_task():
     text = script_text(SlurmJob("many", 2, "10", array="0-4"), ["trainer", "run"], "/runs/many-%A_%a.log")
     assert '--name many-"$SLURM_ARRAY_TASK_ID" --seed "$SLURM_ARRAY_TASK_ID" --resume auto' in text
     assert "--array=0-4" in options(text)
@@ -108,7 +108,7 @@ def test_an_array_has_a_run_a_task():
         (["--min-nodes", "1"], "--min-nodes: got '1', which does nothing"),
     ],
 )
-def test_what_sbatch_would_not_take_is_refused_at_once(arguments, message):
+def test_invalid_sbatch_option_is_refused_immediately(arguments, message):
     done = shown("quickstart", "--nodes", "2", "--time", "10", "--name", "mine", *arguments)
     assert isinstance(done.exception, UsageError)
     assert message in str(done.exception)
@@ -118,22 +118,22 @@ def test_what_sbatch_would_not_take_is_refused_at_once(arguments, message):
     ("time", "seconds"),
     [("5", 300), ("5:31", 331), ("1:02:03", 3723), ("2-3", 183_600), ("1-02:03", 93_780), ("1-02:03:04", 93_784)],
 )
-def test_a_job_gets_on_before_it_is_warned(time, seconds):
-    """Else each would save what it has found, and go back into the queue for ever."""
+def test_warning_leaves_time_for_progress(time, seconds):
+    """Otherwise each job would save its results and requeue for ever."""
     with pytest.raises(UsageError, match=rf"--warning: got .* which is {seconds} s \(--time {time}\)"):
         SlurmJob("mine", 1, time, warning_seconds=(seconds + 1) // 2)
     assert SlurmJob("mine", 1, time, warning_seconds=(seconds - 1) // 2)
     assert SlurmJob("mine", 1, "0")  # none at all
 
 
-def test_a_seed_from_elsewhere_that_an_array_does_not_use_is_told_of(monkeypatch):
+def test_seed_unused_by_an_array_is_reported(monkeypatch):
     monkeypatch.setenv("TRAINER_SEED", "7")
-    asked = ["quickstart", "--nodes", "2", "--time", "10", "--name", "mine"]
-    assert "seed: 7 (environment TRAINER_SEED) is not used" in shown(*asked, "--array", "0-4").output
-    assert "not used" not in shown(*asked).output
+    arguments = ["quickstart", "--nodes", "2", "--time", "10", "--name", "mine"]
+    assert "seed: 7 (environment TRAINER_SEED) is not used" in shown(*arguments, "--array", "0-4").output
+    assert "not used" not in shown(*arguments).output
 
 
-def test_the_documentation_shows_what_is_printed(repository, tmp_path, monkeypatch):
+def test_documentation_shows_the_printed_script(repository, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.toml").write_text('backend = "torch"\n')
     text = (repository / "docs/clusters.md").read_text(encoding="utf-8")
@@ -145,21 +145,21 @@ def test_the_documentation_shows_what_is_printed(repository, tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("more", "outlives"), [([], False), (["--max-restarts", "3"], False), (["--max-restarts", "3", "--min-nodes", "1"], True)]
 )
-def test_a_node_that_fails_ends_the_job_unless_the_run_goes_on_with_fewer(more, outlives):
-    """Slurm puts a job back into the queue that it has ended so, and the next one has all nodes."""
+def test_failed_node_ends_the_job_unless_runs_may_shrink(more, outlives):
+    """Slurm requeues such a job, and the next one has all nodes."""
     done = shown("quickstart", "--nodes", "2", "--time", "10", "--name", "mine", *more)
     assert ("--no-kill" in options(done.output)) == outlives
 
 
-def test_further_options_of_sbatch_may_have_their_dashes():
+def test_further_sbatch_options_may_have_dashes():
     given_options = ("--gres=gpu:2", "mem=4G", "no-kill", "nodes=4", "--time-min=5", "nodelist=a,b")
     text = script_text(SlurmJob("mine", 3, "10", options=given_options), ["trainer", "run"], "/runs/log")
     assert options(text)[-6:] == ["--gres=gpu:2", "--mem=4G", "--no-kill", "--nodes=4", "--time-min=5", "--nodelist=a,b"]
 
 
 @given(st.lists(st.binary(max_size=12).map(lambda word: os.fsdecode(word.replace(b"\0", b""))) | st.text(GIVEN, max_size=12), max_size=4))
-def test_whatever_is_trained_stays_one_command(words):
-    """The shell hands on each word as it was given, be it text or not; the script is text that every terminal shows as it is."""
+def test_any_arguments_stay_one_command(words):
+    """The shell passes each word unchanged, also if it is no text; the script is printable."""
     text = script_text(SlurmJob("mine", 1, "10"), ["printf", "%s\\0", *words], "/runs/log")
     line = text[text.index("printf") :].partition(" --nodes 1 --launcher slurm")[0]
     done = subprocess.run(["bash", "-c", line], capture_output=True, check=True)
@@ -170,17 +170,17 @@ def test_whatever_is_trained_stays_one_command(words):
 
 
 def catches(pid, number):
-    """Whether a process has a handler for a signal."""
+    """Return whether a process has a handler for a signal."""
     (caught,) = re.findall(r"^SigCgt:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 @pytest.mark.parametrize(("number", "requeued"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)])
-def test_a_job_goes_back_into_the_queue_when_its_time_is_up_and_not_when_it_is_cancelled(tmp_path, number, requeued):
-    """The run ends with 75 either way."""
-    asked = tmp_path / "asked"
+def test_job_is_requeued_on_time_limit_not_on_cancel(tmp_path, number, requeued):
+    """The run exits with 75 in both cases."""
+    requested = tmp_path / "asked"
     scontrol = tmp_path / "scontrol"
-    scontrol.write_text(f'#!/bin/sh\necho "$@" > {asked}\nexit 1\n')
+    scontrol.write_text(f'#!/bin/sh\necho "$@" > {requested}\nexit 1\n')
     scontrol.chmod(0o700)
     run = ["bash", "-c", "trap 'exit 75' USR1; echo begun; while :; do sleep 0.05; done"]
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
@@ -190,12 +190,12 @@ def test_a_job_goes_back_into_the_queue_when_its_time_is_up_and_not_when_it_is_c
         wait_until(lambda: catches(job.pid, signal.SIGTERM), 10, "the last trap, which the script sets after the start of the run")
         job.send_signal(number)
         assert job.wait(10) == 75
-    assert (asked.read_text() if asked.exists() else None) == ("requeue 7\n" if requeued else None)
+    assert (requested.read_text() if requested.exists() else None) == ("requeue 7\n" if requeued else None)
 
 
 @pytest.mark.quick_cases("folder")
 @pytest.mark.parametrize("kind", ["link", "link to nothing", "pipe", "folder"])
-def test_the_script_is_never_written_through_something_else(submitted, tmp_path, kind):
+def test_script_is_not_written_through_links(submitted, tmp_path, kind):
     place, victim = tmp_path / "runs" / "mine.sbatch", tmp_path / "victim"
     place.parent.mkdir()
     victim.write_text("precious")
@@ -217,25 +217,25 @@ def test_the_script_is_never_written_through_something_else(submitted, tmp_path,
 
 
 @pytest.mark.thorough
-def test_an_earlier_script_is_replaced_and_no_other_name_of_its_file(submitted, tmp_path):
-    place, other = tmp_path / "runs" / "mine.sbatch", tmp_path / "other"
+def test_earlier_script_is_replaced_but_no_hard_link(submitted, tmp_path):
+    place, other_link = tmp_path / "runs" / "mine.sbatch", tmp_path / "other"
     assert submitted("--out", "runs").stdout == f"job 17: {place}\n".encode()
     first = place.read_text()
-    os.link(place, other)
+    os.link(place, other_link)
     assert submitted("--out", "runs", "--seed", "5").returncode == 0
-    assert other.read_text() == first
+    assert other_link.read_text() == first
     assert "--seed 5" in place.read_text()
     assert os.listdir(place.parent) == ["mine.sbatch"]
 
 
 @pytest.mark.thorough
-def test_what_is_shown_is_what_is_submitted_also_where_a_name_is_no_text(submitted, tmp_path):
+def test_dry_run_equals_the_submission(submitted, tmp_path):
     names = [b"d\x80", "é".encode(), b"\x1b[31mred", b"two\nlines\x7f", "\u202e".encode(), b"it's"]
     for name in names:
         (tmp_path / os.fsdecode(name)).write_bytes(b"batch_size = 7\n")
-        readable = name.decode(errors="replace").encode() == name  # settings are text in UTF-8, which a run's records have again
-        asked = ("--out", "runs", "--python", name, *(("--data-dir", name) if readable else ()))
-        dry, done = submitted(*asked, "--dry-run"), submitted(*asked)
+        readable = name.decode(errors="replace").encode() == name  # settings are UTF-8, as records store them
+        arguments = ("--out", "runs", "--python", name, *(("--data-dir", name) if readable else ()))
+        dry, done = submitted(*arguments, "--dry-run"), submitted(*arguments)
         assert (dry.returncode, done.returncode) == (0, 0), done.stderr
         assert dry.stdout == (tmp_path / "taken").read_bytes()
         if readable:
@@ -247,7 +247,7 @@ def test_what_is_shown_is_what_is_submitted_also_where_a_name_is_no_text(submitt
     assert b"which cannot stand in a script for sbatch" in refused.stderr
 
 
-def test_a_folder_that_cannot_be_made_is_named(submitted, tmp_path):
+def test_folder_that_cannot_be_made_is_named(submitted, tmp_path):
     (tmp_path / "runs").write_text("a file")
     done = submitted("--out", "runs")
     assert done.returncode in (1, 2)

@@ -1,4 +1,4 @@
-"""Convolutions that take two columns at once give what the frameworks' own give."""
+"""Convolutions of two columns per step equal those of the frameworks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOLERANCE = 1e-12
 
 @pytest.fixture(scope="module", params=["tf", "torch"])
 def results(request, tmp_path_factory):
-    """What a framework computed in a process of its own."""
+    """Return what a framework computed in another process."""
     path = tmp_path_factory.mktemp("pairs") / "results.npz"
     script = Path(__file__).parent / f"space_to_depth_{request.param}.py"
     done = subprocess.run([sys.executable, str(script), str(path)], capture_output=True, text=True)
@@ -28,7 +28,7 @@ def results(request, tmp_path_factory):
     return dict(np.load(path))
 
 
-def test_results_and_gradients_are_those_of_a_plain_convolution(results):
+def test_results_and_gradients_equal_a_plain_convolution(results):
     ours = {name: value for name, value in results.items() if "/ours/" in name}
     assert len(ours) == 2 * len(PAIR_CASES) + sum(1 + case.biased for case in PAIR_CASES.values())
     for name, value in ours.items():
@@ -38,7 +38,7 @@ def test_results_and_gradients_are_those_of_a_plain_convolution(results):
 
 
 @pytest.mark.parametrize("name", PAIR_CASES)
-def test_each_of_them_was_taken_in_pairs(results, name):
+def test_cases_were_computed_in_pairs(results, name):
     assert results[f"{name}/taken"] == 1
 
 
@@ -57,7 +57,7 @@ print(taken)
 """
 
 
-def test_torch_takes_small_batches_as_they_are():
+def test_torch_computes_small_batches_directly():
     done = subprocess.run([sys.executable, "-c", FOR_SMALL_BATCHES], capture_output=True, text=True)
     assert done.stdout == "[64]\n", done.stderr
 
@@ -67,7 +67,7 @@ CNN_2 = {"width": 14, "inputs": 6, "kernel": (5, 5), "stride": 1, "padding": 2}
 
 
 @pytest.mark.parametrize("change", [{}, {"padding": 2}, {"outputs": 8}], ids=str)
-def test_convolutions_that_are(change):
+def test_eligible_convolutions_are_used(change):
     assert uses_space_to_depth(**(CNN_1 | change))
 
 
@@ -76,12 +76,12 @@ OTHERS += [{"stride": 2}, {"padding": 1}]
 
 
 @pytest.mark.parametrize("change", OTHERS, ids=str)
-def test_convolutions_that_are_not(change):
+def test_ineligible_convolutions_are_not_used(change):
     assert not uses_space_to_depth(**(CNN_1 | change))
 
 
 @pytest.mark.parametrize("change", [{}, {"inputs": 8}, {"padding": 0}, {"padding": 4}, {"kernel": (3, 3), "padding": 0}], ids=str)
-def test_gradients_that_are(change):
+def test_eligible_gradients_are_used(change):
     assert gradient_uses_space_to_depth(**(CNN_2 | change))
 
 
@@ -90,5 +90,5 @@ OTHERS += [{"padding": 6}, {"kernel": (3, 3), "padding": 1}, {"kernel": (2, 5)}]
 
 
 @pytest.mark.parametrize("change", OTHERS, ids=str)
-def test_gradients_that_are_not(change):
+def test_ineligible_gradients_are_not_used(change):
     assert not gradient_uses_space_to_depth(**(CNN_2 | change))

@@ -26,14 +26,14 @@ def is_number(text):
 
 
 def cells_of(name, value):
-    """Return the cells of both kinds of CSV files for a run of this name with this figure, header first."""
+    """Return the cells of both kinds of CSV files for a run of this name, header first."""
     file = io.StringIO()
     write_table(Table([Column("run", "text"), Column("loss", "number"), Column(name, "text")], iter([(name, value, None)])), file)
     return file.getvalue(), write_csv([{"run": name, "loss": value, name or "empty": None}])
 
 
 @given(NAMES, st.floats())
-def test_no_text_is_a_formula_and_no_number_becomes_text(name, value):
+def test_text_is_no_formula_and_number_no_text(name, value):
     for content in cells_of(name, value):
         header, row = list(csv.reader(io.StringIO(content, newline="")))
         for cell in (row[0], header[-1]):
@@ -42,13 +42,13 @@ def test_no_text_is_a_formula_and_no_number_becomes_text(name, value):
 
 
 @given(NAMES)
-def test_a_text_that_is_no_formula_stays_as_it_is(name):
+def test_text_that_is_no_formula_is_unchanged(name):
     plain = f"a{name}".replace("\t", "").replace("\n", "")
     for content in cells_of(plain, -1.0):
         assert list(csv.reader(io.StringIO(content)))[1][:2] == [plain, "-1.0"]
 
 
-def test_the_names_of_figures_that_are_not_finite_stay():
+def test_non_finite_figures_keep_their_names():
     assert (
         write_csv([{"loss": -math.inf, "accuracy": "-Infinity", "node": [-1.5, -2.0]}])
         == "loss,accuracy,node\n-Infinity,-Infinity,-1.5 -2.0\n"

@@ -1,4 +1,4 @@
-"""Where a task stands is found out in bounded time, whatever it is doing, and told in a line."""
+"""The stacks of a stalled task are collected in bounded time and reported in a line."""
 
 import os
 import signal
@@ -63,7 +63,7 @@ def script(tmp_path_factory):
 
 @contextmanager
 def hanging(script, how, *, answers=True):
-    """A process that hangs so, as the agent sees it."""
+    """Start a process that hangs in this way; yield it as the agent sees it."""
     written = os.memfd_create("stacks")
     command = [sys.executable, "-P", str(script), how, str(written if answers else -1)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, pass_fds=[written]) as process:
@@ -76,14 +76,14 @@ def hanging(script, how, *, answers=True):
 
 
 def place_of(task, spy=None):
-    found = collect_stacks([task], spy)[task.name]
-    return TaskStack(found["text"], found["problem"])
+    stack = collect_stacks([task], spy)[task.name]
+    return TaskStack(stack["text"], stack["problem"])
 
 
 @pytest.mark.parametrize(
     ("how", "function"), [("in_python", "in_python"), ("in_native_code", "in_native_code"), ("in_a_thread", "in_python")]
 )
-def test_a_task_that_hangs_writes_where(script, how, function):
+def test_hanging_task_writes_its_stack(script, how, function):
     with hanging(script, how) as task:
         for _ in range(2):  # each answer is the newest one
             stack = place_of(task)
@@ -93,7 +93,7 @@ def test_a_task_that_hangs_writes_where(script, how, function):
             assert stack.text.count(f"in {function}\n") == 1
 
 
-def test_py_spy_is_used_where_it_is_installed(script):
+def test_installed_py_spy_is_used(script):
     spy = find_py_spy()
     if spy is None:
         pytest.skip("py-spy is not installed")
@@ -106,7 +106,7 @@ def test_py_spy_is_used_where_it_is_installed(script):
 
 @pytest.fixture
 def spy(tmp_path):
-    """A program in the place of py-spy, of these lines of sh."""
+    """Return a function that writes a fake py-spy of these lines of sh."""
 
     def write(lines):
         path = tmp_path / "py-spy"
@@ -117,7 +117,7 @@ def spy(tmp_path):
     return write
 
 
-def test_what_py_spy_says_is_read_and_the_thread_at_work_comes_first(script, spy):
+def test_py_spy_output_is_read_with_the_active_thread_first(script, spy):
     with hanging(script, "in_python") as task:
         lines = f'echo "Thread 7 (idle)"; echo "    f (/x/a.py:1)"; echo "Thread {task.pid} (idle)"; echo "    g (/x/b.py:22)"'
         stack = place_of(task, spy(lines))
@@ -125,7 +125,7 @@ def test_what_py_spy_says_is_read_and_the_thread_at_work_comes_first(script, spy
         assert "/x/a.py:1" in stack.text
 
 
-def test_where_py_spy_may_not_look_the_task_answers_itself(script, spy):
+def test_refused_py_spy_falls_back_to_the_task(script, spy):
     with hanging(script, "in_python") as task:
         assert "(in_python)" in place_of(task, spy("echo 'Error: Permission Denied' >&2; exit 1")).place
         stopped = place_of(InspectedTask("worker-0", task.pid, "T", task.written), spy("echo 'Error: Permission Denied' >&2; exit 1"))
@@ -135,7 +135,7 @@ def test_where_py_spy_may_not_look_the_task_answers_itself(script, spy):
         assert "cannot be run" in place_of(InspectedTask("worker-0", task.pid, "D", task.written), "/no/such/program").problem
 
 
-def test_a_py_spy_that_hangs_is_ended(script, spy, monkeypatch):
+def test_hanging_py_spy_is_ended(script, spy, monkeypatch):
     monkeypatch.setattr("crosstrain.launch.node.stacks.SPY_SECONDS", 0.3)
     with hanging(script, "in_python") as task:
         began = time.monotonic()
@@ -144,7 +144,7 @@ def test_a_py_spy_that_hangs_is_ended(script, spy, monkeypatch):
 
 
 @pytest.mark.parametrize("state", ["T", "t", "D"])
-def test_a_task_that_cannot_answer_is_not_waited_for(script, state):
+def test_unresponsive_task_is_not_waited_for(script, state):
     with hanging(script, "in_python") as task:
         began = time.monotonic()
         stack = place_of(InspectedTask("worker-0", task.pid, state, task.written))
@@ -153,7 +153,7 @@ def test_a_task_that_cannot_answer_is_not_waited_for(script, state):
         assert "cannot say where it stands" in stack.problem
 
 
-def test_a_task_that_is_stopped_just_then_is_waited_for_in_bounded_time(script):
+def test_task_stopped_meanwhile_is_waited_for_briefly(script):
     with hanging(script, "in_python") as task:
         os.kill(task.pid, signal.SIGSTOP)
         began = time.monotonic()
@@ -161,7 +161,7 @@ def test_a_task_that_is_stopped_just_then_is_waited_for_in_bounded_time(script):
         assert time.monotonic() - began < 3
 
 
-def test_a_task_that_would_die_of_the_signal_is_not_sent_it(script):
+def test_task_without_handler_gets_no_signal(script):
     with hanging(script, "in_python", answers=False) as task:
         assert not answers_signal(task.pid)
         assert "has not begun to" in place_of(task).problem
@@ -170,25 +170,25 @@ def test_a_task_that_would_die_of_the_signal_is_not_sent_it(script):
     assert not answers_signal(2**22 + 1)
 
 
-def test_the_signal_is_none_that_batch_systems_or_frameworks_use():
+def test_signal_is_unused_by_batch_systems_and_frameworks():
     assert signal.SIGRTMIN + 8 < DUMP_SIGNAL < signal.SIGRTMAX - 8
 
 
-def test_stacks_are_bounded_and_what_is_cut_is_not_the_innermost_line(script):
+def test_stacks_are_bounded_and_keep_the_innermost_line(script):
     with hanging(script, "in_deep_recursion") as task:
         many = [InspectedTask(f"worker-{number}", task.pid, "S", task.written) for number in range(64)]
-        found = collect_stacks(many, None)
-    assert sum(len(each["text"]) for each in found.values()) <= 8 * MAX_STACK_CHARACTERS
-    assert all(len(each["text"]) <= 4096 for each in found.values())
-    assert all("(in_python)" in TaskStack(each["text"]).place for each in found.values() if each["problem"] is None)
-    assert any(each["text"].endswith("… (cut)\n") for each in found.values())
+        stacks = collect_stacks(many, None)
+    assert sum(len(stack["text"]) for stack in stacks.values()) <= 8 * MAX_STACK_CHARACTERS
+    assert all(len(stack["text"]) <= 4096 for stack in stacks.values())
+    assert all("(in_python)" in TaskStack(stack["text"]).place for stack in stacks.values() if stack["problem"] is None)
+    assert any(stack["text"].endswith("… (cut)\n") for stack in stacks.values())
 
 
 def at(*lines):
     return TaskStack("Current thread 0x1 (most recent call first):\n" + "".join(f'  File "{file}", line 3 in f\n' for file in lines))
 
 
-def test_places_are_told_together_and_the_rarest_first():
+def test_equal_places_are_grouped_and_the_rarest_is_first():
     stacks = {f"worker-{number}": at("/wait.py", "/loop.py") for number in range(9)} | {"worker-9": at("/stuck.py")}
     assert describe_places(stacks) == (
         "worker-9 stands at /stuck.py:3 (f); worker-0, worker-1, worker-2, worker-3, worker-4, worker-5 and 3 more stand at /wait.py:3 (f)"
@@ -198,7 +198,7 @@ def test_places_are_told_together_and_the_rarest_first():
     assert many.endswith("; others at 96 more places")
 
 
-def test_the_one_that_the_others_wait_for_is_the_one_that_stands_elsewhere():
+def test_straggler_is_the_task_at_another_place():
     wait, stuck = at("/wait.py"), at("/stuck.py")
     assert odd_one_out({"worker-0": wait, "worker-1": stuck, "worker-2": wait}) == "worker-1"
     assert odd_one_out({"worker-0": wait, "worker-1": stuck}) is None
@@ -208,14 +208,14 @@ def test_the_one_that_the_others_wait_for_is_the_one_that_stands_elsewhere():
     assert odd_one_out({}) is None
 
 
-def test_texts_of_a_node_forge_no_line_and_are_short_in_a_message():
+def test_texts_of_a_node_are_escaped_and_short():
     place = TaskStack(f'  File "/a\x1b[2J{"x" * 5000}/b\u2028c.py", line 3 in f\u202e\n').place
     assert len(place) < 500
     assert place.isprintable()
     assert "c.py:3 (f" in place
 
 
-def test_the_file_keeps_all_stalls_until_it_is_large(tmp_path, monkeypatch):
+def test_file_keeps_all_stalls_until_it_is_large(tmp_path, monkeypatch):
     append_stacks(tmp_path, "stalled\nonce", {"worker-0": at("/a.py"), "worker-1": TaskStack("", "is stopped")})
     append_stacks(tmp_path, "stalled twice", {"worker-0": TaskStack('  File "/b\x1b.py", line 3 in f\n')})
     text = (tmp_path / STACKS).read_text()

@@ -1,4 +1,4 @@
-"""A stall is the silence of the tasks while this process listens, and not its own absence."""
+"""A stall is the silence of tasks while this process listens, not a pause of its own."""
 
 import time
 
@@ -11,7 +11,7 @@ LIMIT_SECONDS = 1.0
 
 
 class Away(Task):
-    """Each wait for an answer takes far longer than the limit, as it does where this process is stopped meanwhile; then they are there."""
+    """Each wait takes far longer than the limit, as in a stopped process; then answers arrive."""
 
     absences = 0
 
@@ -24,17 +24,17 @@ class Away(Task):
 
 
 class Silent(Task):
-    """Answers nothing."""
+    """Never answers."""
 
     def receive(self, timeout_seconds):
         time.sleep(timeout_seconds)
 
 
-def test_a_process_that_was_away_does_not_take_that_for_a_stall():
+def test_paused_process_is_no_stall():
     assert train(Away(), stall_timeout=LIMIT_SECONDS).updates_reported == 24
 
 
-def test_silence_while_it_listens_is_a_stall():
+def test_silent_task_is_a_stall():
     began = time.monotonic()
     with pytest.raises(StalledRunError, match=r"stalled: no step finished for 1 s \(--stall-timeout 1\)"):
         train(Silent(), stall_timeout=LIMIT_SECONDS)

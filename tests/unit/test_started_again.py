@@ -1,4 +1,4 @@
-"""Processes that whatever started them starts again: which code a loss ends them with, and how one that comes too early is met."""
+"""Restarted processes of an external launcher: exit codes of losses, and early arrivals."""
 
 import signal
 import socket
@@ -39,16 +39,16 @@ FOR_EVER = Message("refused", {"reason": "its job differs", "for_now": False})
         (None, True, 0),
     ],
 )
-def test_a_loss_is_to_be_gone_on_from_and_no_other_failure(failure, saved, code):
-    """What is lost without a checkpoint in between, or is only cut off, may be so for ever: whoever starts it has to count."""
+def test_recoverable_loss_has_a_retry_exit_code(failure, saved, code):
+    """Losses without a checkpoint between them may repeat: the launcher has to count them."""
     leave_to_starter(failure, saved=saved)
     outcome = Outcome.of(failure)
     assert (outcome.exit_code, outcome.state) == (code, "succeeded" if failure is None else "failed")
 
 
 @pytest.mark.usefixtures("signals_as_before")
-def test_who_asks_is_no_signal():
-    """A cluster that ends all pods tells the driver in two ways, in either order; the second one must not end the run at once."""
+def test_stop_request_and_signal_count_once():
+    """A cluster that ends all pods notifies the driver twice; the second must not force the end."""
     did = []
     with EndingSignals(lambda: did.append("in good order"), lambda: did.append("at once")) as signals:
         signals.ask()
@@ -67,8 +67,8 @@ def test_who_asks_is_no_signal():
 
 @pytest.mark.usefixtures("signals_as_before")
 @pytest.mark.parametrize("numbers", [("SIGUSR1", "SIGTERM"), ("SIGTERM", "SIGUSR1"), ("SIGUSR1", "SIGUSR2", "SIGTERM", "SIGUSR1")])
-def test_a_batch_system_that_gives_notice_and_then_asks_does_not_hurry(numbers):
-    """Slurm asks all processes of a job that is cancelled, and the shell in between gives notice too, in either order."""
+def test_slurm_notice_and_request_do_not_force_the_end(numbers):
+    """Slurm signals all processes of a cancelled job and the shell forwards it, in any order."""
     did = []
     with EndingSignals(lambda: did.append("in good order"), lambda: did.append("at once")):
         for number in numbers:
@@ -80,7 +80,7 @@ def test_a_batch_system_that_gives_notice_and_then_asks_does_not_hurry(numbers):
 
 @contextmanager
 def driver(*answers, secret=SECRET):
-    """One that gives each process that comes the next of these answers."""
+    """Run a driver that gives each arriving process the next of these answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve():
@@ -109,18 +109,18 @@ def join(rendezvous, starts_again, seconds=10.0):
     return node_timeout_seconds
 
 
-def test_one_that_comes_before_the_former_run_has_ended_tries_again():
+def test_early_process_retries_until_the_old_run_ends():
     with driver(FOR_NOW, FOR_NOW, WELCOME) as rendezvous:
         assert join(rendezvous, True) == 10.0
 
 
 @pytest.mark.parametrize(("answer", "starts_again"), [(FOR_NOW, False), (FOR_EVER, True)])
-def test_one_that_has_no_place_is_turned_away(answer, starts_again):
+def test_unexpected_process_is_refused(answer, starts_again):
     with driver(answer) as rendezvous, pytest.raises(UsageError, match="turned this process away"):
         join(rendezvous, starts_again)
 
 
-def test_a_driver_with_another_secret_may_be_of_a_run_that_has_the_address_now():
+def test_driver_with_another_secret_is_retried():
     with driver(WELCOME, secret=b"another secret 0") as rendezvous, pytest.raises(UsageError, match="handshake"):
         join(rendezvous, False)
     with driver(WELCOME, secret=b"another secret 0") as rendezvous, pytest.raises(RunFailedError, match="could not be reached"):
@@ -128,8 +128,8 @@ def test_a_driver_with_another_secret_may_be_of_a_run_that_has_the_address_now()
 
 
 @pytest.mark.parametrize("says", ["nothing", "a byte now and then"])
-def test_a_driver_that_proves_itself_and_does_not_answer_is_waited_for_until_the_start_timeout(says):
-    """As one is whose host dies, or that is stopped, at that moment."""
+def test_silent_driver_is_awaited_until_the_start_timeout(says):
+    """As when its host dies, or it is stopped, at that moment."""
     over = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -162,7 +162,7 @@ def test_a_driver_that_proves_itself_and_does_not_answer_is_waited_for_until_the
     assert 0.9 <= outcome[0] < 8.0
 
 
-def test_whoever_was_welcomed_in_time_is_not_cut_off_later():
+def test_accepted_process_is_not_cut_off_later():
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve():

@@ -1,4 +1,4 @@
-"""Whose memory a checkpoint is read from: a node on another machine than the driver's has no say in what is read here."""
+"""Memory of checkpoints: nodes on other machines cannot name memory to read on this one."""
 
 import sys
 
@@ -21,8 +21,8 @@ from crosstrain.launch.launchers.base import NodeChannel
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process read another's memory")
 @pytest.mark.parametrize(("on_this_machine", "answer"), [(True, "taken"), (False, "send")])
-def test_memory_is_read_for_nodes_of_this_machine_alone(tmp_path, on_this_machine, answer):
-    """The node names memory of this very process, under its right mark: it can be read, and whether it is, the launcher's word decides."""
+def test_memory_is_read_on_the_driver_s_machine_only(tmp_path, on_this_machine, answer):
+    """The node names memory of this process with its mark; the launcher decides if it is read."""
     job = a_job(tmp_path, name="run")
     training, recording = TrainingJob.of(job), Recording(job, QuietProgress())
     recording.start_clock()
@@ -32,11 +32,11 @@ def test_memory_is_read_for_nodes_of_this_machine_alone(tmp_path, on_this_machin
     with streams() as (ours, theirs):
         channel = NodeChannel(0, ours, "127.0.0.1", None, None, on_this_machine)
         nodes = Nodes([channel], ReportHandlers(recording.sample, recording.log))
-        attempt = Attempt(training, nodes, recording, Origin(), lambda attempt: {}, lambda *told: None, False)
+        attempt = Attempt(training, nodes, recording, Origin(), lambda attempt: {}, lambda *arguments: None, False)
         try:
             attempt.saver.begin(PendingCheckpoint(START, 0.0, 0.0, None), begin)
-            told = theirs.receive()
-            assert (told.kind, told["answer"], told["to"]) == ("state_answer", answer, "worker-0")
+            arguments = theirs.receive()
+            assert (arguments.kind, arguments["answer"], arguments["to"]) == ("state_answer", answer, "worker-0")
         finally:
             attempt.saver.abandon()
     recording.close()

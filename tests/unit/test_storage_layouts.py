@@ -1,4 +1,4 @@
-"""Weights in a kernel's order: which element lies where, and the way back."""
+"""Weights in a kernel's layout, and the inverse."""
 
 import numpy as np
 
@@ -17,7 +17,7 @@ def numbered(shape):
     return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
 
 
-def test_a_convolution_is_held_channels_last():
+def test_convolution_is_stored_channels_last():
     layouts = convolutions(SPEC)
     assert list(layouts) == ["conv.weight"]
     canonical = numbered((4, 3, 5, 2))
@@ -27,7 +27,7 @@ def test_a_convolution_is_held_channels_last():
     assert held[3, 1, 2, 0] == canonical[0, 2, 3, 1]
 
 
-def test_a_dense_weight_takes_an_image_in_the_order_of_its_pixels():
+def test_dense_weight_follows_the_order_of_pixels():
     canonical = numbered((7, 24))
     layout = after_flatten(SPEC, "fc", channels=4)["fc.weight"]
     image_chw = np.random.default_rng(1).standard_normal((4, 3, 2)).astype(np.float32)
@@ -35,9 +35,9 @@ def test_a_dense_weight_takes_an_image_in_the_order_of_its_pixels():
     np.testing.assert_allclose(layout.to_storage(canonical) @ image_chw.transpose(1, 2, 0).ravel(), wanted, rtol=1e-4)
 
 
-def test_the_way_back_restores_every_element():
+def test_inverse_restores_every_element():
     for name, layout in {**convolutions(SPEC), **after_flatten(SPEC, "fc", channels=4)}.items():
-        canonical = numbered(next(one.shape for one in SPEC.parameters if one.name == name))
+        canonical = numbered(next(parameter.shape for parameter in SPEC.parameters if parameter.name == name))
         held = layout.to_storage(canonical)
         view = layout.as_canonical(held)
         assert np.shares_memory(view, held)

@@ -1,4 +1,4 @@
-"""The lock for making a store: its file goes with a name that was refused, and one at a time holds it all the same."""
+"""The lock for making a store: exclusive, and its file is removed with refused names."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from crosstrain.core.errors import UsageError
 from crosstrain.data.store.location import is_locked, locked
 
 
-def test_refused_names_leave_no_file(tmp_path, monkeypatch):
+def test_refused_names_leave_no_lock_file(tmp_path, monkeypatch):
     monkeypatch.setenv("TRAINER_DATA_CACHE", str(tmp_path / "cache"))
     for name in ("empty", "blank"):
         for language in ("en", "de"):
@@ -24,14 +24,14 @@ def test_refused_names_leave_no_file(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("left", ["made", ".made.work"])
-def test_the_file_stays_where_something_was_made(tmp_path, left):
+def test_lock_file_stays_if_something_was_made(tmp_path, left):
     with locked(tmp_path, "made"):
         (tmp_path / left).mkdir()
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([left, ".made.lock"])
 
 
-def test_who_has_waited_for_a_file_that_goes_holds_the_next_one(tmp_path):
-    """Every holder removes the file that others wait for, and none of them is ever beside another."""
+def test_waiting_process_locks_the_replaced_file(tmp_path):
+    """Every holder removes the file that others wait for; no two ever hold it."""
     inside, most, done = [], [], []
 
     def work():
@@ -65,14 +65,14 @@ for _ in range(300):
 """
 
 
-def test_processes_that_count_one_after_another_lose_nothing(tmp_path):
+def test_concurrent_counters_lose_nothing(tmp_path):
     (tmp_path / "count").write_text("0")
     children = [subprocess.Popen([sys.executable, "-c", COUNT, tmp_path]) for _ in range(3)]
     assert [child.wait(60) for child in children] == [0, 0, 0]
     assert (tmp_path / "count").read_text() == "900"
 
 
-def test_a_lock_is_refused_at_once_where_nobody_waits(tmp_path):
+def test_busy_lock_is_refused_without_waiting(tmp_path):
     with locked(tmp_path, "made"), pytest.raises(BlockingIOError), locked(tmp_path, "made", wait=False):
         pass
     assert not is_locked(tmp_path, "made")

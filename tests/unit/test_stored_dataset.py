@@ -1,4 +1,4 @@
-"""The prepared store: made once and whole, read-only, and every damage found, named and mended."""
+"""The store of prepared datasets: atomic, read-only, and damage is found and repaired."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ARRAYS = sorted(FILES.values())
 
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory):
-    """A cache with digits in it, made once: copies of it are cheap."""
+    """A cache with digits, made once and copied by tests."""
     root = tmp_path_factory.mktemp("prepared")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRAINER_DATA_CACHE", str(root))
@@ -43,7 +43,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def digits(cache, prepared):
-    """A cache of the test's own that has digits; returns the store's folder."""
+    """Return the folder of digits in a cache of this test."""
     shutil.copytree(prepared, cache)
     return cache / "digits-v2.2"
 
@@ -64,20 +64,20 @@ def bytes_read():
 
 
 def settle(folder):
-    """Open once the files are old enough to be vouched for."""
+    """Open the store once its files are old enough for a stamp."""
     time.sleep(0.12)
     stored_dataset.open_dataset("digits")
     assert (folder / STAMP).exists()
 
 
 class TestOpening:
-    def test_prepares_at_first_use_and_leaves_nothing_else(self, cache):
+    def test_dataset_is_prepared_at_first_use(self, cache):
         opened = stored_dataset.open_dataset("digits")
         assert opened.path == cache / "digits-v2.2"
         assert sorted(path.name for path in cache.iterdir()) == [".digits-v2.2.lock", "digits-v2.2"]
         assert sorted(path.name for path in opened.path.iterdir() if path.name != STAMP) == ["manifest.json", *ARRAYS]
 
-    def test_arrays_are_maps_that_nobody_can_write(self, digits):
+    def test_arrays_are_read_only_maps(self, digits):
         opened = stored_dataset.open_dataset("digits")
         for array in (opened.images("train"), opened.labels("test")):
             assert isinstance(array, np.memmap)
@@ -85,18 +85,18 @@ class TestOpening:
                 array[0] = 0
         assert all(not (digits / name).stat().st_mode & 0o222 for name in ARRAYS)
 
-    def test_inputs_follow_the_formula_and_repeat_to_the_bit(self, digits):
+    def test_inputs_follow_the_formula_exactly(self, digits):
         opened = stored_dataset.open_dataset("digits")
         info = opened.info
         expected = (opened.images("train") / 255.0 - info.mean[0]) / info.std[0]
-        found = opened.inputs("train")
-        assert found.dtype == np.float32
-        assert np.abs(found - expected).max() <= 2.0**-23 * np.abs(expected).max()  # rounded to float32 once
-        assert found.tobytes() == opened.inputs("train").tobytes()
-        assert abs(found.mean(dtype=np.float64)) < 1e-6
-        assert found.std(dtype=np.float64) == pytest.approx(1, abs=1e-6)
+        inputs = opened.inputs("train")
+        assert inputs.dtype == np.float32
+        assert np.abs(inputs - expected).max() <= 2.0**-23 * np.abs(expected).max()  # rounded to float32 once
+        assert inputs.tobytes() == opened.inputs("train").tobytes()
+        assert abs(inputs.mean(dtype=np.float64)) < 1e-6
+        assert inputs.std(dtype=np.float64) == pytest.approx(1, abs=1e-6)
 
-    def test_digests_are_computed_once_and_again_after_a_change(self, digits):
+    def test_digests_are_computed_again_only_after_changes(self, digits):
         settle(digits)
         stamped = (digits / STAMP).stat().st_mtime_ns
         stored_dataset.open_dataset("digits")
@@ -106,7 +106,7 @@ class TestOpening:
         stored_dataset.open_dataset("digits")
         assert (digits / STAMP).stat().st_mtime_ns > stamped
 
-    def test_rot_that_leaves_no_trace_is_found_when_digests_are_asked_for(self, digits):
+    def test_silent_corruption_is_found_by_digests(self, digits):
         settle(digits)
         overwrite(digits / "train_images.npy", flip)
         (digits / STAMP).write_text(json.dumps(identity(digits, read_manifest(digits))))
@@ -116,12 +116,12 @@ class TestOpening:
         (report,) = stored_dataset.verify("digits")
         assert [check.name for check in report.damaged] == ["train_images.npy"]
 
-    def test_a_torn_stamp_does_not_matter(self, digits):
+    def test_truncated_stamp_is_replaced(self, digits):
         (digits / STAMP).write_text('{"train')
         settle(digits)
         assert json.loads((digits / STAMP).read_text())
 
-    def test_what_is_open_stays_readable_while_the_store_is_made_again(self, digits):
+    def test_open_arrays_survive_a_new_preparation(self, digits):
         opened = stored_dataset.open_dataset("digits")
         before = opened.images("train").tobytes()
         stored_dataset.prepare("digits", again=True)
@@ -141,7 +141,7 @@ class TestDamage:
         ],
         ids=["flipped", "cut", "longer", "missing"],
     )
-    def test_is_named_and_made_good_again(self, digits, name, change, says):
+    def test_damage_is_named_and_repaired(self, digits, name, change, says):
         settle(digits)
         if change:
             overwrite(digits / name, change)
@@ -167,7 +167,7 @@ class TestDamage:
             (None, "is missing"),
         ],
     )
-    def test_of_the_manifest_is_named(self, digits, content, says):
+    def test_damaged_manifest_is_named(self, digits, content, says):
         manifest = digits / "manifest.json"
         if content is None:
             manifest.unlink()
@@ -179,7 +179,7 @@ class TestDamage:
         assert row.problem is not None
         assert says in row.problem
 
-    def test_a_manifest_of_a_later_schema_says_so(self, digits):
+    def test_manifest_of_a_later_schema_is_named(self, digits):
         fields = json.loads((digits / "manifest.json").read_text()) | {"schema": 99}
         del fields["manifest_sha256"]
         write_with_digest(digits, fields)
@@ -199,14 +199,14 @@ class TestDamage:
             ({"class_names": ["a"]}, "class_names: 1 names for 10 classes"),
         ],
     )
-    def test_a_manifest_whose_digest_fits_and_that_no_model_can_use_is_refused(self, digits, change, says):
+    def test_unusable_manifest_with_valid_digest_is_refused(self, digits, change, says):
         fields = json.loads((digits / "manifest.json").read_text()) | change
         del fields["manifest_sha256"]
         write_with_digest(digits, fields)
         with pytest.raises(DamagedStoreError, match=f"manifest.json .*{says}"):
             stored_dataset.open_dataset("digits")
 
-    def test_an_array_of_another_shape_is_found_even_with_a_digest_that_fits(self, digits):
+    def test_array_of_another_shape_is_found_despite_digest(self, digits):
         fields = json.loads((digits / "manifest.json").read_text())
         del fields["manifest_sha256"]
         fields["files"]["test_labels.npy"]["shape"] = [36, 10]
@@ -222,7 +222,7 @@ def write_with_digest(folder, fields):
 
 class TestMaking:
     @pytest.mark.thorough
-    def test_several_processes_at_once_all_end_well(self, cache):
+    def test_concurrent_preparations_succeed(self, cache):
         script = "from crosstrain.data.store.stored_dataset import open_dataset; print(open_dataset('digits').digest)"
         children = [subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) for _ in range(3)]
         outputs = [child.communicate(timeout=60)[0] for child in children]
@@ -230,7 +230,7 @@ class TestMaking:
         assert len(set(outputs)) == 1
         assert sorted(path.name for path in cache.iterdir()) == [".digits-v2.2.lock", "digits-v2.2"]
 
-    def test_what_a_killed_process_left_is_removed(self, cache):
+    def test_leftovers_of_a_killed_process_are_removed(self, cache):
         leftovers = [cache / ".digits-v2.2.draft-abc", cache / ".digits-v2.2.old-def"]
         for folder in leftovers:
             folder.mkdir(parents=True)
@@ -238,18 +238,18 @@ class TestMaking:
         stored_dataset.prepare("digits")
         assert not any(folder.exists() for folder in leftovers)
 
-    def test_a_store_that_exists_is_left_alone(self, digits):
+    def test_existing_store_is_reused(self, digits):
         inode = digits.stat().st_ino
         assert stored_dataset.prepare("digits") == digits
         assert digits.stat().st_ino == inode
 
-    def test_a_cache_that_cannot_be_made_is_said(self, tmp_path, monkeypatch):
+    def test_cache_that_cannot_be_made_is_named(self, tmp_path, monkeypatch):
         (tmp_path / "file").write_text("")
         monkeypatch.setenv("TRAINER_DATA_CACHE", str(tmp_path / "file" / "cache"))
         with pytest.raises(TrainerError, match="TRAINER_DATA_CACHE"):
             stored_dataset.prepare("digits")
 
-    def test_the_cache_follows_the_desktop_conventions(self, tmp_path, monkeypatch):
+    def test_cache_follows_the_xdg_specification(self, tmp_path, monkeypatch):
         monkeypatch.delenv("TRAINER_DATA_CACHE", raising=False)
         monkeypatch.setenv("HOME", str(tmp_path))
         monkeypatch.setenv("XDG_CACHE_HOME", "relative/is/ignored")
@@ -284,7 +284,7 @@ DATASET, WRONG = Source(), Wrong()
 
 @pytest.fixture
 def third_party(tmp_path, monkeypatch):
-    """A distribution of somebody else's with three datasets, of which one works."""
+    """Install a third-party distribution with three datasets, of which one works."""
     site = tmp_path / "site"
     (site / "stripes-1.0.dist-info").mkdir(parents=True)
     (site / "stripes-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: stripes\nVersion: 1.0\n")
@@ -298,14 +298,14 @@ def third_party(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("third_party")
 class TestThirdParties:
-    def test_their_dataset_is_prepared_like_ours(self, cache):
+    def test_third_party_dataset_is_prepared(self, cache):
         opened = stored_dataset.open_dataset("stripes")
         assert opened.path == cache / "stripes-v2.3"
         assert (opened.info.input_shape, opened.info.classes, opened.info.synthetic) == ((2, 3, 3), 2, True)
         expected = [[(7 / 255 - 0.1) / 1.0] * 9, [(7 / 255 - 0.2) / 0.5] * 9]
         assert np.allclose(opened.inputs("train")[1].reshape(2, 9), expected, rtol=1e-6)
 
-    def test_another_folder_of_originals_is_another_store(self, cache, tmp_path):
+    def test_other_source_folder_is_another_store(self, cache, tmp_path):
         folders = [tmp_path / "one", tmp_path / "two"]
         for value, folder in enumerate(folders, start=1):
             folder.mkdir()
@@ -313,12 +313,12 @@ class TestThirdParties:
         pixels = [int(stored_dataset.open_dataset("stripes", folder).images("train").max()) for folder in (None, *folders)]
         assert pixels == [7, 1, 2]
         time.sleep(0.02)
-        (folders[0] / "value.txt").write_text("9")  # as long as before, so only the time tells
+        (folders[0] / "value.txt").write_text("9")  # of equal length, so only the time differs
         assert stored_dataset.open_dataset("stripes", folders[0]).images("train").max() == 9
         rows = [row for row in dataset_list.list_datasets() if row.name == "stripes"]
         assert sorted(row.data_dir or "" for row in rows) == ["", str(folders[0]), str(folders[0]), str(folders[1])]
 
-    def test_the_remedy_repeats_the_folder(self, cache, tmp_path):
+    def test_suggested_command_has_the_folder(self, cache, tmp_path):
         originals = tmp_path / "my files"
         originals.mkdir()
         (originals / "value.txt").write_text("3")
@@ -328,12 +328,12 @@ class TestThirdParties:
         (report,) = stored_dataset.verify("stripes")
         assert report.remedy == f"trainer data prepare stripes --data-dir '{originals}' --again"
 
-    def test_a_broken_promise_is_named_and_nothing_is_kept(self, cache):
+    def test_invalid_dataset_is_named_and_not_stored(self, cache):
         with pytest.raises(UsageError, match=r"source of 'wrong' is broken: train labels lie in 0…1, not in 0…0"):
             stored_dataset.open_dataset("wrong")
         assert not list(cache.iterdir())
 
-    def test_a_broken_plugin_hides_no_other(self, cache):
+    def test_broken_plugin_hides_no_other(self, cache):
         rows = {row.name: row for row in dataset_list.list_datasets()}
         assert {"digits", "glyphs28", "mnist", "stripes", "broken"} <= set(rows)
         assert "no_such_module_here" in (rows["broken"].problem or "")
@@ -347,7 +347,7 @@ class TestCommand:
             raise result.exception
         return result.stdout
 
-    def test_list_tells_what_is_prepared(self, digits):
+    def test_list_shows_prepared_datasets(self, digits):
         listed = json.loads(self.run("list", "--json"))
         assert listed["cache"] == str(digits.parent)
         rows = {row["name"]: row for row in listed["datasets"]}
@@ -357,7 +357,7 @@ class TestCommand:
         table = self.run("list")
         assert all(row["name"] in table and row["description"] in table for row in rows.values())
 
-    def test_a_line_feed_in_a_path_breaks_no_row(self, cache, tmp_path):
+    def test_line_feed_in_a_path_stays_in_its_row(self, cache, tmp_path):
         folder = tmp_path / "two\nlines"
         for split in ("train", "test"):
             for number, name in enumerate("abcdefghijkl"):
@@ -376,7 +376,7 @@ class TestCommand:
         assert json.loads(self.run("info", name, "--json"))["class_names"] == list("abcdefghijkl")
         assert self.run("remove", name).count("\n") == 1
 
-    def test_verify_names_what_is_damaged(self, digits):
+    def test_verify_names_damage(self, digits):
         assert json.loads(self.run("verify", "digits", "--json"))["ok"] is True
         overwrite(digits / "test_images.npy", flip)
         (digits / "test_labels.npy").unlink()
@@ -390,20 +390,20 @@ class TestCommand:
         assert "5 files as they should be" in self.run("verify", "digits")
 
     def test_verify_reads_every_file_once(self, digits):
-        """As the kernel counts what this process reads; maps are not in it."""
+        """As the kernel counts this process's reads, which exclude maps."""
         before = bytes_read()
         report = stored_dataset.verify_store("digits", digits)
         assert not report.damaged
         size = sum(check.bytes for check in report.files)
         assert size <= bytes_read() - before < 1.7 * size
 
-    def test_verify_says_what_is_not_prepared(self, cache):
+    def test_verify_names_unprepared_datasets(self, cache):
         with pytest.raises(UsageError, match="trainer data prepare digits"):
             self.run("verify", "digits")
         assert "No dataset is prepared" in self.run("verify")
 
-    def test_remove_takes_every_store_of_a_dataset_and_no_other(self, digits):
-        """Whoever has a store open keeps reading it, and the next use makes it again."""
+    def test_remove_deletes_all_stores_of_a_dataset_only(self, digits):
+        """Open stores stay readable, and the next use prepares the dataset again."""
         opened = stored_dataset.open_dataset("digits")
         before = opened.images("train")[-1].copy()
         for name in ("digits-v1", "digits-v2.1-0123456789abcdef", "digits-v2.2+a=1", "digits28-v2.2", "digits-v2.2-short", "digits-vx"):
@@ -417,7 +417,7 @@ class TestCommand:
         np.testing.assert_array_equal(opened.images("train")[-1], before)
         np.testing.assert_array_equal(stored_dataset.open_dataset("digits").images("train")[-1], before)
 
-    def test_an_interrupted_preparation_is_listed_and_removed(self, cache):
+    def test_interrupted_preparation_is_listed_and_removed(self, cache):
         for leftover in (".digits-v2.2.work", ".digits-v2.2.draft-a1", ".digits-v1.old-b2", ".digits28-v2.2.work"):
             (cache / leftover / "deep").mkdir(parents=True)
             (cache / leftover / "deep" / "part.npz").write_bytes(bytes(2_000_000))
@@ -429,7 +429,7 @@ class TestCommand:
         assert printed == [f"{left_of}{cache / 'digits-v1'} (2.0 MB)", f"{left_of}{cache / 'digits-v2.2'} (4.0 MB)"]
         assert [path.name for path in cache.iterdir() if not path.name.endswith(".lock")] == [".digits28-v2.2.work"]
 
-    def test_a_preparation_at_work_is_listed_and_stays(self, cache):
+    def test_preparation_in_progress_is_listed_and_kept(self, cache):
         (cache / ".digits-v2.2.work").mkdir(parents=True)
         script = f"""
 import pathlib
@@ -438,40 +438,40 @@ with locked(pathlib.Path({str(cache)!r}), "digits-v2.2"):
     print("locked", flush=True)
     input()
 """
-        with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-            assert other.stdout.readline() == "locked\n"
+        with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout.readline() == "locked\n"
             (begun,) = (row["begun"] for row in json.loads(self.run("list", "--json"))["datasets"] if row["name"] == "digits")
             assert begun == "at work"
             with pytest.raises(UsageError, match="is being prepared now, and stays"):
                 self.run("remove", "digits")
             assert (cache / ".digits-v2.2.work").exists()
-            other.communicate("\n")
+            child.communicate("\n")
         self.run("remove", "digits")
         assert not (cache / ".digits-v2.2.work").exists()
 
-    def test_remove_says_what_is_not_there(self, cache):
+    def test_remove_names_missing_datasets(self, cache):
         for name in ("digits", "synthetic-images:size=64"):
             with pytest.raises(UsageError, match="nothing to remove"):
                 self.run("remove", name)
         with pytest.raises(UsageError, match="Did you mean 'digits'"):
             self.run("remove", "digit")
 
-    def test_remove_knows_every_name_before_it_removes_one(self, digits):
+    def test_remove_checks_all_names_first(self, digits):
         for wrong in ("nope", "glyphs"):
             with pytest.raises(UsageError):
                 self.run("remove", "digits", wrong)
         assert digits.exists()
         assert self.run("remove", "digits", "digits").count("removed") == 1
 
-    def test_remove_names_what_the_system_refuses(self, digits):
-        """A folder where the lock's file would be is refused to root too."""
+    def test_remove_reports_errors_of_the_system(self, digits):
+        """A folder in the place of the lock file is refused to root too."""
         (digits.parent / f".{digits.name}.lock").unlink(missing_ok=True)
         (digits.parent / f".{digits.name}.lock").mkdir()
         with pytest.raises(TrainerError, match="cannot be removed"):
             self.run("remove", "digits")
         assert stored_dataset.verify("digits")[0].damaged == ()
 
-    def test_an_unknown_name_gets_the_nearest(self, cache):
+    def test_unknown_dataset_suggests_the_nearest(self, cache):
         with pytest.raises(UsageError, match="Did you mean 'digits'"):
             self.run("prepare", "digit")
         assert not Path(cache).exists()

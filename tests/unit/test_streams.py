@@ -1,4 +1,4 @@
-"""Where the command's words go when standard output or standard error cannot be written."""
+"""Messages of commands when standard output or standard error cannot be written."""
 
 from __future__ import annotations
 
@@ -48,20 +48,20 @@ def on_full_device(arguments, cwd):
         "run --backend torch --print-config --json",
     ],
 )
-def test_output_to_a_full_device_is_one_line_and_exit_1(out, command):
+def test_full_device_gives_one_line_and_exit_1(out, command):
     done = on_full_device(command.split(), out)
     assert (done.returncode, done.stderr) == (1, REFUSED.format("No space left on device"))
 
 
 @pytest.mark.thorough
-def test_a_closed_standard_output_is_said_too(out):
+def test_closed_standard_output_is_reported(out):
     script = ["sh", "-c", f"{' '.join(TRAINER)} compare one two --out . >&-"]
     done = subprocess.run(script, stderr=subprocess.PIPE, text=True, cwd=out)
     assert (done.returncode, done.stderr) == (1, REFUSED.format("Bad file descriptor"))
 
 
 @pytest.mark.thorough
-def test_a_reader_that_takes_one_line_is_no_error(out):
+def test_reader_of_one_line_is_no_error(out):
     command = [*TRAINER, *["compare", "one", "two", "--out", ".", "--curves", "loss", "--over", "seconds", "--points", "30000"]]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=out) as pipe:
         assert pipe.stdout.readline() == "seconds,one,two\n"
@@ -75,22 +75,22 @@ COPY = "standard output cannot be written ({}); the exit code is that of the wor
 @pytest.mark.thorough
 @pytest.mark.parametrize("refusal", ["Bad file descriptor", "No space left on device", "Broken pipe"])
 @pytest.mark.parametrize("command", ["runs export one --out . --what steps --overwrite -o {}/steps.csv", "plot one --out . -o {}/figures"])
-def test_work_that_stands_in_files_keeps_its_exit_code(out, tmp_path, command, refusal):
-    assert in_vain(command.format(tmp_path).split(), out, refusal) == (0, COPY.format(refusal))
+def test_files_written_keep_the_exit_code(out, tmp_path, command, refusal):
+    assert run_refused(command.format(tmp_path).split(), out, refusal) == (0, COPY.format(refusal))
     assert any(tmp_path.iterdir())
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("more", "code", "end"), [((), 0, ""), (("--model", "cnn", "--lr", "1e30", "--json"), 1, "error: ")])
-def test_a_run_ends_with_its_own_exit_code_whether_its_summary_is_printed_or_not(tmp_path, more, code, end):
+def test_run_keeps_its_exit_code_without_a_summary(tmp_path, more, code, end):
     arguments = ["run", "--backend", "torch", "--steps", "40", "--no-calibrate", "--quiet", "--name", "one", "--out", str(tmp_path), *more]
-    found, said = in_vain(arguments, tmp_path, "Broken pipe")
-    assert found == code == RunReader(tmp_path / "one").status()["exit_code"]
-    assert said.startswith(COPY.format("Broken pipe") + end)
+    exit_code, output = run_refused(arguments, tmp_path, "Broken pipe")
+    assert exit_code == code == RunReader(tmp_path / "one").status()["exit_code"]
+    assert output.startswith(COPY.format("Broken pipe") + end)
 
 
-def in_vain(arguments, cwd, refusal):
-    """Run a command whose standard output refuses what is printed; return its exit code and its standard error."""
+def run_refused(arguments, cwd, refusal):
+    """Run a command whose standard output refuses data; return its exit code and standard error."""
     script = {
         "Bad file descriptor": '"$@" >&-',
         "No space left on device": '"$@" >/dev/full',
@@ -101,18 +101,20 @@ def in_vain(arguments, cwd, refusal):
 
 
 @pytest.mark.thorough
-def test_a_run_whose_messages_nobody_reads_any_more_goes_on(tmp_path):
-    """As behind ``2>&1 | tee``, which Ctrl-C ends too."""
+def test_run_continues_when_nobody_reads_its_messages(tmp_path):
+    """As behind ``2>&1
+    tee``, which Ctrl-C ends too.
+    """
     command = [*TRAINER, "run", "--backend", "torch", "--steps", "40", "--no-calibrate", "--name", "one", "--out", tmp_path]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr.readline()
         process.stderr.close()
-        assert process.wait(120) == 1  # which tells that messages were lost
+        assert process.wait(120) == 1  # the code for lost messages
     assert RunReader(tmp_path / "one").status()["state"] == "succeeded"
 
 
 @pytest.mark.thorough
-def test_messages_that_cannot_be_written_keep_the_exit_code_and_are_told_by_it(out):
+def test_unwritable_messages_keep_the_exit_code(out):
     with open("/dev/full", "wb") as full:
         codes = [
             subprocess.run([*TRAINER, *command], stdout=subprocess.DEVNULL, stderr=full, cwd=out).returncode
@@ -122,8 +124,8 @@ def test_messages_that_cannot_be_written_keep_the_exit_code_and_are_told_by_it(o
 
 
 @pytest.mark.parametrize("command", [["report", "one", "-o"], ["runs", "export", "one", "--what", "steps", "--overwrite", "-o"]])
-def test_a_pipe_is_no_place_for_a_file(out, tmp_path, capsys, command):
-    """A device in its place would have been replaced by a file."""
+def test_pipe_is_refused_as_an_output_file(out, tmp_path, capsys, command):
+    """A device would have been replaced by a file."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     assert invoke([*command, str(pipe), "--out", str(out)]) == 2
@@ -136,8 +138,8 @@ def test_a_pipe_is_no_place_for_a_file(out, tmp_path, capsys, command):
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(1, 40_000), max_size=5))
-def test_a_refused_write_is_raised_once_whatever_the_sizes(sizes):
-    """The interpreter's last flush finds the rest of what was refused, and has nothing to complain of."""
+def test_refused_write_is_raised_once_for_any_sizes(sizes):
+    """The interpreter's last flush finds the rest of the refused data, and raises nothing."""
     with open("/dev/full", "wb", buffering=0) as full:
         raw = _Output(full.fileno())
         raised = 0

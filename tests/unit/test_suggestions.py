@@ -1,4 +1,4 @@
-"""What is suggested for a name that does not exist: what was meant, or nothing."""
+"""Suggestions for unknown names: what was meant, or nothing."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ PLUGINS = [plugin.name for plugins in BUILT_IN.values() for plugin in plugins]
         ("--early-stopping", "--patience"),
     ],
 )
-def test_an_option_that_others_have_or_with_a_slip(typed, meant):
+def test_option_with_a_synonym_or_slip_has_a_suggestion(typed, meant):
     assert nearest(typed, FLAGS) == meant
 
 
 @pytest.mark.parametrize("typed", ["--test", "--verbose", "--frobnicate", "-x", "--", "", "--q", "--zz"])
-def test_where_nothing_is_near_nothing_is_suggested(typed):
+def test_distant_name_has_no_suggestion(typed):
     assert nearest(typed, FLAGS) is None
 
 
@@ -77,14 +77,14 @@ def test_where_nothing_is_near_nothing_is_suggested(typed):
         ("model", "resnet", "resnet18"),
     ],
 )
-def test_a_value_by_another_name(capsys, field, typed, meant):
+def test_value_with_a_synonym_has_a_suggestion(capsys, field, typed, meant):
     assert main(["run", flag_name(field), typed]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"error: {flag_name(field)}: got {typed!r}; allowed: ")
-    assert said.partition("Did you mean ")[2].strip() == (f"{meant!r}?" if meant else "")
+    message = capsys.readouterr().err
+    assert message.startswith(f"error: {flag_name(field)}: got {typed!r}; allowed: ")
+    assert message.partition("Did you mean ")[2].strip() == (f"{meant!r}?" if meant else "")
 
 
-def test_a_variable_and_a_key_of_a_file_by_another_name(tmp_path):
+def test_variable_and_key_with_a_synonym_have_a_suggestion(tmp_path):
     (tmp_path / "job.toml").write_text("learning_rate = 0.1\n")
     with pytest.raises(Exception, match=r"learning_rate \(in file .*Did you mean 'lr'\?"):
         resolve({}, {}, tmp_path / "job.toml")
@@ -94,23 +94,23 @@ def test_a_variable_and_a_key_of_a_file_by_another_name(tmp_path):
         resolve({}, {"TRAINER_FOO": "0.1"})
 
 
-def test_every_command_suggests_its_own_options(capsys):
+def test_commands_suggest_their_own_options(capsys):
     assert main(["compare", "--targte", "x"]) == 2
     assert "Did you mean" not in capsys.readouterr().err
     assert main(["evaluate", "--dataset", "x"]) == 2
     assert "`trainer evaluate` has no such option. Did you mean '--data'?" in capsys.readouterr().err
 
 
-def test_the_table_has_names_that_exist_and_each_word_once():
+def test_synonyms_are_unique_and_of_existing_names():
     known = {*Job.model_fields, *(name.removeprefix("--").replace("-", "_") for name in RUN_ONLY), *VALUES, *PLUGINS}
     assert set(OTHER_NAMES) <= known
-    for ours, others in OTHER_NAMES.items():
-        for other in others:
-            assert nearest(other, [ours, "zzzzzzzzzzzz"]) == ours
+    for ours, synonyms in OTHER_NAMES.items():
+        for synonym in synonyms:
+            assert nearest(synonym, [ours, "zzzzzzzzzzzz"]) == ours
 
 
 @given(st.sampled_from(FLAGS), st.data())
-def test_one_slip_in_a_name_is_forgiven(flag, data):
+def test_single_slip_in_a_name_has_a_suggestion(flag, data):
     place = data.draw(st.integers(2, len(flag) - 1))
     kind = data.draw(st.sampled_from(["out", "in", "swap"]))
     if kind == "swap":
@@ -124,7 +124,7 @@ def test_one_slip_in_a_name_is_forgiven(flag, data):
 
 
 @given(st.text(max_size=30), st.lists(st.text(max_size=30), max_size=5))
-def test_what_is_suggested_is_allowed(typed, allowed):
+def test_suggestion_is_an_allowed_value(typed, allowed):
     assert nearest(typed, allowed) in (None, *allowed)
     for name in allowed:
         if name.strip("-_ "):

@@ -1,4 +1,4 @@
-"""Tasks that are started before anybody knows which task of the cluster they will be."""
+"""Processes that start before it is known which task of the cluster they will be."""
 
 import errno
 import os
@@ -27,7 +27,7 @@ TOY = Path(__file__).parent.parent / "toy"
 
 
 class Node:
-    """A supervisor whose reports are kept."""
+    """A supervisor that stores its reports."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -54,7 +54,7 @@ def node(tmp_path):
     node.supervisor.stop(0.0)
 
 
-def test_a_spare_is_no_task_until_it_is_taken(node, tmp_path):
+def test_spare_is_no_task_until_it_is_claimed(node, tmp_path):
     node.prestart()
     assert node.supervisor.alive() == []
     early = node.supervisor.claim("worker-0", tmp_path / "logs/worker-0.log", node.environment)
@@ -65,8 +65,8 @@ def test_a_spare_is_no_task_until_it_is_taken(node, tmp_path):
     assert os.getpgid(pid) == pid
 
 
-def test_a_spare_is_taken_in_its_own_environment_alone(node, tmp_path):
-    """What it has read of it cannot be changed any more, such as the GPU that it sees."""
+def test_spare_is_claimed_only_with_its_environment(node, tmp_path):
+    """What it has read from it is fixed, such as its visible GPU."""
     node.prestart()
     log = tmp_path / "logs/worker-0.log"
     assert node.supervisor.claim("worker-0", log, {**node.environment, "CUDA_VISIBLE_DEVICES": "1"}) is None
@@ -74,7 +74,7 @@ def test_a_spare_is_taken_in_its_own_environment_alone(node, tmp_path):
 
 
 @pytest.mark.parametrize("end", ["killed", "failed"])
-def test_a_spare_that_dies_is_not_taken_and_nobody_hears_of_it(node, tmp_path, end):
+def test_dead_spare_is_not_claimed_and_not_reported(node, tmp_path, end):
     before = set(node.children())
     node.prestart("toy" if end == "killed" else "no-such-backend")
     (pid,) = set(node.children()) - before
@@ -85,7 +85,7 @@ def test_a_spare_that_dies_is_not_taken_and_nobody_hears_of_it(node, tmp_path, e
     assert (node.deaths, node.messages) == ([], [])
 
 
-def test_a_taken_spare_that_dies_before_it_has_moved_leaves_what_it_wrote_in_the_log(node, tmp_path):
+def test_claimed_spare_that_dies_early_leaves_its_log(node, tmp_path):
     node.prestart()
     early = tmp_path / "spare-1.early"
     wait_until(lambda: "crosstrain.engine.protocol.task_messages" in early.read_text(), 30, "the start of the spare")
@@ -100,7 +100,7 @@ def test_a_taken_spare_that_dies_before_it_has_moved_leaves_what_it_wrote_in_the
     assert not early.exists()
 
 
-def test_spares_that_nobody_takes_are_dismissed(node):
+def test_unused_spares_are_dismissed(node):
     before = set(node.children())
     node.prestart()
     node.prestart()
@@ -125,8 +125,8 @@ os._exit(3)
 """
 
 
-def test_a_death_is_the_last_that_is_heard_of_a_task(tmp_path, monkeypatch):
-    """However slowly what it said is taken, and although a process of its own keeps its end of the channel open."""
+def test_death_is_the_last_message_of_a_task(tmp_path, monkeypatch):
+    """However slowly messages are read, and although a child keeps the channel open."""
     count, heard = 40, []
     script = tmp_path / "chatterbox.py"
     script.write_text(CHATTERBOX.format(count=count))
@@ -143,8 +143,8 @@ def test_a_death_is_the_last_that_is_heard_of_a_task(tmp_path, monkeypatch):
     assert supervisor.alive() == []
 
 
-def test_children_that_are_no_tasks_are_left_to_whoever_started_them(node, tmp_path):
-    """Such as those that look where tasks stand; one of them is never awaited."""
+def test_other_children_are_left_to_their_parent(node, tmp_path):
+    """Such as processes that collect stacks; one of them is never waited for."""
     forgotten = subprocess.Popen(["true"])
     for number in range(3):
         name = f"worker-{number}"
@@ -156,8 +156,8 @@ def test_children_that_are_no_tasks_are_left_to_whoever_started_them(node, tmp_p
     assert forgotten.wait() == 0
 
 
-def test_a_task_that_cannot_be_started_is_reported_with_its_reason_and_nothing_of_it_is_left(node, tmp_path):
-    """Its log cannot be opened, as a folder has its name; another task is started after it."""
+def test_task_that_cannot_start_is_reported_and_removed(node, tmp_path):
+    """Its log is a folder and cannot be opened; another task is started after it."""
     (tmp_path / "worker-0.log").mkdir()
     node.supervisor.start("worker-0", tmp_path / "worker-0.log", node.environment)
     assert node.reported.wait(10)
@@ -205,8 +205,8 @@ folder.rmdir()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit of processes is Linux's")
-def test_a_node_that_may_have_no_more_processes_says_so_of_each_task():
-    """Neither a process nor a thread can be begun there."""
+def test_process_limit_is_reported_for_each_task():
+    """Neither a process nor a thread can be started there."""
     done = subprocess.run([sys.executable, "-c", AT_THE_LIMIT], capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines() == [f"error worker-0 BlockingIOError {errno.EAGAIN}", "death worker-0 None 1", "[] 0"], done.stderr
     assert done.returncode == 0
@@ -214,7 +214,7 @@ def test_a_node_that_may_have_no_more_processes_says_so_of_each_task():
 
 @pytest.fixture
 def agent(tmp_path):
-    """An agent as a local run starts it, its channel, and the folder of its temporary files."""
+    """Start an agent as a local run does; yield it, its channel and its temporary folder."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     popen = partial(subprocess.Popen, env={**os.environ, "TMPDIR": str(folder)}, stderr=subprocess.PIPE)
@@ -232,13 +232,13 @@ JOB = Job(backend="toy").model_dump_json()
 
 
 def heard(stream, *kinds):
-    """The next messages of these kinds."""
+    """Return the next messages of these kinds."""
     while (message := stream.receive()).kind not in kinds:
         pass
     return message
 
 
-def test_an_agent_that_cannot_start_a_task_tells_of_the_task_and_goes_on(agent, tmp_path):
+def test_agent_reports_unstartable_task_and_continues(agent, tmp_path):
     process, stream, folder = agent
     (tmp_path / "logs/worker-0.log").mkdir(parents=True)
     task = {"task": "worker-0", "cluster": '{"addresses": ["127.0.0.1"]}', "threads": 1, "local_index": 0}
@@ -265,7 +265,7 @@ def test_an_agent_that_cannot_start_a_task_tells_of_the_task_and_goes_on(agent, 
     assert list(folder.iterdir()) == []
 
 
-def test_what_an_agent_cannot_do_is_told_as_its_own_failure(agent):
+def test_failure_of_an_agent_is_reported_as_its_own(agent):
     process, stream, folder = agent
     stream.send(Message("fly", {}))
     _, errors = process.communicate(timeout=10)

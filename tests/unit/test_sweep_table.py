@@ -1,4 +1,4 @@
-"""The table at the end of a sweep: a row a point, whatever was swept, with repeats folded."""
+"""The table at the end of a sweep: a row per point of any grid, with folded repeats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from crosstrain.report.runs.run import finished_run
 
 
 def swept(folder, grid, **flags):
-    """Write a run for each point of a sweep, at 1000, 2000, … examples/s; return what the table is made from."""
+    """Write a run for each point, at 1000, 2000, … examples/s; return the paths with settings."""
     base = {} if "backend" in grid.axes else {"backend": "torch"}
     points = plan(grid, {**base, **flags}, {}, None)
     runs = [
@@ -27,7 +27,7 @@ def swept(folder, grid, **flags):
 
 
 def speeds(text):
-    """The lines of the table of speed as lists of cells, the header first; without what is not the point's own and its examples/s."""
+    """Return the rows of the table of speed, header first: settings of the point and examples/s."""
     lines = text.splitlines()
     first = next(index for index, line in enumerate(lines) if "examples/s" in line and "relative" in line)
     rows = [re.split(r"\s{2,}", line.strip()) for line in (lines[first], *lines[first + 2 : lines.index("", first)])]
@@ -49,26 +49,26 @@ def speeds(text):
         ("beta1", [0.8, 0.9], {"optimizer": "sgd"}),
     ],
 )
-def test_repeats_of_different_points_are_never_one_row(tmp_path, field, values, flags):
-    given = swept(tmp_path, Grid({field: values}, (), 2), **flags)
+def test_repeats_of_different_points_are_separate_rows(tmp_path, field, values, flags):
+    points = swept(tmp_path, Grid({field: values}, (), 2), **flags)
     shown = [str(value).lower() for value in values]
-    assert speeds(points_text(given, repeats=True, width=None)) == [
+    assert speeds(points_text(points, repeats=True, width=None)) == [
         [field, "runs", "examples/s"],
         [shown[0], "2", "2,000 ± 12,706"],
         [shown[1], "2", "3,000 ± 12,706"],
     ]
 
 
-def test_points_stand_in_the_order_of_their_values(tmp_path):
-    given = swept(tmp_path, Grid({"bandwidth": ["1gbit", "300mbit", "0.5gbit"], "eval_every": ["100steps", "20steps"]}), nodes=2)
-    assert [row[:2] for row in speeds(points_text(given, repeats=False, width=None))[1:]] == [
+def test_points_are_ordered_by_their_values(tmp_path):
+    points = swept(tmp_path, Grid({"bandwidth": ["1gbit", "300mbit", "0.5gbit"], "eval_every": ["100steps", "20steps"]}), nodes=2)
+    assert [row[:2] for row in speeds(points_text(points, repeats=False, width=None))[1:]] == [
         [bandwidth, every] for bandwidth in ("300mbit", "0.5gbit", "1gbit") for every in ("20steps", "100steps")
     ]
 
 
-def test_without_repeats_each_run_is_a_row(tmp_path):
-    given = swept(tmp_path, Grid({"seed": [10, 9], "tensorboard": [True, False]}))
-    text = points_text(given, repeats=False, width=None)
+def test_runs_without_repeats_are_rows(tmp_path):
+    points = swept(tmp_path, Grid({"seed": [10, 9], "tensorboard": [True, False]}))
+    text = points_text(points, repeats=False, width=None)
     assert speeds(text) == [
         ["seed", "tensorboard", "examples/s"],
         ["9", "false", "4,000"],
@@ -79,34 +79,34 @@ def test_without_repeats_each_run_is_a_row(tmp_path):
     assert "Several runs" not in text
 
 
-def test_points_of_cases_are_told_apart_where_one_does_not_have_a_setting(tmp_path):
+def test_points_of_cases_with_missing_settings_are_distinct(tmp_path):
     cases = [{"nodes": 1}, {"nodes": 2, "cores_per_node": [1, 0.5]}]
-    given = swept(tmp_path, Grid({}, cases, 2))
-    assert [row[:3] for row in speeds(points_text(given, repeats=True, width=None))] == [
+    points = swept(tmp_path, Grid({}, cases, 2))
+    assert [row[:3] for row in speeds(points_text(points, repeats=True, width=None))] == [
         ["nodes", "cores_per_node", "runs"],
         ["1", "-", "2"],
         ["2", "1,0.5", "2"],
     ]
 
 
-def test_a_repeat_under_another_kernel_stands_apart_and_says_why(tmp_path):
-    given = swept(tmp_path, Grid({"batch_size": [8]}, (), 2))
-    other = made("other", batch_size=8, seed=2, node={"kernel": "7.0.0"})
-    written(tmp_path, other)
-    given.append((tmp_path / "other", {"batch_size": 8, "seed": 2}))
-    assert [row[:3] for row in speeds(points_text(given, repeats=True, width=None))] == [
+def test_repeat_under_another_kernel_is_separate(tmp_path):
+    points = swept(tmp_path, Grid({"batch_size": [8]}, (), 2))
+    other_run = made("other", batch_size=8, seed=2, node={"kernel": "7.0.0"})
+    written(tmp_path, other_run)
+    points.append((tmp_path / "other", {"batch_size": 8, "seed": 2}))
+    assert [row[:3] for row in speeds(points_text(points, repeats=True, width=None))] == [
         ["batch_size", "kernel", "runs"],
         ["8", "6.1.0", "2"],
         ["8", "7.0.0", "1"],
     ]
 
 
-def test_seeds_alone_are_one_row_that_says_how_many(tmp_path):
+def test_seeds_alone_are_one_row_with_their_number(tmp_path):
     text = points_text(swept(tmp_path, Grid(repeats=3)), repeats=True, width=None)
     assert [row[:1] for row in speeds(text)] == [["run"], ["seed ×3"]]
 
 
-def test_a_series_of_scaling_is_called_by_its_batch_and_not_by_that_of_its_first_point(tmp_path):
+def test_scaling_series_is_named_by_its_batch(tmp_path):
     cases = [{"nodes": 1, "batch_size": 60}, {"nodes": 2, "batch_size": 30}]
     lines = points_text(swept(tmp_path, Grid({}, cases, 2)), repeats=True, width=None).splitlines()
     (first,) = (index for index, line in enumerate(lines) if line.startswith("scaling"))
@@ -128,14 +128,14 @@ def test_a_series_of_scaling_is_called_by_its_batch_and_not_by_that_of_its_first
     ],
     ids=str,
 )
-def test_a_sweep_says_the_same_of_its_runs_as_a_comparison_of_them(tmp_path, grid, flags):
-    given = swept(tmp_path, Grid(grid, (), 2), **flags)
-    found = conclude([finished_run(path) for path, _ in given])
-    assert points_conclusion(given) == found.to_json(told(found).sentences)
-    assert points_text(given, repeats=True, width=None).startswith(as_text(told(found), None))
+def test_sweep_and_comparison_agree(tmp_path, grid, flags):
+    points = swept(tmp_path, Grid(grid, (), 2), **flags)
+    conclusion = conclude([finished_run(path) for path, _ in points])
+    assert points_conclusion(points) == conclusion.to_json(told(conclusion).sentences)
+    assert points_text(points, repeats=True, width=None).startswith(as_text(told(conclusion), None))
 
 
-def test_a_sweep_ends_with_what_follows_and_has_tables_where_they_are_wanted(tmp_path, capsys):
+def test_sweep_ends_with_conclusion_and_requested_tables(tmp_path, capsys):
     points = swept(tmp_path, Grid({"batch_size": [16, 32], "lr": [0.1, 0.2], "backend": ["torch", "tf"]}, (), 3))
     words = told(conclude([finished_run(path) for path, _ in points]))
     answer, every = (points_text(points, repeats=True, width=None, tables=tables) for tables in (False, True))
@@ -144,5 +144,5 @@ def test_a_sweep_ends_with_what_follows_and_has_tables_where_they_are_wanted(tmp
     assert every.startswith(answer)
     assert len(speeds(every)) == 1 + 8
     short, long = (points_text(points, repeats=True, width=120, height=height, tables=False) for height in (100, 10))
-    assert long == short + closing_text(words, 120)  # on a terminal that it does not fit on, the answer comes once more
+    assert long == short + closing_text(words, 120)  # a table longer than the terminal is followed by the conclusion again
     assert "examples/s" in points_text(points[:1], repeats=True, width=None, tables=False)  # one run has no conclusion

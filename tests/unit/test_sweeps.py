@@ -1,4 +1,4 @@
-"""Sweeps before anything starts: grids, points, names, commands, and how long the rest takes."""
+"""Sweeps before their start: grids, points, names, commands, and the estimated rest."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def settings(points):
         ("data=synthetic-images:size=64,classes=5;digits", ("data", ["synthetic-images:size=64,classes=5", "digits"])),
     ],
 )
-def test_an_axis(text, axis):
+def test_axis_is_parsed(text, axis):
     assert read_axis(text) == axis
 
 
 @pytest.mark.parametrize("text", ["batch_size", "batch_size=", "=5", "batch_size=5,,6", ""])
-def test_what_is_no_axis(text):
+def test_invalid_axis_is_refused(text):
     with pytest.raises(UsageError, match=r"--grid: got .*batch_size=5,10,20"):
         read_axis(text)
 
@@ -49,19 +49,19 @@ def test_what_is_no_axis(text):
 @pytest.mark.parametrize(
     ("name", "message"), [("batchsize", "Did you mean 'batch_size'"), ("name", "cannot be swept"), ("out", "cannot be swept")]
 )
-def test_what_cannot_be_swept(name, message):
+def test_setting_that_cannot_vary_is_refused(name, message):
     with pytest.raises(UsageError, match=message):
         read_axis(f"{name}=1,2")
 
 
-def test_every_combination_in_order(tmp_path):
+def test_combinations_are_in_order(tmp_path):
     points = plan(Grid({"batch_size": ["5", 10], "mode": ["sync", "async"]}), BASE, {}, None)
     assert [point.name for point in points] == [f"batch_size={size},mode={mode}" for size in (5, 10) for mode in ("sync", "async")]
     assert settings(points)[0] == {"batch_size": 5, "mode": "sync"}
     assert [(point.job.batch_size, point.job.mode, point.job.backend) for point in points][-1] == (10, "async", "torch")
 
 
-def test_cases_go_with_every_combination():
+def test_cases_are_combined_with_axes():
     cases = [{"nodes": 1}, {"nodes": 2, "cores_per_node": [1, 0.5]}]
     points = plan(Grid({"mode": ["sync", "async"]}, cases), BASE, {}, None)
     assert [point.name for point in points] == [
@@ -73,7 +73,7 @@ def test_cases_go_with_every_combination():
     assert points[2].job.cores_per_node == (1, 0.5)
 
 
-def test_repeats_go_through_all_points_before_the_next_seed():
+def test_repeats_cover_all_points_before_the_next_seed():
     points = plan(Grid({"batch_size": [5, 10]}, (), 2), BASE, {"TRAINER_SEED": "7"}, None)
     assert [(point.job.batch_size, point.job.seed) for point in points] == [(5, 7), (10, 7), (5, 8), (10, 8)]
     assert points[0].name == "batch_size=5,seed=7"
@@ -84,7 +84,7 @@ def test_repeats_alone_are_a_sweep():
     assert [point.name for point in plan(Grid(repeats=2), BASE, {}, None)] == ["seed=0", "seed=1"]
 
 
-def test_one_of_two_alternatives_replaces_the_files(tmp_path):
+def test_alternative_setting_replaces_that_of_the_file(tmp_path):
     path = tmp_path / "job.toml"
     path.write_text("backend = 'torch'\nbatch_size = 5\nepochs = 3\n[sweep]\ngrid = {global_batch_size = [64]}\ncases = [{steps = 9}]\n")
     (point,) = plan(read_grid(path), {}, {}, path)
@@ -105,7 +105,7 @@ def test_one_of_two_alternatives_replaces_the_files(tmp_path):
         (Grid({"model": ["logreg", "logrec"]}), {}, r"point 2 of 2 \(model=logrec\): .*Did you mean 'logreg'"),
     ],
 )
-def test_a_wrong_point_is_named_before_anything_starts(grid, flags, message):
+def test_invalid_point_is_named_before_the_start(grid, flags, message):
     with pytest.raises(UsageError, match=message):
         plan(grid, {**BASE, **flags}, {}, None)
 
@@ -129,7 +129,7 @@ def test_a_wrong_point_is_named_before_anything_starts(grid, flags, message):
         ("[sweep]\ngrid = {seed = [1]}\nrepeats = 2", "goes through seeds"),
     ],
 )
-def test_a_wrong_table(tmp_path, table, message):
+def test_invalid_table_is_refused(tmp_path, table, message):
     path = tmp_path / "job.toml"
     path.write_text(table)
     with pytest.raises(UsageError, match=message):
@@ -147,27 +147,27 @@ MISPLACED = {
     ),
     "repeats": ("repeats = 2", lambda _: "[sweep]\nrepeats = 2"),
 }
-"""What stands outside of its table, and the same where the message says that it belongs."""
+"""Misplaced lines, and the same lines where the message places them."""
 
 
 @pytest.mark.parametrize("command", ["run", "sweep"])
 @pytest.mark.parametrize("name", MISPLACED)
-def test_where_a_grid_belongs_is_said_so_that_it_can_be_followed(tmp_path, capsys, name, command):
+def test_misplaced_grid_has_a_working_suggestion(tmp_path, capsys, name, command):
     lines = "batch_size = [5, 10]\nlr = [0.1]"
     wrong, mended = MISPLACED[name]
     path = tmp_path / "job.toml"
     path.write_text(f"backend = 'torch'\n{wrong.format(lines=lines, inline=lines.replace(chr(10), ', '))}\n")
-    asked = ["sweep", str(path), "--dry-run"] if command == "sweep" else ["run", "--config", str(path), "--print-config"]
+    arguments = ["sweep", str(path), "--dry-run"] if command == "sweep" else ["run", "--config", str(path), "--print-config"]
     if (name, command) != ("in the table", "run"):
-        assert main(asked) == 2
-        told = mended(lines).splitlines()[0]
-        assert told in capsys.readouterr().err
+        assert main(arguments) == 2
+        edited = mended(lines).splitlines()[0]
+        assert edited in capsys.readouterr().err
     path.write_text(f"backend = 'torch'\n{mended(lines)}\n")
-    assert main(asked) == 0
+    assert main(arguments) == 0
     assert len(plan(read_grid(path), {}, {}, path)) == 2
 
 
-def test_an_axis_of_the_command_line_replaces_that_of_the_file(tmp_path):
+def test_axis_of_the_command_line_replaces_the_file_s(tmp_path):
     path = tmp_path / "job.toml"
     path.write_text("[sweep]\ngrid = {batch_size = [5, 10], mode = ['sync', 'async']}\nrepeats = 3\n")
     grid = Grid({"mode": ["sync"], "lr": ["0.1"]}).over(read_grid(path))
@@ -175,13 +175,13 @@ def test_an_axis_of_the_command_line_replaces_that_of_the_file(tmp_path):
     assert Grid(repeats=1).over(read_grid(path)).repeats == 1
 
 
-def test_a_run_of_a_file_with_a_sweep_is_its_base_job(tmp_path):
+def test_run_of_a_file_with_a_sweep_is_its_base_job(tmp_path):
     path = tmp_path / "job.toml"
     path.write_text("backend = 'torch'\nbatch_size = 7\n[sweep]\ngrid = {batch_size = [5, 10]}\n")
     assert resolve({}, {}, path).job.batch_size == 7
 
 
-def test_names_are_folders(tmp_path):
+def test_point_names_are_folders(tmp_path):
     long = f"synthetic-images:size=64,classes=10,train={'0' * 300}512"
     grid = Grid({"data": [long, "synthetic-images:64"], "data_dir": [str(tmp_path / "a/b"), str(tmp_path / "a:b"), str(tmp_path / "a?b")]})
     names = [point.name for point in plan(grid, BASE, {}, None)]
@@ -198,13 +198,13 @@ def test_names_are_folders(tmp_path):
         {"lr": 3e-05, "until": "accuracy>=0.9", "eval_every": "500steps"},
     ],
 )
-def test_the_command_of_a_point_means_its_settings(given):
+def test_command_of_a_point_has_its_settings(given):
     with run.make_context("run", as_arguments(given)) as context:
         job = resolve(given_options(context), {}).job
     assert job.model_dump(mode="json") | given == job.model_dump(mode="json")
 
 
-def test_settings_in_words():
+def test_settings_are_described():
     assert (
         settings_text({"batch_size": 5, "cores_per_node": [1.0, 0.5], "nesterov": True})
         == "batch_size=5, cores_per_node=1+0.5, nesterov=true"
@@ -216,29 +216,29 @@ def job(**fields):
 
 
 class TestTimeLeft:
-    def test_updates(self):
+    def test_updates_of_a_job_are_counted(self):
         assert updates(job(steps=7), None) == 7
         assert updates(job(epochs=2, batch_size=10, nodes=3), 60_000) == 4000
         assert updates(job(epochs=2, batch_size=10, nodes=3, mode="async"), 60_000) == 12_000
         assert updates(job(epochs=2), None) is None
 
-    def test_scaled_by_updates(self):
+    def test_rest_is_scaled_by_updates(self):
         done = [Finished(job(epochs=2, batch_size=10), 5.0, 10.0, 200, 1000.0)]
         assert seconds_left(done, [job(epochs=2, batch_size=20), job(epochs=2, batch_size=5)]) == pytest.approx(5 + 5 + 5 + 20)
 
-    def test_the_point_most_like_it_counts(self):
+    def test_most_similar_point_is_the_reference(self):
         slow = Finished(job(steps=100, mode="sync"), 1.0, 100.0, 100, None)
         quick = Finished(job(steps=100, mode="async"), 1.0, 1.0, 100, None)
         assert seconds_left([slow, quick], [job(steps=200, mode="async")]) == pytest.approx(3.0)
         assert seconds_left([slow, quick], [job(steps=200, mode="sync")]) == pytest.approx(201.0)
 
-    def test_a_target_is_reached_as_soon_as_the_last_time(self):
+    def test_target_is_reached_as_early_as_before(self):
         done = [Finished(job(epochs=20, batch_size=10, until="accuracy>=0.9"), 5.0, 10.0, 200, 1000.0)]
         assert seconds_left(done, [job(epochs=20, batch_size=10, until="accuracy>=0.9", seed=2)]) == pytest.approx(15.0)
         assert seconds_left(done, [job(epochs=20, batch_size=20, until="accuracy>=0.9")]) == pytest.approx(10.0)
         assert seconds_left(done, [job(epochs=20, batch_size=10)]) == pytest.approx(5.0 + 100.0)
 
-    def test_read_from_a_summary(self):
+    def test_finished_run_is_read_from_a_summary(self):
         summary = {"examples": 500, "epochs": 0.5, "total_seconds": 12.0, "run_seconds": 10.0, "steps": 50}
         assert finished(job(steps=50), summary) == Finished(job(steps=50), 2.0, 10.0, 50, 1000.0)
 
@@ -254,11 +254,11 @@ class TestTimeLeft:
         ("/tmp/a@b", "/tmp/a@b"),
     ],
 )
-def test_a_password_is_left_out_and_nothing_else(uri, clean):
+def test_password_alone_is_removed(uri, clean):
     assert without_password(uri) == clean
 
 
-def test_a_password_is_not_written(tmp_path):
+def test_password_is_not_written(tmp_path):
     address = "http://alice:s3cret@host:5000"
     request = Request(None, {"backend": "torch", "mlflow": address}, Grid({"batch_size": ["5", "10"]}, (), None))
     points = request.plan({})
@@ -275,22 +275,22 @@ class TestCommand:
         command = [sys.executable, "-m", "crosstrain.cli.main", "sweep", *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=cwd, check=False)
 
-    def test_a_dry_run_shows_the_commands_and_makes_nothing(self, tmp_path):
+    def test_dry_run_shows_commands_and_writes_nothing(self, tmp_path):
         shown = self.trainer("--backend", "torch", "--grid", "batch_size=5,10", "--dry-run", "--json", "--name", "s", cwd=tmp_path)
         assert shown.returncode == 0, shown.stderr
         commands = [point["command"] for point in json.loads(shown.stdout)["points"]]
         assert commands[1] == ["trainer", "run", "--backend", "torch", "--batch-size", "10", "--out", "runs/s", "--name", "batch_size=10"]
         assert list(tmp_path.iterdir()) == []
 
-    def test_vocabularies_are_points_and_settings_like_others(self, tmp_path):
+    def test_vocabularies_can_be_axes_and_settings(self, tmp_path):
         same = ["--backend", "torch", "--data", "numbers", "--model", "transformer:tiny", "--dry-run", "--name", "s"]
         swept = self.trainer(*same, "--grid", "vocabulary=300,400", cwd=tmp_path)
         assert ["--vocabulary 300 " in line and "--name vocabulary=300" in line for line in swept.stdout.splitlines()] == [True, False]
-        given = self.trainer(*same, "--vocabulary", "300", "--grid", "lr=0.1,0.2", cwd=tmp_path)
-        assert ["--vocabulary 300 " in line for line in given.stdout.splitlines()] == [True, True]
+        planned = self.trainer(*same, "--vocabulary", "300", "--grid", "lr=0.1,0.2", cwd=tmp_path)
+        assert ["--vocabulary 300 " in line for line in planned.stdout.splitlines()] == [True, True]
 
     @pytest.mark.thorough
-    def test_a_sweep_is_gone_on_with_by_its_name(self, tmp_path):
+    def test_sweep_is_resumed_by_name(self, tmp_path):
         request = Request(None, {"backend": "torch"}, Grid({"batch_size": ["5", "10"]}))
         SweepFolder(tmp_path / "runs/mine", request, request.plan({}), []).close()
         shown = self.trainer("--resume", "mine", "--dry-run", "--json", cwd=tmp_path)
@@ -314,7 +314,7 @@ class TestCommand:
             (["--grid", "batch_size=5", "--name", "full", "--dry-run"], "is taken in 'runs' and no sweep"),
         ],
     )
-    def test_a_wrong_request_ends_with_2(self, tmp_path, arguments, message):
+    def test_invalid_request_exits_with_2(self, tmp_path, arguments, message):
         (tmp_path / "runs/full/something").mkdir(parents=True)
         text = ["--data", "numbers"] if "vocabulary=300,3" in arguments else []
         done = self.trainer(*([] if "--resume" in arguments else ["--backend", "torch", *text]), *arguments, cwd=tmp_path)
@@ -324,7 +324,7 @@ class TestCommand:
         assert [path.name for path in (tmp_path / "runs").iterdir()] == ["full"]
 
 
-def test_a_grid_of_more_points_than_a_sweep_has_is_refused_before_any_is_laid_out():
+def test_too_many_points_are_refused_early():
     grid = Grid({"seed": range(10**6), "batch_size": range(1, 10**6)}, repeats=7)
     with pytest.raises(UsageError, match=r"the grid has 6,999,993,000,000 points; a sweep has at most 100,000\."):
         plan(grid, {"backend": "torch"}, {}, None)

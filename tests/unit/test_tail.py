@@ -35,7 +35,7 @@ def tail(path):
     tail.close()
 
 
-def test_each_record_is_read_once(path, tail):
+def test_records_are_read_once(path, tail):
     assert tail.read() == []
     file = LineFile(path)
     assert tail.read() == []
@@ -49,7 +49,7 @@ def test_each_record_is_read_once(path, tail):
     file.close()
 
 
-def test_a_line_counts_when_it_is_whole(path, tail):
+def test_line_counts_when_complete(path, tail):
     line = encode(updates(2, 1)[0])
     append(path, updates(0, 2), line[:30])
     assert tail.read() == updates(0, 2)
@@ -59,7 +59,7 @@ def test_a_line_counts_when_it_is_whole(path, tail):
     assert tail.read() == updates(2, 1)
 
 
-def test_a_torn_line_that_is_taken_back_is_never_seen(path, tail):
+def test_withdrawn_partial_line_is_never_read(path, tail):
     append(path, updates(0, 2), b'{"schema":1,"st')
     assert tail.read() == updates(0, 2)
     os.truncate(path, len(b"".join(map(encode, updates(0, 2)))))
@@ -68,7 +68,7 @@ def test_a_torn_line_that_is_taken_back_is_never_seen(path, tail):
     assert not tail.anew
 
 
-def test_a_file_that_is_cut_is_read_again(path, tail):
+def test_truncated_file_is_read_again(path, tail):
     append(path, updates(0, 8))
     assert len(tail.read()) == 8
     cut_records(path.parent, 6, 100.0)
@@ -79,7 +79,7 @@ def test_a_file_that_is_cut_is_read_again(path, tail):
     assert not tail.anew
 
 
-def test_a_cut_file_that_grew_beyond_the_old_one_is_seen(path, tail):
+def test_truncated_file_that_regrew_is_noticed(path, tail):
     append(path, updates(0, 4))
     tail.read()
     cut_records(path.parent, 2, 100.0)
@@ -89,7 +89,7 @@ def test_a_cut_file_that_grew_beyond_the_old_one_is_seen(path, tail):
 
 
 @pytest.mark.parametrize("spare", [0, 1, 50])
-def test_of_a_long_file_only_the_end_is_read(path, spare):
+def test_long_file_is_read_at_its_end_only(path, spare):
     append(path, updates(0, 1000))
     last = updates(990, 10)
     tail = Tail(path, StepRecord, len(b"".join(map(encode, last))) + spare)
@@ -99,7 +99,7 @@ def test_of_a_long_file_only_the_end_is_read(path, spare):
     tail.close()
 
 
-def test_a_line_longer_than_a_piece(path, tail):
+def test_line_longer_than_a_block_is_read(path, tail):
     long = EventRecord("task_ended", 1.0, {"tail": "x" * 3_000_000})
     append(path, [long, EVENT])
     tail = Tail(path, EventRecord)
@@ -108,7 +108,7 @@ def test_a_line_longer_than_a_piece(path, tail):
 
 
 @pytest.mark.parametrize("line", [b"nonsense\n", b"[1]\n", b'{"schema":2}\n', b'{"schema":1}\n'])
-def test_a_whole_line_that_is_no_record_is_damage(path, tail, line):
+def test_complete_line_that_is_no_record_is_damage(path, tail, line):
     append(path, updates(0, 1), line)
     with pytest.raises(DamagedRunError, match=r"steps\.jsonl, line 2: not a StepRecord"):
         tail.read()

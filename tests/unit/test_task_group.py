@@ -1,4 +1,4 @@
-"""The driver's view of the cluster, over real sockets whose other ends speak as agents do."""
+"""The driver's view of the cluster, over real sockets operated as agents do."""
 
 import socket
 import threading
@@ -26,7 +26,7 @@ from crosstrain.monitor.host import describe_host
 
 
 class Agent:
-    """The other end of a node's channel; what it hears waits until it is received."""
+    """The other end of a node's channel; messages wait until they are received."""
 
     def __init__(self, node: int, end: socket.socket, stream: Stream) -> None:
         self.node = node
@@ -37,11 +37,11 @@ class Agent:
         self.stream.send(Message(kind, fields))
 
     def hello(self, host: str) -> None:
-        told = {"node": self.node, "pid": 1, "identity": {"boot": "b", "network": "n"}, "host": {**describe_host({}), "hostname": host}}
-        self.send("hello", protocol=PROTOCOL, scratch="", address=None, **told)
+        greeting = {"node": self.node, "pid": 1, "identity": {"boot": "b", "network": "n"}, "host": {**describe_host({}), "hostname": host}}
+        self.send("hello", protocol=PROTOCOL, scratch="", address=None, **greeting)
 
     def death(self, task: str, order: int = 1, *, error: str | None = None, **how: object) -> None:
-        """Say that a task has ended, and before that which exception it ended of."""
+        """Report the end of a task, and before that the exception that ended it."""
         if error is not None:
             fields = {"type": "RuntimeError", "message": error, "errno": None, "exit_code": None, "peer_lost": "peer" in error}
             self.send("error", **fields, **{"from": task})
@@ -53,13 +53,13 @@ class Agent:
 
         def work() -> None:
             self.stream.receive()
-            with suppress(BrokenPipeError, ValueError):  # whoever asked waits no longer, and the test is over: its streams may be closed
+            with suppress(BrokenPipeError, ValueError):  # the test is over, and its streams may be closed
                 self.send(kind, **fields)
 
         threading.Thread(target=work, daemon=True).start()
 
     def go(self) -> None:
-        """End as a process that is killed: the connection is closed."""
+        """End like a killed process: close the connection."""
         self.end.shutdown(socket.SHUT_RDWR)
 
 
@@ -74,10 +74,10 @@ def cluster() -> Iterator[Callable[[int], tuple[TaskGroup, list[Agent]]]]:
                 ours, theirs = (Stream(end.makefile("rb"), end.makefile("wb")) for end in pair)
                 ends.callback(theirs.close)
                 ends.callback(ours.close)
-                ends.callback(pair[1].shutdown, socket.SHUT_RDWR)  # first of all, so that the threads that serve the driver end
+                ends.callback(pair[1].shutdown, socket.SHUT_RDWR)  # first, so that the driver's threads end
                 channels.append(NodeChannel(node, ours, f"10.0.0.{node}", None, None, shares_files=False))
                 agents.append(Agent(node, pair[1], theirs))
-            placed = [TaskSpec("worker", node, node, leading=node == 0) for node in range(nodes)]  # as if each had started one
+            placed = [TaskSpec("worker", node, node, leading=node == 0) for node in range(nodes)]  # as if each node had started one
             return TaskGroup(Nodes(channels), placed, survives, rejoins=rejoins), agents
 
         yield make
@@ -89,7 +89,7 @@ def seconds(work: Callable[[], object]) -> float:
     return time.monotonic() - began
 
 
-def test_an_interrupt_ends_what_is_awaited(cluster):
+def test_interrupt_ends_a_wait(cluster):
     control, (agent,) = cluster(1)
     control.nodes.interrupt()
     agent.answer("sampled")
@@ -97,7 +97,7 @@ def test_an_interrupt_ends_what_is_awaited(cluster):
         control.sample_now()
 
 
-def test_a_deferred_interrupt_ends_what_is_awaited_next(cluster):
+def test_deferred_interrupt_ends_the_next_wait(cluster):
     control, (agent,) = cluster(1)
     with control.nodes.interrupts_deferred():
         control.nodes.interrupt()
@@ -118,25 +118,25 @@ def failure(control: TaskGroup) -> RunFailedError:
     return raised.value
 
 
-def test_a_lost_node_ends_the_next_start_too(cluster):
+def test_lost_node_ends_the_next_start_too(cluster):
     """Its end was read while the tasks of the first start were ended."""
     control, agents = cluster(2)
     agents[0].answer("stopped")
     agents[1].go()
     control.end_tasks(0.0, politely=False)
-    anew = TaskGroup(control.nodes, [])
+    second_group = TaskGroup(control.nodes, [])
     with pytest.raises(RunFailedError, match="node 1"):
-        anew.reserve_ports({0: 1, 1: 1}, 30.0)
+        second_group.reserve_ports({0: 1, 1: 1}, 30.0)
 
 
 def on_node_0(control: TaskGroup) -> TaskGroup:
-    """A group whose only task is on the first node."""
+    """Return a group whose only task is on the first node."""
     return TaskGroup(control.nodes, [TaskSpec("worker", 0, 0, leading=True)], places=[0])
 
 
 @pytest.mark.parametrize("before", [False, True])
-def test_the_loss_of_a_node_that_is_not_used_is_none_of_the_group(cluster, before):
-    """Whether it is lost before the group is there or while it is at work: what the one that is used says is heard."""
+def test_loss_of_an_unused_node_is_ignored(cluster, before):
+    """Before the group exists or while it runs; messages of the used node still arrive."""
     control, agents = cluster(2)
     group = control if before else on_node_0(control)
     agents[1].go()
@@ -153,7 +153,7 @@ def test_the_loss_of_a_node_that_is_not_used_is_none_of_the_group(cluster, befor
     assert failure(group).task == "agent-0"
 
 
-def test_a_node_that_is_not_used_and_says_what_none_does_ends_the_run_nevertheless(cluster):
+def test_violation_of_an_unused_node_ends_the_run(cluster):
     control, agents = cluster(2)
     group = on_node_0(control)
     agents[1].send("no_such_kind")
@@ -161,7 +161,7 @@ def test_a_node_that_is_not_used_and_says_what_none_does_ends_the_run_neverthele
     assert control.nodes.violation is not None
 
 
-def test_who_is_awaited_in_vain_is_named(cluster):
+def test_missing_answer_names_its_node(cluster):
     control, agents = cluster(2)
     agents[0].answer("sampled")
     with pytest.raises(RunFailedError, match=r"samples of nodes \[1\]"):
@@ -173,7 +173,7 @@ def ready(agents: list[Agent]) -> None:
         agent.send("ready", precision_used=None, device_used=None, **{"from": f"worker-{agent.node}"})
 
 
-def test_a_task_that_its_backend_survives_may_die_once_it_is_ready(cluster):
+def test_survivable_task_may_die_once_ready(cluster):
     control, agents = cluster(2, survives=["worker"])
     ready(agents)
     control.await_ready(10.0)
@@ -186,7 +186,7 @@ def test_a_task_that_its_backend_survives_may_die_once_it_is_ready(cluster):
 
 
 @pytest.mark.parametrize(("survives", "starts"), [([], True), (["ps"], True), (["worker"], False)])
-def test_the_death_of_any_other_task_or_before_it_is_ready_is_a_failure(cluster, survives, starts):
+def test_other_or_early_death_is_a_failure(cluster, survives, starts):
     control, agents = cluster(2, survives=survives)
     if starts:
         ready(agents)
@@ -195,8 +195,8 @@ def test_the_death_of_any_other_task_or_before_it_is_ready_is_a_failure(cluster,
     assert failure(control).task == "worker-1"
 
 
-def test_a_stall_tells_where_tasks_stand_and_of_which_that_is_not_known(cluster, monkeypatch):
-    """One node tells it, one says of its task that it is stopped, one is silent from then on."""
+def test_stall_reports_known_and_unknown_stacks(cluster, monkeypatch):
+    """One node has the stacks, one reports a stopped task, one is silent from then on."""
     monkeypatch.setattr(task_group, "COLLECT_SECONDS", 2.0)
     control, agents = cluster(3)
     stacks = [
@@ -207,15 +207,15 @@ def test_a_stall_tells_where_tasks_stand_and_of_which_that_is_not_known(cluster,
     def agent(agent):
         assert agent.stream.receive().kind == "inspect"
         agent.send("states", states={f"worker-{agent.node}": "T" if agent.node == 1 else "S"})
-        asked = agent.stream.receive()
-        assert (asked.kind, asked["tasks"]) == ("find_stacks", [f"worker-{agent.node}"])
+        request = agent.stream.receive()
+        assert (request.kind, request["tasks"]) == ("find_stacks", [f"worker-{agent.node}"])
         if agent.node < 2:
-            agent.send("stacks", number=asked["number"], stacks={f"worker-{agent.node}": stacks[agent.node]})
+            agent.send("stacks", number=request["number"], stacks={f"worker-{agent.node}": stacks[agent.node]})
 
-    threads = [threading.Thread(target=agent, args=(each,)) for each in agents]
+    threads = [threading.Thread(target=agent, args=(one_agent,)) for one_agent in agents]
     for thread in threads:
         thread.start()
-    standing = control.standing(10.0)  # they all answer this
+    standing = control.standing(10.0)  # all of them answer
     for thread in threads:
         thread.join()
     error = with_task_states(StalledRunError("stalled"), standing)
@@ -226,23 +226,23 @@ def test_a_stall_tells_where_tasks_stand_and_of_which_that_is_not_known(cluster,
     assert error.task == "worker-1"
 
 
-def test_where_a_task_stands_may_be_asked_while_others_go_on(cluster):
+def test_stacks_can_be_requested_during_training(cluster):
     control, (agent,) = cluster(1)
-    told = []
-    control.inquiries.on_answer = told.append
+    answers = []
+    control.inquiries.on_answer = answers.append
     control.on_silent(0)
     number = agent.stream.receive()["number"]
     agent.send("stacks", number=number, stacks={"worker-0": {"text": '  File "/a.py", line 7 in f\n', "problem": None}})
     assert control.receive(1.0) is None
-    ((stack,),) = [found.values() for found in told]
+    ((stack,),) = [stacks.values() for stacks in answers]
     assert stack.place == "/a.py:7 (f)"
     agent.send("stacks", number=number, stacks={})
     assert "a message 'stacks' that nobody asked for" in str(failure(control))
 
 
 @pytest.mark.parametrize("victim_first", [False, True])
-def test_a_lost_node_is_named_with_its_host_and_awaited_no_more(cluster, victim_first):
-    """Whether its end is met first, or while the cause of a victim's death is looked for."""
+def test_lost_node_is_named_and_not_waited_for(cluster, victim_first):
+    """Noticed first, or while the cause of a victim's death is determined."""
     control, agents = cluster(3)
     for number, agent in enumerate(agents):
         agent.hello(f"host-{number}")
@@ -260,7 +260,7 @@ def test_a_lost_node_is_named_with_its_host_and_awaited_no_more(cluster, victim_
     assert seconds(lambda: control.nodes.finish(1)) < 2
 
 
-def test_nodes_that_are_not_used_are_asked_nothing_and_not_awaited(cluster):
+def test_unused_nodes_get_no_requests(cluster):
     control, agents = cluster(2)
     group = on_node_0(control)
     agents[0].answer("sampled")
@@ -271,11 +271,11 @@ def test_nodes_that_are_not_used_are_asked_nothing_and_not_awaited(cluster):
     assert seconds(lambda: group.end_tasks(10.0, politely=False)) < 2
     assert control.nodes.answering == {0, 1}
     control.nodes.finish(0)
-    assert agents[1].stream.receive().kind == "finish"  # and nothing before it
+    assert agents[1].stream.receive().kind == "finish"  # without an earlier message
 
 
-def test_a_stall_names_the_silent_node_whatever_else_is_missing(cluster):
-    """One node answers, one is frozen, the third goes just then."""
+def test_stall_names_the_silent_node(cluster):
+    """One node answers, one is frozen, the third ends at that moment."""
     control, agents = cluster(3)
     agents[0].answer("states", states={"worker-0": "S"})
     agents[2].go()
@@ -289,11 +289,11 @@ def test_a_stall_names_the_silent_node_whatever_else_is_missing(cluster):
     assert seconds(lambda: control.end_tasks(10.0, politely=False)) < 1
     assert agents[1].end.recv(2**16)
     agents[1].end.settimeout(5.0)
-    assert agents[1].end.recv(1) == b""  # it was cut off, and will end when it wakes
+    assert agents[1].end.recv(1) == b""  # disconnected, so it ends when it wakes
 
 
-def test_a_node_that_does_not_read_holds_nobody_up(cluster):
-    """A frozen agent leaves its channel full; the driver has to go on, to find out."""
+def test_unread_channel_blocks_nobody(cluster):
+    """A frozen agent leaves its channel full; the driver has to continue to notice."""
     control, (agent,) = cluster(1)
     plan = Train.of(Plan(0, 2**17, 0, 0, np.arange(2.0**17)))
     assert seconds(lambda: [control.send(plan) for _ in range(20)]) < 2
@@ -302,7 +302,7 @@ def test_a_node_that_does_not_read_holds_nobody_up(cluster):
         assert agent.stream.receive().array("learning_rates").size == 2**17
 
 
-def test_the_victim_of_another_node_is_not_blamed(cluster):
+def test_victim_of_another_node_is_not_blamed(cluster):
     """For a signal that its framework sends to itself."""
     control, agents = cluster(2)
     agents[0].death("worker-0", code=None, signal="SIGABRT", tail=["recv failed: Connection reset by peer"])
@@ -313,7 +313,7 @@ def test_the_victim_of_another_node_is_not_blamed(cluster):
 
 
 def rejoining(cluster):
-    """Three workers that are ready and may be started anew alone."""
+    """Start three workers that can be restarted individually."""
     control, agents = cluster(3, rejoins=["worker"])
     placed = [TaskSpec("worker", node, node, leading=node == 0) for node in range(3)]
     tasks = make_tasks(Cluster(tuple(placed), ("",) * 3, dict.fromkeys((task.name for task in placed), 1), "5e"), [1, 1, 1])
@@ -329,51 +329,51 @@ def report_ready(agent):
     agent.send("ready", precision_used=None, device_used=None, **{"from": f"worker-{agent.node}"})
 
 
-def lost(control):
-    """The failed task, which is started anew."""
+def restarting_task(control):
+    """Return the name of the failed task that is being restarted."""
     error = failure(control)
     assert control.can_replace(error.task)
     control.replace(error.task, str(error).splitlines()[0], 0.0, 30.0)
     return error.task
 
 
-def back(control):
-    """The tasks that are ready again, as soon as there are some."""
+def ready_again(control):
+    """Return the names of restarted tasks that are ready, once there are any."""
     for _ in range(50):
         control.receive(0.1)
-        if found := list(control.restarted()):
-            return [task.name for task in found]
+        if restarted := list(control.restarted()):
+            return [task.name for task in restarted]
     raise AssertionError("none is")
 
 
-def test_a_task_that_rejoins_is_started_anew_and_what_the_others_say_meanwhile_is_heard(cluster):
+def test_rejoining_task_is_restarted_and_others_are_heard(cluster):
     control, agents = rejoining(cluster)
     control.send(Drain(sequence=1))
-    agents[1].death("worker-1", error="connection reset by peer")  # a victim: other ends are awaited for a second
+    agents[1].death("worker-1", error="connection reset by peer")  # a victim: other causes are awaited for a second
     agents[0].send("done", sequence=1, command="drain", seconds=0.1, drain_seconds=0.0, **{"from": "worker-0"})
-    assert lost(control) == "worker-1"
+    assert restarting_task(control) == "worker-1"
     heard = [answer[1].kind for answer in (control.receive(0.3) for _ in range(8)) if answer is not None]
     assert heard == ["done"]
-    assert agents[1].stream.receive().kind == "open_probe"  # a victim may have lost a node that the others do not reach
+    assert agents[1].stream.receive().kind == "open_probe"  # a victim may have lost an unreachable node
     again = agents[1].stream.receive()
     assert (again.kind, [task["task"] for task in again["tasks"]], again["start_seconds"]) == ("start_again", ["worker-1"], 30.0)
     report_ready(agents[1])
-    assert back(control) == ["worker-1"]
-    agents[1].death("worker-1", signal="SIGKILL", code=None)  # once more: its death may be told once of each start
-    assert lost(control) == "worker-1"
+    assert ready_again(control) == ["worker-1"]
+    agents[1].death("worker-1", signal="SIGKILL", code=None)  # again: each start may report one death
+    assert restarting_task(control) == "worker-1"
     assert [death.task for death in control.deaths] == ["worker-1"] * 2
 
 
-def test_a_task_that_is_found_stalled_is_replaced_and_its_end_is_no_failure(cluster):
+def test_stalled_task_is_replaced_without_failure(cluster):
     control, agents = rejoining(cluster)
     agents[0].send("worker_stalled", worker=2, **{"from": "worker-0"})
-    assert lost(control) == "worker-2"
+    assert restarting_task(control) == "worker-2"
     agents[2].death("worker-2", signal="SIGKILL", code=None)
     report_ready(agents[2])
-    assert back(control) == ["worker-2"]
+    assert ready_again(control) == ["worker-2"]
 
 
-def test_a_silent_task_is_raised_as_such_where_it_can_restart(cluster):
+def test_silent_task_is_raised_if_it_can_restart(cluster):
     control, _ = rejoining(cluster)
     control.on_silent(2)
     error = failure(control)
@@ -386,7 +386,7 @@ def test_a_silent_task_is_raised_as_such_where_it_can_restart(cluster):
     assert control.receive(0.1) is None
 
 
-def test_the_first_cause_ends_all_where_it_is_none_that_rejoins_or_nobody_wants_that_or_no_other_is_left(cluster):
+def test_root_cause_fails_run_unless_a_task_can_rejoin(cluster):
     control, agents = rejoining(cluster)
     agents[1].death("worker-1", signal="SIGKILL", code=None)
     for _ in range(2):  # until it is replaced
@@ -399,13 +399,13 @@ def test_the_first_cause_ends_all_where_it_is_none_that_rejoins_or_nobody_wants_
     control, agents = rejoining(cluster)
     for node in (1, 2):
         agents[node].death(f"worker-{node}", signal="SIGKILL", code=None)
-        assert lost(control) == f"worker-{node}"
+        assert restarting_task(control) == f"worker-{node}"
     agents[0].death("worker-0", signal="SIGKILL", code=None)
     assert failure(control).task == "worker-0"
     assert not control.can_replace("worker-0")
 
 
-def test_a_restarted_task_that_is_not_ready_in_time_cannot_restart_again(cluster, monkeypatch):
+def test_slow_restarted_task_cannot_restart_again(cluster, monkeypatch):
     monkeypatch.setattr(task_group, "REPORT_SECONDS", 0.0)
     control, agents = rejoining(cluster)
     agents[1].death("worker-1", signal="SIGKILL", code=None)

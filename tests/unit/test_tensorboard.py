@@ -1,4 +1,4 @@
-"""TensorBoard event files: a real TensorBoard shows the values, and writing them loads no framework."""
+"""TensorBoard event files: shown by a real TensorBoard, written without a framework."""
 
 from __future__ import annotations
 
@@ -58,16 +58,16 @@ def read_back(path):
     return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
-def test_every_value_can_be_read_back(tmp_path):
+def test_values_can_be_read_back(tmp_path):
     write_a_run(tmp_path)
-    found = read_back(tmp_path)
-    assert set(found) == set(EXPECTED)
+    values_by_tag = read_back(tmp_path)
+    assert set(values_by_tag) == set(EXPECTED)
     for tag, points in EXPECTED.items():
-        assert [step for step, _ in found[tag]] == [step for step, _ in points]
-        assert [value for _, value in found[tag]] == pytest.approx([value for _, value in points])
+        assert [step for step, _ in values_by_tag[tag]] == [step for step, _ in points]
+        assert [value for _, value in values_by_tag[tag]] == pytest.approx([value for _, value in points])
 
 
-def test_points_of_speed_leave_out_what_was_profiled():
+def test_points_of_speed_exclude_profiled_updates():
     curve, points = TrainingCurve(1.0), []
     for group, (now, profiled) in enumerate([(6.0, 6.0), (6.5, 0.5), (7.0, None), (9.5, 2.0), (10.0, None), (10.5, None), (11.0, None)]):
         points.append(curve.add(replace(STEP, step=2 * group, time_seconds=now, seconds=0.5, profiled_seconds=profiled)))
@@ -76,9 +76,9 @@ def test_points_of_speed_leave_out_what_was_profiled():
     assert len(known) >= 2
 
 
-def test_a_long_run_has_a_bounded_number_of_points(tmp_path):
+def test_long_run_has_a_bounded_number_of_points(tmp_path):
     writer = TensorBoardWriter(tmp_path)
-    for step in range(20_000):  # 2,000 s of run clock: 20,000 points at the first spacing
+    for step in range(20_000):  # 2,000 s: 20,000 points at the initial spacing
         writer.step(replace(STEP, step=step, count=1, losses=(1.0,), time_seconds=0.1 * (step + 1), seconds=0.1))
     writer.close()
     points = read_back(tmp_path)["train/loss"]
@@ -87,7 +87,7 @@ def test_a_long_run_has_a_bounded_number_of_points(tmp_path):
     assert {value for _, value in points} == {1.0}
 
 
-def test_a_point_is_the_mean_of_the_updates_since_the_one_before(tmp_path):
+def test_point_is_the_mean_of_updates_since_the_last(tmp_path):
     writer = TensorBoardWriter(tmp_path)
     for step, loss in enumerate((4.0, 2.0, 9.0)):
         writer.step(replace(STEP, step=step, count=1, losses=(loss,), time_seconds=0.06 * (step + 1), seconds=0.06))
@@ -95,29 +95,29 @@ def test_a_point_is_the_mean_of_the_updates_since_the_one_before(tmp_path):
     assert read_back(tmp_path)["train/loss"] == [(2, 3.0), (3, 9.0)]
 
 
-def check_resumed(found):
+def check_resumed(values_by_tag):
     for node, began in ((0, 0), (1, RESUMED)):
         for figure, expected in (("cpu_cores_used", 0.2), ("network_sent_bytes_per_second", 0.2e6)):
-            milliseconds, values = zip(*found[f"system/node{node}/{figure}"], strict=True)
+            milliseconds, values = zip(*values_by_tag[f"system/node{node}/{figure}"], strict=True)
             assert list(milliseconds) == sorted(set(milliseconds))
             assert milliseconds[0] > 1000 * began
             assert list(values) == pytest.approx([expected] * len(values), rel=0.05)
 
 
-@pytest.mark.parametrize("said", [True, False])
-def test_a_resumed_run_that_is_told_again_has_no_time_twice(tmp_path, said):
+@pytest.mark.parametrize("marked", [True, False])
+def test_replayed_run_has_unique_times(tmp_path, marked):
     """It is resumed once more: all of its samples are in the records."""
-    path = resumed_run(tmp_path, said)
+    path = resumed_run(tmp_path, marked)
     writer = TensorBoardWriter(path, zero_unix_seconds=1e9)
     replay(RunReader(path), writer)
     writer.close()
     check_resumed(read_back(path))
 
 
-def test_a_run_that_goes_on_has_no_time_twice(tmp_path):
-    """The samples of its initialisation were held back, and are heard after those that were told again."""
+def test_resumed_run_has_unique_times(tmp_path):
+    """Delayed samples of the initialisation arrive after the replayed ones."""
     writer = TensorBoardWriter(tmp_path)
-    for record in resumed_samples(said=True):
+    for record in resumed_samples(marked=True):
         writer.system(record)
     writer.close()
     check_resumed(read_back(tmp_path))
@@ -136,7 +136,7 @@ print(len(sys.modules) - before, sorted({"tensorflow", "torch", "keras"} & set(s
 """
 
 
-def test_writing_loads_no_framework_and_is_cheap_to_begin(tmp_path):
+def test_writing_loads_no_framework_and_starts_fast(tmp_path):
     result = subprocess.run([sys.executable, "-c", ALONE, str(tmp_path)], capture_output=True, text=True, check=True)
     modules, _, frameworks = result.stdout.strip().partition(" ")
     assert frameworks == "[]"
@@ -173,7 +173,7 @@ def wait_for(address, tag, seconds=30.0):
 
 @contextmanager
 def tensorboard(folder):
-    """A real server over `folder`, on a port that it chooses; yields its address."""
+    """Start a real server over `folder` on a port of its choice; yield its address."""
     options = ["--logdir", str(folder), "--port", "0", "--host", "127.0.0.1", "--load_fast=false", "--reload_interval", "1"]
     command = [sys.executable, "-W", "ignore", "-c", SERVE, *options]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as server:
@@ -184,17 +184,17 @@ def tensorboard(folder):
             server.terminate()
             try:
                 server.communicate(timeout=20)
-            except subprocess.TimeoutExpired:  # seen once: its own end hung
+            except subprocess.TimeoutExpired:  # seen once: its shutdown hung
                 server.kill()
 
 
-def test_a_real_tensorboard_shows_the_values(tmp_path):
+def test_real_tensorboard_shows_the_values(tmp_path):
     write_a_run(tmp_path / "run")
     with tensorboard(tmp_path / "run" / FOLDER) as address:
         for tag, points in EXPECTED.items():
-            found = wait_for(address, tag)
-            assert [step for step, _ in found] == [step for step, _ in points]
-            assert [value for _, value in found] == pytest.approx([value for _, value in points])
+            shown = wait_for(address, tag)
+            assert [step for step, _ in shown] == [step for step, _ in points]
+            assert [value for _, value in shown] == pytest.approx([value for _, value in points])
 
 
 # The view that lays runs side by side ----------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ def test_a_real_tensorboard_shows_the_values(tmp_path):
 def write_a_compared_run(out, name, job, state, summary):
     writer = TensorBoardWriter(out / name, job, metrics=(ACCURACY.info, LOSS))
     writer.step(StepRecord(0, 10, 0, 1.0, 1.0, 100, (0.5,) * 10, (0.1,)))
-    metrics = {"accuracy": 0.75} if name == "one" else {"accuracy": 0.875, "bleu": 31.5}  # of which the first run knows nothing
+    metrics = {"accuracy": 0.75} if name == "one" else {"accuracy": 0.875, "bleu": 31.5}  # missing in the first run
     writer.evaluation(replace(EVALUATION, step=10, loss=0.5, metrics=metrics))
     writer.on_end(state, summary)
     writer.close()
@@ -217,19 +217,19 @@ def ask_hparams(address, what, request):
 
 
 def both_runs(address):
-    """The two runs, once the server has read them to their ends."""
+    """Return the two runs, once the server has read them completely."""
     statuses = ["STATUS_UNKNOWN", "STATUS_SUCCESS", "STATUS_FAILURE", "STATUS_RUNNING"]
     groups = ask_hparams(address, "session_groups", {"allowedStatuses": statuses, "sliceSize": 10}).get("sessionGroups", [])
     return groups if len(groups) == 2 and all(group["sessions"][0].get("endTimeSecs") for group in groups) else None
 
 
-def test_a_real_tensorboard_lays_runs_side_by_side(tmp_path):
-    one = a_job(tmp_path, nodes=3, global_batch_size=40, lr=0.25)
+def test_real_tensorboard_compares_runs(tmp_path):
+    first = a_job(tmp_path, nodes=3, global_batch_size=40, lr=0.25)
     two = a_job(tmp_path, backend="torch", mode="async", optimizer="adam", seed=7, cores_per_node="0.5")
     write_a_compared_run(
         tmp_path,
         "one",
-        one,
+        first,
         "succeeded",
         {"examples_per_second": 1234.5, "time_to_target_seconds": 2.5, "run_seconds": 3, "final_train_loss": 0.25},
     )
@@ -246,9 +246,9 @@ def test_a_real_tensorboard_lays_runs_side_by_side(tmp_path):
     assert {"out", "name", "mlflow"}.isdisjoint(kinds)
     assert [info["name"]["tag"] for info in experiment["metricInfos"]] == list(hparams_figures((ACCURACY.info, LOSS)))
 
-    found = {group["sessions"][0]["name"].split("/")[0]: group for group in groups}
-    settings = {name: group["hparams"] for name, group in found.items()}
-    for job, name in ((one, "one"), (two, "two")):
+    sessions = {group["sessions"][0]["name"].split("/")[0]: group for group in groups}
+    settings = {name: group["hparams"] for name, group in sessions.items()}
+    for job, name in ((first, "one"), (two, "two")):
         for field in ("backend", "mode", "model", "data", "nodes", "lr", "optimizer", "precision", "seed", "deterministic"):
             assert settings[name][field] == getattr(job, field), (name, field)
     assert {field: settings["one"][field] for field in ("workers", "batch_size", "global_batch_size")} == {
@@ -258,7 +258,7 @@ def test_a_real_tensorboard_lays_runs_side_by_side(tmp_path):
     }
     assert settings["two"]["cores_per_node"] == "0.5"
     assert settings["one"].get("cores_per_node") is None
-    figures = {name: {value["name"]["tag"]: value["value"] for value in group["metricValues"]} for name, group in found.items()}
+    figures = {name: {value["name"]["tag"]: value["value"] for value in group["metricValues"]} for name, group in sessions.items()}
     assert figures["one"] == {
         "eval/accuracy": 0.75,
         "eval/loss": 0.5,
@@ -269,4 +269,4 @@ def test_a_real_tensorboard_lays_runs_side_by_side(tmp_path):
     }
     assert (figures["two"]["eval/accuracy"], figures["two"]["eval/bleu"]) == (0.875, 31.5)
     assert "summary/time_to_target_seconds" not in figures["two"]
-    assert {name: group["sessions"][0]["status"] for name, group in found.items()} == {"one": "STATUS_SUCCESS", "two": "STATUS_FAILURE"}
+    assert {name: group["sessions"][0]["status"] for name, group in sessions.items()} == {"one": "STATUS_SUCCESS", "two": "STATUS_FAILURE"}

@@ -1,4 +1,4 @@
-"""Text whose lines are as long as lines may be is prepared in bounded memory: what is held at once is counted in bytes."""
+"""Text with the longest allowed lines is prepared in bounded memory, counted in bytes."""
 
 import gzip
 import itertools
@@ -34,13 +34,13 @@ print(prepare(sys.argv[1], None, False))
 """
 
 HEADROOM_MIB = 500
-"""Address space: what is held of this text at once is 16 MiB, of which Python makes four times as much, and what its threads reserve. With
-all 400 pairs and their pieces at once it would be a gigabyte."""
+"""Address space for 16 MiB of text held together, four times as much in Python, and the threads' reservations.
+All 400 pairs and their pieces together would take a gigabyte."""
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("held_out", [0, pytest.param(300, marks=pytest.mark.slow)])
-def test_lines_of_the_greatest_length_are_prepared_in_bounded_memory(tmp_path, monkeypatch, held_out):
+def test_longest_lines_are_prepared_in_bounded_memory(tmp_path, monkeypatch, held_out):
     monkeypatch.setenv("TRAINER_DATA_CACHE", str(tmp_path / "cache"))
     draw = random.Random(1)
     for language in ("en", "de"):
@@ -59,28 +59,28 @@ def test_lines_of_the_greatest_length_are_prepared_in_bounded_memory(tmp_path, m
 
 
 @given(st.lists(st.integers(0, 9)), st.integers(1, 6), st.integers(1, 20))
-def test_parts_are_all_of_the_entries_in_order_and_no_larger_than_they_may_be(sizes, most, most_bytes):
-    found = list(parts(sizes, most, most_bytes, int))
-    assert list(itertools.chain.from_iterable(found)) == sizes
-    assert all(0 < len(part) <= most and (len(part) == 1 or sum(part) <= most_bytes) for part in found)
-    for part, following in itertools.pairwise(found):  # none is smaller than it has to be
+def test_parts_hold_all_entries_within_their_limits(sizes, most, most_bytes):
+    blocks = list(parts(sizes, most, most_bytes, int))
+    assert list(itertools.chain.from_iterable(blocks)) == sizes
+    assert all(0 < len(part) <= most and (len(part) == 1 or sum(part) <= most_bytes) for part in blocks)
+    for part, following in itertools.pairwise(blocks):  # none is smaller than necessary
         assert len(part) == most or sum(part) + following[0] > most_bytes
 
 
 @given(st.text(max_size=50))
-def test_the_size_of_a_text_is_that_in_utf8(text):
+def test_text_size_is_that_in_utf8(text):
     assert text_bytes(text) == len(text.encode())
     assert entry_bytes((text, "é")) == len(text.encode()) + 2
     assert entry_bytes("with an empty line") == 0
 
 
 def text_of(count):
-    """Pairs, some of them left out, and the text's size without those."""
+    """Return pairs, some of them skipped, and the size of the text without those."""
     entries = ["" if number % 7 == 3 else (f"number {number}", "Nummer " + "ü" * (number % 50)) for number in range(count)]
     return entries, sum(map(entry_bytes, entries))
 
 
-def test_a_text_that_is_no_larger_than_may_be_sampled_is_sampled_as_ever(monkeypatch):
+def test_small_text_is_sampled_completely(monkeypatch):
     entries, size = text_of(3000)
     monkeypatch.setattr(pairs, "MAX_SAMPLED_BYTES", size)
     assert np.array_equal(_sampled_places(lambda: iter(entries), 3000), np.arange(3000))
@@ -90,7 +90,7 @@ def test_a_text_that_is_no_larger_than_may_be_sampled_is_sampled_as_ever(monkeyp
 
 
 @pytest.mark.parametrize("share", [0.5, 0.1])
-def test_of_a_larger_text_an_even_share_is_sampled_and_the_same_each_time(monkeypatch, share):
+def test_sample_of_a_larger_text_is_even_and_reproducible(monkeypatch, share):
     entries, size = text_of(3000)
     monkeypatch.setattr(pairs, "MAX_SAMPLED_BYTES", int(share * size))
     places = _sampled_places(lambda: iter(entries), 3000)
@@ -98,22 +98,22 @@ def test_of_a_larger_text_an_even_share_is_sampled_and_the_same_each_time(monkey
     assert len(places) == pytest.approx(3000 * share, abs=1)
     assert (np.diff(places) > 0).all()
     halves = [int((places < 1500).sum()), int((places >= 1500).sum())]
-    assert min(halves) > 0.35 * len(places)  # not the beginning of the text alone
+    assert min(halves) > 0.35 * len(places)  # not only the beginning of the text
     sample = _Sample(lambda: iter(entries), 3000, places)
     sampled = sum(map(text_bytes, sample.lines()))
     assert sampled == pytest.approx(share * size, rel=0.1)
 
 
 @given(count=st.integers(0, 400), most=st.integers(0, 400), seed=st.integers(0, 9))
-def test_places_are_those_of_the_least_keys_however_many_are_drawn_at_a_time(count, most, seed):
+def test_places_have_the_smallest_keys_for_any_block(count, most, seed):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pairs, "_KEYS", 37)
-        found = chosen(count, most, seed)
+        places = chosen(count, most, seed)
     keys = np.random.Philox(np.random.SeedSequence([seed, count])).random_raw(count)
-    assert found.tolist() == sorted(np.argsort(keys)[:most].tolist())
+    assert places.tolist() == sorted(np.argsort(keys)[:most].tolist())
 
 
-def test_a_line_costs_no_memory_where_places_are_drawn():
+def test_lines_cost_no_memory_when_places_are_drawn():
     tracemalloc.start()
     try:
         assert len(chosen(20_000_000, 1000, 1)) == 1000
@@ -122,7 +122,7 @@ def test_a_line_costs_no_memory_where_places_are_drawn():
         tracemalloc.stop()
 
 
-def test_a_packed_file_of_line_feeds_is_refused_before_they_are_counted(tmp_path):
+def test_compressed_line_feeds_are_refused_early(tmp_path):
     path = tmp_path / "text.gz"
     path.write_bytes(gzip.compress(b"\n" * 20_000_000))
     with pytest.raises(UsageError, match="unpacks to more than 200 times its size"):

@@ -1,4 +1,4 @@
-"""TensorFlow is imported without Keras, which is there all the same for who uses it."""
+"""TensorFlow is imported without Keras, which is still available on use."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def run(**variables):
 
 
 @pytest.mark.thorough
-def test_keras_is_imported_when_it_is_used_and_not_before():
+def test_keras_is_imported_on_first_use():
     assert run() == [[], None, [1, 2]]
 
 
 @pytest.mark.slow
-def test_who_has_chosen_a_keras_keeps_the_choice():
+def test_chosen_keras_is_kept():
     heavy, chosen, shape = run(TF_USE_LEGACY_KERAS="0")
     assert "keras" in heavy
     assert (chosen, shape) == ("0", [1, 2])

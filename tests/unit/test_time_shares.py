@@ -1,4 +1,4 @@
-"""Where the time went, against cases that were worked out by hand."""
+"""Shares of the time of a step, against cases worked out by hand."""
 
 import json
 import tempfile
@@ -19,15 +19,15 @@ from crosstrain.records.time_shares import COMPONENTS, StepTimes, time_shares
 def calibration(*workers, **more):
     """Each worker is (node, data, compute, communicate)."""
     names = ("node", "data_seconds", "compute_seconds", "communicate_seconds")
-    return {"workers": [{"worker": i, **dict(zip(names, each, strict=True)), "spread": 0.1} for i, each in enumerate(workers)], **more}
+    return {"workers": [{"worker": i, **dict(zip(names, worker, strict=True)), "spread": 0.1} for i, worker in enumerate(workers)], **more}
 
 
 def times(*groups):
     """Each group is (worker, updates, seconds)."""
-    found = StepTimes()
+    step_times = StepTimes()
     for worker, count, seconds in groups:
-        found.add(StepRecord(0, count, 0, 0.0, seconds, count, (1.0,) * count, (0.1,), worker=worker))
-    return found
+        step_times.add(StepRecord(0, count, 0, 0.0, seconds, count, (1.0,) * count, (0.1,), worker=worker))
+    return step_times
 
 
 def parts(shares, index=0, level="workers"):
@@ -38,30 +38,30 @@ def sync(calibrated, step):
     return time_shares(calibrated, "sync", times((None, 4, 99.0), (None, 10, 10 * step)), CLOCK)
 
 
-def test_the_quick_worker_waits_for_the_slow_one_and_both_for_the_exchange():
+def test_fast_worker_waits_for_the_slow_one():
     shares = sync(calibration((0, 1.0, 2.0, 5.0), (1, 1.0, 6.0, 3.0)), 10.0)
     assert parts(shares, 0) == [1.0, 2.0, 4.0, 3.0]
     assert parts(shares, 1) == [1.0, 6.0, 0.0, 3.0]
     assert [worker["step_seconds"] for worker in shares["workers"]] == [10.0, 10.0]
-    assert shares["overlap_fraction"] == 0.25  # 4 seconds alone, of which 3 show
+    assert shares["overlap_fraction"] == 0.25  # 4 seconds alone, of which 3 are visible
     assert shares["run"] == pytest.approx({**RUN, "train_seconds": 1.6, "eval_seconds": 0.3, "other_seconds": 0.1})
 
 
 @given(st.floats(0, 5), st.floats(0.01, 5), st.floats(0.01, 5), st.sampled_from(["sync", "async"]))
-def test_reading_data_takes_no_longer_than_the_run_waited_for_it(waited, first, second, mode):
+def test_data_time_is_at_most_the_measured_wait(waited, first, second, mode):
     groups = times(*((worker, 10, 200.0) for worker in ((None,) if mode == "sync" else (0, 1)) for _ in range(2)))
     worker = None if mode == "sync" else 0
     groups.add(StepRecord(0, 10, 0, 0.0, 200.0, 10, (1.0,) * 10, (0.1,), data_wait_seconds=waited * 10, worker=worker))
     known = groups.waits()["data_wait_seconds"]
-    found = time_shares(calibration((0, first, 2.0, 5.0), (1, second, 2.0, 5.0)), mode, groups, CLOCK)
-    data = [worker["data_seconds"] for worker in found["workers"]]
+    shares = time_shares(calibration((0, first, 2.0, 5.0), (1, second, 2.0, 5.0)), mode, groups, CLOCK)
+    data = [worker["data_seconds"] for worker in shares["workers"]]
     calibrated, taken = (first, data[0]) if mode == "sync" else ((first + second) / 2, sum(data) / 2)
     assert taken == pytest.approx(min(known, calibrated))
     assert data[0] / data[1] == pytest.approx(first / second) if known else data == [0.0, 0.0]
 
 
-def test_computing_that_the_run_and_half_a_batch_contradict_is_taken_from_half_a_batch():
-    """Other programs had the second worker's core while it was calibrated; it is no slow node. A slow one takes as long in steps."""
+def test_contradicted_compute_time_uses_half_the_batch():
+    """Others used the second core in its calibration; a slow node is slow in its steps too."""
     sizes = {"batch_size": 16, "half_batch_size": 8}
     workers = calibration((0, 1.0, 2.0, 5.0), (1, 1.0, 50.0, 3.0), **sizes)
     for worker, half in zip(workers["workers"], (1.2, 1.5), strict=True):
@@ -74,23 +74,23 @@ def test_computing_that_the_run_and_half_a_batch_contradict_is_taken_from_half_a
     assert parts(sync(workers, 10.0), 1) == pytest.approx([10 / 51, 500 / 51, 0.0, 0.0])
 
 
-def test_an_exchange_that_hides_behind_computing_takes_nothing():
+def test_overlapped_exchange_takes_nothing():
     shares = sync(calibration((0, 1.0, 6.0, 5.0), (1, 1.0, 9.0, 5.0)), 10.0)
     assert parts(shares, 0) == [1.0, 6.0, 3.0, 0.0]
     assert shares["overlap_fraction"] == 1.0
 
 
-def test_one_that_takes_longer_in_a_step_than_alone_is_not_hidden_at_all():
+def test_exchange_slower_than_alone_is_not_overlapped():
     assert sync(calibration((0, 1.0, 1.0, 3.0), (1, 1.0, 1.0, 3.0)), 10.0)["overlap_fraction"] == 0.0
 
 
-def test_own_work_beyond_the_step_is_scaled_down_to_it():
+def test_compute_beyond_the_step_is_scaled_down():
     shares = sync(calibration((0, 5.0, 15.0, 1.0), (1, 1.0, 3.0, 1.0)), 10.0)
     assert parts(shares, 0) == [2.5, 7.5, 0.0, 0.0]
     assert parts(shares, 1) == [1.0, 3.0, 6.0, 0.0]
 
 
-def test_what_is_left_of_a_lone_workers_step_is_its_own():
+def test_rest_of_a_single_worker_s_step_is_compute():
     shares = sync(calibration((0, 1.0, 6.0, None)), 10.0)
     assert parts(shares) == [1.0, 9.0, 0.0, 0.0]
     assert shares["overlap_fraction"] is None
@@ -100,48 +100,50 @@ SECONDS = st.floats(0.0, 1e3)
 
 
 @given(
-    own=st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=4), step=st.floats(1e-6, 1e3), mode=st.sampled_from(["sync", "async"])
+    own_times=st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=4),
+    step=st.floats(1e-6, 1e3),
+    mode=st.sampled_from(["sync", "async"]),
 )
-@example(own=[(0.0, 0.0), (3.0, 22.0)], step=6.5, mode="sync")
-def test_no_part_is_less_than_nothing_and_they_are_the_step(own, step, mode):
-    """Also where own work is scaled down to the step, and rounded: no summary that a run wrote may be refused by those that read it."""
-    workers = [(node, data, compute, 0.1) for node, (data, compute) in enumerate(own)]
-    made = times(*[(None if mode == "sync" else worker, 7, 7 * step) for worker in range(1 if mode == "sync" else len(own))])
+@example(own_times=[(0.0, 0.0), (3.0, 22.0)], step=6.5, mode="sync")
+def test_parts_are_positive_and_sum_to_the_step(own_times, step, mode):
+    """Also after scaling and rounding, as readers refuse a summary with negative parts."""
+    workers = [(node, data, compute, 0.1) for node, (data, compute) in enumerate(own_times)]
+    made = times(*[(None if mode == "sync" else worker, 7, 7 * step) for worker in range(1 if mode == "sync" else len(own_times))])
     shares = time_shares(calibration(*workers), mode, made, CLOCK)
     for row in (*shares["workers"], *shares["nodes"]):
         assert min(row[name] for name in COMPONENTS) >= 0.0
         assert sum(row[name] for name in COMPONENTS) == pytest.approx(row["step_seconds"])
 
 
-def test_async_workers_have_steps_of_their_own_and_wait_for_nobody():
-    found = times((0, 1, 50.0), (1, 1, 50.0), (0, 30, 120.0), (1, 10, 100.0))
-    shares = time_shares(calibration((0, 1.0, 2.0, 0.5), (0, 1.0, 3.0, 0.5)), "async", found, CLOCK)
+def test_async_workers_have_separate_steps_and_do_not_wait():
+    step_times = times((0, 1, 50.0), (1, 1, 50.0), (0, 30, 120.0), (1, 10, 100.0))
+    shares = time_shares(calibration((0, 1.0, 2.0, 0.5), (0, 1.0, 3.0, 0.5)), "async", step_times, CLOCK)
     assert [worker["step_seconds"] for worker in shares["workers"]] == [4.0, 10.0]
     assert parts(shares, 0) == [1.0, 2.0, 0.0, 1.0]
     assert parts(shares, 1) == [1.0, 3.0, 0.0, 6.0]
     assert shares["overlap_fraction"] is None
-    # A node's figures are means over its workers' updates, of which there were 31 and 11.
+    # A node's figures are means over its workers' updates, 31 and 11.
     assert shares["nodes"][0]["step_seconds"] == pytest.approx((31 * 4.0 + 11 * 10.0) / 42)
     assert parts(shares, 0, "nodes") == pytest.approx([1.0, (62 + 33) / 42, 0.0, (31 + 66) / 42])
 
 
-def test_a_worker_without_updates_has_no_shares():
+def test_worker_without_updates_has_no_shares():
     shares = time_shares(calibration((0, 1.0, 2.0, 0.5), (1, 1.0, 3.0, 0.5)), "async", times((0, 5, 20.0)), CLOCK)
     assert parts(shares, 0) == [1.0, 2.0, 0.0, 1.0]
     assert parts(shares, 1) == parts(shares, 1, "nodes") == [None] * 4
     assert shares["workers"][1]["step_seconds"] is None
 
 
-def test_what_the_framework_measured_stands_beside():
-    found = StepTimes()
+def test_native_measurements_are_added():
+    step_times = StepTimes()
     for waited in (1.0, None, 0.25):
-        found.add(StepRecord(0, 5, 0, 0.0, 20.0, 5, (1.0,), (0.1,), data_wait_seconds=waited, worker=0))
-    shares = time_shares(calibration((0, 1.0, 2.0, 0.5), native={"ps_busy_fraction": 0.5}), "async", found, CLOCK)
+        step_times.add(StepRecord(0, 5, 0, 0.0, 20.0, 5, (1.0,), (0.1,), data_wait_seconds=waited, worker=0))
+    shares = time_shares(calibration((0, 1.0, 2.0, 0.5), native={"ps_busy_fraction": 0.5}), "async", step_times, CLOCK)
     assert shares["native"] == {"data_wait_seconds": pytest.approx(1.25 / 15), "network_wait_seconds": None, "ps_busy_fraction": 0.5}
 
 
 @pytest.mark.parametrize(("make", "step"), [(sync_run, 0.15), (async_run, 0.05)])
-def test_a_summary_has_them_where_the_run_was_calibrated(tmp_path, make, step):
+def test_calibrated_run_has_shares_in_its_summary(tmp_path, make, step):
     path = make(tmp_path)
     assert summary_of(path)["time_shares"] is None
     writer = RunWriter.reopen(path)
@@ -160,8 +162,8 @@ RUN = {"checkpoint_seconds": 0.0, "translate_seconds": 0.0, "profile_seconds": 0
 EARLIER = {"run_seconds": 0.75, "train_seconds": 0.5, "eval_seconds": 0.25, "checkpoint_seconds": 0.0}
 
 
-def went_on(path, first_step):
-    """The summary of a run whose last part began at this step; it alone was calibrated."""
+def resume_summary(path, first_step):
+    """Return the summary of a run whose last segment began at this step and was calibrated."""
     job = json.loads((path / "job.json").read_text())
     segments = [{"run_seconds": 0.0, "step": 0}, {"run_seconds": 0.75, "step": first_step}]
     (path / "job.json").write_text(json.dumps({**job, "segments": segments}))
@@ -174,8 +176,8 @@ def went_on(path, first_step):
 
 
 @given(groups=st.lists(st.tuples(st.integers(1, 9), st.floats(0.01, 10.0)), min_size=2, max_size=8), data=st.data())
-def test_steps_and_clock_are_those_of_the_part_that_was_calibrated(groups, data):
-    """What the parts before it took decides nothing, however quick or slow they were."""
+def test_steps_and_clock_are_of_the_calibrated_segment(groups, data):
+    """Earlier segments have no effect, however fast or slow they were."""
     turn = data.draw(st.integers(1, len(groups) - 1))
     before = sum(count for count, _ in groups[:turn])
     with tempfile.TemporaryDirectory() as folder:
@@ -186,7 +188,7 @@ def test_steps_and_clock_are_those_of_the_part_that_was_calibrated(groups, data)
             writer.step(StepRecord(step, count, 0, 1.0, seconds, count, (1.0,) * count, (0.05,)))
             step += count
         writer.close()
-        shares = went_on(path, before)["time_shares"]
+        shares = resume_summary(path, before)["time_shares"]
     counted = groups[turn + 1 :] or groups[turn:]
     expected = sum(seconds for _, seconds in counted) / sum(count for count, _ in counted)
     assert [worker["step_seconds"] for worker in shares["workers"]] == pytest.approx([expected] * 2)
@@ -195,8 +197,8 @@ def test_steps_and_clock_are_those_of_the_part_that_was_calibrated(groups, data)
     assert shares["run"] == pytest.approx({**RUN, "train_seconds": 1.1, "eval_seconds": 0.05, "other_seconds": 0.1})
 
 
-def test_an_async_worker_s_updates_are_those_of_the_part(tmp_path):
-    """Three groups of four were the first worker's, the last is the second's."""
-    summary = went_on(async_run(tmp_path), 8)
+def test_async_worker_counts_updates_of_the_segment(tmp_path):
+    """Three of four groups were the first worker's, the last is the second's."""
+    summary = resume_summary(async_run(tmp_path), 8)
     assert summary["updates_by_worker"] == [12, 4]
     assert [worker["updates"] for worker in summary["time_shares"]["workers"]] == [4, 4]

@@ -1,4 +1,4 @@
-"""A model of text is only used with the pieces that it was trained with, and --vocabulary counts whatever else was typed."""
+"""A model of text is used only with the pieces that it was trained with."""
 
 import json
 from types import SimpleNamespace
@@ -27,7 +27,7 @@ def corpus(folder, word):
     return f"parallel-text:{folder / 'text'}:en-de?vocabulary=330"
 
 
-def test_a_text_that_has_changed_is_refused(tmp_path):
+def test_changed_text_is_refused(tmp_path):
     job = Job(data=corpus(tmp_path / "own", "alpha"), model="transformer:tiny")
     data = open_dataset(job.data)
     meta = SimpleNamespace(data=described_data(data.info, data.digest, None, pieces_digest(data)))
@@ -36,15 +36,15 @@ def test_a_text_that_has_changed_is_refused(tmp_path):
     corpus(tmp_path / "own", "omega")
     with pytest.raises(UsageError, match="other pieces than the one that the model was trained with"):
         fitting_data(meta, job)
-    other = Job(data=corpus(tmp_path / "other", "omega"), model="transformer:tiny")
+    other_job = Job(data=corpus(tmp_path / "other", "omega"), model="transformer:tiny")
     with pytest.raises(UsageError, match="other pieces"):
-        fitting_data(meta, other)
-    del meta.data["pieces_sha256"]  # of a release that did not record it
+        fitting_data(meta, other_job)
+    del meta.data["pieces_sha256"]  # an earlier release did not record it
     assert fitting_data(meta, job).digest != data.digest
 
 
 @pytest.mark.parametrize("model", ["transformer", "transformer:tiny"])
-def test_a_size_counts_without_arguments_too(capsys, model):
+def test_vocabulary_size_counts_without_arguments(capsys, model):
     code, out, _ = call(
         capsys, "run", "--backend", "torch", "--model", model, "--data", "numbers", "--vocabulary", "300", "--print-config", "--json"
     )
@@ -52,14 +52,14 @@ def test_a_size_counts_without_arguments_too(capsys, model):
     assert (code, shown["data"]["value"], shown["vocabulary"]["value"]) == (0, "numbers:vocabulary=300", None)
 
 
-def test_a_size_of_what_has_none_is_refused(capsys):
+def test_vocabulary_size_is_refused_without_a_vocabulary(capsys):
     code, _, err = call(capsys, "run", "--backend", "torch", "--data", "digits", "--vocabulary", "300", "--print-config")
     assert code == 2
     assert "'digits' is no text" in err
 
 
-def test_only_what_a_command_has_an_option_for_is_offered(tmp_path):
-    """A text of one's own lies under a path that the run names: `translate` has no option for it, `evaluate` has."""
+def test_suggested_options_exist_in_the_command(tmp_path):
+    """The run names the path of a custom text: `translate` has no option for it, `evaluate` has."""
     taken = {"data": f"parallel-text:{tmp_path}:en-de"}
     with pytest.raises(UsageError, match=r"add --trust-run\.$"):
         refuse_foreign(taken, tmp_path, {"model": None, "data_dir": None}, trusted=False)

@@ -1,4 +1,4 @@
-"""The Transformer computes the same on both frameworks, and decoding piece by piece what its forward pass does."""
+"""The Transformer is equal on both frameworks, and its decoding equals its forward pass."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ PINNED = "f62f1ca803c8a892"
 
 @pytest.fixture(scope="module")
 def seed():
-    """The same each time: a gradient jumps where what a ReLU is given is within rounding of zero.
+    """A fixed seed: a ReLU input within rounding of zero makes a gradient jump.
 
-    So it did with one of 130 seeds, on torch, by 1e-3 with more padding alone.
+    One of 130 seeds did so, on torch, by 1e-3 with more padding.
     """
     return 1
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory, seed):
-    """What each framework computed in a process of its own; both at once."""
+    """Return what each framework computed in another process; both run concurrently."""
     folder = tmp_path_factory.mktemp("passes")
     commands = {
         name: [sys.executable, str(FOLDER / f"transformer_passes_{name}.py"), str(seed), str(folder / f"{name}.npz")] for name in FRAMEWORKS
@@ -49,22 +49,22 @@ def results(tmp_path_factory, seed):
     return {name: dict(np.load(folder / f"{name}.npz")) for name in FRAMEWORKS}
 
 
-def part(found, case, prefix):
+def part(arrays, case, prefix):
     start = f"{case}/{prefix}"
-    return {name.removeprefix(start): value for name, value in found.items() if name.startswith(start)}
+    return {name.removeprefix(start): value for name, value in arrays.items() if name.startswith(start)}
 
 
 def inside(case, seed, values):
-    """What stands at the targets' own positions, of [batch, time, …]."""
+    """Return the values at the targets' positions, of [batch, time, …]."""
     inputs = case.inputs(seed)
     return values[:, : inputs["target"].shape[1]][inputs["target"] != 0]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_both_frameworks_compute_the_same(results, seed, case):
+def test_frameworks_compute_the_same(results, seed, case):
     tf, torch = results["tf"], results["torch"]
     for name in ("trained", "evaluated"):
-        ours, theirs = (inside(case, seed, found[f"{case}/{name}"]) for found in (tf, torch))
+        ours, theirs = (inside(case, seed, framework_results[f"{case}/{name}"]) for framework_results in (tf, torch))
         assert ours.dtype == theirs.dtype == np.float32
         assert norm_wise_difference({"": ours}, {"": theirs}) <= LOGITS_TOLERANCE
         assert np.abs(ours - theirs).max() <= LOGITS_TOLERANCE
@@ -83,26 +83,26 @@ def test_both_frameworks_compute_the_same(results, seed, case):
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_more_padding_changes_nothing(results, seed, case, framework):
-    found = results[framework]
+def test_padding_changes_nothing(results, seed, case, framework):
+    arrays = results[framework]
     for name in ("trained", "evaluated"):
-        ours, theirs = (inside(case, seed, found[f"{case}/{more}{name}"]) for more in ("", "padded/"))
+        ours, theirs = (inside(case, seed, arrays[f"{case}/{more}{name}"]) for more in ("", "padded/"))
         assert norm_wise_difference({"": theirs}, {"": ours}) <= PADDING_TOLERANCE
     for name in ("losses", "sum/nll_sum"):
-        assert norm_wise_difference({"": found[f"{case}/padded/{name}"]}, {"": found[f"{case}/{name}"]}) <= PADDING_TOLERANCE
-    assert norm_wise_difference(part(found, case, "padded/gradient/"), part(found, case, "gradient/")) <= PADDING_TOLERANCE
+        assert norm_wise_difference({"": arrays[f"{case}/padded/{name}"]}, {"": arrays[f"{case}/{name}"]}) <= PADDING_TOLERANCE
+    assert norm_wise_difference(part(arrays, case, "padded/gradient/"), part(arrays, case, "gradient/")) <= PADDING_TOLERANCE
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_more_padding_changes_no_gradient_of_any_parameter(results, case):
-    """Each by itself, in float64 on torch: of float32 it can only be said of all gradients together, as the test above does.
+def test_padding_changes_no_parameter_s_gradient(results, case):
+    """Each parameter alone, in float64 on torch; float32 only allows all gradients together.
 
     There single parameters differ by up to 2.7e-6 on torch and 1.2e-6 on TensorFlow: the small gradients of queries of the
-    cross-attention and of the normalisation before them, whose terms nearly cancel out, so that the order of float32's sums is seen.
+    cross-attention and of the normalisation before them, whose terms nearly cancel, so that the order of sums is visible.
     All gradients together differed by 9.1e-7 at most, with 40 seeds on torch. In float64 it is 3e-15 of any parameter.
     """
-    found = results["torch"]
-    padded, plain = (part(found, case, f"float64/{more}gradient/") for more in ("padded/", ""))
+    arrays = results["torch"]
+    padded, plain = (part(arrays, case, f"float64/{more}gradient/") for more in ("padded/", ""))
     assert set(padded) == {parameter.name for parameter in case.spec.parameters}
     for name, gradient in plain.items():
         assert gradient.dtype == np.float64
@@ -111,25 +111,25 @@ def test_more_padding_changes_no_gradient_of_any_parameter(results, case):
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_decoding_piece_by_piece_is_the_forward_pass(results, seed, case, framework):
-    found = results[framework]
-    whole, stepwise = (inside(case, seed, found[f"{case}/{name}"]) for name in ("evaluated", "decoded"))
+def test_stepwise_decoding_equals_the_forward_pass(results, seed, case, framework):
+    arrays = results[framework]
+    whole, stepwise = (inside(case, seed, arrays[f"{case}/{name}"]) for name in ("evaluated", "decoded"))
     assert np.abs(whole - stepwise).max() <= LOGITS_TOLERANCE
     assert norm_wise_difference({"": stepwise}, {"": whole}) <= 1e-5
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_an_empty_slice_gives_nothing(results, framework):
-    found = results[framework]
-    assert found[f"{EMPTY}/trained"].shape == (0, 0, VOCABULARY)
-    assert found[f"{EMPTY}/losses"].shape == (0,)
-    gradients = part(found, EMPTY, "gradient/")
+def test_empty_slice_gives_nothing(results, framework):
+    arrays = results[framework]
+    assert arrays[f"{EMPTY}/trained"].shape == (0, 0, VOCABULARY)
+    assert arrays[f"{EMPTY}/losses"].shape == (0,)
+    gradients = part(arrays, EMPTY, "gradient/")
     assert set(gradients) == {parameter.name for parameter in EMPTY.spec.parameters}
     assert not any(value.any() for value in gradients.values())
 
 
-def test_low_precision_is_low_and_alike(results, seed):
-    """bf16 keeps eight bits: results are off by about 2⁻⁸, which also shows that it was used."""
+def test_low_precision_is_used_equally(results, seed):
+    """bf16 has eight bits: a deviation of about 2⁻⁸ also shows that it was used."""
     full = inside(PLAIN, seed, results["torch"][f"{PLAIN}/evaluated"])
     for framework in FRAMEWORKS:
         low = inside(PLAIN, seed, results[framework][f"{PLAIN}/low"])
@@ -138,34 +138,34 @@ def test_low_precision_is_low_and_alike(results, seed):
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_loss_is_that_of_smoothed_labels(results, seed, case):
-    """In float64 from the logits: (1 − ε) of the label and ε / V of each piece, over the target's own positions alone."""
+def test_loss_is_that_of_smoothed_labels(results, seed, case):
+    """In float64 from the logits: (1 − ε) of the label and ε / V of each piece, without padding."""
     inputs, smoothing = case.inputs(seed), case.spec.settings.smoothing
     logits = results["torch"][f"{case}/trained"].astype(np.float64)
     log_shares = logits - np.log(np.exp(logits).sum(2, keepdims=True))
-    own = np.take_along_axis(log_shares, inputs["target"][:, :, None], 2)[:, :, 0]
-    losses = -(1 - smoothing) * own - smoothing * log_shares.mean(2)
+    label_shares = np.take_along_axis(log_shares, inputs["target"][:, :, None], 2)[:, :, 0]
+    losses = -(1 - smoothing) * label_shares - smoothing * log_shares.mean(2)
     expected = np.where(inputs["target"] != 0, losses, 0).sum(1)
     for framework in FRAMEWORKS:
         assert results[framework][f"{case}/losses"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_results_of_layers_are_float32_unless_asked_for_otherwise(results, seed):
-    """With bf16, whatever format a layer is given, on both frameworks; and their values are alike."""
+def test_layer_results_are_float32_unless_requested(results, seed):
+    """With bf16, for any input format, on both frameworks; and their values agree."""
     texts = {name: {key: str(value) for key, value in part(results[name], "format", "").items()} for name in FRAMEWORKS}
     assert texts["tf"] == texts["torch"]
     assert texts["tf"] == {key: "bfloat16" if key.endswith(", low") else "float32" for key in texts["tf"]}
     assert len(texts["tf"]) > 20
     ours, theirs = (part(results[name], "layer", "") for name in FRAMEWORKS)
-    own = PLAIN.inputs(seed)["source"] != 0
+    mask = PLAIN.inputs(seed)["source"] != 0
     for key, value in theirs.items():
-        assert norm_wise_difference({key: ours[key][own]}, {key: value[own]}) < 0.02, key
+        assert norm_wise_difference({key: ours[key][mask]}, {key: value[mask]}) < 0.02, key
 
 
 @pytest.mark.parametrize("dimensions", DROPPED)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_every_rate_below_one_drops_that_share(results, seed, framework, dimensions):
-    """What is kept is scaled so that the mean stays; of rates that hardly keep anything, to six deviations."""
+def test_dropout_rates_drop_their_share(results, seed, framework, dimensions):
+    """The rest is scaled to keep the mean; to six deviations for rates near 1."""
     drawn = np.array([min(rate, MAX_RATE) for rate in rates(seed)])
     deviations = np.sqrt(drawn / (1 - drawn) / np.prod(DROPPED[dimensions]))
     for shared in (False, True):
@@ -182,7 +182,7 @@ def info(**sizes):
 
 
 @pytest.mark.parametrize(("size", "width", "layers", "inner"), [("tiny", 128, 3, 512), ("base", 512, 6, 2048), ("big", 1024, 6, 4096)])
-def test_the_sizes(size, width, layers, inner):
+def test_sizes_have_their_numbers_of_parameters(size, width, layers, inner):
     spec = build_model(f"transformer:{size}", info(source=1000, target=1000))
     attention, norm = 4 * width**2, 2 * width
     feed_forward = 2 * width * inner + inner + width
@@ -192,22 +192,25 @@ def test_the_sizes(size, width, layers, inner):
     assert spec.dropout
 
 
-def test_vaswanis_base_has_its_number_of_parameters():
+def test_base_and_big_have_the_paper_s_size():
     """With 37,000 pieces the paper gives 65 million for base and 213 million for big."""
     sizes = {size: build_model(f"transformer:{size}", info(source=37_000, target=37_000)).size / 1e6 for size in ("base", "big")}
     assert sizes["base"] == pytest.approx(63, abs=2)
     assert sizes["big"] == pytest.approx(214, abs=3)
 
 
-def test_what_is_trained_is_pinned():
-    """Names, order, shapes and spreads: another of them would make other initial weights of the same seed."""
+def test_parameters_are_pinned():
+    """Names, order, shapes and deviations: a change would alter initial weights of a seed."""
     spec = build_model("transformer:tiny", info(source=777, target=777))
-    told = [(one.name, one.shape, f"{one.bound:.9g}", f"{one.deviation:.9g}", one.constant) for one in spec.parameters]
-    assert sha256(repr(told).encode()).hexdigest()[:16] == PINNED
-    assert spec.multiply_adds == sum(one.size for one in spec.parameters if len(one.shape) == 2)
+    listed = [
+        (parameter.name, parameter.shape, f"{parameter.bound:.9g}", f"{parameter.deviation:.9g}", parameter.constant)
+        for parameter in spec.parameters
+    ]
+    assert sha256(repr(listed).encode()).hexdigest()[:16] == PINNED
+    assert spec.multiply_adds == sum(parameter.size for parameter in spec.parameters if len(parameter.shape) == 2)
 
 
-def test_initial_values_are_the_same_for_every_norm_and_spread_as_told():
+def test_initial_values_are_equal_for_every_norm():
     values = Case("transformer:tiny").spec.initial(3)
     assert values["embedding.weight"].std() == pytest.approx(128**-0.5, rel=0.05)
     assert np.abs(values["encoder.0.self_attention.query_key_value.weight"]).max() == pytest.approx(np.sqrt(3 / 128), rel=1e-3)
@@ -226,16 +229,16 @@ def test_initial_values_are_the_same_for_every_norm_and_spread_as_told():
         ("transformer:tiny?dropout_relu=0.5", (0.1, 0.1, 0.5, 0.1)),
     ],
 )
-def test_dropout_by_place(model, rates):
+def test_dropout_rates_are_set_by_place(model, rates):
     settings = build_model(model, info(source=50, target=50)).settings
     assert (settings.dropout_embedding, settings.dropout_residual, settings.dropout_relu, settings.dropout_attention) == rates
 
 
-def test_no_dropout_is_said():
+def test_zero_dropout_is_reported():
     assert not build_model("transformer:tiny?dropout=0", info(source=50, target=50)).dropout
 
 
-def test_the_base_is_what_there_is_without_a_size():
+def test_base_is_the_default_size():
     assert canonical_model("transformer:base?norm=pre&smoothing=0.10") == "transformer"
 
 
@@ -251,10 +254,10 @@ def test_the_base_is_what_there_is_without_a_size():
         ("transformer", DataInfo.of_images("digits", {"train": 1, "test": 1}, ImageFeatures((1, 8, 8), 10, (0.5,), (0.5,))), "is no text"),
     ],
 )
-def test_what_cannot_be_built_is_refused(model, data, words):
+def test_invalid_model_is_refused(model, data, words):
     with pytest.raises(UsageError, match=words):
         build_model(model, data)
 
 
-def test_the_cases_are_no_longer_than_they_say():
+def test_cases_are_within_their_maximum_length():
     assert PLAIN.inputs(0)["source"].shape[1] <= MAX_LENGTH

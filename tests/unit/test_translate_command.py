@@ -1,4 +1,4 @@
-"""What `trainer translate` writes: every character of a translation, and JSON that is JSON."""
+"""Output of `trainer translate`: unchanged translations, and valid JSON."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ TEXTS = ["a\u0085b", "a\u200fb\u2028c", "a\x1b[31mb\x7f", "grün → rot 🙂"]
 
 @pytest.fixture(scope="module")
 def vocabulary():
-    lines = [f"{one} {other}" for one in ("red", "green", "blue") for other in ("house", "ship", "tree")]
+    lines = [f"{colour} {noun}" for colour in ("red", "green", "blue") for noun in ("house", "ship", "tree")]
     return Vocabulary(train_vocabulary(lines, 290, bytes_too=True))
 
 
 def write(vocabulary, text, **form):
-    """Have a line written whose translation is itself."""
+    """Write a line whose translation is the line itself."""
     (pieces,) = vocabulary.encode([text])
     with shown_streams():
         writer = _Writer(vocabulary, **{"n_best": None, "as_json": False, **form})
@@ -33,7 +33,7 @@ def write(vocabulary, text, **form):
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_a_translation_goes_to_a_pipe_as_it_is(vocabulary, capfd, text):
+def test_translation_is_piped_unchanged(vocabulary, capfd, text):
     write(vocabulary, text)
     assert capfd.readouterr().out == f"{text}\n"
     write(vocabulary, text, n_best=1)
@@ -41,16 +41,16 @@ def test_a_translation_goes_to_a_pipe_as_it_is(vocabulary, capfd, text):
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_json_is_json_and_one_line_to_every_reader(vocabulary, capfd, text):
+def test_json_is_valid_and_one_line(vocabulary, capfd, text):
     write(vocabulary, text, as_json=True)
     printed = capfd.readouterr().out
-    found = json.loads(printed)
-    assert (found["source"], found["translations"][0]["text"]) == (text, text)
+    document = json.loads(printed)
+    assert (document["source"], document["translations"][0]["text"]) == (text, text)
     assert len(printed.splitlines()) == 1
     assert ("→" in printed) == ("→" in text)
 
 
-def test_a_terminal_is_shown_what_it_would_obey(vocabulary, monkeypatch):
+def test_control_characters_are_escaped_on_a_terminal(vocabulary, monkeypatch):
     leader, follower = pty.openpty()
     with open(follower, "w", encoding="utf-8") as terminal:
         monkeypatch.setattr(sys, "stdout", terminal)
@@ -59,7 +59,7 @@ def test_a_terminal_is_shown_what_it_would_obey(vocabulary, monkeypatch):
     os.close(leader)
 
 
-def test_pieces_that_the_vocabulary_does_not_know_are_counted(vocabulary, capfd):
+def test_unknown_pieces_are_counted(vocabulary, capfd):
     write(vocabulary, "blue tree ß")
     assert capfd.readouterr().err == ""
     without = Vocabulary(train_vocabulary(["red house", "blue tree"] * 9, 30, bytes_too=False))

@@ -1,4 +1,4 @@
-"""A model whose quality translates other columns than the model reads, or has other logits than pieces, is refused when it is built."""
+"""A model whose quality does not fit its columns or logits is refused when it is built."""
 
 import sys
 
@@ -41,13 +41,13 @@ def model(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-@pytest.mark.parametrize("given", ["", "?inputs=source", "?inputs=source other target&target=other&logits=50"])
-def test_what_translates_its_own_columns_is_built(model, given):
-    assert build_model(model + given, DATA).objective.translation
+@pytest.mark.parametrize("arguments", ["", "?inputs=source", "?inputs=source other target&target=other&logits=50"])
+def test_model_that_translates_its_columns_is_built(model, arguments):
+    assert build_model(model + arguments, DATA).objective.translation
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("arguments", "message"),
     [
         ("?source=src", "has the source 'src', which the model does not read; its `inputs` are source, target"),
         ("?source=other", "has the source 'other', which the model does not read; its `inputs` are source, target"),
@@ -58,9 +58,9 @@ def test_what_translates_its_own_columns_is_built(model, given):
         ("?logits=41", "has logits_per_position=41; a model that translates needs 40, a number for each piece of 'target'"),
     ],
 )
-def test_what_does_not_is_refused(model, given, said):
+def test_model_that_translates_other_columns_is_refused(model, arguments, message):
     with pytest.raises(UsageError) as caught:
-        build_model(model + given, DATA)
-    assert said in str(caught.value)
-    assert repr(model + given) in str(caught.value)
+        build_model(model + arguments, DATA)
+    assert message in str(caught.value)
+    assert repr(model + arguments) in str(caught.value)
     assert str(caught.value).startswith("model: ")

@@ -1,4 +1,4 @@
-"""However many sentences `trainer translate` takes at once, and however many translations of each: every answer can travel."""
+"""Answers of `trainer translate` fit into messages, for any sentences and hypotheses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from crosstrain.models.decoding import Decoding, Hypothesis
 
 
 class Task:
-    """Stands for one that gives each sentence as many translations as are asked for, each as long as it may become."""
+    """A task that returns the requested number of hypotheses, each of the maximum length."""
 
     def __init__(self):
         self.sizes_bytes = []
@@ -24,23 +24,23 @@ class Task:
             longest = Hypothesis((7,) * (len(source) + order.decoding.extra_length), -float(source[0]), -2.0, ended=False)
             every.append([longest] * order.n_best)
         answer = Translated.of(every, 1)
-        self.sizes_bytes.append(header_of(encoded(answer)[0]).array_bytes)  # raises where it could not travel
+        self.sizes_bytes.append(header_of(encoded(answer)[0]).array_bytes)  # raises if it is too large
         return answer
 
 
 @pytest.mark.parametrize("lengths", [[30] * 1024, [1024] * 40, [3]])
-def test_the_answers_are_parts_that_can_travel(lengths):
+def test_answers_are_split_to_fit_messages(lengths):
     sources = [[4 + number, *[5] * (length - 2), END] for number, length in enumerate(lengths)]
     task = Task()
-    found = translated(task, sources, Decoding(beam=64), 64)
-    assert [(-hypotheses[0].score, len(hypotheses), len(hypotheses[0].pieces)) for hypotheses in found] == [
+    hypotheses_by_sentence = translated(task, sources, Decoding(beam=64), 64)
+    assert [(-hypotheses[0].score, len(hypotheses), len(hypotheses[0].pieces)) for hypotheses in hypotheses_by_sentence] == [
         (4 + number, 64, length + 50) for number, length in enumerate(lengths)
     ]
     assert max(task.sizes_bytes) <= MAX_ANSWER_BYTES
-    assert len(task.sizes_bytes) <= 1 + 2 * sum(task.sizes_bytes) / MAX_ANSWER_BYTES  # and no more of them than that takes
+    assert len(task.sizes_bytes) <= 1 + 2 * sum(task.sizes_bytes) / MAX_ANSWER_BYTES  # and not more than necessary
 
 
-def test_all_in_one_answer_could_not_travel():
+def test_single_answer_is_too_large():
     every = [[Hypothesis((7,) * 80, -1.0, -2.0, ended=False)] * 64] * 1024
     with pytest.raises(ProtocolError, match="more bytes"):
         header_of(encoded(Translated.of(every, 1))[0])

@@ -1,4 +1,4 @@
-"""The engine's part of an evaluation that translates: orders, their answers from several leading tasks, and the messages of both."""
+"""The engine's part of evaluations with translation: orders, answers and messages."""
 
 from __future__ import annotations
 
@@ -34,28 +34,28 @@ OBJECTIVE = Objective(
     "translation", "loss", ("loss_sum", "correct", "target_tokens", "examples"), (TOKENS,), weight="target_tokens", translation=QUALITY
 )
 LINES = [f"the cat number {number} sat on the mat ." for number in range(700)]
-FOUND = [line.replace("cat", "dog") if number % 3 else line for number, line in enumerate(LINES)]
+TRANSLATIONS = [line.replace("cat", "dog") if number % 3 else line for number, line in enumerate(LINES)]
 
 
 def answer(message, leader, leaders):
-    """What a leading task answers, whose share is that of `Translating`."""
+    """Return the answer of a leading task, whose share is that of `Translating`."""
     start, stop = message.start, message.stop
     first, last = split_evenly(stop - start, leaders)[leader]
-    sums = sentence_sums(FOUND[start + first : start + last], LINES[start + first : start + last], "13a")
+    sums = sentence_sums(TRANSLATIONS[start + first : start + last], LINES[start + first : start + last], "13a")
     without_numbers = last - first if leader == 0 else 0
     return messages.Decoded(start, dict(zip(SUMS, sums.tolist(), strict=True)), without_numbers, 0.5, complete=True)
 
 
 @pytest.mark.parametrize("leaders", [1, 2, 3])
 @pytest.mark.parametrize("decoded", [Decoded(500, GREEDY), Decoded(700, BEAM), Decoded(1, BEAM)])
-def test_each_sentence_counts_once_on_any_number_of_tasks(leaders, decoded):
+def test_sentences_count_once_on_any_number_of_tasks(leaders, decoded):
     orders = TranslationOrders(QUALITY, "test", decoded, leaders)
     for message in reversed(orders.messages):  # tasks answer in any order
         for leader in range(leaders):
             assert not orders.complete
             orders.add(leader, answer(message, leader, leaders))
     assert orders.complete
-    expected = sentence_sums(FOUND[: decoded.sentences], LINES[: decoded.sentences], "13a")
+    expected = sentence_sums(TRANSLATIONS[: decoded.sentences], LINES[: decoded.sentences], "13a")
     assert orders.sums == dict(zip(SUMS, expected.tolist(), strict=True))
     assert orders.seconds == 0.5 * len(orders.messages)
     shares = [split_evenly(message.stop - message.start, leaders)[0] for message in orders.messages]
@@ -68,7 +68,7 @@ def wrong(message, **changes):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message_text"),
     [
         ({"translated_sentences": 4.0}, "4 sentences, where 3 were"),
         ({"bleu_matching_1grams": 0.5}, "0.5 bleu_matching_1grams"),
@@ -78,20 +78,20 @@ def wrong(message, **changes):
         ({"more": 1.0}, "sums .*more"),
     ],
 )
-def test_sums_that_cannot_be_are_refused(changes, said):
+def test_invalid_sums_are_refused(changes, message_text):
     orders = TranslationOrders(QUALITY, "test", Decoded(3, GREEDY), 1)
-    with pytest.raises(ImpossibleAnswerError, match=said):
+    with pytest.raises(ImpossibleAnswerError, match=message_text):
         orders.add(0, wrong(answer(orders.messages[0], 0, 1), **changes))
 
 
-def test_more_sentences_without_numbers_than_there_are_is_refused():
+def test_too_many_sentences_without_numbers_are_refused():
     orders = TranslationOrders(QUALITY, "test", Decoded(3, GREEDY), 1)
-    found = answer(orders.messages[0], 0, 1)
+    decoded = answer(orders.messages[0], 0, 1)
     with pytest.raises(ImpossibleAnswerError, match="3 sentences, 4 of them without numbers"):
-        orders.add(0, structs.replace(found, without_numbers=4))
+        orders.add(0, structs.replace(decoded, without_numbers=4))
 
 
-def test_answers_that_nobody_asked_for_are_refused():
+def test_unrequested_answers_are_refused():
     orders = TranslationOrders(QUALITY, "test", Decoded(3, GREEDY), 2)
     message = orders.messages[0]
     orders.add(0, answer(message, 0, 2))
@@ -107,7 +107,7 @@ def progress(leaders=1, **job):
 RESULT = EvalResult("test", {"loss_sum": 7.0, "correct": 3.0, "target_tokens": 9.0, "examples": 700.0}, 1.0, 5)
 
 
-def test_an_evaluation_is_whole_when_its_translations_are():
+def test_evaluation_is_complete_with_its_translations():
     evaluation = progress(eval_sentences=40)
     first, *orders = evaluation.begin("test")
     assert (first.kind, [(order.start, order.stop, order.decoding.beam) for order in orders]) == ("evaluate", [(0, 40, 1)])
@@ -119,17 +119,17 @@ def test_an_evaluation_is_whole_when_its_translations_are():
     assert (figures["exact"], figures["token_accuracy"]) == (14 / 40, 3 / 9)
 
 
-def test_the_end_translates_everything_with_the_jobs_beam():
+def test_final_translation_uses_the_job_s_beam():
     evaluation = progress(beam=2)
     orders = evaluation.begin_last("test")
     assert {order.decoding.beam for order in orders} == {2}
-    found = [evaluation.on_decoded(0, answer(order, 0, 1)) for order in orders]
-    assert isinstance(found[-1], AllTranslated)
-    assert not any(found[:-1])
-    assert (found[-1].sentences, found[-1].figures["exact"]) == (700, 234 / 700)
+    parts = [evaluation.on_decoded(0, answer(order, 0, 1)) for order in orders]
+    assert isinstance(parts[-1], AllTranslated)
+    assert not any(parts[:-1])
+    assert (parts[-1].sentences, parts[-1].figures["exact"]) == (700, 234 / 700)
 
 
-def test_without_translations_an_evaluation_has_one_part():
+def test_evaluation_without_translations_has_one_part():
     evaluation = EvaluationInProgress(Job(), CLASSIFICATION, {"train": 9, "test": 7}, 1)
     assert [message.kind for message in evaluation.begin("test")] == ["evaluate"]
     result = EvalResult("test", {"loss_sum": 7.0, "correct": 3.0, "examples": 7.0}, 1.0, 5)
@@ -139,7 +139,7 @@ def test_without_translations_an_evaluation_has_one_part():
         evaluation.on_decoded(0, messages.Decoded(0, {}, 0, 0.0, complete=True))
 
 
-def test_what_a_job_decodes_and_its_signatures():
+def test_job_decodes_with_its_signatures():
     assert (while_training(Job(), 700), at_the_end(Job(beam=1), 700)) == (Decoded(500, GREEDY), Decoded(700, GREEDY))
     signatures = described(Job(), OBJECTIVE, 20)
     searches = [signatures[when].split("|version:")[1].split("|", 1)[1] for when in ("training", "end")]
@@ -148,14 +148,14 @@ def test_what_a_job_decodes_and_its_signatures():
 
 
 @pytest.mark.parametrize("setting", [{"eval_sentences": 5}, {"beam": 1}, {"length_penalty": 1.0}])
-def test_a_setting_that_does_nothing_is_refused(setting):
+def test_setting_without_effect_is_refused(setting):
     refuse_idle(Job(**setting), OBJECTIVE)
     refuse_idle(Job(), CLASSIFICATION)
     with pytest.raises(UsageError, match="translate nothing"):
         refuse_idle(Job(**setting), CLASSIFICATION)
 
 
-def test_sentences_and_hypotheses_travel():
+def test_sentences_and_hypotheses_round_trip():
     sources = [[4, 5, 2], [2], [6, 2]]
     message = messages.Translate.of(sources, BEAM, 2)
     assert [source.tolist() for source in message.sources()] == sources

@@ -1,4 +1,4 @@
-"""Taking a run's records back to a checkpoint, and figures over the parts of a run."""
+"""Truncation of a run's records to a checkpoint, and figures over segments of a run."""
 
 import json
 
@@ -12,7 +12,7 @@ from crosstrain.records.store.schema import EventRecord
 from crosstrain.records.time_shares import resumed_seconds
 
 
-def test_what_is_later_goes_and_the_rest_stays_as_it_was(tmp_path):
+def test_later_records_are_removed_and_the_rest_is_kept(tmp_path):
     path = sync_run(tmp_path)
     before = (path / "steps.jsonl").read_bytes().splitlines(keepends=True)
     (path / "calibration.json").write_text("{}")
@@ -26,7 +26,7 @@ def test_what_is_later_goes_and_the_rest_stays_as_it_was(tmp_path):
     assert not list(path.glob(".*"))
 
 
-def test_the_event_of_the_checkpoint_itself_stays(tmp_path):
+def test_event_of_the_checkpoint_is_kept(tmp_path):
     path = sync_run(tmp_path)
     writer = RunWriter.reopen(path)
     for step, seconds in ((2, 0.8), (4, 0.9), (6, 1.2)):
@@ -41,7 +41,7 @@ def test_the_event_of_the_checkpoint_itself_stays(tmp_path):
     ]
 
 
-def test_a_torn_last_line_goes_and_damage_before_it_is_named(tmp_path):
+def test_truncated_last_line_is_removed_and_damage_named(tmp_path):
     path = sync_run(tmp_path)
     with (path / "steps.jsonl").open("ab") as file:
         file.write(b'{"schema":1,"st')
@@ -56,8 +56,8 @@ def test_a_torn_last_line_goes_and_damage_before_it_is_named(tmp_path):
     assert not list(path.glob(".steps*"))
 
 
-def test_counters_that_begin_anew_are_added_up():
-    """Two parts of a second each: 4 CPU seconds in the first, 3 in the second, whose monitor had counted 7 before its clock went on."""
+def test_reset_counters_are_added_up():
+    """Two segments of a second: 4 CPU seconds, then 3 after a counter that began at 7."""
     first = [sample(0, seconds, cpu_seconds=2.0 + 4.0 * seconds) for seconds in (-0.5, 0.0, 0.5, 1.0)]
     second = [sample(0, 1.0 + seconds, cpu_seconds=7.0 + 3.0 * seconds) for seconds in (-0.5, 0.0, 0.5, 1.0)]
     (node,) = per_node([*first, *second], 1, CLOCK, [1.0])
@@ -65,7 +65,7 @@ def test_counters_that_begin_anew_are_added_up():
     assert node["cpu_cores_used"]["mean"] == pytest.approx(3.5)
 
 
-def test_a_part_that_was_undone_is_no_border(tmp_path):
+def test_undone_segment_is_no_border(tmp_path):
     path = sync_run(tmp_path)
     job = json.loads((path / "job.json").read_text())
     assert resumed_seconds(job) == []

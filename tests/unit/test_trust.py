@@ -1,4 +1,4 @@
-"""A run directory from elsewhere: its files alone decide neither whose code runs, nor where records go, nor what is read or written."""
+"""A foreign run directory decides neither what code runs nor which files or hosts are used."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from crosstrain.models.logreg import build
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A real run of a few steps; it is copied before it is changed."""
+    """A real run of a few steps; tests change copies of it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(TOY))
         return run_job(tmp_path_factory.mktemp("made"), backend="toy", steps=6, name="run", eval_every="end", monitor=False).path
@@ -45,7 +45,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def place(tmp_path, made, monkeypatch):
-    """The folder in which somebody unpacked the run `evilrun` and works, with the folder on PYTHONPATH as for a model of one's own."""
+    """The folder in which a user unpacked the foreign run `evilrun`, with it on PYTHONPATH."""
     shutil.copytree(made, tmp_path / "evilrun")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TOY), str(tmp_path)]))
@@ -55,7 +55,10 @@ def place(tmp_path, made, monkeypatch):
 
 
 def alter(run, **settings):
-    """Change settings in every file of a run that has them, and sign the manifests anew; `data_dir` also in the data's description."""
+    """Change settings in all files of a run, and sign its manifests again.
+
+    `data_dir` is also changed in the description of the data.
+    """
     job = json.loads((run / "job.json").read_text())
     (run / "job.json").write_text(json.dumps({**job, **settings}))
     for folder in list_checkpoints(run):
@@ -67,7 +70,7 @@ def alter(run, **settings):
 
 
 def plant(place):
-    """Put the payload beside the run's files and have them name it; it is a model that works."""
+    """Put the payload, a working model, next to the run's files and have them name it."""
     package = place / "evilrun/payload"
     package.mkdir()
     (package / "__init__.py").write_text(PAYLOAD)
@@ -86,7 +89,7 @@ COMMANDS = {
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("arguments", COMMANDS.values(), ids=COMMANDS)
-def test_a_runs_files_do_not_have_code_executed(place, arguments):
+def test_untrusted_run_executes_no_code(place, arguments):
     plant(place)
     done = trainer(*arguments)
     assert not (place / "mark").exists()
@@ -99,7 +102,7 @@ def test_a_runs_files_do_not_have_code_executed(place, arguments):
 
 
 @pytest.mark.parametrize("name", PERSONAL_OPTIONS)
-def test_a_runs_files_name_no_hosts_programs_or_addresses_whoever_trusts_them(place, name, capsys):
+def test_trusted_run_still_names_no_hosts_or_programs(place, name, capsys):
     path = place / "evilrun/job.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), name: f"touch {place}/mark"}))
     assert invoke([*COMMANDS["resume"], "--trust-run"]) == 2
@@ -118,7 +121,7 @@ def test_a_runs_files_name_no_hosts_programs_or_addresses_whoever_trusts_them(pl
     ],
     ids=["export", "evaluate", "resume", "export-typed", "evaluate-typed", "resume-typed"],
 )
-def test_who_asks_for_it_gets_it(place, arguments):
+def test_trusted_run_executes_its_code(place, arguments):
     plant(place)
     done = trainer(*arguments)
     assert done.returncode == 0, done.stderr
@@ -136,7 +139,7 @@ def test_who_asks_for_it_gets_it(place, arguments):
         ("evaluate", ["--model", "own.mlp", "--backend", "toy"]),
     ],
 )
-def test_a_module_that_is_not_there_is_called_that(place, command, besides):
+def test_missing_module_is_named(place, command, besides):
     alter(place / "evilrun", model="own.mlp")
     done = trainer(*COMMANDS[command], *besides)
     assert done.returncode == 2
@@ -145,7 +148,7 @@ def test_a_module_that_is_not_there_is_called_that(place, command, besides):
 
 
 @pytest.mark.thorough
-def test_a_model_that_is_typed_is_the_checkpoints(place):
+def test_typed_model_is_used_for_the_checkpoint(place):
     for command in ("export", "evaluate"):
         done = trainer(*COMMANDS[command], "--model", "cnn")
         assert done.returncode == 2
@@ -162,7 +165,7 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("field", FOREIGN)
-def test_each_such_setting_of_a_run_is_refused_unless_it_is_typed(place, field):
+def test_untrusted_settings_are_refused_unless_typed(place, field):
     value, words = FOREIGN[field]
     alter(place / "evilrun", **{field: value})
     resumed = partial(load_resumption, Path("evilrun"), environ={}, config=None, force=False)
@@ -172,12 +175,12 @@ def test_each_such_setting_of_a_run_is_refused_unless_it_is_typed(place, field):
     assert f"or type --{field.replace('_', '-')} yourself" in str(refused.value)
     instead = {"model": "logreg", "data": "digits", "data_dir": str(place), "mlflow": ""}[field]
     by_variable, by_file = {f"TRAINER_{field.upper()}": instead}, _file(place, field, instead)
-    for given in ({"flags": {field: instead}}, {"environ": by_variable}, {"config": by_file}):
-        if field == "mlflow" and "environ" in given:
-            continue  # an empty variable is none
-        with pytest.raises(UsageError) as other:  # with what is typed the run is another one, or has nothing left to do
-            resumed(**{"flags": {}, **given})
-        assert "--trust-run" not in str(other.value)
+    for typed in ({"flags": {field: instead}}, {"environ": by_variable}, {"config": by_file}):
+        if field == "mlflow" and "environ" in typed:
+            continue  # an empty variable counts as unset
+        with pytest.raises(UsageError) as second:  # with the typed setting the run differs, or is complete
+            resumed(**{"flags": {}, **typed})
+        assert "--trust-run" not in str(second.value)
 
 
 def _file(place, field, value):
@@ -185,7 +188,7 @@ def _file(place, field, value):
     return str(place / "mine.toml")
 
 
-def test_several_are_named_together_and_nothing_is_escaped_into_the_terminal(place):
+def test_several_untrusted_settings_are_named_and_escaped(place):
     alter(place / "evilrun", mlflow="http://a\x1b[31m/", data_dir="/x")
     with pytest.raises(UsageError) as refused:
         load_resumption(Path("evilrun"), {}, {}, None, force=False)
@@ -193,29 +196,29 @@ def test_several_are_named_together_and_nothing_is_escaped_into_the_terminal(pla
     assert "or type --data-dir and --mlflow yourself" in str(refused.value)
 
 
-def test_the_folder_of_an_evaluation_may_be_typed(place, capsys):
+def test_data_folder_of_an_evaluation_may_be_typed(place, capsys):
     alter(place / "evilrun", data_dir="/somewhere/else")
-    for same in ([], ["--data", "digits"]):  # the same data, so that the folder would be the run's
+    for same in ([], ["--data", "digits"]):  # the same data would use the folder of the run
         assert invoke(["evaluate", "evilrun", *same]) == 2
-        said = capsys.readouterr().err
-        assert "read the folder '/somewhere/else'" in said
-        assert "or type --data-dir yourself" in said
+        message = capsys.readouterr().err
+        assert "read the folder '/somewhere/else'" in message
+        assert "or type --data-dir yourself" in message
     assert invoke(["evaluate", "evilrun", "--data-dir", "own"]) == 2
     assert capsys.readouterr().err.startswith(f"error: --data-dir: {str(place / 'own')!r} is no folder")
 
 
 @pytest.mark.parametrize("name", ["system.jsonl", "heartbeat", "logs/stacks.txt", "checkpoints/more"])
-def test_a_run_with_a_pipe_in_it_is_refused_at_once(place, capsys, name):
+def test_run_with_a_pipe_is_refused_immediately(place, capsys, name):
     path = place / "evilrun" / name
     path.parent.mkdir(exist_ok=True)
     path.unlink(missing_ok=True)
     os.mkfifo(path)
     assert invoke(["run", "--resume", "evilrun", "--steps", "+2"]) == 2
-    assert f"{name!r} in " in (said := capsys.readouterr().err)
-    assert "is neither a file nor a folder" in said
+    assert f"{name!r} in " in (message := capsys.readouterr().err)
+    assert "is neither a file nor a folder" in message
 
 
-def test_a_link_that_leads_out_of_a_run_is_not_written_through(place, capsys):
+def test_link_out_of_a_run_is_not_written_through(place, capsys):
     mine = place / "mine.txt"
     mine.write_text("precious")
     run = place / "evilrun"
@@ -243,7 +246,7 @@ def test_a_link_that_leads_out_of_a_run_is_not_written_through(place, capsys):
     ],
     ids=["flags", "axes", "cases", "config"],
 )
-def test_a_sweep_from_elsewhere_is_not_gone_on_with(place, capsys, request_):
+def test_foreign_sweep_is_not_resumed(place, capsys, request_):
     grid = {"axes": {}, "cases": [], "repeats": None, **request_["grid"]}
     document = {
         "schema": 1,
@@ -260,7 +263,7 @@ def test_a_sweep_from_elsewhere_is_not_gone_on_with(place, capsys, request_):
 
 
 @pytest.mark.parametrize("link", ["seed=3", ".earlier"])
-def test_a_sweep_from_elsewhere_does_not_write_through_its_links(place, capsys, link):
+def test_foreign_sweep_does_not_write_through_links(place, capsys, link):
     request = Request(None, {"backend": "toy"}, Grid({"seed": [3]}))
     (place / "sweep").mkdir()
     with SweepFolder(place / "sweep", request, request.plan({}), ["trainer", "sweep"]):
@@ -273,14 +276,14 @@ def test_a_sweep_from_elsewhere_does_not_write_through_its_links(place, capsys, 
 
 
 @pytest.mark.thorough
-def test_a_sweep_hands_on_what_the_user_typed(place):
-    """A point whose model is the user's own goes on from its checkpoint when the sweep is typed again."""
+def test_sweep_passes_typed_settings_to_its_points(place):
+    """A point with a custom model resumes when the sweep is typed again."""
     plant(place)
     typed = ["sweep", "--backend", "toy", "--model", "evilrun.payload", "--grid", "seed=3", "--steps", "6", "--checkpoint-every", "2steps"]
     typed += ["--name", "s", "--eval-every", "end", "--no-monitor"]
     assert trainer(*typed).returncode == 0
     run = place / "runs/s/seed=3"
-    for folder in list_checkpoints(run)[:2]:  # as if it had been killed on the way
+    for folder in list_checkpoints(run)[:2]:  # as if it had been killed earlier
         shutil.rmtree(folder)
     (run / "summary.json").unlink()
     (run / "status.json").write_text(json.dumps({**RunReader(run).status(), "state": "failed"}))
@@ -290,25 +293,25 @@ def test_a_sweep_hands_on_what_the_user_typed(place):
     assert not (place / "runs/s/.earlier").exists()
 
 
-def test_what_a_variable_says_is_not_put_onto_a_command_line(monkeypatch):
+def test_variable_is_not_put_on_a_command_line(monkeypatch):
     job = Job(model="my.model", mlflow="http://me:secret@host/")
     assert typed_of_a_point(job) == ["--model", "my.model", "--mlflow", "http://me:secret@host/"]
     monkeypatch.setenv("TRAINER_MLFLOW", "http://me:secret@host/")
     assert typed_of_a_point(job) == ["--model", "my.model"]
 
 
-def test_the_data_of_a_point_are_typed_as_its_run_has_them():
+def test_data_of_a_point_are_typed_as_recorded():
     job = Job(data="parallel-text:/mine/talks:en-de", vocabulary=400)
     assert typed_of_a_point(job) == ["--data", "parallel-text:/mine/talks:en-de?vocabulary=400"]
 
 
-def test_the_command_to_go_on_is_the_one_that_works(tmp_path):
+def test_resume_command_works(tmp_path):
     save_model(tmp_path, "logreg", (1, 8, 8))
     assert resume_hint(Job(), tmp_path).endswith(f"--resume {tmp_path}")
     assert resume_hint(Job(data_dir=Path("/mine")), tmp_path).endswith(f"--resume {tmp_path} --trust-run")
 
 
-def test_the_option_belongs_to_resume(capsys):
+def test_trust_option_requires_resume(capsys):
     for command, owners in ((["run"], "--resume or --like"), (["sweep", "--grid", "seed=1,2"], "--resume")):
         assert invoke([*command, "--trust-run"]) == 2
         assert capsys.readouterr().err == f"error: --trust-run: belongs to {owners}\n"
@@ -336,12 +339,12 @@ def test_the_option_belongs_to_resume(capsys):
         ("batch_size", 8, False),
     ],
 )
-def test_what_counts_as_foreign(field, value, is_foreign):
+def test_foreign_settings_are_recognised(field, value, is_foreign):
     assert foreign_settings({field: value}) == ({field: value} if is_foreign else {})
 
 
-def test_every_setting_that_could_name_something_outside_was_thought_of():
-    """A new setting that holds text or a path: does it say whose code runs, where records go, or what is read? Then `trust` has it."""
+def test_settings_that_name_external_things_are_listed():
+    """A new setting of text or path: if it names code, hosts or files, `trust` has to list it."""
     texts = {field for field in Job.model_fields if schema(field).get("type") == "string" and not choices(field)}
     harmless = {
         "backend",
@@ -358,6 +361,6 @@ def test_every_setting_that_could_name_something_outside_was_thought_of():
     assert texts - harmless == set(FOREIGN)
 
 
-def test_a_request_yields_all_of_its_settings():
+def test_request_yields_all_its_settings():
     request = Request("x.toml", {"lr": 1}, Grid({"seed": [1, 2]}, ({"nodes": 2},)))
     assert list(request.settings()) == [{CONFIG: "x.toml"}, {"lr": 1}, {"seed": 1}, {"seed": 2}, {"nodes": 2}]

@@ -1,4 +1,4 @@
-"""A folder of runs that this user may not read is said to be so, and is not taken for an empty one."""
+"""An unreadable folder of runs is reported, and not taken for an empty one."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from report_runs import make_run
 
 from crosstrain.cli.group import invoke
 
-NOBODY = 65534
+UNPRIVILEGED_USER = 65534
 MODES = [0o000, 0o444, 0o111]
 """Neither, listing alone, looking at entries alone."""
 
 
 @contextmanager
 def without_privileges():
-    """Root may read everything, so a test that runs as root is somebody else meanwhile."""
+    """Root may read everything, so a test that runs as root changes its user temporarily."""
     privileged = os.geteuid() == 0
     if privileged:
-        os.seteuid(NOBODY)
+        os.seteuid(UNPRIVILEGED_USER)
     try:
         yield
     finally:
@@ -33,14 +33,14 @@ def without_privileges():
 
 @pytest.fixture
 def out():
-    """A folder that others may read, unlike pytest's, with a run in it and one in a folder of it."""
+    """A folder that other users may read, unlike pytest's, with a run and a nested run."""
     place = Path(tempfile.mkdtemp(prefix="crosstrain-unreadable-"))
     place.chmod(0o755)
     for folder, name in ((place / "runs", "one"), (place / "runs" / "locked", "two")):
         make_run(folder, name, steps=8)
     for path in (place / "runs", *(place / "runs").rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
-    for command in LISTING + NAMING:  # so that everything is imported, and the index is made
+    for command in LISTING + NAMING:  # so that all modules are imported
         invoke([*command.split(), "--out", str(place / "runs")])
     yield place / "runs"
     for path in (place / "runs", place / "runs" / "locked"):
@@ -52,9 +52,9 @@ def refused(capsys, *arguments):
     capsys.readouterr()
     with without_privileges():
         code = invoke(list(arguments))
-    said = capsys.readouterr()
-    assert (code, said.out) == (2, ""), said
-    return said.err
+    captured = capsys.readouterr()
+    assert (code, captured.out) == (2, ""), captured
+    return captured.err
 
 
 LISTING = ["runs", "runs --json"]
@@ -65,31 +65,31 @@ NAMING = ["runs show one", "compare one", "explain one", "watch one --wait 0"]
 @pytest.mark.parametrize(
     ("command", "mode"), [(command, mode) for command in LISTING + NAMING for mode in MODES if command in LISTING or mode != 0o111]
 )
-def test_an_unreadable_folder_is_said_to_be_so(out, capsys, command, mode):
+def test_unreadable_folder_is_named(out, capsys, command, mode):
     out.chmod(mode)
     assert refused(capsys, *command.split(), "--out", str(out)) == (
         f"error: {str(out)!r} cannot be read (Permission denied); give a folder that you may read, or ask its owner.\n"
     )
 
 
-def test_an_unreadable_run_that_is_named_by_its_path(out, capsys):
+def test_unreadable_run_is_named_by_its_path(out, capsys):
     (out / "locked").chmod(0o000)
     for text in (str(out / "locked"), str(out / "locked" / "two")):
         assert refused(capsys, "runs", "show", text, "--out", str(out)).startswith(f"error: {text!r} cannot be read (Permission denied); ")
 
 
-def test_an_unreadable_folder_among_others_is_named_and_the_others_are_listed(out, capsys):
+def test_unreadable_folder_is_named_and_others_are_listed(out, capsys):
     (out / "locked").chmod(0o000)
     capsys.readouterr()
     with without_privileges():
         code = invoke(["runs", "--out", str(out)])
-    said = capsys.readouterr()
+    captured = capsys.readouterr()
     assert code == 0
-    assert [line.split()[0] for line in said.out.splitlines()] == ["name", "one"]
-    assert f"passed over, as they cannot be read: {out / 'locked'}" in said.err.splitlines()
+    assert [line.split()[0] for line in captured.out.splitlines()] == ["name", "one"]
+    assert f"passed over, as they cannot be read: {out / 'locked'}" in captured.err.splitlines()
 
 
-def test_a_run_elsewhere_is_found_although_the_usual_folder_cannot_be_read(out, tmp_path, capsys):
+def test_run_elsewhere_is_found_despite_unreadable_default(out, tmp_path, capsys):
     folder = out / "locked"
     shutil.copytree(folder, out.parent / "others")
     out.chmod(0o000)

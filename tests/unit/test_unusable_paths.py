@@ -1,4 +1,4 @@
-"""A path that the system refuses ends every command with one line that names it, wherever in the command that is noticed."""
+"""A path that the system refuses ends each command with one line that names it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from crosstrain.cli.kept_commands import _values
 from crosstrain.core.drafts import replacing
 
 RUN = "RUN"
-"""Becomes the path of a run, where a command needs one beside the path that is tested."""
+"""Replaced by the path of a run, for commands that need one in addition to the tested path."""
 
 NEEDS = {
     "run": ["--data", "npz:nothing", "--steps", "1"],
@@ -46,7 +46,7 @@ def leaves(command, path):
 
 
 def taking_paths():
-    """Every parameter of every command that takes a path, or a name of a run, which may be one."""
+    """Return all parameters of commands that take a path, or a run's name, which may be one."""
     for first, lazy in COMMANDS.items():
         for name, command in leaves(lazy.load(), (first,)):
             for parameter in command.params:
@@ -65,7 +65,7 @@ TAKING = [taken for taken in taking_paths() if taken[:2] != UNTESTED]
 
 @pytest.fixture(scope="module")
 def place():
-    """A folder that others may read, unlike pytest's, with what cannot be looked into."""
+    """A folder that other users may read, unlike pytest's, with unreadable content."""
     folder = Path(tempfile.mkdtemp(prefix="crosstrain-unusable-"))
     folder.chmod(0o755)
     make_run(folder / "runs", "one", steps=8)
@@ -83,7 +83,7 @@ def arguments(name, option, command, path, run):
     needed = [*name.split(), *NEEDS.get(name, [])]
     if command is None:
         return [*name.split(), f"{option}{path}"]
-    takes = next((one for one in command.params if isinstance(one, click.Argument) and one.required), None)
+    takes = next((parameter for parameter in command.params if isinstance(parameter, click.Argument) and parameter.required), None)
     if not option:
         return [*needed, path]
     return [*needed, option, path, *([run] if takes is not None and "data" not in name else [])]
@@ -96,20 +96,20 @@ def arguments(name, option, command, path, run):
 @example(path="closed/x", privileged=False)
 @example(path="loop", privileged=True)
 @given(path=PATHS, privileged=st.booleans())
-def test_no_command_shows_a_traceback_for_a_path(place, capsys, monkeypatch, name, option, command, path, privileged):
+def test_commands_show_no_traceback_for_a_path(place, capsys, monkeypatch, name, option, command, path, privileged):
     monkeypatch.setenv("TRAINER_DATA_CACHE", str(place / "cache"))
     monkeypatch.chdir(place)
-    given = arguments(name, option, command, f"{place}/{path}", str(place / "runs" / "one"))
+    arguments_typed = arguments(name, option, command, f"{place}/{path}", str(place / "runs" / "one"))
     invoke(["runs", "--out", str(place / "runs")])  # everything is imported before the privileges end
     with nullcontext() if privileged else without_privileges():
-        code = invoke(given)
-    said = capsys.readouterr().err
-    assert "Traceback" not in said
+        code = invoke(arguments_typed)
+    message = capsys.readouterr().err
+    assert "Traceback" not in message
     assert code in (0, 1, 2)
-    assert code == 0 or "error: " in said
+    assert code == 0 or "error: " in message
 
 
-def test_a_name_of_the_most_bytes_can_be_replaced(tmp_path):
+def test_longest_name_can_be_replaced(tmp_path):
     path = tmp_path / ("é" * 127 + "x")
     for text in ("one", "two"):
         with replacing(path) as draft:
@@ -124,9 +124,9 @@ def replaced(path, write):
         raise OSError(f"the cause, {draft.name}")
 
 
-def test_what_fails_leaves_nothing_and_is_what_is_raised(tmp_path):
+def test_failed_write_leaves_nothing_and_raises_its_cause(tmp_path):
     with pytest.raises(OSError, match="the cause"):
         replaced(tmp_path / "file", Path.touch)
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(OSError, match="the cause"):  # a folder cannot be unlinked, as nothing can on a read-only file system
+    with pytest.raises(OSError, match="the cause"):  # a folder cannot be unlinked, like any file on a read-only file system
         replaced(tmp_path / "file", Path.mkdir)

@@ -1,4 +1,4 @@
-"""The update rules over arrays are those of the float64 reference, whatever the job, and however the vector is cut."""
+"""Update rules over arrays equal the float64 reference, for any job and any blocks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ JOBS = st.one_of(DESCENTS, ADAMS).map(Job.model_validate)
 
 
 @given(job=JOBS, size=st.integers(0, 20), block=st.sampled_from([1, 3, 64]), seed=st.integers(0, 2**32 - 1))
-def test_updates_are_the_references(job, size, block, seed):
+def test_updates_equal_the_reference(job, size, block, seed):
     draw = np.random.default_rng(seed)
     weights = draw.normal(size=size).astype(np.float32)
     expected, average = {"w": weights.astype(np.float64)}, weights.astype(np.float64)
@@ -57,21 +57,21 @@ def test_updates_are_the_references(job, size, block, seed):
 
 
 @given(job=JOBS, seed=st.integers(0, 2**32 - 1))
-def test_nothing_is_written_to_and_numbers_stay_float32(job, seed):
+def test_inputs_are_unchanged_and_numbers_stay_float32(job, seed):
     draw = np.random.default_rng(seed)
     formulas = UpdateFormulas(job)
     given_arrays = {name: np.abs(draw.normal(size=(2, 3))).astype(np.float32) for name in ("weights", "gradient", *formulas.slots)}
     kept = {name: value.copy() for name, value in given_arrays.items()}
     slots = {name: given_arrays[name] for name in formulas.slots}
-    weights, found = formulas.updated(np, given_arrays["weights"], given_arrays["gradient"], slots, formulas.factors(0.1, 3))
+    weights, new_slots = formulas.updated(np, given_arrays["weights"], given_arrays["gradient"], slots, formulas.factors(0.1, 3))
     assert all(np.array_equal(value, kept[name]) for name, value in given_arrays.items())
-    assert set(found) == set(formulas.slots)
-    assert {value.dtype for value in (weights, *found.values())} == {np.dtype(np.float32)}
-    assert {value.shape for value in (weights, *found.values())} == {(2, 3)}
+    assert set(new_slots) == set(formulas.slots)
+    assert {value.dtype for value in (weights, *new_slots.values())} == {np.dtype(np.float32)}
+    assert {value.shape for value in (weights, *new_slots.values())} == {(2, 3)}
 
 
 @given(values=st.lists(st.floats(-100, 100, width=32), max_size=9), limit=st.sampled_from([0.5, 3.0, 1000.0]))
-def test_a_gradient_is_clipped_by_its_norm(values, limit):
+def test_gradient_is_clipped_by_its_norm(values, limit):
     gradient = np.array(values, np.float32)
     before, norm = gradient.astype(np.float64), np.linalg.norm(np.array(values, np.float64))
     clip(gradient, limit)
@@ -81,7 +81,7 @@ def test_a_gradient_is_clipped_by_its_norm(values, limit):
     np.testing.assert_allclose(gradient, before * min(1.0, limit / (norm + 1e-6)), rtol=1e-5, atol=1e-30)
 
 
-def test_a_gradient_that_is_not_finite_stays_so():
+def test_non_finite_gradient_stays_non_finite():
     gradient = np.array([1.0, np.nan], np.float32)
     clip(gradient, 0.1)
     assert np.isnan(gradient).any()

@@ -1,4 +1,4 @@
-"""Every update rule has its slots' names in one place."""
+"""The slot names of update rules are in one place."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ SLOTS = {"sgd": (), "adam": ("first_moment", "second_moment"), "adamw": ("first_
 
 
 @pytest.mark.parametrize("optimizer", choices("optimizer"))
-def test_every_rule_names_its_slots(optimizer):
+def test_update_rules_name_their_slots(optimizer):
     assert slot_names(Job.model_validate({"optimizer": optimizer})) == SLOTS[optimizer]
 
 
-def test_descent_keeps_a_slot_with_momentum_alone():
+def test_descent_has_a_slot_with_momentum_only():
     assert slot_names(Job(momentum=0.5)) == ("momentum",)
 
 
-def test_no_other_file_spells_the_names(repository):
-    """A second list of them could fall behind the first."""
+def test_no_other_file_spells_the_slot_names(repository):
+    """A second list of them could become outdated."""
     spelled = [
         path.relative_to(repository).as_posix()
         for folder in ("backends", "checkpoint", "engine", "launch")

@@ -1,4 +1,4 @@
-"""Which GPUs a node's processes may use: what CUDA_VISIBLE_DEVICES leaves, read as CUDA reads it."""
+"""GPUs that a node's processes may use: CUDA_VISIBLE_DEVICES, read as CUDA reads it."""
 
 import json
 import os
@@ -19,7 +19,7 @@ CUT = [Gpu(UUIDS[0]), Gpu(UUIDS[1], ("MIG-aa01", "MIG-aa02", "MIG-bb03"))]
 
 
 def seen(variable, gpus=FOUR, **more):
-    return [one.visible_as for one in visible_gpus(gpus, variable, **more)]
+    return [gpu.visible_as for gpu in visible_gpus(gpus, variable, **more)]
 
 
 @pytest.mark.parametrize(
@@ -50,16 +50,16 @@ def seen(variable, gpus=FOUR, **more):
         ("MIG-aa01", []),
     ],
 )
-def test_the_variable_limits_and_orders_them(variable, expected):
+def test_variable_limits_and_orders_gpus(variable, expected):
     assert seen(variable) == expected
 
 
-def test_each_is_named_with_its_number_and_uuid():
+def test_gpus_have_a_number_and_uuid():
     assert visible_gpus(FOUR, "2,0") == [VisibleGpu("2", UUIDS[2], 2), VisibleGpu("0", UUIDS[0], 0)]
     assert visible_gpus(FOUR, "GPU-777") == [VisibleGpu(UUIDS[3], UUIDS[3], 3)]
 
 
-def test_in_another_order_than_pci_an_index_says_nothing_of_the_device():
+def test_other_order_than_pci_hides_the_device():
     assert visible_gpus(FOUR, "2", in_pci_order=False) == [VisibleGpu("2", None, None)]
     assert visible_gpus(FOUR, "GPU-777", in_pci_order=False) == [VisibleGpu(UUIDS[3], UUIDS[3], 3)]
 
@@ -76,11 +76,11 @@ def test_in_another_order_than_pci_an_index_says_nothing_of_the_device():
         ("1", ["1"]),
     ],
 )
-def test_partitions_are_devices_of_their_own(variable, expected):
+def test_partitions_are_separate_devices(variable, expected):
     assert seen(variable, CUT) == expected
 
 
-def test_without_a_driver_that_tells_more_their_number_is_enough():
+def test_number_of_gpus_suffices_without_a_driver():
     assert seen("1,0", [Gpu()] * 2) == ["1", "0"]
     assert seen("2,0", [Gpu()] * 2) == []
     assert seen("GPU-anything", [Gpu()] * 2) == ["GPU-anything"]
@@ -94,16 +94,16 @@ VARIABLES = st.none() | st.lists(ENTRIES, max_size=6).map(",".join) | st.text(ma
 
 
 @given(VARIABLES, st.integers(0, 4), st.booleans())
-def test_what_is_left_is_there_and_no_device_is_twice(variable, count, in_pci_order):
+def test_visible_gpus_exist_and_are_unique(variable, count, in_pci_order):
     gpus = [*FOUR[: max(0, count - 1)], Gpu("GPU-c0ffee", CUT[1].partitions)][:count]
-    found = visible_gpus(gpus, variable, in_pci_order=in_pci_order)
-    devices = [one.uuid or one.visible_as for one in found]
+    visible = visible_gpus(gpus, variable, in_pci_order=in_pci_order)
+    devices = [gpu.uuid or gpu.visible_as for gpu in visible]
     assert len(set(devices)) == len(devices)
-    for one in found:
-        assert visible_gpus(gpus, one.visible_as, in_pci_order=in_pci_order) == [one]  # so a task that is shown it alone sees it
-        assert one.gpu is None or one.uuid in (gpus[one.gpu].uuid, *gpus[one.gpu].partitions)
-    if variable is not None and found:
-        assert len(found) <= variable.count(",") + 1
+    for gpu in visible:
+        assert visible_gpus(gpus, gpu.visible_as, in_pci_order=in_pci_order) == [gpu]  # so a task restricted to it sees it
+        assert gpu.gpu is None or gpu.uuid in (gpus[gpu.gpu].uuid, *gpus[gpu.gpu].partitions)
+    if variable is not None and visible:
+        assert len(visible) <= variable.count(",") + 1
 
 
 TORCH = """
@@ -118,8 +118,8 @@ print(json.dumps(counts))
 
 
 @pytest.mark.thorough
-def test_torch_counts_as_many(tmp_path):
-    """torch reads the variable without CUDA too, in the way that it has found out CUDA to do it."""
+def test_torch_counts_the_same_gpus(tmp_path):
+    """torch reads the variable without CUDA too, in the way observed in CUDA."""
     library = build_library(tmp_path)
     chance = random.Random(20261125)
     entries = [

@@ -1,4 +1,4 @@
-"""--vocabulary: a setting like others that becomes part of the dataset's name, and --batch-tokens beside --batch-size."""
+"""--vocabulary, which becomes part of the dataset's name, and --batch-tokens."""
 
 import sys
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ from crosstrain.launch.driver.training_job import TrainingJob
         ("parallel-text:/tmp/x:en-de?longest=90", "parallel-text:/tmp/x:en-de?vocabulary=400,longest=90"),
     ],
 )
-def test_it_becomes_a_part_of_the_name(data, name):
+def test_vocabulary_becomes_part_of_the_name(data, name):
     job = written_out(Job(data=data, vocabulary=int(name.rpartition("vocabulary=")[2][:3])))
     assert (job.data, job.vocabulary) == (name, None)
     assert written_out(job) == job
@@ -38,13 +38,13 @@ def test_it_becomes_a_part_of_the_name(data, name):
 @pytest.mark.parametrize(
     ("data", "size"), [("digits", 500), ("synthetic-images:32", 500), ("numbers", 3), ("parallel-text:/tmp/x:en-de", 200)]
 )
-def test_what_has_no_such_vocabulary_is_refused(data, size):
+def test_dataset_without_vocabulary_is_refused(data, size):
     with pytest.raises(UsageError, match="vocabulary"):
         written_out(Job(data=data, vocabulary=size))
 
 
 @pytest.mark.parametrize("command", ["prepare", "info"])
-def test_commands_on_data_take_it_as_a_run_does(command, tmp_path, monkeypatch):
+def test_data_commands_accept_a_vocabulary(command, tmp_path, monkeypatch):
     monkeypatch.setenv("TRAINER_DATA_CACHE", str(tmp_path))
     for language in ("en", "de"):
         for split in ("", ".test"):
@@ -61,7 +61,7 @@ def test_commands_on_data_take_it_as_a_run_does(command, tmp_path, monkeypatch):
 
 @dataclass
 class Letters:
-    """Text of somebody's, whose name says the size of its vocabulary: ``letters:90``."""
+    """Third-party text whose name has the size of its vocabulary: ``letters:90``."""
 
     size: int = 50
     description = "made for a test"
@@ -113,12 +113,12 @@ def letters(monkeypatch):
 @pytest.mark.parametrize(
     ("data", "size", "name"), [("letters", 90, "letters:90"), ("letters:60", 400, "letters:400"), ("letters:60", 50, "letters")]
 )
-def test_a_source_of_ones_own_has_it(letters, data, size, name):
+def test_third_party_source_has_a_vocabulary(letters, data, size, name):
     letters(Letters())
     assert written_out(Job(data=data, vocabulary=size)).data == name
 
 
-def test_a_size_that_its_source_refuses_is_that_of_the_option(letters):
+def test_refused_size_names_the_option(letters):
     letters(Letters())
     with pytest.raises(UsageError, match=r"^vocabulary: got 20, and its source refuses that: vocabulary: 40 to 400"):
         written_out(Job(data="letters", vocabulary=20))
@@ -126,7 +126,7 @@ def test_a_size_that_its_source_refuses_is_that_of_the_option(letters):
         written_out(Job(data="numbers", vocabulary=14))
 
 
-def test_so_it_is_where_its_arguments_alone_refuse_it(letters):
+def test_refused_arguments_name_the_option(letters):
     class Lax(Letters):
         def with_vocabulary(self, size):
             return type(self)(size)
@@ -140,16 +140,16 @@ def test_so_it_is_where_its_arguments_alone_refuse_it(letters):
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "message"),
     [
         (WithoutSize(), "'letters' is the name that its source has with another size as well"),
         (Forgetful(), "the name 'letters:90' that 'letters' has with it leads to 'letters'"),
         (WithoutArguments(), "the source of 'letters' has no with_arguments"),
     ],
 )
-def test_a_source_whose_name_does_not_say_it_is_refused(letters, source, said):
+def test_source_without_size_in_its_name_is_refused(letters, source, message):
     letters(source)
-    with pytest.raises(UsageError, match=f"^vocabulary: got 90, .*{said}.* with_vocabulary has to return a source whose name"):
+    with pytest.raises(UsageError, match=f"^vocabulary: got 90, .*{message}.* with_vocabulary has to return a source whose name"):
         written_out(Job(data="letters", vocabulary=90))
 
 
@@ -159,13 +159,13 @@ def test_a_source_whose_name_does_not_say_it_is_refused(letters, source, said):
 )
 @pytest.mark.parametrize("default", [500, 8000])
 def test_two_different_sizes_are_refused(data, default):
-    """Also where the name asks for the size that it would have anyway, which its full form leaves out."""
+    """Also where the name has the default size, which its full form omits."""
     with pytest.raises(UsageError, match=rf"vocabulary: got 900, but .* asks for {default} pieces; give one of the two"):
         written_out(Job(data=data.format(default), vocabulary=900))
     written_out(Job(data=data.format(900), vocabulary=900))
 
 
-def test_it_comes_from_flags_variables_and_files(tmp_path):
+def test_vocabulary_comes_from_all_sources(tmp_path):
     (tmp_path / "mine.toml").write_text('data = "numbers"\nvocabulary = 700\nbatch_tokens = 512\nbackend = "torch"\n')
     from_file = resolve({}, {}, tmp_path / "mine.toml").job
     assert (from_file.vocabulary, from_file.batch_tokens) == (700, 512)
@@ -173,13 +173,13 @@ def test_it_comes_from_flags_variables_and_files(tmp_path):
     assert (over.vocabulary, over.batch_tokens, over.batch_size) == (600, None, 8)
 
 
-def test_tokens_and_numbers_of_examples_exclude_each_other():
-    for other in ("batch_size", "global_batch_size"):
+def test_batch_tokens_exclude_batch_sizes():
+    for size_setting in ("batch_size", "global_batch_size"):
         with pytest.raises(UsageError, match=r"batch.tokens: .*instead of batch_size"):
-            resolve({"batch_tokens": "100", other: "8", "backend": "torch"}, {})
+            resolve({"batch_tokens": "100", size_setting: "8", "backend": "torch"}, {})
 
 
-def test_sentences_that_are_longer_than_a_batch_are_told(tmp_path, monkeypatch):
+def test_sentences_longer_than_a_batch_are_reported(tmp_path, monkeypatch):
     monkeypatch.setenv("TRAINER_DATA_CACHE", str(tmp_path / "cache"))
     for language in ("en", "de"):
         for part, count in (("", 60), (".test", 2)):
@@ -188,11 +188,14 @@ def test_sentences_that_are_longer_than_a_batch_are_told(tmp_path, monkeypatch):
     data = open_dataset(f"parallel-text:{tmp_path}/text:en-de?vocabulary=340")
     longest = np.maximum(*(data.weights("train", f"{side}_tokens") for side in ("source", "target")))
 
-    def told(tokens):
+    def too_long_note(tokens):
         job = Job(data=data.info.name, batch_tokens=tokens)
         return TrainingJob(job, job, None, data, [], [], frozenset(), (0,)).too_long
 
     for tokens in range(1, longest.max()):
-        assert f"{(longest > tokens).sum()} of 60 training examples are longer than {tokens} tokens (up to {longest.max()})" in told(tokens)
-    assert told(1).endswith("an epoch takes 60 updates")
-    assert told(longest.max()) is None
+        assert (
+            f"{(longest > tokens).sum()} of 60 training examples are longer than {tokens} tokens (up to {longest.max()})"
+            in too_long_note(tokens)
+        )
+    assert too_long_note(1).endswith("an epoch takes 60 updates")
+    assert too_long_note(longest.max()) is None

@@ -1,4 +1,4 @@
-"""Vocabularies are made in a process of their own: it ends with whoever wants one, and what becomes of it is said."""
+"""Vocabularies are trained in a separate process, which ends with its parent."""
 
 import os
 import random
@@ -17,21 +17,21 @@ from crosstrain.data.sources.translation.vocabulary_training import trained_mode
 
 
 def long_words(lines):
-    """Text that sentencepiece works at for long, and that needs some fifty times its size: a second for each megabyte."""
+    """Return text that takes sentencepiece a second, and fifty times its size, per megabyte."""
     draw = random.Random(1)
     return ["".join(draw.choices("abcdefghijklmnop", k=32_000)) for _ in range(lines)]
 
 
 @pytest.mark.quick_cases("9")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupt_ends_the_making_of_a_vocabulary_at_once(tmp_path, number):
+def test_interrupt_ends_vocabulary_training_immediately(tmp_path, number):
     for name, lines in (("text", long_words(300)), ("text.test", ["a b", "c d"])):
         for language in ("en", "de"):
             (tmp_path / f"{name}.{language}").write_text("\n".join(lines))
     command = ["data", "prepare", f"parallel-text:{tmp_path / 'text'}:en-de"]
     with MarkedRun(command, tmp_path, {"TRAINER_DATA_CACHE": str(tmp_path / "cache")}) as run:
         wait_until(lambda: run.alive("vocabulary_training"), 30, "the process that makes the vocabulary")
-        time.sleep(1.5)  # so that it has begun
+        time.sleep(1.5)  # so that it has started
         assert run.process.poll() is None, run.stderr()
         os.kill(run.process.pid, number)
         assert run.wait(4) == (130 if number == signal.SIGINT else -signal.SIGKILL)
@@ -50,7 +50,7 @@ train_vocabulary(open(sys.argv[1]).read().split(), 400, bytes_too=True)
 
 
 @pytest.mark.thorough
-def test_a_vocabulary_that_finds_no_memory_says_so(tmp_path):
+def test_vocabulary_training_reports_out_of_memory(tmp_path):
     path = tmp_path / "words"
     path.write_text("\n".join(long_words(400)))
     done = subprocess.run([sys.executable, "-c", LIMITED, path], capture_output=True, text=True, check=False)
@@ -60,7 +60,7 @@ def test_a_vocabulary_that_finds_no_memory_says_so(tmp_path):
 
 
 def children():
-    """The children of this process; what other tests have left may be reaped at any time."""
+    """Return this process's children; those of other tests may be reaped at any time."""
     return {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
 
 
@@ -68,7 +68,7 @@ def children():
     ("number", "how"),
     [(signal.SIGTERM, "was killed by SIGTERM$"), (signal.SIGKILL, "was killed, as the system does where memory")],
 )
-def test_a_process_that_is_killed_is_told(number, how):
+def test_killed_process_is_reported(number, how):
     before = children()
 
     def lines():
@@ -82,7 +82,7 @@ def test_a_process_that_is_killed_is_told(number, how):
     assert children() <= before
 
 
-def test_nothing_is_left_of_a_text_that_cannot_be_read():
+def test_unreadable_text_leaves_nothing():
     before = children()
 
     def lines():

@@ -30,7 +30,7 @@ class Words(NamedTuple):
 
 
 class Module:
-    """A file's functions, and what they name, with private helpers and attributes of the same class or file."""
+    """A file's functions and what they name, with private helpers of the same class or file."""
 
     def __init__(self, text):
         self.tree = ast.parse(text)
@@ -64,15 +64,15 @@ class Module:
 
     def words(self, function):
         prefix = f"{function.rpartition('.')[0]}." if "." in function else ""
-        found, waiting, seen = Words(set(), set()), [self.functions[function]], set()
+        words, waiting, seen = Words(set(), set()), [self.functions[function]], set()
         while waiting:
             names, texts = words_of(waiting.pop())
-            found.names.update(names)
-            found.texts.update(texts)
+            words.names.update(names)
+            words.texts.update(texts)
             for key in {(place, name) for name in names for place in (prefix, "")} & self.private.keys() - seen:
                 seen.add(key)
                 waiting += self.private[key]
-        return found
+        return words
 
 
 def words_of(node):
@@ -92,12 +92,12 @@ def read_walks(text):
     walks = []
     for line in section.splitlines():
         if re.match(r"\| \d", line):
-            found = ROW.fullmatch(line)
-            assert found, f"not a row of a walk: {line}"
-            if found[1] == "1":
+            match = ROW.fullmatch(line)
+            assert match, f"not a row of a walk: {line}"
+            if match[1] == "1":
                 walks.append([])
-            walks[-1].append(Item(*found.groups()[1:]))
-            assert int(found[1]) == len(walks[-1]), line
+            walks[-1].append(Item(*match.groups()[1:]))
+            assert int(match[1]) == len(walks[-1]), line
     return walks
 
 
@@ -108,44 +108,44 @@ def called(function):
 
 
 def problems(walk, max_files, root=REPOSITORY):
-    modules, found = {}, []
+    modules, messages = {}, []
     for file, function, _, _, handed in walk:
         if file not in modules:
             if not (root / file).is_file():
                 return [f"{file} does not exist"]
             modules[file] = Module((root / file).read_text())
         if function not in modules[file].functions:
-            found.append(f"{file} has no {function}")
+            messages.append(f"{file} has no {function}")
         if len(handed.split()) > MAX_WORDS:
-            found.append(f"{function}: more than {MAX_WORDS} words")
+            messages.append(f"{function}: more than {MAX_WORDS} words")
     if len(modules) > max_files:
-        found.append(f"{len(modules)} files, not at most {max_files}")
-    return found or [problem for pair in pairwise(walk) if (problem := broken_link(modules, *pair))]
+        messages.append(f"{len(modules)} files, not at most {max_files}")
+    return messages or [problem for pair in pairwise(walk) if (problem := broken_link(modules, *pair))]
 
 
 def broken_link(modules, item, after):
-    here, there = (modules[each.file].words(each.function) for each in (item, after))
+    names_before, names_after = (modules[step.file].words(step.function) for step in (item, after))
     if item.message is not None:
         named = {item.message, item.message.removesuffix(".jsonl")}  # a message's name is that of its type
-        whole = bool(named & (here.texts | here.names) and named & (there.texts | there.names))
+        whole = bool(named & (names_before.texts | names_before.names) and named & (names_after.texts | names_after.names))
     elif item.relation == "returned":
-        whole = called(item.function) in there.names
+        whole = called(item.function) in names_after.names
     elif item.relation == "callback":
-        whole = item.function.rpartition(".")[0] in there.names
+        whole = item.function.rpartition(".")[0] in names_after.names
     else:
-        whole = called(after.function) in here.names
+        whole = called(after.function) in names_before.names
     return None if whole else f"{item.function} does not lead to {after.function}"
 
 
 WALKS = read_walks((REPOSITORY / "docs/architecture.md").read_text())
 
 
-def test_there_are_four_walks():
+def test_walks_have_their_limits():
     assert len(WALKS) == len(MAX_FILES)
 
 
 @pytest.mark.parametrize("number", range(len(MAX_FILES)))
-def test_a_walk_leads_through_the_code(number):
+def test_walk_leads_through_the_code(number):
     assert problems(WALKS[number], MAX_FILES[number]) == []
 
 
@@ -202,7 +202,7 @@ class Second:
         ("| 1 | `first.py` | `First.begin` | calls | x |\n| 2 | `second.py` | `Second.take` | calls | x |", ["2 files, not at most 1"]),
     ],
 )
-def test_a_wrong_walk_is_found(tmp_path, lines, expected):
+def test_invalid_walk_is_found(tmp_path, lines, expected):
     for name, text in MADE_UP.items():
         (tmp_path / name).write_text(text)
     (walk,) = read_walks(f"# A\n\n## Four walks through the code\n\n{lines}\n\n## More\n")
@@ -210,7 +210,7 @@ def test_a_wrong_walk_is_found(tmp_path, lines, expected):
     assert problems(walk, max_files, tmp_path) == expected
 
 
-def test_places_of_things_exist():
+def test_documented_places_exist():
     text = (REPOSITORY / "docs/architecture.md").read_text(encoding="utf-8")
     rows = [line for line in text.partition("## Where things are")[2].partition("\n## ")[0].splitlines() if line.startswith("| ")][1:]
     assert len(rows) > 20

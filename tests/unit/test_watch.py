@@ -1,4 +1,4 @@
-"""`trainer watch` over run directories that this test writes: running, resumed, ended, dead."""
+"""`trainer watch` over run directories: running, resumed, ended, dead."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def describe(writer, job, total_steps=40):
 
 
 def group(number, seconds=0.5):
-    """Updates 5·number to 5·number + 4, half a second each group: 10 updates and 100 examples a second."""
+    """Updates 5·number to 5·number + 4, 0.5 s per group: 10 updates and 100 examples a second."""
     loss = 1 / (number + 1)
     return StepRecord(5 * number, 5, number // 2, seconds * (number + 1), seconds, 50, (loss,) * 5, (0.05,))
 
@@ -57,7 +57,7 @@ def watching(*arguments, **options):
 
 
 class Lines:
-    """What a process writes to one stream, as it comes."""
+    """Lines of a process's stream, as they arrive."""
 
     def __init__(self, stream):
         self.lines = []
@@ -66,13 +66,13 @@ class Lines:
         self._thread.start()
 
     def wait(self, pattern):
-        found = lambda: next((line for line in list(self.lines) if re.search(pattern, line)), None)  # noqa: E731
-        return wait_until(found, 20, f"a line with {pattern!r}; there are: {self.lines}")
+        find_line = lambda: next((line for line in list(self.lines) if re.search(pattern, line)), None)  # noqa: E731
+        return wait_until(find_line, 20, f"a line with {pattern!r}; there are: {self.lines}")
 
 
 @pytest.fixture
 def started():
-    """Starts a watch, and ends it where the test has not."""
+    """Return a function that starts a watch, which ends with the test."""
     processes = []
 
     def start(*arguments, **options):
@@ -89,7 +89,7 @@ def started():
 # Runs that have ended --------------------------------------------------------------------------------------------------
 
 
-def test_a_run_that_has_ended_is_shown_once(tmp_path):
+def test_ended_run_is_shown_once(tmp_path):
     path = sync_run(tmp_path)
     done = watching(path)
     output, errors = done.communicate(timeout=30)
@@ -99,7 +99,7 @@ def test_a_run_that_has_ended_is_shown_once(tmp_path):
     assert output.endswith(f"run directory: {path}\n")
 
 
-def test_its_json_is_one_line_with_the_summary(tmp_path):
+def test_json_is_one_line_with_the_summary(tmp_path):
     path = sync_run(tmp_path)
     done = watching("one", "--out", tmp_path, "--json")
     output, errors = done.communicate(timeout=30)
@@ -113,7 +113,7 @@ def test_its_json_is_one_line_with_the_summary(tmp_path):
 @pytest.mark.parametrize(
     ("state", "cause"), [("failed", "task worker-1 was killed by SIGKILL"), ("interrupted", "interrupted by the user")]
 )
-def test_one_that_did_not_succeed_says_why(tmp_path, state, cause):
+def test_unsuccessful_run_shows_its_cause(tmp_path, state, cause):
     writer = begin(tmp_path)
     writer.step(group(0))
     end(writer, state, cause=cause, exit_code=1)
@@ -124,7 +124,7 @@ def test_one_that_did_not_succeed_says_why(tmp_path, state, cause):
     assert re.search(rf"^state +{state}$", output, re.MULTILINE)
 
 
-def test_one_whose_process_is_gone_has_died(tmp_path, started):
+def test_run_without_process_is_dead(tmp_path, started):
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as driver:
         writer = begin(tmp_path)
         writer.write_status("running", pid=driver.pid)
@@ -142,7 +142,7 @@ def test_one_whose_process_is_gone_has_died(tmp_path, started):
 # Runs at work ----------------------------------------------------------------------------------------------------------
 
 
-def test_from_before_its_start_to_its_end(tmp_path, started):
+def test_watch_lasts_from_before_the_start_to_the_end(tmp_path, started):
     done = started("live", "--out", tmp_path, "--interval", "0.2")
     errors = Lines(done.stderr)
     errors.wait("no run 'live' yet")
@@ -168,7 +168,7 @@ def test_from_before_its_start_to_its_end(tmp_path, started):
     assert re.search(r"^steps +40$", done.stdout.read(), re.MULTILINE)
 
 
-def test_what_nodes_send_after_the_run_clock_is_no_traffic_of_the_training(tmp_path):
+def test_traffic_after_the_clock_is_not_training(tmp_path):
     writer = begin(tmp_path)
     for seconds, sent in ((0.0, 0), (1.0, 10**6), (2.0, 10**9)):
         writer.system(sample(0, seconds, network_sent_bytes=sent, network_received_bytes=sent))
@@ -181,7 +181,7 @@ def test_what_nodes_send_after_the_run_clock_is_no_traffic_of_the_training(tmp_p
     assert [node["network_sent_bytes_per_second"] for node in run.snapshot([])["nodes"]] == [1e6]
 
 
-def test_json_lines(tmp_path, started):
+def test_json_has_a_line_per_change(tmp_path, started):
     writer = begin(tmp_path)
     writer.evaluation(EVALUATION)
     writer.step(group(0))
@@ -204,7 +204,7 @@ def test_json_lines(tmp_path, started):
     assert documents[-1]["time_left_seconds"] is None
 
 
-def test_ctrl_c_ends_the_watching_alone(tmp_path, started):
+def test_ctrl_c_ends_only_the_watch(tmp_path, started):
     writer = begin(tmp_path)
     done = started(writer.path)
     errors = Lines(done.stderr)
@@ -216,7 +216,7 @@ def test_ctrl_c_ends_the_watching_alone(tmp_path, started):
     writer.close()
 
 
-def test_a_terminal_is_drawn_on(tmp_path, started):
+def test_terminal_is_drawn_on(tmp_path, started):
     writer = begin(tmp_path)
     for number in range(4):
         writer.step(group(number))
@@ -234,7 +234,7 @@ def test_a_terminal_is_drawn_on(tmp_path, started):
         while True:
             try:
                 chunk = os.read(master, 65536)
-            except OSError:  # the other side was closed
+            except OSError:  # the other end was closed
                 break
             seen += chunk
         assert done.wait(30) == 0
@@ -247,10 +247,10 @@ def test_a_terminal_is_drawn_on(tmp_path, started):
     assert "━" in text
     assert "0     1.50 of 2 cores" in text
     left_standing = text[text.rindex("succeeded") :]
-    assert "cores" not in left_standing  # the summary says it, of the training alone
+    assert "cores" not in left_standing  # the summary has it, for training only
 
 
-def test_no_color_gets_lines(tmp_path):
+def test_no_color_gets_plain_lines(tmp_path):
     path = sync_run(tmp_path)
     master, slave = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "NO_COLOR": "1"}
@@ -266,7 +266,7 @@ def test_no_color_gets_lines(tmp_path):
 
 
 @pytest.mark.thorough
-def test_what_is_no_run_is_refused(tmp_path):
+def test_invalid_run_is_refused(tmp_path):
     sync_run(tmp_path)
     (tmp_path / "file").write_text("")
     for name, hint in (("on", "one"), ("file", "allowed")):
@@ -289,7 +289,7 @@ def watched(tmp_path):
     writer.close()
 
 
-def test_nothing_is_news_twice_when_a_run_goes_on_from_a_checkpoint(watched):
+def test_resumed_run_reports_nothing_twice(watched):
     writer, run = watched
     run.poll()
     for number in range(6):
@@ -309,7 +309,7 @@ def test_nothing_is_news_twice_when_a_run_goes_on_from_a_checkpoint(watched):
     assert run.training.step == 25
 
 
-def test_news_call_a_metric_by_its_label():
+def test_news_name_a_metric_by_its_label():
     metrics = (MetricInfo("word_errors", "words wrong", "lower"),)
     evaluated = news_line(replace(EVALUATION, metrics={"word_errors": 0.25}), metrics)
     translated = news_line(EventRecord("translated", 2.0, {"step": 5, "word_errors": 0.25}), metrics)
@@ -317,7 +317,7 @@ def test_news_call_a_metric_by_its_label():
     assert translated == "2.00 s  translated: step 5, words wrong 0.2500"
 
 
-def test_what_was_there_before_is_no_news_but_counts(watched):
+def test_earlier_records_count_and_are_no_news(watched):
     writer, run = watched
     writer.evaluation(EVALUATION)
     writer.event(EventRecord("target_reached", 1.5, {}))
@@ -327,7 +327,7 @@ def test_what_was_there_before_is_no_news_but_counts(watched):
     assert figures_line(run) == "step 5/40 (12%)  epoch 1  loss 1.0000  10 steps/s  100 examples/s  4.00 s left"
 
 
-def test_the_translation_at_the_end_is_counted_once_it_was_measured(watched):
+def test_final_translation_counts_once_measured(watched):
     writer, run = watched
     job = a_job(writer.path.parent, name="live", epochs=4)
     signatures = {"training": "greedy|sentences:10", "end": "beam4|sentences:20"}
@@ -343,7 +343,7 @@ def test_the_translation_at_the_end_is_counted_once_it_was_measured(watched):
     assert run.snapshot([])["time_left_translate_seconds"] == 3.0
 
 
-def test_the_speed_leaves_out_what_was_profiled():
+def test_speed_excludes_profiled_updates():
     training = _Training()
     for first, now, profiled in ((0, 5.0, 5.0), (10, 6.0, None), (20, 7.0, None)):
         training.add(StepRecord(first, 10, 0, now, 1.0, 100, (0.5,) * 10, (0.1,), profiled_seconds=profiled))
@@ -354,7 +354,7 @@ def test_the_speed_leaves_out_what_was_profiled():
     assert training.blocks([]) == [Block(10, 1.0)]
 
 
-def test_the_speed_is_that_of_late(watched):
+def test_speed_is_recent(watched):
     writer, run = watched
     for number in range(40):  # 20 s at 10 updates a second
         writer.step(group(number))
@@ -367,7 +367,7 @@ def test_the_speed_is_that_of_late(watched):
     assert run.training.speed().examples_per_second == pytest.approx(25)
 
 
-def test_async_groups_in_any_order(watched):
+def test_async_groups_arrive_in_any_order(watched):
     writer, run = watched
     for number in (1, 0, 3, 2):
         writer.step(replace(group(number), worker=number % 2))
@@ -375,7 +375,7 @@ def test_async_groups_in_any_order(watched):
     assert run.training.step == 20
 
 
-def test_a_run_whose_job_does_not_say_how_far_it_goes(tmp_path):
+def test_run_of_unknown_length_has_no_progress(tmp_path):
     writer = open_run(a_job(tmp_path, name="old"))
     writer.step(group(0))
     run = WatchedRun(RunReader(writer.path))
@@ -386,7 +386,7 @@ def test_a_run_whose_job_does_not_say_how_far_it_goes(tmp_path):
     writer.close()
 
 
-def test_a_run_that_begins_is_at_no_moment_taken_for_another_folder(tmp_path):
+def test_starting_run_is_never_taken_for_another_folder(tmp_path):
     paths = [tmp_path / str(number) for number in range(100)]
     number, refused = 0, []
 

@@ -1,4 +1,4 @@
-"""Nodes with different numbers of workers: the setting, where each worker is, and what follows from it."""
+"""Nodes with different numbers of workers: the setting, and the place of each worker."""
 
 import json
 
@@ -24,7 +24,7 @@ def job(**fields):
 
 
 @given(by_node=BY_NODE)
-def test_each_worker_has_one_node_and_each_node_its_workers(by_node):
+def test_workers_and_nodes_are_consistent(by_node):
     typed = job(nodes=str(len(by_node)), procs_per_node=",".join(map(str, by_node)))
     assert typed.workers == sum(by_node)
     assert typed.workers_by_node == tuple(by_node)
@@ -37,18 +37,18 @@ def test_each_worker_has_one_node_and_each_node_its_workers(by_node):
 
 
 @given(count=st.integers(1, 9), nodes=st.integers(1, 12))
-def test_one_number_is_that_of_every_node(count, nodes):
+def test_single_number_applies_to_every_node(count, nodes):
     assert workers_by_node(count, nodes) == (count,) * nodes
     assert nodes_of_workers(workers_by_node(count, nodes)) == tuple(worker // count for worker in range(count * nodes))
 
 
 @pytest.mark.parametrize(("typed", "read"), [("1,2", (1, 2)), (" 1 , 2", (1, 2)), ([1, 2], (1, 2)), ((1, 2), (1, 2))])
-def test_the_forms_in_which_it_is_given(typed, read):
+def test_layout_is_parsed_in_all_forms(typed, read):
     assert job(nodes=2, procs_per_node=typed).procs_per_node == read
 
 
 @pytest.mark.parametrize("typed", ["2", 2, [2]])
-def test_a_single_number_stays_one(typed):
+def test_single_number_stays_single(typed):
     assert job(nodes=3, procs_per_node=typed).procs_per_node == 2
 
 
@@ -64,19 +64,19 @@ def test_a_single_number_stays_one(typed):
         ([], "one for each of the 3 nodes, not 0"),
     ],
 )
-def test_what_is_refused(typed, named):
+def test_invalid_layout_is_refused(typed, named):
     with pytest.raises(UsageError, match=r"^--procs-per-node: got .*") as caught:
         job(nodes=3, procs_per_node=typed)
     assert named in str(caught.value)
 
 
-def test_it_is_read_where_the_number_of_nodes_is_not_known():
+def test_layout_is_read_without_the_number_of_nodes():
     assert read_procs_per_node(given_settings({"procs_per_node": "1,2"}, {})["procs_per_node"]) == (1, 2)
     assert read_procs_per_node(given_settings({"procs_per_node": "2"}, {})["procs_per_node"]) == 2
 
 
 @given(by_node=BY_NODE)
-def test_processes_that_know_their_number_among_all(by_node):
+def test_global_rank_gives_node_and_local_rank(by_node):
     world = {"WORLD_SIZE": str(sum(by_node)), "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
     places = [detect({**world, "RANK": str(rank)}, None, None, None, tuple(by_node)) for rank in range(sum(by_node))]
     expected = [(node, rank) for node in range(len(by_node)) for rank in range(by_node[node])]
@@ -84,13 +84,13 @@ def test_processes_that_know_their_number_among_all(by_node):
     assert all(place.shape == {"nodes": len(by_node), "procs_per_node": tuple(by_node)} for place in places)
 
 
-def test_processes_that_are_not_as_many_as_the_nodes_have_together():
+def test_wrong_world_size_is_refused():
     world = {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
     with pytest.raises(UsageError, match="got 1,2, 3 in all, but WORLD_SIZE is 4"):
         detect(world, None, None, None, (1, 2))
 
 
-def test_a_tf_config_with_different_numbers_of_workers():
+def test_tf_config_may_have_uneven_workers():
     cluster = {"worker": ["a:1000", "b:1000", "b:1001"]}
     tasks = [{"cluster": cluster, "task": {"type": "worker", "index": index}} for index in range(3)]
     places = [detect({"TF_CONFIG": json.dumps(task)}, None, None, None) for task in tasks]
@@ -98,7 +98,7 @@ def test_a_tf_config_with_different_numbers_of_workers():
     assert all(place.shape == {"nodes": 2, "procs_per_node": (1, 2)} for place in places)
 
 
-def test_a_recorded_job_that_contradicts_itself(tmp_path):
+def test_contradictory_recorded_job_is_refused(tmp_path):
     document = tmp_path / "job.json"
     fields = {"schema": SCHEMA, **Job(nodes=2, procs_per_node=(1, 2)).model_dump(mode="json")}
     assert checked_document(document, fields)["procs_per_node"] == [1, 2]

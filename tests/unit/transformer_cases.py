@@ -1,4 +1,4 @@
-"""Passes through the Transformer that both frameworks are asked for, with inputs drawn from one seed; imports no framework."""
+"""Passes through the Transformer for both frameworks, with seeded inputs; no framework."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LAYERS = 2
 
 @dataclass(frozen=True)
 class Case:
-    """A model, and how many pairs it is given. With dropout, masks are those of ``--deterministic``."""
+    """A model and its number of pairs. With dropout, masks are those of ``--deterministic``."""
 
     model: str
     batch: int = 5
@@ -42,7 +42,7 @@ class Case:
         return Job(model=self.model, deterministic=deterministic, seed=3, precision=precision)
 
     def parameters(self, seed):
-        """Initial values, of which the constant ones are moved, so that each takes part."""
+        """Return initial values, with constant ones changed, so that each has an effect."""
         draw = np.random.default_rng([seed, 1])
         values = self.spec.initial(seed)
         moved = {name: value + 0.1 * draw.standard_normal(value.shape) if value.ndim == 1 else value for name, value in values.items()}
@@ -50,24 +50,24 @@ class Case:
 
     @property
     def indices(self):
-        """Places of the pairs in the training split."""
+        """Return the places of the pairs in the training split."""
         return np.arange(self.batch, dtype=np.int32) * 3 + 11
 
     def inputs(self, seed, padding=0):
-        """Pairs padded to the longest, and by so much more.
+        """Return pairs padded to the longest, plus `padding`.
 
         The first pair has at least two pieces on both sides: attention to a single one has no choice, and its queries no gradient.
         """
         draw = np.random.default_rng([seed, 2])
-        found = {}
+        padded = {}
         for column in ("source", "target"):
             lengths = draw.integers(1, MAX_LENGTH + 1, self.batch)
             lengths[:1] = np.maximum(lengths[:1], 2)
             tokens = np.zeros((self.batch, lengths.max(initial=0) + padding), np.int32)
             for row, length in enumerate(lengths):
                 tokens[row, :length] = [*draw.integers(4, VOCABULARY, length - 1), END]
-            found |= {column: tokens, f"{column}_lengths": lengths.astype(np.int32)}
-        return found
+            padded |= {column: tokens, f"{column}_lengths": lengths.astype(np.int32)}
+        return padded
 
 
 DROPPED = {2: (64, 512), 3: (64, 16, 32), 4: (64, 2, 8, 32)}
@@ -75,30 +75,36 @@ DROPPED = {2: (64, 512), 3: (64, 16, 32), 4: (64, 2, 8, 32)}
 
 
 def result_formats(layers, x_btd, tokens_bt, lengths_b):
-    """By what is computed, results of every sequence layer of the plain case, given float32 and given the format of products."""
+    """Yield results of every sequence layer of the plain case, by name.
+
+    Inputs are float32, and the format of products.
+    """
     layer = "encoder.0"
     low_btd = layers.linear(x_btd, f"{layer}.self_attention.output", low=True)
     yield "linear, low", low_btd
     yield "embedding", layers.embedding(tokens_bt, "embedding")
-    for given, x in (("float32", x_btd), ("low", low_btd)):
-        yield f"positions of {given}", layers.positions(x)
-        yield f"layer_norm of {given}", layers.layer_norm(x, f"{layer}.feed_forward_norm")
-        yield f"linear of {given}", layers.linear(x, f"{layer}.self_attention.output")
-        yield f"dense of {given}", layers.dense(layers.dense_relu(x, f"{layer}.feed_forward.inner"), f"{layer}.feed_forward.output")
-        yield f"dense_relu of {given}", layers.dense_relu(x, f"{layer}.feed_forward.inner")
-        yield f"dense_relu of {given}, low", layers.dense_relu(x, f"{layer}.feed_forward.inner", low=True)
+    for input_format, x in (("float32", x_btd), ("low", low_btd)):
+        yield f"positions of {input_format}", layers.positions(x)
+        yield f"layer_norm of {input_format}", layers.layer_norm(x, f"{layer}.feed_forward_norm")
+        yield f"linear of {input_format}", layers.linear(x, f"{layer}.self_attention.output")
+        yield f"dense of {input_format}", layers.dense(layers.dense_relu(x, f"{layer}.feed_forward.inner"), f"{layer}.feed_forward.output")
+        yield f"dense_relu of {input_format}", layers.dense_relu(x, f"{layer}.feed_forward.inner")
+        yield f"dense_relu of {input_format}, low", layers.dense_relu(x, f"{layer}.feed_forward.inner", low=True)
         (heads,) = layers.heads(x, 1, 4)
         mask = layers.attended(lengths_b, tokens_bt)
         for causal in (False, True):
             attended = layers.attention(heads, heads, heads, None if causal else mask, 0.0, 0, causal=causal)
-            yield f"attention of {given}, {causal}", attended
-            yield f"x + attention of {given}, {causal}", x_btd + attended
-            yield f"attention of {given}, {causal}, low", layers.attention(heads, heads, heads, None, 0.0, 0, causal=causal, low=True)
-        yield f"logits of {given}", layers.logits(x, "embedding")
+            yield f"attention of {input_format}, {causal}", attended
+            yield f"x + attention of {input_format}, {causal}", x_btd + attended
+            yield (
+                f"attention of {input_format}, {causal}, low",
+                layers.attention(heads, heads, heads, None, 0.0, 0, causal=causal, low=True),
+            )
+        yield f"logits of {input_format}", layers.logits(x, "embedding")
 
 
 def rates(seed):
-    """Rates of dropout, as far as the largest number below 1."""
+    """Return dropout rates up to the largest number below 1."""
     drawn = 1.0 - 10.0 ** np.random.default_rng([seed, 3]).uniform(-17, 0, 20)
     return [float(rate) for rate in (*drawn[drawn < 1.0], 0.0, 0.999993, 1 - 2.0**-15, 1 - 2.0**-16, 1 - 2.0**-33, np.nextafter(1.0, 0.0))]
 

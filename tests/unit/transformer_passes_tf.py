@@ -1,4 +1,4 @@
-"""``python transformer_passes_tf.py SEED FILE``: carries out the cases with TensorFlow and writes what they gave to FILE (npz)."""
+"""``python transformer_passes_tf.py SEED FILE``: the cases with TensorFlow, to FILE (npz)."""
 
 import os
 import sys
@@ -22,14 +22,14 @@ LENGTHS = tf.TensorSpec([None], tf.int32)
 INPUTS = {"source": TOKENS, "source_lengths": LENGTHS, "target": TOKENS, "target_lengths": LENGTHS}
 
 
-def given(case, seed, padding=0):
+def inputs_of(case, seed, padding=0):
     inputs = {name: tf.constant(value) for name, value in case.inputs(seed, padding).items()}
     return {name: tf.constant(value) for name, value in case.parameters(seed).items()}, inputs
 
 
 @cache
 def functions(model):
-    """A training pass and an evaluation of a model, traced once for all lengths and batches."""
+    """Return a training pass and an evaluation, traced once for all lengths and batches."""
     case = Case(model)
     contexts = ForwardContexts(case.job(), case.spec, 0)
     weights = {parameter.name: tf.TensorSpec(parameter.shape) for parameter in case.spec.parameters}
@@ -55,7 +55,7 @@ def functions(model):
 
 
 def passes(case, seed, train, evaluate, padding=0):
-    parameters, inputs = given(case, seed, padding)
+    parameters, inputs = inputs_of(case, seed, padding)
     logits, losses, gradients = train(parameters, inputs, tf.constant(case.indices))
     yield "trained", logits
     yield "losses", losses
@@ -66,27 +66,27 @@ def passes(case, seed, train, evaluate, padding=0):
 
 
 def decoded(case, seed):
-    """Logits of each position of the targets, piece by piece, by one function for all positions."""
-    parameters, inputs = given(case, seed)
+    """Return logits of the targets' positions, decoded stepwise by one function."""
+    parameters, inputs = inputs_of(case, seed)
     settings = case.spec.settings
     layers = SequenceLayers(parameters, ForwardContext(False, settings=settings))
     memory = encode(layers, inputs["source"], inputs["source_lengths"], settings)
     step = tf.function(lambda *state: decode_step(layers, *state, settings), autograph=False, reduce_retracing=True)
-    tokens, cache, found = tf.fill([case.batch], BEGIN), empty_cache(memory), []
+    tokens, cache, logits_by_step = tf.fill([case.batch], BEGIN), empty_cache(memory), []
     for position in range(inputs["target"].shape[1]):
         logits, cache = step(tokens, tf.constant(position), memory, cache)
-        found.append(logits)
+        logits_by_step.append(logits)
         tokens = inputs["target"][:, position]
-    return tf.stack(found, 1)
+    return tf.stack(logits_by_step, 1)
 
 
 def low(case, seed):
-    parameters, inputs = given(case, seed)
+    parameters, inputs = inputs_of(case, seed)
     return forward(parameters, inputs, ForwardContexts(case.job("bf16"), case.spec, 0).evaluation({}))
 
 
 def formats(case, seed):
-    parameters, inputs = given(case, seed)
+    parameters, inputs = inputs_of(case, seed)
     layers = SequenceLayers(parameters, ForwardContexts(case.job("bf16"), case.spec, 0).evaluation({}))
     x_btd = layers.embedding(inputs["source"], "embedding")
     for name, value in result_formats(layers, x_btd, inputs["source"], inputs["source_lengths"]):
@@ -95,7 +95,7 @@ def formats(case, seed):
 
 
 def dropped(seed):
-    """By kind of mask and number of dimensions, the means of ones of which so much is dropped, one for each rate."""
+    """Return means of ones after dropout, by mask and number of dimensions, one per rate."""
     for shared in (False, True):
         for dimensions, shape in DROPPED.items():
             indices = tf.range(shape[0])

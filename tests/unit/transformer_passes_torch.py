@@ -1,4 +1,4 @@
-"""``python transformer_passes_torch.py SEED FILE``: carries out the cases with torch and writes what they gave to FILE (npz)."""
+"""``python transformer_passes_torch.py SEED FILE``: the cases with torch, to FILE (npz)."""
 
 import sys
 
@@ -14,7 +14,7 @@ from crosstrain.models.transformer import decode_step, empty_cache, encode
 from crosstrain.models.transformer.torch import example_sums, forward, translation_loss
 
 
-def given(case, seed, padding=0):
+def inputs_of(case, seed, padding=0):
     inputs = {name: torch.from_numpy(value.astype(np.int64)) for name, value in case.inputs(seed, padding).items()}
     return {name: torch.from_numpy(value).requires_grad_() for name, value in case.parameters(seed).items()}, inputs
 
@@ -26,7 +26,7 @@ def training(case):
 
 
 def passes(case, seed, padding=0):
-    parameters, inputs = given(case, seed, padding)
+    parameters, inputs = inputs_of(case, seed, padding)
     context = training(case)
     logits = forward(parameters, inputs, context)
     losses = translation_loss(logits, inputs, context)
@@ -43,38 +43,38 @@ def passes(case, seed, padding=0):
 
 @torch.inference_mode()
 def decoded(case, seed):
-    """Logits of each position of the targets, piece by piece."""
-    parameters, inputs = given(case, seed)
+    """Return logits of the targets' positions, decoded stepwise."""
+    parameters, inputs = inputs_of(case, seed)
     settings = case.spec.settings
     layers = SequenceLayers(parameters, ForwardContext(False, settings=settings))
     memory = encode(layers, inputs["source"], inputs["source_lengths"], settings)
-    tokens, cache, found = torch.full((case.batch,), BEGIN), empty_cache(memory), []
+    tokens, cache, logits_by_step = torch.full((case.batch,), BEGIN), empty_cache(memory), []
     for position in range(inputs["target"].shape[1]):
         logits, cache = decode_step(layers, tokens, position, memory, cache, settings)
-        found.append(logits)
+        logits_by_step.append(logits)
         tokens = inputs["target"][:, position]
-    return torch.stack(found, 1)
+    return torch.stack(logits_by_step, 1)
 
 
 def low(case, seed):
-    parameters, inputs = given(case, seed)
+    parameters, inputs = inputs_of(case, seed)
     with torch.autocast("cpu", torch.bfloat16):
         return forward(parameters, inputs, ForwardContext(False, compute=torch.bfloat16, settings=case.spec.settings))
 
 
 def formats(case, seed):
-    parameters, inputs = given(case, seed)
+    parameters, inputs = inputs_of(case, seed)
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
         layers = SequenceLayers(parameters, ForwardContext(False, compute=torch.bfloat16, settings=case.spec.settings))
         x_btd = layers.embedding(inputs["source"], "embedding")
-        found = list(result_formats(layers, x_btd, inputs["source"], inputs["source_lengths"]))
-    for name, value in found:
+        results_by_layer = list(result_formats(layers, x_btd, inputs["source"], inputs["source_lengths"]))
+    for name, value in results_by_layer:
         yield f"format/{name}", str(value.dtype).removeprefix("torch.")
         yield f"layer/{name}", value.float()
 
 
 def dropped(seed):
-    """By kind of mask and number of dimensions, the means of ones of which so much is dropped, one for each rate."""
+    """Return means of ones after dropout, by mask and number of dimensions, one per rate."""
     for shared in (False, True):
         for dimensions, shape in DROPPED.items():
             dropout = Dropout(CASES[1].job(deterministic=shared), 0)
@@ -83,10 +83,10 @@ def dropped(seed):
 
 
 def gradients_in_float64(case, seed, padding):
-    """Gradients of the same pass where every value that is float32 otherwise is float64; so it stays in this process from now on."""
+    """Return gradients of the pass in float64; this process keeps float64 from then on."""
     torch.set_default_dtype(torch.float64)
     torch.Tensor.float = torch.Tensor.double  # where a layer asks for float32
-    parameters, inputs = given(case, seed, padding)
+    parameters, inputs = inputs_of(case, seed, padding)
     parameters = {name: value.detach().double().requires_grad_() for name, value in parameters.items()}
     context = training(case)
     loss = translation_loss(forward(parameters, inputs, context), inputs, context).sum()
@@ -102,6 +102,6 @@ if __name__ == "__main__":
     results |= {**dict(dropped(seed)), **dict(formats(PLAIN, seed))}
     for case in CASES:
         for more, padding in (("", 0), ("padded/", MORE_PADDING)):
-            found = gradients_in_float64(case, seed, padding)
-            results |= {f"{case}/float64/{more}gradient/{name}": gradient for name, gradient in found}
+            gradients = gradients_in_float64(case, seed, padding)
+            results |= {f"{case}/float64/{more}gradient/{name}": gradient for name, gradient in gradients}
     np.savez(sys.argv[2], **{key: value if isinstance(value, str) else value.detach().numpy() for key, value in results.items()})

@@ -1,41 +1,41 @@
-"""Async: the components of a step, as a worker repeats them on the chief's order; see `Session.calibrate`."""
+"""Components of a step, as an async worker repeats them on the chief's order.
+
+See `Session.calibrate`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
-from ....core.job import Job
 from ...base import StepComponent
-from ..calibration import LIMITS, SMALL_ELEMENTS, State, Step, a_number, after, first_of, repeated
-from ..data import Batch, Layout, Resident
-from ..model import ForwardContexts, TfModel, flattened
-from .shards import Shard
+from ..calibration import LIMITS, SMALL_ELEMENTS, State, Step, any_element, ready_after, repeated
+from ..data import Batch, Resident, part_of
+from ..model import flattened
 from .tickets import Work, unpack
-from .worker import WorkerGradients, pulled
+from .worker import WorkerFunctions
 
 PUSHED = 1e-3  # with zeros slots would decay to numbers that are slow to compute with
 
 
-class WorkerComponents:
-    """A worker's components (`local_dataset` iterator, ticket with batches, limits) → float64 [3]: its index, and `repeated`."""
+class WorkerComponents(WorkerFunctions):
+    """Functions of a worker's components.
 
-    def __init__(self, job: Job, model: TfModel, passes: ForwardContexts, shards: Sequence[Shard], layout: Layout) -> None:
-        self._accumulate, self._gradients = job.accumulate, WorkerGradients(model, passes, job.accumulate)
-        self._model, self._passes, self._shards, self._layout = model, passes, shards, layout
+    Each maps a `local_dataset` iterator, a ticket with batches, and limits to float64 [3]: worker's index, and `repeated`.
+    """
 
     def function(self, component: StepComponent) -> Callable[[Iterator[Any], tf.Tensor, tf.Tensor], tf.Tensor]:
         """Make a component's function; as in training its loop has only explicit dependencies."""
 
-        def loop(*given: tf.Tensor) -> tf.Tensor:
-            *tensors, ticket, limits = given
-            data, work = Resident.of(self._layout, "train", tensors), unpack(ticket, changing=self._layout.changing)
+        def loop(*arguments: tf.Tensor) -> tf.Tensor:
+            *tensors, ticket, limits = arguments
+            data, work = Resident.from_tensors(self.layout, "train", tensors), unpack(ticket, changing=self.layout.changing)
             state, step = self._make(component, data, work)
             return repeated(step, state, limits)
 
-        specs = self._layout.tensor_specs("train")
+        specs = self.layout.tensor_specs("train")
         vectors = tf.TensorSpec([None], tf.int32), LIMITS
         wrapped = tf.compat.v1.wrap_function(loop, [*specs, *vectors])
 
@@ -47,12 +47,12 @@ class WorkerComponents:
 
     def _make(self, component: StepComponent, data: Resident, work: Work) -> tuple[State, Step]:
         if component == "data":
-            return after([*data.tensors.values(), work.indices]), self._gathering(data, work)
+            return ready_after([*data.tensors.values(), work.indices]), self._gathering(data, work)
         if component in ("compute", "half"):
             return self._computing(data, work, half=component == "half")
         if component == "communicate":
-            return [tf.identity(shard.pull()) for shard in self._shards], self._push
-        return [tf.zeros([SMALL_ELEMENTS]) for _ in self._shards], self._echo
+            return [tf.identity(shard.pull()) for shard in self.shards], self._push
+        return [tf.zeros([SMALL_ELEMENTS]) for _ in self.shards], self._echo
 
     @staticmethod
     def _batch(data: Resident, work: Work, position: tf.Tensor | int) -> tuple[Batch, tf.Tensor]:
@@ -63,45 +63,45 @@ class WorkerComponents:
     def _gathering(self, data: Resident, work: Work) -> Step:
         def gather(done: tf.Tensor, state: State) -> State:
             batch, _ = self._batch(data, work, tf.math.floormod(done, work.count))
-            return [a_number(batch)]
+            return [any_element(batch)]
 
         return gather
 
     def _computing(self, data: Resident, work: Work, *, half: bool) -> tuple[State, Step]:
         batch, indices = self._batch(data, work, 0)
         size = tf.size(indices) // 2 if half else tf.size(indices)
-        batch, indices = first_of(batch, size), indices[:size]
-        messages = [tf.identity(shard.pull()) for shard in self._shards]
+        batch, indices = part_of((batch, indices), 0, size)
+        messages = [tf.identity(shard.pull()) for shard in self.shards]
 
         def compute(done: tf.Tensor, state: State) -> State:
             with tf.control_dependencies(state):
                 received = [tf.identity(message) for message in messages]
-            values = pulled(self._model, received)
-            number = work.first_step + tf.cast(done, tf.int64) if self._passes.dropout else None
+            values = self.pull(received)
+            number = work.first_step + tf.cast(done, tf.int64) if self.passes.dropout else None
             weight = 1.0 / work.weights[0]
-            if self._accumulate == 1:
+            if self.job.accumulate == 1:
                 (read,) = data.micro_batches(*batch, 1)
-                loss_sum, gradients, decrements = self._gradients.batch(read, indices, values, weight, number)
+                loss_sum, gradients, decrements = self.compute_batch(read, indices, values, weight, number)
             else:
 
                 def take(begin: tf.Tensor, end: tf.Tensor) -> tuple[Batch, tf.Tensor]:
-                    laid, target = tf.nest.map_structure(lambda tensor: tensor[begin:end], batch)
-                    return (data.as_read(laid), target), indices[begin:end]
+                    (laid, target), taken = part_of((batch, indices), begin, end)
+                    return (data.as_read(laid), target), taken
 
-                loss_sum, gradients, decrements = self._gradients.micro_batches(take, tf.size(indices), values, weight, number)
+                loss_sum, gradients, decrements = self.compute_micro_batches(take, tf.size(indices), values, weight, number)
             return [flattened([*gradients, *decrements])[:1] + loss_sum]
 
-        return after([*tf.nest.flatten(batch), indices, *messages]), compute
+        return ready_after([*tf.nest.flatten(batch), indices, *messages]), compute
 
     def _push(self, done: tf.Tensor, state: State) -> State:
         return [
             shard.push(tf.fill([shard.stop - shard.start], PUSHED), tf.constant(0.0), message)
-            for shard, message in zip(self._shards, state, strict=True)
+            for shard, message in zip(self.shards, state, strict=True)
         ]
 
     def _echo(self, done: tf.Tensor, state: State) -> State:
         answers = []
-        for shard, message in zip(self._shards, state, strict=True):
+        for shard, message in zip(self.shards, state, strict=True):
             with tf.device(shard.device):
                 answers.append(message + 1.0)
         return answers

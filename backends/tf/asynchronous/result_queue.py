@@ -1,4 +1,4 @@
-"""Async: wait for many remote results, and take them in the order in which they are ready."""
+"""Queue of many remote results, in the order in which they are ready."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ RETRY_SECONDS = 0.1
 
 
 def _fetched(remote: Remote) -> Any:
-    """Wait for a value; retry copying it if its worker died, until the same error object is raised twice."""
+    """Wait for a value; retry until the same error object is raised twice.
+
+    Copying a value fails once if its worker died.
+    """
     error: Exception | None = None
     while True:
         try:
@@ -34,7 +37,10 @@ def _fetched(remote: Remote) -> Any:
 
 
 class ResultQueue(Generic[Label]):
-    """Threads that each wait for a result. They are daemons: a missing result must not keep the process alive."""
+    """Threads that each wait for a result.
+
+    They are daemons: a missing result must not prevent the process from ending.
+    """
 
     def __init__(self, threads: int) -> None:
         self._remotes: queue.SimpleQueue[tuple[Label, Remote]] = queue.SimpleQueue()

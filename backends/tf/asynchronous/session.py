@@ -1,4 +1,7 @@
-"""Asynchronous training by ParameterServerStrategy, whose coordinator reruns a lost worker's ticket from its beginning."""
+"""Asynchronous training by ParameterServerStrategy.
+
+Its coordinator repeats a lost worker's ticket from its beginning.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -29,12 +33,12 @@ from ...base import (  # fmt: skip
     calibration_batches,
     make_sampler,
 )
-from ...compiling import TIMED_SECONDS, compiled_sizes, settle, timed, to_be_chosen
+from ...compiling import TIMED_SECONDS, compiled_sizes, settle, should_time, timed
 from ...decoding_functions import Translating
 from ...vectors import ChiefLossScale, StateMemory
 from ...vectors import cut as cut_flat
-from ..calibration import LIMITS, StepProfiler, limits_of
-from ..compiler import compiled, refusals_told
+from ..calibration import LIMITS, StepProfiler, order_limits
+from ..compiler import compiled, xla_errors
 from ..data import layout_for, with_mapped_files
 from ..model import Buffers, ForwardContexts, TfModel, build_model
 from ..optimizers import build_optimizer
@@ -43,8 +47,9 @@ from .calibration import WorkerComponents
 from .result_queue import ResultQueue
 from .shards import make_shard
 from .tickets import SPAN, Ticket, cut, pack, read_outcome
-from .worker import element_spec, evaluation, local_dataset, training
+from .worker import WorkerFunctions, element_spec, local_dataset
 
+Traced: TypeAlias = tf.types.experimental.ConcreteFunction
 STEPS_PER_TICKET = 100  # handing one out costs about two updates of a small model
 TICKETS_PER_WORKER = 4  # minimum in a plan, so that workers share it by their speed
 OUTSTANDING_PER_WORKER = 3  # one in progress, two so that an early worker never waits for the chief
@@ -55,15 +60,15 @@ EVALUATIONS_PER_WORKER = 2
 
 def open_chief(task: Task, job: Job, spec: ModelSpec, data: Dataset) -> AsyncSession:
     """Connect to all servers, create parameters and datasets, and warm up every worker."""
-    chooses = to_be_chosen(job, spec, data)
+    chooses = should_time(job, spec, data)
     set_tf_config(task)
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     with translated_errors(task):
         strategy = within(job.start_timeout, "forming the cluster", lambda: tf.distribute.ParameterServerStrategy(resolver))
     session = AsyncSession(job, spec, data, strategy)
     startup_phase("warming up")
-    session.compile(on=session.pays_to_compile() if chooses else job.compile == "on")
-    with refusals_told(job):
+    session.compile(on=session.compile_is_faster() if chooses else job.compile == "on")
+    with xla_errors(job):
         session.warm_up(job.start_timeout)
     return session
 
@@ -89,9 +94,9 @@ class AsyncSession:
         layout = self._layout = with_mapped_files(layout_for(job, spec, data.info), data)
         make_dataset = tf.autograph.experimental.do_not_convert(lambda: local_dataset(layout))
         self._datasets = iter(self._coordinator.create_per_worker_dataset(make_dataset))
-        self._evaluations: dict[Split, tf.types.experimental.ConcreteFunction] = {}
+        self._evaluations: dict[Split, Traced] = {}
         self._op_by_op = self._model
-        self._component_functions: dict[StepComponent, tf.types.experimental.ConcreteFunction] = {}
+        self._component_functions: dict[StepComponent, Traced] = {}
         self._memory: StateMemory | None = None
         self._data = data
         self._decoded: dict[str, tf.Variable] = {}
@@ -106,29 +111,29 @@ class AsyncSession:
     def compile(self, *, on: bool) -> None:
         """Have workers compute gradients by XLA, or op by op."""
         self._model = self._compiled_model() if on else self._op_by_op
-        function = training(self._job, self._model, self._passes, self._shards, self._layout)
-        self._train = self._traced(function, tf.TensorSpec([None], tf.int32))
+        functions = WorkerFunctions(self._job, self._model, self._passes, self._shards, self._layout)
+        self._train = self._traced(functions.training(), tf.TensorSpec([None], tf.int32))
         self._component_functions.clear()
 
     def _compiled_model(self) -> TfModel:
         size = int(self._sampler.whole(0, 0, 1).offsets[-1])
         return compiled(self._op_by_op, compiled_sizes(size, self._job.accumulate))
 
-    def pays_to_compile(self) -> bool:
+    def compile_is_faster(self) -> bool:
         """Return whether compiled gradients are faster on all workers together; leaves no trace."""
         function = self._component_function("compute", self._compiled_model())
 
-        def time_of_compiled_step() -> float:
+        def time_compiled_step() -> float:
             self._component_functions["compute"] = function
-            return self._time_of_step()
+            return self._measure_step()
 
-        timing = timed(self._time_of_step, partial(self._on_each_worker, function, CalibrationOrder("compute", 1)), time_of_compiled_step)
+        timing = timed(self._measure_step, partial(self._on_each_worker, function, CalibrationOrder("compute", 1)), time_compiled_step)
         return settle(timing, 1)
 
-    def _time_of_step(self) -> float:
+    def _measure_step(self) -> float:
         self.calibrate(CalibrationOrder("compute", 1))
-        found = self.calibrate(CalibrationOrder("compute", 1, TIMED_SECONDS))
-        return sum(result.seconds / result.count for result in found) / len(found)
+        results = self.calibrate(CalibrationOrder("compute", 1, TIMED_SECONDS))
+        return sum(result.seconds / result.count for result in results) / len(results)
 
     def _begin(self) -> None:
         self.load(State(self._spec.initial(self._job.seed), buffers=self._spec.initial_buffers(self._job.seed)))
@@ -153,7 +158,10 @@ class AsyncSession:
             self.state()
 
     def train(self, plan: Plan) -> Iterator[StepResult]:
-        """Hand out the plan until its last ticket is queued; yield finished tickets of this and earlier plans."""
+        """Hand out the plan until its last ticket is queued.
+
+        Yield finished tickets of this and earlier plans.
+        """
         self._tracer.begin()
         tickets = TICKETS_PER_WORKER * self._job.workers
         for begin, count in cut(plan, min(self._job.steps_per_call or STEPS_PER_TICKET, SPAN), tickets):
@@ -182,21 +190,21 @@ class AsyncSession:
         """Have the workers evaluate pieces of the split, and sum; the number of examples is checked."""
         self._require_quiescence("evaluate")
         started = time.perf_counter()
-        pieces: ResultQueue[None] = ResultQueue(self._job.workers)
-        for start, stop in split_evenly(self._sizes[split], EVALUATIONS_PER_WORKER * self._job.workers):
-            arguments = (self._datasets, tf.constant([start, stop], tf.int32))
-            pieces.put(None, self._coordinator.schedule(self._evaluation(split), args=arguments))
+        pieces = split_evenly(self._sizes[split], EVALUATIONS_PER_WORKER * self._job.workers)
         sums = np.zeros(len(self._spec.objective.sums))
-        while pieces.outstanding:
-            sums += pieces.next()[1]
+        for part in self._results_of(self._evaluation(split), [(tf.constant(piece, tf.int32),) for piece in pieces]):
+            sums += part
         seconds = time.perf_counter() - started
         return EvalResult.of(self._spec.objective, split, self._sizes[split], sums.tolist(), seconds, self._updates_applied())
 
     def translating(self) -> Translating:
-        """Return what translates with a copy of the parameters on the chief's CPU: workers run graphs only, and a search is none."""
+        """Return a translator with a copy of the parameters on the chief's CPU.
+
+        Workers run only graphs, and a search is none.
+        """
         state = self.state().to_evaluate()
         for name, value in {**state.parameters, **state.buffers}.items():
-            held = self._model.layouts[name].to_storage(value) if name in self._model.layouts else value
+            held = self._model.to_storage(name, value)
             if name in self._decoded:
                 self._decoded[name].assign(held)
             else:
@@ -231,7 +239,10 @@ class AsyncSession:
         return memory.state(self._updates_applied(), None if self._loss_scale is None else self._loss_scale.scalars)
 
     def load(self, state: State | None) -> None:
-        """Replace the state on the parameter servers. Raises ValueError if it does not fit the model or optimiser."""
+        """Replace the state on the parameter servers.
+
+        Raises ValueError if it does not fit the model or optimiser.
+        """
         if state is None:
             raise RuntimeError("the chief is the only leading task, so it has to be given the state")
         self._require_quiescence("load")
@@ -244,42 +255,59 @@ class AsyncSession:
             self._loss_scale.restore(state.scalars)
 
     def calibrate(self, order: CalibrationOrder) -> Sequence[CalibrationResult]:
-        """Have every worker repeat a component at a learning rate of 0. Raises RunFailedError if one never gets the order."""
+        """Have every worker repeat a component at a learning rate of 0.
+
+        Raises RunFailedError if one never gets the order.
+        """
         self._require_quiescence("calibrate")
         if order.component not in self._component_functions:
             self._component_functions[order.component] = self._component_function(order.component, self._model)
         for _ in range(MAX_ROUNDS):
-            found = self._on_each_worker(self._component_functions[order.component], order)
-            by_worker = {worker: CalibrationResult(int(worker), int(count), seconds) for worker, count, seconds in found}
+            answers = self._on_each_worker(self._component_functions[order.component], order)
+            by_worker = {worker: CalibrationResult(int(worker), int(count), seconds) for worker, count, seconds in answers}
             if len(by_worker) == self._job.workers or not order.count:  # a worker that is being replaced may have none
                 return list(by_worker.values())
         raise RunFailedError(
             f"in {MAX_ROUNDS} rounds the {self._job.workers} workers never had a part of a step to repeat at the same time"
         )
 
-    def _component_function(self, component: StepComponent, model: TfModel) -> tf.types.experimental.ConcreteFunction:
+    def _component_function(self, component: StepComponent, model: TfModel) -> Traced:
         components = WorkerComponents(self._job, model, self._passes, self._shards, self._layout)
         return self._traced(components.function(component), tf.TensorSpec([None], tf.int32), LIMITS)
 
-    def _on_each_worker(self, function: tf.types.experimental.ConcreteFunction, order: CalibrationOrder) -> list[tuple[float, ...]]:
-        """Give an order to as many workers as there are, or to some of them repeatedly; return the answers."""
+    def _on_each_worker(self, function: Traced, order: CalibrationOrder) -> list[tuple[float, ...]]:
+        """Give an order to as many workers as there are, or to some of them repeatedly.
+
+        Return the answers.
+        """
         batches = calibration_batches(self._sampler)
-        arguments = (self._datasets, tf.constant(pack(batches, np.zeros(len(batches)), 0)), tf.constant(limits_of(order)))
-        answers: ResultQueue[None] = ResultQueue(self._job.workers)
-        for _ in range(self._job.workers):
-            answers.put(None, self._coordinator.schedule(function, args=arguments))
-        return [tuple(answers.next()[1].tolist()) for _ in range(self._job.workers)]
+        arguments = tf.constant(pack(batches, np.zeros(len(batches)), 0)), tf.constant(order_limits(order))
+        return [tuple(answer.tolist()) for answer in self._results_of(function, [arguments] * self._job.workers)]
+
+    def _results_of(self, function: Traced, calls: Sequence[tuple[tf.Tensor, ...]]) -> Iterator[Array]:
+        """Have workers call a function of their dataset and further arguments.
+
+        Yield results as they are ready.
+        """
+        results: ResultQueue[None] = ResultQueue(self._job.workers)
+        for arguments in calls:
+            results.put(None, self._coordinator.schedule(function, args=(self._datasets, *arguments)))
+        while results.outstanding:
+            yield results.next()[1]
 
     def close(self) -> None:
-        """Do nothing: servers end with their processes, and TensorFlow's coordinator would wait forever for a dead worker."""
+        """Do nothing: servers end with their processes.
 
-    def _evaluation(self, split: Split) -> tf.types.experimental.ConcreteFunction:
+        TensorFlow's coordinator would wait forever for a dead worker.
+        """
+
+    def _evaluation(self, split: Split) -> Traced:
         if split not in self._evaluations:
-            function = evaluation(self._model, self._passes, self._shards, self._layout, split)
-            self._evaluations[split] = self._traced(function, tf.TensorSpec([2], tf.int32))
+            functions = WorkerFunctions(self._job, self._model, self._passes, self._shards, self._layout)
+            self._evaluations[split] = self._traced(functions.evaluation(split), tf.TensorSpec([2], tf.int32))
         return self._evaluations[split]
 
-    def _traced(self, function: Callable[..., tf.Tensor], *signature: tf.TensorSpec) -> tf.types.experimental.ConcreteFunction:
+    def _traced(self, function: Callable[..., tf.Tensor], *signature: tf.TensorSpec) -> Traced:
         iterator = tf.data.IteratorSpec(element_spec(self._layout))
         return tf.function(function, input_signature=[iterator, *signature], autograph=False).get_concrete_function()
 
@@ -300,6 +328,4 @@ class AsyncSession:
             raise RuntimeError(f"{what} was called with {self._tickets.outstanding} tickets outstanding; drain first")
 
     def _flat(self, specs: Sequence[ParameterSpec], values: Mapping[str, Array]) -> Array:
-        layouts = self._model.layouts
-        held = [layouts[spec.name].to_storage(values[spec.name]) if spec.name in layouts else values[spec.name] for spec in specs]
-        return np.concatenate([value.ravel() for value in held])
+        return np.concatenate([self._model.to_storage(spec.name, values[spec.name]).ravel() for spec in specs])

@@ -1,8 +1,11 @@
-"""Async parameters, then buffers, in equal shards of a flat vector; messages are float32, integers as their bits."""
+"""Async parameters and buffers, in equal shards of a flat vector.
+
+Messages are float32, integers as their bits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +13,7 @@ import tensorflow as tf
 
 from ....core.update_rules import EMA, weights_to_evaluate
 from ....models.base import Array
+from ..data import Tensors
 from ..optimizers import Optimizer
 from .tickets import StepMarks, make_marks
 
@@ -20,7 +24,10 @@ _NO_LIMIT = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Elements `start` to `stop` of the flat vector, `tail` of them buffers; `begun` updates give concurrent ones their own t for Adam."""
+    """Elements `start` to `stop` of the flat vector, the last of them buffers (`tail`).
+
+    `begun` updates give concurrent ones different t for Adam.
+    """
 
     device: str
     start: int
@@ -35,7 +42,10 @@ class Shard:
     marks: StepMarks | None = None
 
     def pull(self, staleness: tf.Tensor | None = None, *, to_evaluate: bool = False) -> tf.Tensor:
-        """In ops: return the message float32 [stop − start + PULL_EXTRA], to evaluate with moving averages if kept."""
+        """Return the message float32 [stop − start + PULL_EXTRA], in ops.
+
+        `to_evaluate` takes moving averages if there are any.
+        """
         with tf.device(self.device):
             version = self._read_version()
             with tf.control_dependencies([version]):  # read first, so that a concurrent update increases staleness
@@ -75,7 +85,7 @@ class Shard:
             with tf.control_dependencies([before]):
                 return self.pull(before - tf.bitcast(read, tf.int64))
 
-    def _apply(self, gradient: tf.Tensor, decrement: Sequence[tf.Tensor], rate: tf.Tensor, update: tf.Tensor | None) -> list[tf.Operation]:
+    def _apply(self, gradient: tf.Tensor, decrement: Tensors, rate: tf.Tensor, update: tf.Tensor | None) -> list[tf.Operation]:
         scalars = self.optimizer.scalars(tf.reshape(rate, []), update)
         applied = [self.optimizer.apply(self.values, self.slots, gradient, scalars)]
         if self.tail is not None:
@@ -83,7 +93,10 @@ class Shard:
         return applied
 
     def load(self, values: Array, slots: Mapping[str, Array], updates: int) -> None:
-        """Replace everything: `values` is the whole flat vector, each slot that of the parameters; absent ones are reset."""
+        """Replace everything.
+
+        `values` is the whole flat vector, each slot that of the parameters; absent ones are reset.
+        """
         middle = self.start + int(self.values.shape[0])
         self.values.assign(values[self.start : middle])
         if self.tail is not None:
@@ -118,7 +131,7 @@ class Shard:
         return [self.values] if self.tail is None else [self.values, self.tail]
 
 
-def staleness_of(message: tf.Tensor) -> tf.Tensor:
+def read_staleness(message: tf.Tensor) -> tf.Tensor:
     """In ops: return the staleness, int64, at the end of a message from `push`."""
     return tf.bitcast(message[-2:], tf.int64)
 
@@ -126,14 +139,17 @@ def staleness_of(message: tf.Tensor) -> tf.Tensor:
 def make_shard(
     index: int, start: int, stop: int, parameters: int, optimizer: Optimizer, *, skipping: bool = False, marking: bool = False
 ) -> Shard:
-    """Create a shard's zero variables on parameter server `index`; the vector's first `parameters` elements have slots."""
+    """Create a shard's zero variables on parameter server `index`.
+
+    The vector's first `parameters` elements have slots.
+    """
     device = f"/job:ps/task:{index}/device:CPU:0"
-    own = max(0, min(stop, parameters) - start)
+    trained = max(0, min(stop, parameters) - start)
     with tf.device(device):
-        slots = {slot: tf.Variable(tf.zeros([own])) for slot in optimizer.slots}
+        slots = {slot: tf.Variable(tf.zeros([trained])) for slot in optimizer.slots}
         counters = [tf.Variable(0, dtype=tf.int64) for _ in range(2)]
-        tail = tf.Variable(tf.zeros([stop - start - own])) if own < stop - start else None
-        marks, values = make_marks() if marking else None, tf.Variable(tf.zeros([own]))
+        tail = tf.Variable(tf.zeros([stop - start - trained])) if trained < stop - start else None
+        marks, values = make_marks() if marking else None, tf.Variable(tf.zeros([trained]))
         return Shard(device, start, stop, values, tail, slots, counters[0], counters[1], optimizer, skipping, marks)
 
 

@@ -1,4 +1,7 @@
-"""Async: tickets and outcomes, one vector each, as every tensor of a remote call is a message; marks of applied steps."""
+"""Async tickets and outcomes, and marks of applied steps.
+
+Each is one vector, as every tensor of a remote call is a message.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ _OUTCOME_HEAD = 3  # numbers before an outcome's losses
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """The chief's record of a ticket: its steps, from `first_step`, their number of examples, and the loss scale."""
+    """Chief's record of a ticket: steps from `first_step`, number of examples, and loss scale."""
 
     first_step: int
     count: int
@@ -28,7 +31,10 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A ticket in ops: update i's examples are indices[offsets[i]:offsets[i + 1]]; `changes` int32 [examples, 3] or None."""
+    """Ticket in ops.
+
+    The examples of update i are indices[offsets[i]:offsets[i + 1]]; `changes` int32 [examples, 3] or None.
+    """
 
     count: tf.Tensor
     first_step: tf.Tensor
@@ -41,7 +47,10 @@ class Work:
 
 
 def cut(plan: Plan, most: int, tickets: int) -> list[tuple[int, int]]:
-    """Cut a plan into (begin, count) of at most `most` updates, into at least `tickets` if it has as many updates."""
+    """Cut a plan into (begin, count) of at most `most` updates.
+
+    There are at least `tickets` parts if the plan has as many updates.
+    """
     size = max(1, min(most, plan.count // tickets))
     return [(begin, min(size, plan.count - begin)) for begin in range(0, plan.count, size)]
 
@@ -79,13 +88,19 @@ def unpack(vector: tf.Tensor, *, changing: bool) -> Work:
 
 
 def pack_outcome(worker: tf.Tensor, seconds: tf.Tensor, loss_scale: tf.Tensor, losses: tf.Tensor, staleness: tf.Tensor) -> tf.Tensor:
-    """In ops: return everything as one float64 vector (float32 and integers below 2⁵³ are exact in it)."""
+    """Return everything as one float64 vector, in ops.
+
+    float32 and integers below 2⁵³ are exact in it.
+    """
     head = tf.stack([tf.cast(worker, tf.float64), seconds, tf.cast(loss_scale, tf.float64)])
     return tf.concat([head, tf.cast(losses, tf.float64), tf.cast(staleness, tf.float64)], axis=0)
 
 
 def read_outcome(ticket: Ticket, outcome: NDArray[np.float64]) -> tuple[StepResult, float]:
-    """Return a ticket's result and final loss scale from the vector of `pack_outcome`. Raises RuntimeError for a wrong length."""
+    """Return a ticket's result and final loss scale from the vector of `pack_outcome`.
+
+    Raises RuntimeError for a wrong length.
+    """
     head, figures = outcome[:_OUTCOME_HEAD], outcome[_OUTCOME_HEAD:]
     if len(figures) != 2 * ticket.count:
         raise RuntimeError(f"a ticket of {ticket.count} updates returned figures of {len(figures) / 2:g}")
@@ -115,7 +130,10 @@ class StepMarks:
     applied: tf.Variable
 
     def once(self, step: tf.Tensor, apply: Callable[[], tf.Tensor], otherwise: Callable[[], tf.Tensor]) -> tf.Tensor:
-        """In ops: return the result of `apply` if the step, int64, has not been applied yet, else of `otherwise`."""
+        """Return, in ops, the result of `apply` if a step is not yet applied, else of `otherwise`.
+
+        The step is int64.
+        """
         place = tf.math.floormod(step, SPAN)
         begun, applied = (
             tf.raw_ops.ResourceGather(resource=marks.handle, indices=place, dtype=tf.int64) for marks in (self.begun, self.applied)

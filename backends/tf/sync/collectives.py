@@ -1,4 +1,4 @@
-"""The other ranks in a traced function: none, or through MultiWorkerMirroredStrategy; the same methods for both."""
+"""Collectives in a traced function, of a single rank or through MultiWorkerMirroredStrategy."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ....core.cluster import Task
 from ....core.job import Job
 from ....models.base import Array
 from ...base import set_nccl_interface
+from ..data import Tensors
 from ..runtime import fits_single_threaded_executor, set_tf_config, single_threaded_executor, translated_errors, within
 from .rendezvous import meet
 
@@ -22,24 +23,28 @@ Traced = Callable[..., tf.Tensor]
 
 
 class Collectives:
-    """All ranks of a job, as one of them sees them; this class is a single rank without a strategy, others are derived from it.
+    """Collectives of all ranks of a job, as one of them sees them.
 
-    `sequential` executor: only for small ops; it does not rewrite ops for oneDNN, so a small CNN's step takes fifteen times as long.
+    This class is a single rank without a strategy, others are derived from it. `sequential` executor: only for small ops; it does not
+    rewrite ops for oneDNN, so a small CNN's step takes fifteen times as long.
     """
 
     def __init__(self, device: str, *, sequential: bool) -> None:
         self._device, self._sequential = device, sequential
 
     def traced(self, function: Traced, *signature: tf.TensorSpec) -> Traced:
-        """Return `function` as a graph, called with tensors of the signature; a GPU needs ops in parallel to the host's in any case."""
+        """Return `function` as a graph, called with tensors of the signature.
+
+        A GPU always needs ops in parallel to the host's.
+        """
         trace = partial(tf.function, self._placed(function), input_signature=signature, autograph=False)
         graph: Traced = _sequential(trace) if self._has_small_ops else trace()
         return graph
 
     def compiled(self, function: Traced, *signature: tf.TensorSpec) -> Traced | None:
-        """Return a loop of steps compiled by XLA as a whole, None unless ops are small: between large ones the loop costs nothing.
+        """Return a loop of steps compiled by XLA as a whole, None unless ops are small.
 
-        On a GPU it has not been tried.
+        Between large ones the loop costs nothing. On a GPU it has not been tried.
         """
         if not self._has_small_ops:
             return None
@@ -58,23 +63,26 @@ class Collectives:
         return placed
 
     def on_replica(self, function: Traced, *arguments: tf.Tensor) -> tf.Tensor:
-        """In a traced function, also in a loop: call `function` where it may use `add_up`."""
+        """In a traced function, also in a loop: call `function` where it may use `all_reduce`."""
         return function(*arguments)
 
-    def add_up(self, tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+    def all_reduce(self, tensors: Tensors) -> Tensors:
         """In `on_replica`: return each tensor's sum over all ranks."""
         return tensors
 
-    def add_in_order(self, vector: tf.Tensor) -> tf.Tensor:
-        """In `on_replica`: return a vector's sum in rank order: no element depends on the number of others."""
+    def sum_in_order(self, vector: tf.Tensor) -> tf.Tensor:
+        """Return a vector's sum in rank order, in `on_replica`.
+
+        No element depends on the number of others.
+        """
         return vector
 
     def messages(self, sizes_bytes: Sequence[int]) -> int:
         """Return the number of messages for gradients of these sizes."""
         return 0
 
-    def spread(self, array: Array | None, shape: tuple[int, ...]) -> Array:
-        """Broadcast rank 0's float32 array; others give None. Called on all ranks alike."""
+    def broadcast(self, array: Array | None, shape: tuple[int, ...]) -> Array:
+        """Broadcast rank 0's float32 array; others give None. Called on all ranks."""
         if array is None:
             raise RuntimeError("the first leading task was given no state")
         return array
@@ -84,7 +92,10 @@ class Collectives:
 
 
 def _sequential(trace: Callable[[], Any]) -> Traced:
-    """Return a function on the sequential executor if possible, else traced again: loops are other ops on that executor."""
+    """Return a function on the sequential executor if possible, else traced again.
+
+    Loops are other ops on that executor.
+    """
     chosen: list[Traced] = []
 
     def run_sequentially(function: Traced, *arguments: tf.Tensor) -> tf.Tensor:
@@ -101,11 +112,14 @@ def _sequential(trace: Callable[[], Any]) -> Traced:
     return run
 
 
-class MultiWorker(Collectives):
-    """A rank connected by MultiWorkerMirroredStrategy."""
+class NativeCollectives(Collectives):
+    """Collectives of MultiWorkerMirroredStrategy."""
 
     def __init__(self, task: Task, job: Job, device: str) -> None:
-        """Connect. Raises RunFailedError after `job.start_timeout`, OSError(EADDRINUSE) if the port was taken."""
+        """Connect the rank.
+
+        Raises RunFailedError after `job.start_timeout`, OSError(EADDRINUSE) if the port was taken.
+        """
         super().__init__(device, sequential=False)
         set_tf_config(task)
         if device.startswith("GPU"):
@@ -120,7 +134,9 @@ class MultiWorker(Collectives):
         with translated_errors(task):
             self._strategy: tf.distribute.Strategy = within(job.start_timeout, "forming the cluster", connect)
         self._rank = task.rank
-        self._sum = self.traced(lambda vector: self.on_replica(lambda v: self.add_up([v])[0], vector), tf.TensorSpec([None], tf.float32))
+        self._sum = self.traced(
+            lambda vector: self.on_replica(lambda v: self.all_reduce([v])[0], vector), tf.TensorSpec([None], tf.float32)
+        )
 
     def traced(self, function: Traced, *signature: tf.TensorSpec) -> Traced:
         """Trace for TensorFlow's parallel executor, which collectives need."""
@@ -135,18 +151,20 @@ class MultiWorker(Collectives):
         """Run the function on this rank's replica."""
         return self._strategy.run(function, args=arguments)
 
-    def add_up(self, tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+    def all_reduce(self, tensors: Tensors) -> Tensors:
         """All-reduce the tensors; those of one type travel together, in packs."""
         placed = [tensor if tensor.device else tf.identity(tensor) for tensor in tensors]  # the strategy needs their devices
-        summed: Sequence[tf.Tensor] = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, placed)
-        return summed
+        return list(tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, placed))
 
-    def add_in_order(self, vector: tf.Tensor) -> tf.Tensor:
-        """All-reduce a matrix with a row per rank, then sum the rows: a reduced vector's order would depend on the place."""
+    def sum_in_order(self, vector: tf.Tensor) -> tf.Tensor:
+        """All-reduce a matrix with a row per rank, then sum the rows.
+
+        A reduced vector's order would depend on the place.
+        """
         ranks = self._strategy.num_replicas_in_sync
         rows = tf.pad(vector[None], [[self._rank, ranks - 1 - self._rank], [0, 0]])
-        first, *others = tf.unstack(self.add_up([rows])[0], ranks)
-        for row in others:
+        first, *rest = tf.unstack(self.all_reduce([rows])[0], ranks)
+        for row in rest:
             first += row
         return first
 
@@ -154,14 +172,16 @@ class MultiWorker(Collectives):
         """Return the number of packs for gradients of these sizes."""
         return max(1, math.ceil(sum(sizes_bytes) / PACK_BYTES))
 
-    def spread(self, array: Array | None, shape: tuple[int, ...]) -> Array:
+    def broadcast(self, array: Array | None, shape: tuple[int, ...]) -> Array:
         """Add rank 0's array to the others' −0, which changes no number, not even a −0."""
-        given = np.full(shape, -0.0, np.float32) if array is None else array
-        result: Array = self._sum(tf.constant(given.ravel())).numpy().reshape(shape)
-        return result
+        summand = np.full(shape, -0.0, np.float32) if array is None else array
+        return np.asarray(self._sum(tf.constant(summand.ravel())).numpy().reshape(shape))
 
     def leave(self) -> None:
-        """Pass two barriers: a rank may leave the first before another has read its last message; the second may fail."""
+        """Pass two barriers: a rank may leave the first before another has read its last message.
+
+        The second may fail.
+        """
         self._sum(tf.zeros([1])).numpy()
         try:
             self._sum(tf.zeros([1])).numpy()

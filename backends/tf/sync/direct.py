@@ -1,8 +1,8 @@
-"""The direct exchange in a traced function: a Python function between its ops."""
+"""Collectives of the direct exchange: a Python function between ops of a traced function."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -14,17 +14,16 @@ from ....core.cluster import Task
 from ....core.job import Job
 from ....exchange.all_reduce import buckets_of
 from ....exchange.authentication import gpu_error
-from ....exchange.mesh import Mesh, Vector
+from ....exchange.mesh import Mesh
 from ....models.base import Array
-from ...timing import DirectTrial
-from .calibration import Calibrator
-from .collectives import Collectives, MultiWorker, Traced
+from ..data import Tensors
+from .collectives import Collectives, NativeCollectives, Traced
 
 ALIGNMENT_BYTES = 64  # TensorFlow uses arrays aligned so without a copy
 
 
-class DirectRanks(Collectives):
-    """A rank of a mesh: as a single process with sums over all ranks."""
+class TcpCollectives(Collectives):
+    """Collectives of a mesh: as a single process with sums over all ranks."""
 
     def __init__(self, mesh: Mesh, device: str, *, sequential: bool) -> None:
         super().__init__(device, sequential=sequential)
@@ -35,15 +34,18 @@ class DirectRanks(Collectives):
         """Return None: XLA has no Python functions."""
         return None
 
-    def add_up(self, tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-        """In ops: return sums over all ranks, by bucket while others are computed; TensorFlow runs Python functions in order."""
+    def all_reduce(self, tensors: Tensors) -> Tensors:
+        """Return sums over all ranks, in ops, by bucket while others are computed.
+
+        TensorFlow runs Python functions in order.
+        """
         tensors = list(tensors)
         known = all(tensor.shape.is_fully_defined() for tensor in tensors)
         buckets = (
             buckets_of([tensor.shape.num_elements() * tensor.dtype.size for tensor in tensors]) if known else [list(range(len(tensors)))]
         )
         if len(buckets) <= 1:
-            return _in_ops(self._added_up, tensors, tensors)
+            return _in_ops(self._reduce_arrays, tensors, tensors)
         rooms = [self._room(number, [tensors[place] for place in bucket]) for number, bucket in enumerate(buckets)]
         for bucket, room in zip(buckets, rooms, strict=True):
             _in_ops(partial(self._submit, room), [tensors[place] for place in bucket], [])
@@ -54,17 +56,20 @@ class DirectRanks(Collectives):
                 sums[place] = total
         return sums
 
-    def _room(self, number: int, tensors: Sequence[tf.Tensor]) -> _Room:
-        """Return a bucket's memory, shared by all traced functions with such gradients: only one runs at a time."""
+    def _room(self, number: int, tensors: Tensors) -> _Room:
+        """Return a bucket's memory, shared by all traced functions with such gradients.
+
+        Only one runs at a time.
+        """
         shapes, kind = tuple(tuple(tensor.shape) for tensor in tensors), np.dtype(tensors[0].dtype.as_numpy_dtype)
         key = number, shapes, kind
         if key not in self._rooms:
             self._rooms[key] = _Room(shapes, kind)
         return self._rooms[key]
 
-    def _added_up(self, *arrays: NDArray[Any]) -> list[NDArray[Any]]:
+    def _reduce_arrays(self, *arrays: NDArray[Any]) -> list[NDArray[Any]]:
         vector = np.concatenate([array.ravel() for array in arrays])
-        self._mesh.add_up(vector)
+        self._mesh.all_reduce(vector)
         pieces = np.split(vector, np.cumsum([array.size for array in arrays])[:-1])
         return [piece.reshape(array.shape) for piece, array in zip(pieces, arrays, strict=True)]
 
@@ -76,17 +81,17 @@ class DirectRanks(Collectives):
         self._mesh.wait()
         return room.views
 
-    def add_in_order(self, vector: tf.Tensor) -> tf.Tensor:
+    def sum_in_order(self, vector: tf.Tensor) -> tf.Tensor:
         """In ops: return a vector's sum over all ranks."""
-        return self.add_up([vector])[0]
+        return self.all_reduce([vector])[0]
 
     def messages(self, sizes_bytes: Sequence[int]) -> int:
         """Return the number of messages for gradients of these sizes."""
         return len(buckets_of(sizes_bytes))
 
-    def spread(self, array: Array | None, shape: tuple[int, ...]) -> Array:
+    def broadcast(self, array: Array | None, shape: tuple[int, ...]) -> Array:
         """Broadcast the first rank's array."""
-        return self._mesh.spread(array, shape)
+        return self._mesh.broadcast(array, shape)
 
     def leave(self) -> None:
         """Close the connections after a barrier."""
@@ -94,7 +99,10 @@ class DirectRanks(Collectives):
 
 
 class _Room:
-    """Memory for a bucket, twice, as TensorFlow may read a step's sums while the next step's gradients are copied."""
+    """Memory for a bucket, twice.
+
+    TensorFlow may read a step's sums while the next step's gradients are copied.
+    """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], kind: np.dtype[Any]) -> None:
         self._shapes, self._kind = shapes, np.dtype(kind)
@@ -128,40 +136,24 @@ class _Room:
         return self._flats[self._number][1]
 
 
-def _in_ops(function: Any, tensors: Sequence[tf.Tensor], like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    found = tf.numpy_function(function, list(tensors), [tensor.dtype for tensor in like])
+def _in_ops(function: Any, tensors: Tensors, like: Tensors) -> list[tf.Tensor]:
+    results = tf.numpy_function(function, list(tensors), [tensor.dtype for tensor in like])
     if not like:
         return []
-    for result, tensor in zip(found, like, strict=True):
+    for result, tensor in zip(results, like, strict=True):
         result.set_shape(tensor.shape)
-    return list(found)
+    return list(results)
 
 
-def open_trial(
-    task: Task,
-    ranks: Collectives,
-    device: str,
-    silence_seconds: float,
-    sequential: bool,
-    make: Callable[[DirectRanks], Calibrator],
-) -> DirectTrial:
-    """Try a second mesh, whose calibrator `make` returns."""
-    traced = ranks.traced(lambda vector: ranks.on_replica(ranks.add_in_order, vector), tf.TensorSpec([None], tf.float32))
+def init_collectives(task: Task, job: Job, device: str, *, sequential: bool) -> Collectives:
+    """Connect the job's ranks.
 
-    def add_up(vector: Vector) -> Vector:
-        found: Vector = traced(tf.constant(vector)).numpy()
-        return found
-
-    on_cpu = not device.startswith("GPU")
-    return DirectTrial.of(task, on_cpu, add_up, silence_seconds, lambda mesh: make(DirectRanks(mesh, device, sequential=sequential)).run)
-
-
-def join(task: Task, job: Job, device: str, *, sequential: bool) -> Collectives:
-    """Connect the job's ranks. Raises RunFailedError after `job.start_timeout`, OSError(EADDRINUSE) if the port was taken."""
+    Raises RunFailedError after `job.start_timeout`, OSError(EADDRINUSE) if the port was taken.
+    """
     if not job.wrapped:
         return Collectives(device, sequential=sequential)
     if job.exchange == "direct":
         if device.startswith("GPU"):
             raise gpu_error()
-        return DirectRanks(Mesh(task, job.start_timeout, job.node_timeout), device, sequential=sequential)
-    return MultiWorker(task, job, device)
+        return TcpCollectives(Mesh(task, job.start_timeout, job.node_timeout), device, sequential=sequential)
+    return NativeCollectives(task, job, device)

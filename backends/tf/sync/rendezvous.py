@@ -1,4 +1,7 @@
-"""The ranks meet before TensorFlow's server starts: it would wait an hour for a missing rank, with Python's lock held."""
+"""Meeting of the ranks before TensorFlow's server starts.
+
+The server would wait an hour for a missing rank, with Python's lock held.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import logging
 import queue
 import socket
 import time
+from contextlib import suppress
 
 from ....core.cluster import Task
 from ....core.errors import RunFailedError
@@ -19,7 +23,10 @@ _RETRY_SECONDS = 0.05
 
 
 def meet(task: Task, seconds: float) -> None:
-    """Return when every rank has called this. Raises RunFailedError after `seconds`, OSError(EADDRINUSE) if the port was taken."""
+    """Return when every rank has called this.
+
+    Raises RunFailedError after `seconds`, OSError(EADDRINUSE) if the port was taken.
+    """
     deadline = time.monotonic() + seconds
     try:
         if task.rank == 0:
@@ -54,7 +61,8 @@ def _gather(task: Task, deadline: float) -> None:
                 arrived[code] = connection
         for connection in arrived.values():
             connection.sendall(_GO)
-            _receive(connection, 1, deadline)  # the other side closes first, so that the port is free at once
+            with suppress(TimeoutError, ConnectionError):  # the other side closes first, so that the port is free immediately
+                Exchange(connection, deadline).receive(1)
     finally:
         while not arrivals.empty():
             arrivals.get()[1].close()
@@ -68,26 +76,13 @@ def _report(task: Task, deadline: float) -> None:
         try:
             with socket.create_connection(task.cluster.endpoint(first), timeout=_left(deadline, first.name)) as connection:
                 connection.sendall(_code(task, task.rank))
-                if _receive(connection, 1, deadline) == _GO:
-                    return
+                with suppress(TimeoutError):
+                    if Exchange(connection, deadline).receive(1) == _GO:
+                        return
         except ConnectionError:
             pass  # not there yet, or what listened was not rank 0: the deadline decides
         _left(deadline, f"{first.name} or one that it waits for")
         time.sleep(_RETRY_SECONDS)
-
-
-def _receive(connection: socket.socket, size: int, deadline: float) -> bytes:
-    received = b""
-    try:
-        while len(received) < size:
-            connection.settimeout(_left(deadline))
-            part = connection.recv(size - len(received))
-            if not part:
-                break
-            received += part
-    except (TimeoutError, ConnectionError):
-        return received
-    return received
 
 
 def _left(deadline: float, waiting_for: str = "another rank") -> float:

@@ -1,9 +1,12 @@
-"""Synchronous training by MultiWorkerMirroredStrategy, many steps per `tf.function`; one worker needs no strategy."""
+"""Synchronous training by MultiWorkerMirroredStrategy, many steps per `tf.function`.
+
+A single worker needs no strategy.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 import numpy as np
@@ -15,30 +18,24 @@ from ....core.job import Job
 from ....core.liveness import startup_phase
 from ....data.base import Dataset, Split
 from ....data.sampler import Batches
+from ....exchange.mesh import Mesh, Vector
 from ....models.base import Array, ModelSpec
-from ...base import (
-    CalibrationOrder,
-    CalibrationResult,
-    Plan,
-    State,
-    StepResult,
-    calibration_batches,
-)
-from ...compiling import settle, timed, to_be_chosen
-from ...loading import keep_freed_memory
+from ...base import Plan, State, StepResult, calibration_batches
+from ...compiling import settle, should_time, timed
+from ...loading import tune_malloc
 from ...rank_session import RankSession
-from ...timing import DirectTrial, time_of_step
+from ...timing import CarryOut, DirectTrial, measure_step
 from ...vectors import StateMemory, evaluation_batch
 from ..calibration import StepProfiler
-from ..compiler import refusals_told
+from ..compiler import xla_errors
 from ..data import Resident, layout_for, resident
 from ..decoding import TfStepper
 from ..model import ForwardContexts, TfModel, build_model, micro_batches_on, summed
 from ..optimizers import precision_used
-from ..runtime import kind_of
+from ..runtime import device_kind
 from .calibration import Calibrator, RankComponents
 from .collectives import Collectives
-from .direct import join, open_trial
+from .direct import TcpCollectives, init_collectives
 from .steps import Replica, Steps
 
 MAX_KEPT_BYTES = 1 << 27  # freed by a small model's step; large models gain nothing and take a sixth more memory
@@ -47,12 +44,12 @@ WARM_SPLIT: Split = "test"  # others are traced on first use
 
 def open_sync(task: Task, job: Job, spec: ModelSpec, data: Dataset, device: str) -> SyncSession:
     """Join the other ranks, create data and parameters, and warm up."""
-    chooses = to_be_chosen(job, spec, data)
-    ranks = join(task, job, device, sequential=layout_for(job, spec, data.info).has_small_ops)
+    chooses = should_time(job, spec, data)
+    ranks = init_collectives(task, job, device, sequential=layout_for(job, spec, data.info).has_small_ops)
     session = SyncSession(task, job, spec, data, device, ranks)
     startup_phase("warming up")
-    session.steps.compile(on=session.pays_to_compile() if chooses else job.compile == "on")
-    with refusals_told(job):
+    session.steps.compile(on=session.compile_is_faster() if chooses else job.compile == "on")
+    with xla_errors(job):
         session.warm_up()
     return session
 
@@ -67,8 +64,8 @@ class SyncSession(RankSession[StateMemory]):
         self._micro_batches = micro_batches_on(device, job, spec, task.threads)
         self._passes = ForwardContexts(job, spec, task.rank)
         self._device, self._updates = device, 0
-        self._calibrator: Calibrator | None = None
-        self.precision_used, self.device_used = precision_used(job.precision, device), kind_of(device)
+
+        self.precision_used, self.device_used = precision_used(job.precision, device), device_kind(device)
         if job.accumulate > 1:  # else sums of gradients become temporary variables, which clash in nested loops
             tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
         layout = layout_for(job, spec, data.info)
@@ -77,27 +74,31 @@ class SyncSession(RankSession[StateMemory]):
             self._splits: dict[Split, Resident] = {split: resident(data, split, layout) for split in ("train", "test")}
             self._replica = Replica(job, self._model)
         if self._micro_batches > 1:
-            keep_freed_memory(MAX_KEPT_BYTES, MAX_KEPT_BYTES // 4, one_arena=False)
+            tune_malloc(MAX_KEPT_BYTES, MAX_KEPT_BYTES // 4, one_arena=False)
         first = self._sampler.for_rank(0, 0, 1, task.rank)
         self.steps = Steps(job, self._model, self._replica, ranks, self._splits["train"], self._passes, first, self._micro_batches)
-        self._evaluations = {split: ranks.traced(self._evaluation(split)) for split in self._splits}
-        self._predictions = {split: ranks.traced(self._prediction(split), *[tf.TensorSpec([], tf.int32)] * 2) for split in self._splits}
-        self._averaging = ranks.traced(self._averaged_in_ops)
+        self._evaluations = {split: ranks.traced(partial(self._evaluate, split)) for split in self._splits}
+        bounds = [tf.TensorSpec([], tf.int32)] * 2
+        self._predictions = {split: ranks.traced(partial(self._predict, split), *bounds) for split in self._splits}
+        self._averaging = ranks.traced(partial(ranks.on_replica, self._average_in_ops))
         self._tracer = StepProfiler(job.profile, here=task.rank == 0)
 
-    def pays_to_compile(self) -> bool:
-        """Return whether compiled steps are faster on all ranks together; the caller then chooses how to compute."""
-        timing = timed(self._time_of_step, self.steps.to_compile_gradient(), self._time_of_compiled_step)
-        pays = settle(timing, self._job.workers)
+    def compile_is_faster(self) -> bool:
+        """Return whether compiled steps are faster on all ranks together.
+
+        The caller then chooses how to compute.
+        """
+        timing = timed(self._measure_step, self.steps.to_compile_gradient(), self._measure_compiled_step)
+        faster = settle(timing, self._job.workers)
         self._replica.reset()
-        return pays
+        return faster
 
-    def _time_of_step(self) -> float:
-        return time_of_step(self._make_calibrator(self._ranks).run)
+    def _measure_step(self) -> float:
+        return measure_step(self._make_repetition())
 
-    def _time_of_compiled_step(self) -> float:
+    def _measure_compiled_step(self) -> float:
         self.steps.compile(on=True)
-        return self._time_of_step()
+        return self._measure_step()
 
     def warm_up(self) -> None:
         """Trace and run everything once, on all ranks, then restore the initial state."""
@@ -127,8 +128,7 @@ class SyncSession(RankSession[StateMemory]):
             begin += count
 
     def _sums(self, split: Split) -> list[float]:
-        sums: list[float] = self._evaluations[split]().numpy().tolist()
-        return sums
+        return list(self._evaluations[split]().numpy().tolist())
 
     def _stepper(self) -> TfStepper:
         return self._model.stepper(partial(self._replica.read, to_evaluate=True), self._passes.evaluation, self._device)
@@ -154,18 +154,27 @@ class SyncSession(RankSession[StateMemory]):
         return self._replica.scalars
 
     def load(self, state: State | None) -> None:
-        """Replace the state by rank 0's on every rank. Raises ValueError if it does not fit the model or optimiser."""
-        self._replica.install(state, self._ranks.spread)
-        self._updates = self._spread_count(None if state is None else state.updates)
+        """Replace the state by rank 0's on every rank.
+
+        Raises ValueError if it does not fit the model or optimiser.
+        """
+        self._replica.install(state, self._ranks.broadcast)
+        self._updates = self._broadcast_count(None if state is None else state.updates)
         self._averaged = True
 
     def _open_trial(self) -> DirectTrial:
-        return open_trial(self._task, self._ranks, self._device, self._job.node_timeout, self._sequential, self._make_calibrator)
+        traced = self._ranks.traced(partial(self._ranks.on_replica, self._ranks.sum_in_order), tf.TensorSpec([None], tf.float32))
 
-    def _calibrated(self, order: CalibrationOrder) -> CalibrationResult:
-        if self._calibrator is None:
-            self._calibrator = self._make_calibrator(self._ranks)
-        return CalibrationResult(self._rank, *self._calibrator.run(order))
+        def all_reduce(vector: Vector) -> Vector:
+            return np.asarray(traced(tf.constant(vector)).numpy())
+
+        def make(mesh: Mesh) -> CarryOut:
+            return self._make_calibrator(TcpCollectives(mesh, self._device, sequential=self._sequential)).run
+
+        return DirectTrial.open(self._task, not self._device.startswith("GPU"), all_reduce, self._job.node_timeout, make)
+
+    def _make_repetition(self) -> CarryOut:
+        return self._make_calibrator(self._ranks).run
 
     def _make_calibrator(self, ranks: Collectives) -> Calibrator:
         batches = calibration_batches(self._sampler, self._rank)
@@ -180,21 +189,18 @@ class SyncSession(RankSession[StateMemory]):
     def _leave(self) -> None:
         self._ranks.leave()
 
-    def _spread_count(self, count: int | None) -> int:
+    def _broadcast_count(self, count: int | None) -> int:
         """Return rank 0's count, sent as two exact float32 (each below 2²⁴)."""
         halves = None if count is None else np.array(divmod(count, 1 << 24), np.float32)
-        high, low = self._ranks.spread(halves, (2,)).tolist()
+        high, low = self._ranks.broadcast(halves, (2,)).tolist()
         return (int(high) << 24) + int(low)
 
     def _average(self) -> None:
         self._averaging()
 
-    def _averaged_in_ops(self) -> tf.Tensor:
-        def average() -> tf.Tensor:
-            self._replica.average_buffers(self._ranks.add_up, self._job.workers)
-            return tf.constant(True)
-
-        return self._ranks.on_replica(average)
+    def _average_in_ops(self) -> tf.Tensor:
+        self._replica.average_buffers(self._ranks.all_reduce, self._job.workers)
+        return tf.constant(True)
 
     def _call(self, batches: Batches, learning_rates: NDArray[np.float64], first_step: int) -> Array:
         losses = self.steps(batches, learning_rates, self._updates, first_step)
@@ -204,21 +210,14 @@ class SyncSession(RankSession[StateMemory]):
             self._replica.loss_scale.check()
         return losses
 
-    def _evaluation(self, split: Split) -> Callable[[], tf.Tensor]:
-        start, stop = self._share(split)
+    def _evaluate(self, split: Split) -> tf.Tensor:
+        parameters, buffers = self._replica.read(to_evaluate=True)
+        context = self._passes.evaluation(buffers)
+        sums = summed(self._model, self._splits[split], parameters, context, *self._share(split), self._micro_batches)
+        return self._ranks.on_replica(lambda local: self._ranks.all_reduce([local])[0], sums)
 
-        def evaluation() -> tf.Tensor:
-            parameters, buffers = self._replica.read(to_evaluate=True)
-            sums = summed(self._model, self._splits[split], parameters, self._passes.evaluation(buffers), start, stop, self._micro_batches)
-            return self._ranks.on_replica(lambda local: self._ranks.add_up([local])[0], sums)
-
-        return evaluation
-
-    def _prediction(self, split: Split) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
-        def prediction(start: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
-            parameters, buffers = self._replica.read(to_evaluate=True)
-            data = self._splits[split]
-            micro_batches = data.micro_batches(*data.laid_batch(tf.range(start, stop)), self._micro_batches)
-            return self._model.logits(parameters, micro_batches, self._passes.evaluation(buffers))
-
-        return prediction
+    def _predict(self, split: Split, start: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
+        parameters, buffers = self._replica.read(to_evaluate=True)
+        data = self._splits[split]
+        micro_batches = data.micro_batches(*data.laid_batch(tf.range(start, stop)), self._micro_batches)
+        return self._model.logits(parameters, micro_batches, self._passes.evaluation(buffers))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 import tensorflow as tf
@@ -17,23 +18,26 @@ from ...base import State
 from ...compiling import compiled_sizes
 from ...vectors import StateMemory
 from ..compiler import CompiledLoop, compiled
-from ..data import Batch, ColumnTensors, Resident
+from ..data import Batch, Columns, Resident, Tensors, part_of
 from ..model import Buffers, ForwardContexts, TfModel
 from ..optimizers import LossScale, Optimizer, accumulated, build_optimizer, clipped
 from ..runtime import checked_values, copy_all
 from .collectives import Collectives
 
-Spread = Callable[[Array | None, tuple[int, ...]], Array]
+Broadcast = Callable[[Array | None, tuple[int, ...]], Array]
 
 
 class Replica:
-    """A rank's variables: its buffers, and parameters and slots, equal on all ranks, in the model's layouts."""
+    """Variables of a rank, in the model's layouts.
+
+    Parameters and slots are equal on all ranks, buffers are not.
+    """
 
     def __init__(self, job: Job, model: TfModel) -> None:
         spec = self._spec = model.spec
         self._model, self._seed = model, job.seed
         self.optimizer: Optimizer = build_optimizer(job)
-        self._parameters = [tf.Variable(self._held(name, value), name=name) for name, value in spec.initial(job.seed).items()]
+        self._parameters = [tf.Variable(model.to_storage(name, value), name=name) for name, value in spec.initial(job.seed).items()]
         self._slots = [{slot: tf.Variable(tf.zeros_like(variable)) for slot in self.optimizer.slots} for variable in self._parameters]
         self._buffers = {name: tf.Variable(value, name=name) for name, value in spec.initial_buffers(job.seed).items()}
         self.loss_scale = LossScale() if job.precision == "fp16" else None
@@ -44,16 +48,19 @@ class Replica:
         self._reset_averages()
 
     def read(self, *, to_evaluate: bool = False) -> tuple[HeldParameters, Buffers]:
-        """Return parameters, maybe their moving averages, and buffers, in ops. `read_value` would add a copy of the reference."""
+        """Return parameters, maybe their moving averages, and buffers, in ops.
+
+        `read_value` would add a copy of the reference.
+        """
         variables = self._to_evaluate if to_evaluate else self._parameters
         named = zip((parameter.name for parameter in self._spec.parameters), variables, strict=True)
         parameters = self._model.parameters({name: _read(variable) for name, variable in named})
         return parameters, {name: _read(variable) for name, variable in self._buffers.items()}
 
-    def apply(self, gradients: Sequence[tf.Tensor], scalars: Sequence[tf.Tensor]) -> None:
+    def apply(self, gradients: Tensors, scalars: Tensors) -> None:
         """In ops: update every parameter, unless a scaled gradient overflowed."""
 
-        def update(gradients: Sequence[tf.Tensor], scalars: Sequence[tf.Tensor]) -> None:
+        def update(gradients: Tensors, scalars: Tensors) -> None:
             if self._clip_norm:
                 gradients = clipped(gradients, self._clip_norm)
             for variable, slots, gradient in zip(self._parameters, self._slots, gradients, strict=True):
@@ -70,7 +77,7 @@ class Replica:
         """In ops: return zeros in the shapes of the gradients."""
         return [tf.zeros(variable.shape) for variable in self._parameters]
 
-    def a_number(self) -> tf.Tensor:
+    def any_element(self) -> tf.Tensor:
         """In ops: return a number of the largest parameter, whose update takes longest."""
         largest = max(self._parameters, key=lambda variable: int(np.prod(variable.shape)))
         return tf.reshape(_read(largest), [-1])[0]
@@ -80,14 +87,17 @@ class Replica:
         for name, value in updated.items():
             self._buffers[name].assign(value)
 
-    def average_buffers(self, add_up: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]], workers: int) -> None:
+    def average_buffers(self, all_reduce: Callable[[Tensors], Tensors], workers: int) -> None:
         """In ops: replace the buffers by their mean over the ranks."""
-        sums = add_up([_read(variable) for variable in self._buffers.values()])
+        sums = all_reduce([_read(variable) for variable in self._buffers.values()])
         for variable, summed in zip(self._buffers.values(), sums, strict=True):
             variable.assign(summed / workers)
 
     def reset(self) -> None:
-        """Undo updates with a learning rate of 0, which change no parameter: so no copy of those is needed."""
+        """Undo updates with a learning rate of 0.
+
+        They change no parameter, so no copy of those is needed.
+        """
         for variable in (variable for slots in self._slots for variable in slots.values()):
             variable.assign(tf.zeros_like(variable))
         self._reset_averages()
@@ -106,30 +116,33 @@ class Replica:
         return {} if self.loss_scale is None else self.loss_scale.scalars
 
     def copy_to(self, memory: StateMemory) -> None:
-        """Copy everything. On a CPU sources are views of the variables' memory, released at once."""
+        """Copy everything.
+
+        On a CPU sources are views of the variables' memory, released immediately.
+        """
         copy_all((into, self._canonical_view(spec.name, held)) for into, (spec, held) in zip(memory.arrays, self._variables(), strict=True))
 
     def _variables(self) -> list[tuple[ParameterSpec, tf.Variable]]:
         """Return all variables in the order of `vectors.each_value`."""
         trained = [self._parameters, *([slots[slot] for slots in self._slots] for slot in self.optimizer.slots)]
-        found = [pair for variables in trained for pair in zip(self._spec.parameters, variables, strict=True)]
-        return found + [(buffer, self._buffers[buffer.name]) for buffer in self._spec.buffers]
+        pairs = [pair for variables in trained for pair in zip(self._spec.parameters, variables, strict=True)]
+        return pairs + [(buffer, self._buffers[buffer.name]) for buffer in self._spec.buffers]
 
-    def install(self, state: State | None, spread: Spread) -> None:
-        """Take over rank 0's state, which `spread` broadcasts; absent slots are reset. Others give None. Raises ValueError."""
+    def install(self, state: State | None, broadcast: Broadcast) -> None:
+        """Take over rank 0's state, which `broadcast` broadcasts; absent slots are reset.
+
+        Others give None. Raises ValueError.
+        """
         variables = self._variables()
-        given = [None] * len(variables) if state is None else checked_values(self._spec, self.optimizer.slots, state)
-        for (spec, variable), value in zip(variables, given, strict=True):
-            own = np.zeros(spec.shape, np.float32) if value is None and state is not None else value
-            variable.assign(self._held(spec.name, spread(own, spec.shape)))
+        values = [None] * len(variables) if state is None else checked_values(self._spec, self.optimizer.slots, state)
+        for (spec, variable), value in zip(variables, values, strict=True):
+            array = np.zeros(spec.shape, np.float32) if value is None and state is not None else value
+            variable.assign(self._model.to_storage(spec.name, broadcast(array, spec.shape)))
         if self.loss_scale is not None:
-            mine = {} if state is None else state.scalars
-            own = np.array([mine.get(name, value) for name, value in LossScale.initial().items()], np.float32)
-            given_scale = spread(None if state is None else own, own.shape)
-            self.loss_scale.restore(dict(zip(LossScale.initial(), given_scale.tolist(), strict=True)))
-
-    def _held(self, name: str, canonical: Array) -> Array:
-        return self._model.layouts[name].to_storage(canonical) if name in self._model.layouts else canonical
+            scalars = {} if state is None else state.scalars
+            array = np.array([scalars.get(name, value) for name, value in LossScale.initial().items()], np.float32)
+            scale = broadcast(None if state is None else array, array.shape)
+            self.loss_scale.restore(dict(zip(LossScale.initial(), scale.tolist(), strict=True)))
 
     def _canonical_view(self, name: str, variable: tf.Variable) -> Array:
         held = np.asarray(variable.read_value())
@@ -145,7 +158,10 @@ _NO_CHANGES = np.zeros((0, 3), np.int32)
 
 
 class Steps:
-    """Makes updates from a rank's examples. `data` are the training examples; XLA compiles for the size of batch `first`."""
+    """Updates from a rank's examples.
+
+    `data` are the training examples; XLA compiles for the size of batch `first`.
+    """
 
     def __init__(
         self,
@@ -179,12 +195,12 @@ class Steps:
         self._loop = self._compiled_loop() if on else None
 
     def _compiled_loop(self) -> CompiledLoop | None:
-        """Return a loop of steps that XLA compiles as a whole, if nothing in a step comes from outside it."""
+        """Return a loop of steps that XLA compiles as a whole, if a step needs nothing from outside."""
         plain = self._job.accumulate == self._micro_batches == 1 and self._replica.loss_scale is None
         if not plain or self._changing or self._passes.dropout:
             return None
         step = lambda indices, share, *scalars: self._step(indices, None, None, share, *scalars)  # noqa: E731
-        return CompiledLoop.of(step, self._ranks.compiled, self._size, self._scalars_of_a_step, self.most_per_call)
+        return CompiledLoop.from_step(step, self._ranks.compiled, self._size, self._scalars_of_a_step, self.most_per_call)
 
     @property
     def _scalars_of_a_step(self) -> int:
@@ -207,7 +223,10 @@ class Steps:
         return self._by_xla
 
     def to_compile_gradient(self) -> Callable[[], object]:
-        """Return what compiles and computes the gradient of a (micro-)batch. It only reads, so it may end late."""
+        """Return what compiles and computes the gradient of a (micro-)batch.
+
+        It only reads, so it may end late.
+        """
         batch, model = self._first, self._compiled_model()
         first, _ = batch.in_micro_batches(self._job.accumulate)
         stop = int(first.offsets[1])
@@ -219,30 +238,32 @@ class Steps:
             context = self._passes.training(buffers, tf.constant(0, tf.int64) if self._passes.dropout else None, indices)
             micro_batches = self._data.micro_batches(laid, target, self._micro_batches)
             loss_sum, gradients = model.loss_and_gradients(parameters, micro_batches, tf.constant(1.0), context)
-            return tf.add_n([loss_sum, *(tf.reshape(one, [-1])[0] for one in gradients)])
+            return tf.add_n([loss_sum, *(tf.reshape(tensor, [-1])[0] for tensor in gradients)])
 
         function = self._ranks.traced(gradient)
         return lambda: function().numpy()
 
     def __call__(self, batches: Batches, learning_rates: NDArray[np.float64], updates: int, first_step: int) -> Array:
-        """Make len(batches) updates after `updates` others; return each one's loss over all ranks, float32 [count]."""
+        """Make len(batches) updates after `updates` others.
+
+        Return each one's loss over all ranks, float32 [count].
+        """
         scalars = self._replica.optimizer.host_scalars(learning_rates, updates + 1)
         scalars = np.concatenate([1 / batches.weights.astype(np.float32)[:, None], scalars], axis=1)
         if self._loop is None:
             return self._in_ops(batches, scalars, first_step)
         losses = []
         for first, count, fits in self._loop.parts(batches):
-            part, own = batches.slice(first, count), scalars[first : first + count]
-            losses.append(self._loop(part, own) if fits else self._in_ops(part, own, first_step + first))
+            part, part_scalars = batches.slice(first, count), scalars[first : first + count]
+            losses.append(self._loop(part, part_scalars) if fits else self._in_ops(part, part_scalars, first_step + first))
         return np.concatenate(losses)
 
-    def _in_ops(self, batches: Batches, scalars: NDArray[np.float32], first_step: int) -> Array:
-        own = slice(int(batches.offsets[0]), int(batches.offsets[-1]))
+    def _in_ops(self, batches: Batches, scalars: Array, first_step: int) -> Array:
+        examples = slice(int(batches.offsets[0]), int(batches.offsets[-1]))
         sizes, weights = np.diff(batches.offsets).astype(np.int64), batches.weights.astype(np.float32)
-        changes = _NO_CHANGES if batches.changes is None else batches.changes[own]
-        inputs = (batches.indices[own], sizes, weights, scalars, np.int64(first_step), changes)
-        losses: Array = self._train(*map(tf.constant, inputs)).numpy()
-        return losses
+        changes = _NO_CHANGES if batches.changes is None else batches.changes[examples]
+        inputs = (batches.indices[examples], sizes, weights, scalars, np.int64(first_step), changes)
+        return np.asarray(self._train(*map(tf.constant, inputs)).numpy())
 
     def _steps(
         self,
@@ -253,7 +274,10 @@ class Steps:
         first_step: tf.Tensor,
         changes: tf.Tensor,
     ) -> tf.Tensor:
-        """Return k steps' losses [k]; step i takes the next `sizes_k[i]` of `indices`; `scalars_ks` rows: 1 / weight, optimiser's."""
+        """Return k steps' losses [k].
+
+        Step i takes the next `sizes_k[i]` of `indices`; `scalars_ks` rows: 1 / weight, optimiser's.
+        """
         count = tf.size(sizes_k)
         width = self._scalars_of_a_step
         batches = tf.TensorArray(tf.int32, size=count, element_shape=[None], infer_shape=False).split(indices, sizes_k)
@@ -269,7 +293,7 @@ class Steps:
 
         loss_sums = tf.TensorArray(tf.float32, size=count, element_shape=[])
         _, loss_sums = tf.while_loop(lambda step, _: step < count, body, (tf.constant(0), loss_sums))
-        return self._ranks.on_replica(self._ranks.add_in_order, loss_sums.stack() / weights_k)
+        return self._ranks.on_replica(self._ranks.sum_in_order, loss_sums.stack() / weights_k)
 
     def _step(
         self, indices: tf.Tensor, changes: tf.Tensor | None, number: tf.Tensor | None, share: tf.Tensor, *scalars: tf.Tensor
@@ -280,17 +304,20 @@ class Steps:
         else:
 
             def take(begin: tf.Tensor, end: tf.Tensor) -> tuple[Batch, tf.Tensor]:
-                own = indices[begin:end]
-                return self._data.laid_batch(own, None if changes is None else changes[begin:end]), own
+                taken = indices[begin:end]
+                return self._data.laid_batch(taken, None if changes is None else changes[begin:end]), taken
 
             loss_sum, gradients = self._accumulated(take, tf.size(indices), number, share)
-        self._replica.apply(self._ranks.add_up(gradients), scalars)
+        self._replica.apply(self._ranks.all_reduce(gradients), scalars)
         return loss_sum
 
     def _accumulated(
         self, take: Callable[[tf.Tensor, tf.Tensor], tuple[Batch, tf.Tensor]], size: tf.Tensor, number: tf.Tensor | None, share: tf.Tensor
-    ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
-        """Do the same as `_gradients` in micro-batches, in turn; `take` returns examples begin … end − 1 and their indices."""
+    ) -> tuple[tf.Tensor, Tensors]:
+        """Compute as `_gradients` in micro-batches, in turn.
+
+        `take` returns examples begin … end − 1 and their indices.
+        """
 
         def compute(begin: tf.Tensor, end: tf.Tensor, micro_batch: tf.Tensor, *_sums: tf.Tensor) -> list[tf.Tensor]:
             (laid, target), indices = take(begin, end)
@@ -301,28 +328,26 @@ class Steps:
         return loss_sum, gradients
 
     def gradients(
-        self, laid: ColumnTensors, target: ColumnTensors, indices: tf.Tensor, number: tf.Tensor | None, share: tf.Tensor
-    ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
+        self, laid: Columns, target: Columns, indices: tf.Tensor, number: tf.Tensor | None, share: tf.Tensor
+    ) -> tuple[tf.Tensor, Tensors]:
         """Return the same of examples gathered together, in as many micro-batches as in training."""
         if self._job.accumulate == 1:
             return self._gradients(laid, target, indices, number, share)
-
-        def take(begin: tf.Tensor, end: tf.Tensor) -> tuple[Batch, tf.Tensor]:
-            part: Batch = tf.nest.map_structure(lambda tensor: tensor[begin:end], (laid, target))
-            return part, indices[begin:end]
-
-        return self._accumulated(take, tf.size(indices), number, share)
+        return self._accumulated(partial(part_of, ((laid, target), indices)), tf.size(indices), number, share)
 
     def _gradients(
         self,
-        laid: ColumnTensors,
-        target: ColumnTensors,
+        laid: Columns,
+        target: Columns,
         indices: tf.Tensor,
         number: tf.Tensor | None,
         share: tf.Tensor,
         micro_batch: tf.Tensor | None = None,
-    ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
-        """Return the sum of this rank's losses and its part of the gradients; buffers are kept. Images lie as in memory."""
+    ) -> tuple[tf.Tensor, Tensors]:
+        """Return the sum of this rank's losses and its part of the gradients; buffers are kept.
+
+        Images lie as in memory.
+        """
         parameters, buffers = self._replica.read()
         context = self._passes.training(buffers, number, indices, micro_batch)
         scale = self._replica.loss_scale

@@ -47,7 +47,7 @@ class Backward:
         self._gradients = [np.zeros(size, np.float32) for size in self._sizes]
         self._matrix = np.ones((MATRIX, MATRIX), np.float32)
         products = round(seconds / self._product_seconds())
-        products = int(mesh.spread(np.array([products]) if mesh.rank == 0 else None, (1,), np.float64)[0])  # the same work on all ranks
+        products = int(mesh.broadcast(np.array([products]) if mesh.rank == 0 else None, (1,), np.float64)[0])  # the same work on all ranks
         self._products = [round(products * share) for share in WORK_SHARES[model]]
 
     def _product_seconds(self, products: int = 200) -> float:
@@ -85,7 +85,7 @@ def adder(mesh: Mesh, elements: int) -> Callable[[int], None]:
 
     def run(iterations: int) -> None:
         for _ in range(iterations):
-            mesh.add_up(vector)
+            mesh.all_reduce(vector)
 
     return run
 
@@ -97,7 +97,7 @@ def adder_and_iterations(mesh: Mesh, size_bytes: int) -> tuple[Callable[[int], N
 
 def forget(mesh: Mesh) -> None:
     """Have the mesh take its constants anew."""
-    mesh._sums.clear()
+    mesh._sum_for.cache_clear()
 
 
 def measured(place: Place, mesh: Mesh, name: str, values: list[int], runners: dict[str, Make], tries: int) -> None:

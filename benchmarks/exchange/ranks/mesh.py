@@ -23,7 +23,7 @@ class MeshAdder:
 
         def run(iterations: int) -> None:
             for _ in range(iterations):
-                self._mesh.add_up(vector)
+                self._mesh.all_reduce(vector)
 
         return run
 
