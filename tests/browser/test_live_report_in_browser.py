@@ -68,7 +68,7 @@ def asked(browser):
     return [url.partition("?")[0].partition("127.0.0.1")[2].partition("/")[2] for url in urls if url.startswith("http")]
 
 
-def test_the_page_follows_a_run_and_stays_where_its_reader_is(page, tmp_path):
+def test_live_page_new_records_keep_scroll_position(page, tmp_path):
     run = GrowingRun(tmp_path, "growing").describe().train(40).evaluate()
     with served(run.path) as (process, address):
         page.driver.get(address)
@@ -106,7 +106,7 @@ def test_the_page_follows_a_run_and_stays_where_its_reader_is(page, tmp_path):
     assert [text for text in complaints if "ERR_CONNECTION_REFUSED" not in text] == []
 
 
-def test_a_run_that_comes_into_the_folder_is_taken_in(page, tmp_path):
+def test_live_page_new_run_is_added(page, tmp_path):
     folder = tmp_path / "sweep"
     folder.mkdir()
     runs = []
@@ -141,7 +141,7 @@ def test_a_run_that_comes_into_the_folder_is_taken_in(page, tmp_path):
         run.close()
 
 
-def test_a_text_of_a_run_is_shown_and_never_run(page, tmp_path):
+def test_live_page_text_of_run_is_escaped(page, tmp_path):
     hostile = "<img src=x onerror=hacked=1><script>hacked=1</script>"
     run = GrowingRun(tmp_path, hostile.replace("/", "")).describe().train(8)
     with served(tmp_path) as (_, address):

@@ -88,7 +88,7 @@ def larger_batches(sentences, initial, steps, lr):
     ("backend", "mode"),
     [("torch", "sync"), ("tf", "sync"), pytest.param("torch", "async", marks=SLOW), pytest.param("tf", "async", marks=SLOW)],
 )
-def test_micro_batches_of_all_workers_make_the_update_of_the_larger_batch(backend, mode, tmp_path, monkeypatch):
+def test_micro_batches_by_tokens_equal_update_of_whole_batch(backend, mode, tmp_path, monkeypatch):
     """Σ over the tokens of all workers and micro-batches / their number: two workers with two each, or one alone with four."""
     cluster = {"procs_per_node": 2, "accumulate": 2} if mode == "sync" else {"procs_per_node": 1, "accumulate": 4, "deterministic": False}
     changed = {**JOB, **cluster, "batch_tokens": 40, "steps": 10, "lr": 0.5, "mode": mode}
@@ -123,7 +123,7 @@ def test_micro_batches_of_all_workers_make_the_update_of_the_larger_batch(backen
         pytest.param("torch", ("--batch-size", "7"), marks=pytest.mark.slow),
     ],
 )
-def test_a_run_goes_on_within_an_epoch_in_other_batches(backend, options, runs, tmp_path):
+def test_resume_within_epoch_with_another_batch_size(backend, options, runs, tmp_path):
     path = shutil.copytree(runs["torch"].path, tmp_path / "copy")
     meta = find_checkpoint(path)[0].meta
     assert 0 < meta.examples < 300
@@ -134,7 +134,7 @@ def test_a_run_goes_on_within_an_epoch_in_other_batches(backend, options, runs, 
     assert read_run(path).summary["examples"] == 300 * (meta.epoch + 2)
 
 
-def test_what_is_no_text_has_no_batches_by_tokens(tmp_path):
+def test_batch_tokens_without_text_is_refused(tmp_path):
     found = trainer("run", "--backend", "torch", "--batch-tokens", "100", "--out", str(tmp_path))
     assert found.returncode == 2
     assert "the examples of 'digits' are no sequences of tokens" in found.stderr
@@ -142,7 +142,7 @@ def test_what_is_no_text_has_no_batches_by_tokens(tmp_path):
 
 
 @pytest.mark.thorough
-def test_the_share_of_padding_is_told(runs):
+def test_padding_fraction_is_recorded(runs):
     done = trainer("explain", str(runs["torch"].path), "--json", environment=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     assert any("of the computed token positions were padding" in note for note in json.loads(done.stdout)["notes"])

@@ -30,7 +30,7 @@ def test_two_budgets_are_refused():
 
 
 @pytest.mark.thorough
-def test_a_sweep_over_modes_says_what_a_budget_in_updates_means(tmp_path):
+def test_sweep_over_modes_explains_budget_in_updates(tmp_path):
     job = options_of({name: value for name, value in JOB.items() if name != "calibrate"})
     grid = ["--grid", "mode=sync,async", "--dry-run", "--out", str(tmp_path)]
     told = trainer("sweep", *grid, *job, "--steps", "100").stderr

@@ -42,7 +42,7 @@ def test_an_interrupt_while_calibrating_leaves_a_complete_run(tmp_path):
         pytest.param("tf", "async", marks=pytest.mark.slow),
     ],
 )
-def test_the_link_shows_in_the_exchange_and_nowhere_else(tmp_path, backend, mode):
+def test_calibration_slow_link_changes_only_exchange(tmp_path, backend, mode):
     run = run_job(tmp_path, backend=backend, mode=mode, network="isolated", tensorboard=False, **SLOW)
     calibration = json.loads((run.path / "calibration.json").read_text())
     assert calibration["payload_bytes"] == 4 * (784 * 10 + 10)

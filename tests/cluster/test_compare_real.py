@@ -15,7 +15,7 @@ pytestmark = pytest.mark.cluster
 TOY = Path(__file__).parent.parent / "toy"
 
 
-def test_what_two_runs_differ_in_is_found_in_their_directories(tmp_path, monkeypatch):
+def test_compare_reads_differences_from_run_directories(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TOY), *filter(None, [os.environ.get("PYTHONPATH")])]))
     for name, nodes, seed in (("first", 1, 0), ("second", 2, 1)):
         settings = ["--nodes", str(nodes), "--seed", str(seed), "--global-batch-size", "40", "--cores-per-node", "1"]

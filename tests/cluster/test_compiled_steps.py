@@ -62,7 +62,7 @@ def test_compiled_steps_equal_the_reference(backend, way, tmp_path):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["tf", pytest.param("torch", marks=slow)])
-def test_half_a_batch_is_compiled_after_the_run_only_where_the_whole_one_was_quickly(backend, tmp_path):
+def test_calibration_compiles_half_batch_only_if_compile_is_fast(backend, tmp_path):
     """Whichever of the two it is here: the driver has seen how long warming up took."""
     began = time.monotonic()
     found = run(tmp_path, backend, "on", calibrate=True, **LOGREG)
@@ -93,7 +93,7 @@ losses with one thread and with two are 1e-3 apart.
 @slow
 @pytest.mark.parametrize("backend", ["tf", "torch"])
 @pytest.mark.parametrize("more", [{"accumulate": 2, "clip_norm": 0.5}, {"ema_decay": 0.9}, RESNET], ids=str)
-def test_other_ways_to_train_are_as_without_compiling(backend, more, tmp_path):
+def test_compiled_training_options_equal_uncompiled(backend, more, tmp_path):
     plain, compiled = (run(tmp_path / how, backend, how, **{**CNN, **more}) for how in ("off", "on"))
     assert relative_difference(compiled.losses, plain.losses) <= 1e-3
     assert norm_wise_difference(compiled.weights, plain.weights) <= 1e-3
@@ -110,7 +110,7 @@ def test_async_workers_compute_compiled_gradients(backend, tmp_path):
 
 @slow
 @pytest.mark.parametrize("backend", ["tf", "torch"])
-def test_the_same_is_dropped_as_without_compiling(backend, tmp_path):
+def test_compiled_dropout_equals_uncompiled(backend, tmp_path):
     plain, compiled = (run(tmp_path / how, backend, how, **DROPPING) for how in ("off", "on"))
     assert relative_difference(compiled.losses, plain.losses) <= 1e-3
 
@@ -132,7 +132,7 @@ def test_deterministic_runs_repeat_to_the_bit(backend, job, tmp_path):
     ],
     ids=lambda more: more["optimizer"],
 )
-def test_a_loop_that_xla_compiles_is_the_same_wherever_it_is_cut(more, tmp_path):
+def test_xla_loop_result_is_independent_of_its_length(more, tmp_path):
     """Steps by call, evaluations, ends of epochs and a resumed run cut it; to the bit, as what XLA compiled is the same for any number."""
     job = {**LOGREG, **more, "steps": 100, "eval_every": "7steps"}
     whole = run(tmp_path, "tf", "on", name="whole", **{**job, "eval_every": "end"})
@@ -151,7 +151,7 @@ def test_a_loop_that_xla_compiles_is_the_same_wherever_it_is_cut(more, tmp_path)
 
 
 @pytest.mark.thorough
-def test_what_xla_cannot_compile_is_refused(tmp_path):
+def test_compile_unsupported_by_xla_is_refused(tmp_path):
     """It has no repeatable gradient of a max pool."""
     asked = {"compile": "on", "deterministic": True, "model": "cnn", "data": "glyphs", "steps": 5}
     refused = trainer("run", "--backend", "tf", "--out", str(tmp_path), "--quiet", *options_of(asked))
@@ -161,7 +161,7 @@ def test_what_xla_cannot_compile_is_refused(tmp_path):
 
 
 @pytest.mark.thorough
-def test_what_auto_has_chosen_is_kept_on_resume(tmp_path):
+def test_compile_auto_resume_reuses_choice(tmp_path):
     """Also where the machine would choose otherwise by now: the record decides."""
     found = run(tmp_path, "tf", "auto", nodes=2, **LOGREG)
     (choice,) = choices(found.path)
@@ -182,7 +182,7 @@ def test_what_auto_has_chosen_is_kept_on_resume(tmp_path):
 @pytest.mark.faults
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["tf", "torch"])
-def test_what_auto_has_chosen_is_kept_on_a_restart(backend, tmp_path):
+def test_compile_auto_restart_reuses_choice(backend, tmp_path):
     killer = threading.Thread(target=kill_task_once, args=(tmp_path / "run", "worker-1"))
     killer.start()
     found = run(tmp_path, backend, "auto", name="run", nodes=2, sample_interval=0.1, max_restarts=1, **{**LOGREG, "steps": 6000})
@@ -193,7 +193,7 @@ def test_what_auto_has_chosen_is_kept_on_a_restart(backend, tmp_path):
 
 
 @slow
-def test_ranks_with_slices_of_other_sizes_compile_before_the_clock(tmp_path):
+def test_compile_uneven_slices_compile_before_clock_starts(tmp_path):
     """Of 10 examples three ranks have 4, 3 and 3: each warms up with the sizes of its own."""
     job = {**LOGREG, "global_batch_size": 10, "nodes": 3}
     plain, compiled = (run(tmp_path / on, "torch", on, **job) for on in ("off", "on"))
@@ -204,7 +204,7 @@ def test_ranks_with_slices_of_other_sizes_compile_before_the_clock(tmp_path):
 
 
 @pytest.mark.thorough
-def test_without_a_compiler_torch_says_what_to_install(tmp_path, monkeypatch):
+def test_compile_without_compiler_reports_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     asked = {"compile": "on", "steps": 5}
     refused = trainer("run", "--backend", "torch", "--out", str(tmp_path / "on"), "--quiet", *options_of(asked))

@@ -36,7 +36,7 @@ def run(out, backend, exchange, **job):
 @pytest.mark.thorough
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("workers", "batch"), [pytest.param(2, 64, marks=pytest.mark.slow), (3, 10), (3, 2)])
-def test_it_equals_the_reference(backend, workers, batch, tmp_path):
+def test_direct_exchange_equals_reference(backend, workers, batch, tmp_path):
     job = {"nodes": workers, "global_batch_size": batch, "steps": 200, "lr": 0.05}
     found = run(tmp_path, backend, "direct", **job)
     expected = train_logistic_regression(Job(backend="reference", **job), open_dataset("digits"))
@@ -48,7 +48,7 @@ def test_it_equals_the_reference(backend, workers, batch, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_large_model_is_trained_as_by_the_native_exchange(backend, tmp_path):
+def test_direct_exchange_large_model_equals_native(backend, tmp_path):
     native, direct = (run(tmp_path, backend, exchange, nodes=3, **LARGE) for exchange in ("native", "direct"))
     assert relative_difference(direct.losses, native.losses) <= 1e-4
     assert norm_wise_difference(direct.weights, native.weights) <= 1e-4
@@ -57,7 +57,7 @@ def test_a_large_model_is_trained_as_by_the_native_exchange(backend, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_ways_to_train_are_as_by_the_native_exchange(backend, name, tmp_path):
+def test_direct_exchange_training_options_equal_native(backend, name, tmp_path):
     job = {**LARGE, "nodes": 2, **OTHERS[name]}
     native, direct = (run(tmp_path, backend, exchange, **job) for exchange in ("native", "direct"))
     tolerance = 1e-2 if name == "bf16" else 1e-3
@@ -101,7 +101,7 @@ def test_the_parts_of_a_step_are_calibrated(backend, tmp_path):
         pytest.param("tf", {**LARGE, "accumulate": 2, "deterministic": True}, id="tf, accumulated", marks=pytest.mark.slow),
     ],
 )
-def test_a_native_run_tries_it_when_it_is_over(backend, job, tmp_path):
+def test_native_run_measures_direct_exchange_at_its_end(backend, job, tmp_path):
     """And still ends well."""
     found = run(tmp_path, backend, "native", nodes=2, calibrate=True, **job)
     assert found.summary["steps"] == job["steps"]
@@ -124,7 +124,7 @@ def test_a_native_run_tries_it_when_it_is_over(backend, job, tmp_path):
         (["--nodes", "5", "--procs-per-node", "13"], "64 at most"),
     ],
 )
-def test_what_it_cannot_do_is_refused(options, told, tmp_path):
+def test_direct_exchange_unsupported_options_are_refused(options, told, tmp_path):
     done = trainer("run", "--backend", "torch", "--exchange", "direct", "--nodes", "2", *options, "--out", str(tmp_path))
     assert done.returncode == 2, done.stderr
     assert told in done.stderr
@@ -133,7 +133,7 @@ def test_what_it_cannot_do_is_refused(options, told, tmp_path):
 @pytest.mark.thorough
 @pytest.mark.faults
 @pytest.mark.parametrize("backend", ["tf", pytest.param("torch", marks=pytest.mark.slow)])
-def test_after_the_kill_of_a_worker_it_comes_to_the_same_end(backend, tmp_path):
+def test_direct_exchange_killed_worker_ends_with_same_weights(backend, tmp_path):
     """The killed one is blamed, not those that lost it, and the attempt that follows joins a mesh of its own."""
     job = {"nodes": 3, "global_batch_size": 10, "steps": 6000, "eval_every": "end", "checkpoint_every": "500steps", "deterministic": True}
     undisturbed = run(tmp_path, backend, "direct", **job)
@@ -149,7 +149,7 @@ def test_after_the_kill_of_a_worker_it_comes_to_the_same_end(backend, tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_convolutional_network_is_trained_in_micro_batches_on_one_process(tmp_path):
+def test_direct_exchange_cnn_micro_batches_in_one_process(tmp_path):
     """On TensorFlow its gradients' sums lie in a loop within a loop."""
     whole, parts = (run(tmp_path, "tf", "native", accumulate=count, **LARGE) for count in (1, 3))
     assert relative_difference(parts.losses, whole.losses) <= 1e-4

@@ -72,7 +72,7 @@ def test_it_trains_and_looks_at_its_hosts(namespaces, tmp_path):
         assert "is the same machine" in found[host, "machine"]["found"]
 
 
-def test_the_users_own_file_names_its_hosts(namespaces, tmp_path, monkeypatch):
+def test_host_file_of_user_names_hosts(namespaces, tmp_path, monkeypatch):
     (tmp_path / "crosstrain").mkdir()
     (tmp_path / "crosstrain/trainer.toml").write_text(f'hosts = "{",".join(namespaces.namespaces)}"\n')
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
@@ -80,7 +80,7 @@ def test_the_users_own_file_names_its_hosts(namespaces, tmp_path, monkeypatch):
     assert json.loads(looked.stdout)["hosts"] == [*namespaces.namespaces], looked.stderr
 
 
-def test_the_pages_own_test_is_this_one():
+def test_page_contains_the_tests_of_this_file():
     (shown,) = (body for body in blocks(PAGE, "python") if "LauncherConformance" in body)
     given = {}
     exec(shown, given)  # our own page

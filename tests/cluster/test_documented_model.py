@@ -16,7 +16,7 @@ pytestmark = pytest.mark.cluster
 
 
 @pytest.mark.slow
-def test_the_pages_own_test_passes(repository, tmp_path):
+def test_test_printed_on_page_passes(repository, tmp_path):
     package = tmp_path / "package"
     written = write_package(repository / "docs/adding-a-model.md", package)
     (test,) = (path for path in written if path.name.startswith("test_"))
@@ -29,7 +29,7 @@ def test_the_pages_own_test_passes(repository, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_network_of_ready_layers_trains_alike_on_both_frameworks(repository, tmp_path, monkeypatch):
+def test_model_of_ready_layers_trains_equally_on_both_backends(repository, tmp_path, monkeypatch):
     package = tmp_path / "package"
     write_package(repository / "docs/adding-a-model.md", package)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])]))

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.cluster
 
 
 @pytest.mark.thorough
-def test_an_interrupt_leaves_a_complete_run_with_its_checkpoint(tmp_path):
+def test_interrupt_while_translating_leaves_complete_run(tmp_path):
     for language in DIGITS:
         (tmp_path / f"digits.{language}").write_text(text(lines(language, np.arange(1000, 5000))))
     path = tmp_path / "run"

@@ -69,7 +69,7 @@ def expected(run, data, split):
 @pytest.mark.parametrize(
     ("split", "backend"), [("test", "tf"), ("test", "torch"), ("train", "torch"), pytest.param("train", "tf", marks=pytest.mark.slow)]
 )
-def test_the_figures_are_numpys(run, digits, tmp_path, backend, split):
+def test_evaluate_figures_equal_numpy(run, digits, tmp_path, backend, split):
     target = tmp_path / "predictions.npz"
     done = evaluate(run, "--backend", backend, "--split", split, "--predictions", target, "--json")
     printed = json.loads(done.stdout)
@@ -181,7 +181,7 @@ def _resnet_logits(run, data):
 
 
 @pytest.mark.slow
-def test_it_computes_on_the_device_that_is_asked_for(run, monkeypatch):
+def test_evaluate_uses_requested_device(run, monkeypatch):
     """A run that asked for a GPU is evaluated on the CPU where that is typed; a device that is not there, or not declared, is refused."""
     own = json.loads(evaluate(run, "--device", "cpu", "--json").stdout)
     assert own["loss"] == json.loads(evaluate(run, "--json").stdout)["loss"]
@@ -207,7 +207,7 @@ class TestWrongRequests:
             (["--predictions", "/proc/no/where.npz"], r"--predictions: '/proc/no' is no folder"),
         ],
     )
-    def test_it_says_what_is_wrong(self, run, capsys, arguments, said):
+    def test_evaluate_wrong_request_is_explained(self, run, capsys, arguments, said):
         assert re.search(said, refused(capsys, run, *arguments))
 
     def test_predictions_overwrite_nothing(self, run, tmp_path, capsys):
@@ -221,7 +221,7 @@ class TestWrongRequests:
         said = refused(capsys, tmp_path, "--data", "digits")
         assert "'digits' has classes: 10, but the model was trained on 'glyphs' with classes: 7" in said
 
-    def test_a_damaged_checkpoint_that_was_named(self, tmp_path, digits, capsys):
+    def test_evaluate_named_damaged_checkpoint_is_refused(self, tmp_path, digits, capsys):
         path = save_model(tmp_path, "logreg", info=digits.info)
         (path / "parameters.safetensors").unlink()
         assert "parameters.safetensors is missing" in refused(capsys, path)
@@ -231,7 +231,7 @@ class TestWrongRequests:
 @pytest.mark.quick_cases("2-130")
 @pytest.mark.faults
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)])
-def test_however_it_ends_no_process_stays(run, number, code):
+def test_evaluate_end_leaves_no_process(run, number, code):
     process = subprocess.Popen(command(run), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     children = []
     deadline = time.monotonic() + 60

@@ -16,7 +16,7 @@ SLOW = pytest.mark.slow
 
 
 @pytest.mark.thorough
-def test_logits_that_are_not_finite_are_counted_and_no_accuracy_is_known(tmp_path):
+def test_evaluate_non_finite_logits_are_counted_without_accuracy(tmp_path):
     run = run_job(tmp_path, model="logreg", data="digits", steps=2, eval_every="end", calibrate=False, checkpoint_every="end")
     checkpoint = sorted((run.path / "checkpoints").iterdir())[-1]
     path = checkpoint / "parameters.safetensors"

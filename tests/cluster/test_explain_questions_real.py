@@ -51,7 +51,7 @@ def test_a_cnn_on_sixty_digits_overfits(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_short_run_tells_how_long_a_longer_one_takes(tmp_path):
+def test_short_run_predicts_duration_of_longer_run(tmp_path):
     """Ten times the updates; within twice the band, as the machine of the tests is shared."""
     job = {"backend": "torch", "model": "cnn", "data": "digits", "nodes": 2, "eval_every": "1epoch"}
     short, long = (run_job(tmp_path, **job, epochs=epochs, name=name) for name, epochs in (("short", 20), ("long", 200)))

@@ -124,7 +124,7 @@ class TestFormats:
             pytest.param("resnet18", "tf-checkpoint", export_loaders.TF_CHECKPOINT, marks=pytest.mark.slow),
         ],
     )
-    def test_all_weights_are_there_to_the_bit(self, models, name, format_name, program):
+    def test_exported_weights_are_bit_identical(self, models, name, format_name, program):
         model = models(name)
         found = model.load(program, model.export(format_name))
         checkpoint = read_checkpoint(model.checkpoint)
@@ -184,7 +184,7 @@ class TestTheCommand:
         return tmp_path / "run"
 
     @pytest.mark.thorough
-    def test_the_newest_sound_one_is_exported(self, run):
+    def test_export_default_is_newest_sound_checkpoint(self, run):
         newest = run / "checkpoints/step-000000200/parameters.safetensors"
         newest.write_bytes(newest.read_bytes()[:-1])
         done = trainer("export", run, "--format", "safetensors", "--json")
@@ -197,7 +197,7 @@ class TestTheCommand:
         assert all(file["bytes"] == (Path(printed["path"]) / file["path"]).stat().st_size for file in printed["files"])
 
     @pytest.mark.thorough
-    def test_a_checkpoint_that_was_copied_elsewhere(self, run, tmp_path):
+    def test_export_copied_checkpoint(self, run, tmp_path):
         (run / "checkpoints/step-000000100").rename(tmp_path / "mine")
         trainer("export", tmp_path / "mine", "--format", "safetensors")
         described = json.loads((tmp_path / "mine-safetensors/model.json").read_text())
@@ -238,7 +238,7 @@ class TestTheCommand:
         assert "is not a run directory" in trainer("export", tmp_path, "--format", "torch", code=2).stderr
 
     @pytest.mark.thorough
-    def test_a_model_that_is_another_one_by_now(self, tmp_path):
+    def test_export_changed_model_is_refused(self, tmp_path):
         path = save_model(tmp_path, "logreg", (1, 9, 7))
         described = json.loads((path / "checkpoint.json").read_text())
         described["data"]["input_shape"] = [1, 8, 8]
@@ -267,7 +267,7 @@ class TestTheCommand:
         assert re.search(r"^optimizer\.safetensors +2\.\d kB +what the optimiser remembers", text, re.MULTILINE)
         assert text.splitlines()[-1].startswith("4 files, ")
 
-    def test_a_folder_of_something_else_is_refused(self, tmp_path):
+    def test_export_to_other_folder_is_refused(self, tmp_path):
         (tmp_path / "mine.txt").write_text("mine")
         done = trainer("export", tmp_path, "--describe", code=2)
         assert "no file of a run" in done.stderr
@@ -285,7 +285,7 @@ def python_without_torch(tmp_path_factory, make_environment):
 
 class TestWithoutAFramework:
     @pytest.mark.thorough
-    def test_a_format_says_what_it_needs(self, python_without_torch, tmp_path):
+    def test_export_format_reports_its_requirements(self, python_without_torch, tmp_path):
         save_model(tmp_path, "logreg", (1, 8, 8))
         command = [str(python_without_torch), "-m", "crosstrain.cli.main", "export", str(tmp_path)]
         done = subprocess.run([*command, "--format", "torch"], capture_output=True, text=True, timeout=100)
@@ -293,7 +293,7 @@ class TestWithoutAFramework:
         assert "needs the package 'torch', which is not installed. Install it with: pip install 'crosstrain[torch]'" in done.stderr
         assert subprocess.run([*command, "--format", "safetensors"], capture_output=True, timeout=100).returncode == 0
 
-    def test_another_backend_evaluates_and_says_so(self, python_without_torch, tmp_path):
+    def test_evaluate_on_another_backend_is_reported(self, python_without_torch, tmp_path):
         save_model(tmp_path, "logreg", info=open_dataset("digits").info)
         command = [str(python_without_torch), "-m", "crosstrain.cli.main", "evaluate", str(tmp_path), "--json"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=100)
@@ -303,7 +303,7 @@ class TestWithoutAFramework:
 
 
 @pytest.mark.slow
-def test_a_refusal_says_nothing_but_why(tmp_path, monkeypatch):
+def test_export_refusal_prints_only_its_reason(tmp_path, monkeypatch):
     """What a framework prints while it is imported is no part of it."""
     monkeypatch.setenv("PYTHONPATH", importable(tmp_path)["PYTHONPATH"])
     model = write_model(tmp_path, "only_torch", "torch")

@@ -88,7 +88,7 @@ def _installed(tmp_path, monkeypatch):
         ),
     ],
 )
-def test_a_framework_that_cannot_be_imported_is_told_with_how_to_install_it(backend, told, tmp_path):
+def test_backend_without_framework_reports_how_to_install_it(backend, told, tmp_path):
     done = trainer("run", "--backend", backend, "--out", str(tmp_path / "runs"), "--quiet")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.strip() == f"error: {told}"
@@ -96,7 +96,7 @@ def test_a_framework_that_cannot_be_imported_is_told_with_how_to_install_it(back
 
 
 @pytest.mark.thorough
-def test_listing_says_of_each_how_to_get_it():
+def test_backends_list_shows_how_to_install_each():
     done = trainer("backends", "--json")
     found = {one["name"]: one for one in json.loads(done.stdout)}
     assert (found["absent"]["problem"], found["absent"]["hint"]) == (
@@ -109,7 +109,7 @@ def test_listing_says_of_each_how_to_get_it():
 
 @pytest.mark.thorough
 @pytest.mark.cluster
-def test_a_run_records_the_releases_of_the_packages_that_its_backend_declares(tmp_path):
+def test_run_records_versions_of_packages_declared_by_backend(tmp_path):
     run = run_job(tmp_path, backend="sound", steps=1, tensorboard=False)
     (node,) = json.loads((run.path / "env.json").read_text())["nodes"]
     releases = {name: importlib.metadata.version(name) for name in ("click", "numpy")}

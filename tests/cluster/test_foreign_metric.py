@@ -78,7 +78,7 @@ def test_both_frameworks_count_the_same(runs):
         assert first.loss == pytest.approx(second.loss, abs=1e-4)
 
 
-def test_the_run_says_which_way_is_better(runs):
+def test_run_records_direction_of_metric(runs):
     for run in runs.values():
         assert json.loads((run.path / "job.json").read_text())["metrics"] == [
             {"name": "top5", "label": "top-5 accuracy", "better": "higher"},
@@ -149,7 +149,7 @@ def test_pictures_and_pages_have_it(runs, tmp_path):
     assert "Test mean rank" in text
 
 
-def test_loggers_are_told(runs):
+def test_loggers_receive_metric(runs):
     from crosstrain.records.loggers.tensorboard import _without_tensorflow
 
     _without_tensorflow()
@@ -170,7 +170,7 @@ def test_loggers_are_told(runs):
         assert "eval/accuracy" not in scalars
 
 
-def test_what_evaluations_do_not_have_is_refused(tmp_path):
+def test_unknown_metric_is_refused(tmp_path):
     for option, value in (
         ("--until", "accuracy>=0.9"),
         ("--until", "top5>=1.5"),

@@ -56,7 +56,7 @@ def free_port():
 
 
 @pytest.mark.thorough
-def test_virtual_nodes_share_the_machines_gpus_out(with_gpus, tmp_path):
+def test_virtual_nodes_divide_gpus_of_machine(with_gpus, tmp_path):
     three = [FakeGpu(f"GPU-{number}", utilization_percent=10 * number) for number in range(3)]
     found = with_gpus("here", *three, CUDA_VISIBLE_DEVICES="2,GPU-ignored,0", GPU_TOY_SEES="")
     job = [*BRIEF, "--nodes", "2", "--procs-per-node", "1,2", "--out", str(tmp_path)]
@@ -93,7 +93,7 @@ def test_the_precision_is_that_of_the_workers(with_gpus, tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_node_with_fewer_than_its_workers_is_named_before_anything_starts(with_gpus, tmp_path):
+def test_node_with_too_few_gpus_is_named_before_start(with_gpus, tmp_path):
     """Two nodes that a person starts, with GPUs of their own: two workers on one GPU, and GPUs beside none."""
 
     def together(device, *gpus_of_second):
@@ -117,7 +117,7 @@ def test_a_node_with_fewer_than_its_workers_is_named_before_anything_starts(with
     assert re.search(r"--device: got 'auto', .* not comparable:\n  node 1 \(.*\): 2 workers, no GPU\n", told), told
 
 
-def test_a_framework_that_finds_no_gpu_is_told(with_gpus, tmp_path):
+def test_framework_without_gpu_is_reported(with_gpus, tmp_path):
     job = [*BRIEF, "--out", str(tmp_path)]
     with MarkedRun(job, tmp_path, with_gpus("here", FakeGpu("GPU-0"), GPU_TOY_SEES="cpu")) as run:
         assert run.wait(60) == 0, run.stderr()
@@ -126,7 +126,7 @@ def test_a_framework_that_finds_no_gpu_is_told(with_gpus, tmp_path):
 
 
 @pytest.mark.clusters
-def test_hosts_are_asked_for_their_gpus(library, with_gpus, tmp_path):
+def test_hosts_report_their_gpus(library, with_gpus, tmp_path):
     """By ssh, with one GPU on the first host and two on the second: what doctor says, what is refused, and a run with 1 + 2 workers."""
     with ssh_hosts(2, tmp_path) as hosts:
         first, second = hosts.hosts.addresses

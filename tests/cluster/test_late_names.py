@@ -46,7 +46,7 @@ def test_pods_of_a_pytorch_job_wait_for_the_name_of_the_first(tmp_path):
         assert [pod.wait(60) for pod in pods] == [0, 0], pods[0].stderr()
 
 
-def test_a_name_that_stays_unknown_ends_the_run_with_it(tmp_path):
+def test_unresolved_host_name_fails_run_and_is_named(tmp_path):
     """A moment later the other pods would do so, which is not what has gone wrong."""
     shared = {"PYTHONPATH": str(TOY), "TRAINER_SECRET": secrets.token_hex(16), "JOB_COMPLETION_INDEX": "0"}
     job = ["run", "--backend", "toy", "--nodes", "2", "--steps", "4", "--out", str(tmp_path), "--name", "run", "--start-timeout", "2"]

@@ -50,7 +50,7 @@ def test_a_run_records_the_code_that_made_it(earlier, repository):
     assert RunReader(earlier.path).env()[0]["cpu_flags"]
 
 
-def test_one_thing_is_another(earlier):
+def test_like_with_one_changed_setting(earlier):
     shown = json.loads(like(earlier, "--batch-size", "12", "--print-config", "--json", run=str(earlier.path)).stdout)
     values = {name: (entry["value"], entry["source"]) for name, entry in shown.items()}
     assert values["batch_size"] == (12, "flag")
@@ -68,13 +68,13 @@ def test_one_thing_is_another(earlier):
         (["--force"], "--force: belongs to --resume"),
     ],
 )
-def test_what_means_nothing_is_refused(earlier, options, said):
+def test_like_meaningless_option_is_refused(earlier, options, said):
     done = like(earlier, *options)
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
 
 
-def test_a_run_of_somebody_else_decides_no_address(earlier):
+def test_like_foreign_run_sets_no_address(earlier):
     described = json.loads((earlier.path / "job.json").read_text())
     foreign = earlier.path.parent / "foreign"
     foreign.mkdir()

@@ -36,7 +36,7 @@ class CountingLauncher(LocalLauncher):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["torch", pytest.param("tf", marks=pytest.mark.slow)])
-def test_bytes_equal_those_at_the_other_end_of_the_cable(tmp_path, backend):
+def test_network_bytes_equal_those_at_other_end_of_link(tmp_path, backend):
     job = resolve({**ASYNC_JOB, "backend": backend, "steps": 800, "out": tmp_path}, {}).job
     driver = Driver(job, Invocation(["test"], {}), make_progress(sys.stderr, True))
     launcher = CountingLauncher(job, lambda text: None)

@@ -143,7 +143,7 @@ def all_of(history, values):
 
 
 @pytest.mark.slow
-def test_metrics_of_a_model_of_ones_own(tmp_path, server):
+def test_mlflow_metrics_of_custom_model(tmp_path, server):
     model = ["--backend", "torch", "--model", "foreign_metrics.ranked", "--data", "digits", "--lr", "0.02", "--no-calibrate"]
     asked = [*model, "--epochs", "5", "--eval-every", "10steps", "--until", "mean_rank<=2", "--mlflow", server.address]
     done = trainer(
@@ -227,7 +227,7 @@ def events(path):
 
 
 @pytest.mark.slow
-def test_a_server_that_goes_away_and_comes_back_costs_nothing(tmp_path, server):
+def test_mlflow_server_restart_loses_no_metric(tmp_path, server):
     with forwarding(server.port) as forwarder:
         told = ["--mlflow", forwarder.address, "--mlflow-experiment", "two"]
         asked = ["run", "--backend", "toy", "--steps", "100000000", "--eval-every", "0.5s", "--out", str(tmp_path), "--name", "run", *told]
@@ -250,7 +250,7 @@ def test_a_server_that_goes_away_and_comes_back_costs_nothing(tmp_path, server):
 
 
 @pytest.mark.slow
-def test_a_server_that_stays_away_does_not_end_the_run(tmp_path, server):
+def test_mlflow_server_down_does_not_fail_run(tmp_path, server):
     with forwarding(server.port, b"runs/log-batch") as forwarder:
         told = ["--mlflow", forwarder.address, "--mlflow-experiment", "three"]
         done = trainer("run", "--backend", "toy", "--epochs", "30", "--out", str(tmp_path), "--name", "run", *told)
@@ -280,7 +280,7 @@ def test_a_database_without_a_server(tmp_path):
     assert float(read.stdout.split()[2]) == pytest.approx(accuracy)
 
 
-def test_an_address_where_nobody_answers_is_refused(tmp_path):
+def test_mlflow_unreachable_address_is_refused(tmp_path):
     port = free_ports(1)
     done = trainer("run", "--backend", "toy", "--mlflow", f"http://someone:secret@127.0.0.1:{port}", "--out", str(tmp_path / "runs"))
     assert done.returncode == 2
@@ -290,7 +290,7 @@ def test_an_address_where_nobody_answers_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_address_that_mlflow_refuses_costs_a_run_nothing_that_would_go_on(tmp_path):
+def test_mlflow_refused_address_leaves_resumable_run_unchanged(tmp_path):
     asked = ["--backend", "toy", "--steps", "30", "--checkpoint-every", "20steps", "--out", str(tmp_path), "--name", "run"]
     assert trainer("run", *asked).returncode == 0
     names = ("job.json", "steps.jsonl", "evals.jsonl", "summary.json")
@@ -305,14 +305,14 @@ def test_an_address_that_mlflow_refuses_costs_a_run_nothing_that_would_go_on(tmp
 
 
 @pytest.mark.parametrize("uri", ["mlruns", "./here", "5000"])
-def test_what_is_no_tracking_uri_is_refused(tmp_path, uri):
+def test_mlflow_invalid_tracking_uri_is_refused(tmp_path, uri):
     done = trainer("run", "--backend", "toy", "--mlflow", uri, "--out", str(tmp_path / "runs"))
     assert done.returncode == 2
     assert "--mlflow" in done.stderr
     assert "sqlite:///" in done.stderr
 
 
-def test_it_is_imported_only_when_it_is_asked_for(tmp_path, make_environment):
+def test_mlflow_is_imported_only_if_requested(tmp_path, make_environment):
     python = make_environment(tmp_path / "env", ["mlflow"])
     command = [str(python), "-m", "crosstrain.cli.main", "run", "--backend", "toy", "--steps", "5", "--out", str(tmp_path / "runs")]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -43,7 +43,7 @@ def evaluations(run):
 @pytest.mark.thorough
 @pytest.mark.parametrize("backend", ON_EITHER)
 @pytest.mark.parametrize(("until", "expected"), [("accuracy>=0.5", "success"), ("accuracy>=1", "aborted")])
-def test_the_checker_accepts_a_run_that_reached_its_target_and_one_that_did_not(tmp_path, backend, until, expected):
+def test_mllog_checker_accepts_reached_and_missed_targets(tmp_path, backend, until, expected):
     arguments = ["--backend", backend, "--mllog", "--until", until, "--epochs", "2", "--out", str(tmp_path), "--name", "run"]
     done = trainer("run", *arguments)
     assert done.returncode == 0, done.stderr
@@ -63,7 +63,7 @@ def test_the_checker_accepts_a_run_that_reached_its_target_and_one_that_did_not(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("backend", ON_EITHER)
-def test_the_checker_accepts_a_run_that_was_interrupted_and_then_resumed(tmp_path, backend):
+def test_mllog_checker_accepts_resumed_run(tmp_path, backend):
     run = tmp_path / "run"
     arguments = ["--backend", backend, "--mllog", "--epochs", "20000", "--checkpoint-every", "1000s", "--out", str(tmp_path)]
     with MarkedRun(["run", *arguments, "--name", "run", "--json"], tmp_path) as started:
@@ -95,7 +95,7 @@ def test_the_checker_accepts_a_run_that_was_interrupted_and_then_resumed(tmp_pat
 
 
 @pytest.mark.slow
-def test_the_checker_accepts_a_run_of_three_workers_that_update_on_their_own(tmp_path):
+def test_mllog_checker_accepts_async_run(tmp_path):
     arguments = ["--backend", "torch", "--mode", "async", "--nodes", "3", "--steps", "300", "--eval-every", "40steps", "--mllog"]
     done = trainer("run", *arguments, "--out", str(tmp_path), "--name", "run")
     assert done.returncode == 0, done.stderr

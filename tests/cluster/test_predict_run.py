@@ -31,7 +31,7 @@ def _needs_limited_nodes():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_run_predicts_itself_and_that_its_link_is_the_limit(tmp_path, mode):
+def test_predict_finds_link_as_bottleneck_of_run(tmp_path, mode):
     """2.8 MB a step at 100 Mbit/s take a quarter of a second each way, far longer than the rest: that much is known without any run."""
     limits = ["--nodes", "2", "--bandwidth", "100mbit", "--cores-per-node", "0.8", "--calibrate", "--no-save-final"]
     steps = "12" if mode == "sync" else "24"

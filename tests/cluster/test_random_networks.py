@@ -35,7 +35,7 @@ def pytest_generate_tests(metafunc):
     metafunc.parametrize("seed", seeds if given is None else [given])
 
 
-def test_both_frameworks_train_a_random_network_alike(seed, tmp_path):
+def test_random_network_trains_equally_on_both_backends(seed, tmp_path):
     random = np.random.default_rng([23, seed])
     threads, workers = (int(number) for number in random.integers(1, 3, 2))
     model = write_package(tmp_path, seed, CLASSES)

@@ -97,7 +97,7 @@ def test_every_backend_and_mode(cluster, tmp_path, backend, mode):
     ],
     ids=["nobody-there", "too-much", "too-many", "no-interpreter", "no-crosstrain"],
 )
-def test_what_ray_does_not_give_is_said(cluster, tmp_path, more, message):
+def test_ray_unsupported_options_are_reported(cluster, tmp_path, more, message):
     with run(cluster, tmp_path, "--backend", "torch", "--steps", "2", *more) as failed:
         assert failed.wait(90) == 1
         assert re.search(message, failed.stderr()), failed.stderr()
@@ -106,7 +106,7 @@ def test_what_ray_does_not_give_is_said(cluster, tmp_path, more, message):
 
 
 @pytest.mark.clusters
-def test_the_cluster_is_looked_at_without_a_run(cluster, tmp_path):
+def test_ray_cluster_is_checked_without_run(cluster, tmp_path):
     """All of its nodes, also while a run has all of their CPUs; what is wrong there is said as of other hosts."""
 
     def looked(*more, code=0):
@@ -192,7 +192,7 @@ def test_nothing_is_left_when_a_part_of_it_dies(cluster, tmp_path, victim):
 @pytest.mark.clusters
 @pytest.mark.faults
 class TestLostNode:
-    def test_a_node_that_has_died_is_named_and_nothing_is_left(self, cluster, tmp_path):
+    def test_ray_dead_node_is_named_and_no_process_remains(self, cluster, tmp_path):
         with run(cluster, tmp_path, *ENDLESS) as running:
             trains(running, tmp_path)
             cluster.hosts.set_link(2, "down")

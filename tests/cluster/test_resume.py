@@ -77,7 +77,7 @@ def whole(tmp_path_factory):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_torch_on_two_workers_goes_on_to_the_bit(tmp_path, whole, how):
+def test_resume_torch_two_workers_is_bit_identical(tmp_path, whole, how):
     """Killed, or stopped by a signal: losses and final weights are those of the run that nobody stopped."""
     path, code, stderr = stopped(tmp_path, how, *flags(**ON_TWO, checkpoint_every="100steps", keep=2), after=100)
     assert code == (75 if how == signal.SIGTERM else -9)
@@ -102,7 +102,7 @@ def test_torch_on_two_workers_goes_on_to_the_bit(tmp_path, whole, how):
 
 
 @pytest.mark.slow  # the conformance suite has a shorter one
-def test_tensorflow_goes_on_to_the_bit_with_deterministic(tmp_path):
+def test_resume_tensorflow_deterministic_is_bit_identical(tmp_path):
     job = {"backend": "tf", "nodes": 2, "global_batch_size": 20, "optimizer": "sgd", "momentum": 0.9, "deterministic": True}
     whole = run(tmp_path, "whole", steps=200, **job)
     part = run(tmp_path, "part", steps=83, **job)
@@ -113,7 +113,7 @@ def test_tensorflow_goes_on_to_the_bit_with_deterministic(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_state_that_is_sent_is_the_one_that_is_read(tmp_path, monkeypatch):
+def test_resume_sent_state_equals_read_state(tmp_path, monkeypatch):
     """From the task's memory on this machine, in messages from others: both write the same files, here of many parts."""
     job = {"backend": "torch", "data": "synthetic-images:size=400,classes=10,train=8,test=2", "batch_size": 2, "momentum": 0.9}
     found = {}
@@ -184,7 +184,7 @@ def test_another_batch_size_consumes_the_rest_of_the_epoch(tmp_path):
 
 
 @pytest.mark.thorough
-def test_the_records_have_neither_gap_nor_double(tmp_path):
+def test_resumed_records_have_no_gap_or_duplicate(tmp_path):
     job = flags(backend="toy", nodes=2, steps=200_000, checkpoint_every="300steps", sample_interval="0.1")
     path, code, _ = stopped(tmp_path, signal.SIGKILL, *(part for part in job), "--monitor", after=900)
     assert code == -9
@@ -210,7 +210,7 @@ def test_the_records_have_neither_gap_nor_double(tmp_path):
 
 
 @pytest.mark.thorough
-def test_tensorboard_is_written_anew(tmp_path):
+def test_resume_rewrites_tensorboard(tmp_path):
     from crosstrain.records.loggers.tensorboard import _without_tensorflow
 
     _without_tensorflow()
@@ -223,7 +223,7 @@ def test_tensorboard_is_written_anew(tmp_path):
     assert [event.step for event in accumulator.Scalars("eval/accuracy")] == list(range(20, 161, 20))
 
 
-def test_the_best_is_kept_beside_the_newest(tmp_path):
+def test_best_checkpoint_is_kept_with_newest(tmp_path):
     options = {"eval_every": "20steps", "checkpoint_every": "100steps", "keep": 2, "keep_best": "loss"}
     done = run(tmp_path, "run", backend="toy", lr=1.5, steps=300, **options)
     best = min(done.evals, key=lambda record: record.loss)
@@ -253,7 +253,7 @@ def test_the_few_best_of_all_evaluations_are_kept(tmp_path):
 
 
 @pytest.mark.thorough
-def test_patience_ends_a_run_that_does_not_get_better(tmp_path):
+def test_patience_stops_run_without_improvement(tmp_path):
     """The end is recorded; a run that goes on counts on from its records, and one with more patience trains on."""
     options = {"eval_every": "10steps", "keep_best": "loss", "patience": 5}
     part = run(tmp_path, "run", backend="toy", lr=3.0, steps=5000, **options)
@@ -296,7 +296,7 @@ def test_a_target_stops_no_run_twice(tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_target_that_is_given_anew_ends_the_part_that_follows(tmp_path):
+def test_new_target_stops_resumed_part_at_next_evaluation(tmp_path):
     """Also where an evaluation before had reached it; the time to it is that of the first one, and every record says so."""
     part = run(tmp_path, "part", backend="toy", epochs=4, eval_every="1epoch", mllog=True)
     reached = part.evals[1]
@@ -312,7 +312,7 @@ def test_a_target_that_is_given_anew_ends_the_part_that_follows(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_target_that_stopped_nothing_yet_stops_the_part_after_an_interruption(tmp_path):
+def test_new_target_stops_part_after_an_interruption(tmp_path):
     """It was given for a part that was interrupted before an evaluation; an evaluation before that part had reached it."""
     part = run(tmp_path, "part", backend="toy", epochs=2, eval_every="1epoch")
     target = f"accuracy>={part.evals[-1].metrics['accuracy'] - 0.02}"
@@ -329,7 +329,7 @@ def test_a_target_that_stopped_nothing_yet_stops_the_part_after_an_interruption(
 
 
 @pytest.mark.thorough
-def test_an_interrupted_part_without_saves_names_what_was_saved_before_it(tmp_path):
+def test_interrupted_part_without_saves_names_earlier_checkpoint(tmp_path):
     part = run(tmp_path, "part", backend="toy", steps=20)
     with MarkedRun(["run", "--quiet", "--resume", str(part.path), "--steps", "100000000"], tmp_path) as process:
         steps = part.path / "steps.jsonl"
@@ -376,7 +376,7 @@ class TestRefusals:
         assert {path.name: path.read_bytes() for path in copy.iterdir() if path.is_file()} == before
 
     @pytest.mark.thorough
-    def test_what_a_task_refuses_leaves_the_run_what_it_was(self, copy):
+    def test_resume_refused_by_task_leaves_run_unchanged(self, copy):
         names = ("job.json", "env.json", "summary.json")
         before, state = [(copy / name).read_bytes() for name in names], RunReader(copy).status()["state"]
         _, stderr = resume(copy, "--backend", "torch", "--precision", "fp16", "--steps", "+5", code=2)
@@ -388,13 +388,13 @@ class TestRefusals:
         assert RunReader(copy).job()["backend"] == "toy"
 
     @pytest.mark.thorough
-    def test_force_goes_on_nevertheless(self, copy):
+    def test_resume_force_continues(self, copy):
         resumed, stderr = resume(copy, "--seed", 4, "--steps", "+5", "--force")
         assert "seed is 4 instead of 0" in stderr
         assert resumed.summary["steps"] == 65
 
     @pytest.mark.thorough
-    def test_a_checkpoint_from_before_that_goes_on_as_what_it_was(self, copy):
+    def test_resume_older_checkpoint_keeps_its_settings(self, copy):
         resume(copy, "--seed", 4, "--steps", "+5", "--force")
         older = str(copy / "checkpoints/step-000000040")
         again = trainer("run", "--quiet", "--resume", older, "--steps", "+5")
@@ -415,14 +415,14 @@ class TestRefusals:
         assert "Did you mean 'part'?" in done.stderr
 
     @pytest.mark.thorough
-    def test_another_optimizer_drops_the_slots_and_says_so(self, copy):
+    def test_resume_another_optimizer_reports_dropped_slots(self, copy):
         resumed, stderr = resume(copy, "--optimizer", "sgd", "--steps", "+5")
         assert "first_moment, second_moment" in stderr
         assert not [key for key in find_checkpoint(copy)[0].arrays if key.startswith("slots/")]
         assert resumed.summary["steps"] == 65
 
     @pytest.mark.thorough
-    def test_what_only_sgd_knows_is_not_to_be_taken_back_by_hand(self, copy):
+    def test_resume_another_optimizer_resets_sgd_options(self, copy):
         resume(copy, "--optimizer", "sgd", "--momentum", "0.9", "--steps", "+5")
         resumed, stderr = resume(copy, "--optimizer", "adam", "--steps", "+5")
         assert "momentum of the one before is dropped" in stderr
@@ -430,7 +430,7 @@ class TestRefusals:
 
     @pytest.mark.thorough
     @pytest.mark.parametrize(("further", "total"), [(["--steps", 70], 70), ([], 60)])
-    def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(self, copy, further, total):
+    def test_resume_damaged_checkpoint_uses_previous_one(self, copy, further, total):
         newest = list_checkpoints(copy)[0]
         weights = newest / "parameters.safetensors"
         content = bytearray(weights.read_bytes())
@@ -443,7 +443,7 @@ class TestRefusals:
         assert "checkpoint_damaged" in {record.event for record in RunReader(copy).events()}
         without_gap_or_double(resumed.steps, total)
 
-    def test_without_a_sound_checkpoint_each_is_named(self, copy):
+    def test_resume_without_sound_checkpoint_names_each(self, copy):
         for path in list_checkpoints(copy):
             (path / "checkpoint.json").unlink()
         _, stderr = resume(copy, "--steps", 70, code=2)
@@ -458,7 +458,7 @@ class TestRefusals:
         without_gap_or_double(read_run(copy).steps, 30)
 
     @pytest.mark.thorough
-    def test_a_run_at_work_is_left_alone(self, tmp_path):
+    def test_resume_of_active_run_is_refused(self, tmp_path):
         arguments = flags(backend="toy", steps=10_000_000, checkpoint_every="1000steps", eval_every="end", name="busy", out=str(tmp_path))
         with MarkedRun(["run", "--quiet", *map(str, arguments)], tmp_path) as busy:
             wait_until(lambda: list_checkpoints(tmp_path / "busy"), 60, "a checkpoint")

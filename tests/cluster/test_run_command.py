@@ -39,7 +39,7 @@ def test_evaluates_after_every_epoch_and_at_the_end(tmp_path):
 
 
 @pytest.mark.thorough
-def test_what_a_task_writes_before_it_is_told_which_one_it_is_comes_into_its_log(tmp_path, monkeypatch):
+def test_task_output_before_assignment_is_in_its_log(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
     done = trainer("run", "--backend", "toy", "--steps", "1", "--out", str(tmp_path), "--name", "run")
     assert done.returncode == 0, done.stderr
@@ -50,7 +50,7 @@ def test_what_a_task_writes_before_it_is_told_which_one_it_is_comes_into_its_log
 
 
 @pytest.mark.thorough
-def test_files_that_are_left_out_of_the_data_are_counted_and_named(tmp_path):
+def test_skipped_data_files_are_counted_and_named(tmp_path):
     for split, label in ((split, label) for split in ("train", "test") for label in ("a", "b")):
         folder = tmp_path / "pictures" / split / label
         folder.mkdir(parents=True)
@@ -106,7 +106,7 @@ def test_stops_at_the_target(tmp_path):
 
 
 @pytest.mark.thorough
-def test_says_plainly_that_the_target_was_not_reached(tmp_path):
+def test_missed_target_is_reported(tmp_path):
     done = trainer("run", "--backend", "toy", "--until", "accuracy>=0.999", "--steps", "50", "--out", str(tmp_path))
     assert done.returncode == 0
     assert "accuracy>=0.999 was not reached" in done.stderr
@@ -263,7 +263,7 @@ def test_a_trace_that_is_longer_than_the_run_is_missed(tmp_path):
     assert "nothing was traced: the run ended before the 50 steps of --profile were over" in done.stderr
 
 
-def test_a_gpu_that_is_not_there_is_refused(tmp_path):
+def test_missing_gpu_is_refused(tmp_path):
     """The task finds out; the user reads one line, not a traceback."""
     if any(Path("/dev").glob("nvidia[0-9]*")):
         pytest.skip("this machine has a GPU")

@@ -107,7 +107,7 @@ def test_a_model_without_its_padding_mask_fails(passes, backend):
 
 @pytest.mark.thorough
 @BACKENDS
-def test_a_model_that_decodes_without_looking_at_the_position_fails(passes, backend):
+def test_model_that_decodes_ignoring_position_fails(passes, backend):
     found = passes("unplaced", backend)
     suite.test_more_padding_changes_nothing(found)
     with pytest.raises(AssertionError):

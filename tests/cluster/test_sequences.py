@@ -160,7 +160,7 @@ def test_it_is_evaluated_on_either_framework(backend, runs, reference):
         ),
     ],
 )
-def test_what_there_is_for_images_alone(arguments, words, runs, tmp_path):
+def test_sequences_image_only_options_are_refused(arguments, words, runs, tmp_path):
     typed = [str(runs("torch", 3).path) if one == "RUN" else str(tmp_path / one) if one.endswith(".npz") else one for one in arguments]
     done = trainer(*typed, environment=ENVIRONMENT)
     assert done.returncode == 2, done.stdout

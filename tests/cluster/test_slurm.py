@@ -42,7 +42,7 @@ def on_nodes(cluster):
     return cluster.hosts.processes("slurm")
 
 
-def test_an_allocation_is_the_cluster(cluster, tmp_path):
+def test_slurm_allocation_is_the_cluster(cluster, tmp_path):
     with allocated(cluster, tmp_path, "--backend", "torch", "--steps", "20", "--json") as run:
         assert run.wait(120) == 0, run.stderr()
         assert json.loads(run.stdout())["steps"] == 20
@@ -54,7 +54,7 @@ def test_an_allocation_is_the_cluster(cluster, tmp_path):
 
 
 @pytest.mark.clusters
-def test_a_part_of_an_allocation_is_enough_and_more_than_all_of_it_is_refused(cluster, tmp_path):
+def test_slurm_part_of_allocation_runs_and_excess_is_refused(cluster, tmp_path):
     with allocated(cluster, tmp_path, "--backend", "torch", "--nodes", "2", "--steps", "4", "--json", nodes=3) as run:
         assert run.wait(120) == 0, run.stderr()
         assert json.loads(run.stdout())["nodes"] == 2
@@ -64,7 +64,7 @@ def test_a_part_of_an_allocation_is_enough_and_more_than_all_of_it_is_refused(cl
 
 
 @pytest.mark.clusters
-def test_the_nodes_of_an_allocation_are_looked_at_without_a_run(cluster):
+def test_slurm_nodes_are_checked_without_run(cluster):
     """What is wrong there is said of srun, which has carried the question."""
 
     def looked(*more, code):
@@ -114,7 +114,7 @@ def test_nothing_is_left_when_the_run_or_its_job_ends(cluster, tmp_path, how):
 
 @pytest.mark.clusters
 @pytest.mark.faults
-def test_a_spare_host_takes_the_place_of_one_that_fails(cluster, tmp_path):
+def test_slurm_spare_host_replaces_failed_host(cluster, tmp_path):
     """In an allocation that outlives a node; of the failed one Slurm ends what runs there."""
     job = ["run", "--backend", "torch", "--nodes", "2", "--epochs", "1000000", "--checkpoint-every", "500steps", "--max-restarts", "3"]
     job += ["--eval-every", "end", "--out", str(tmp_path), "--name", "run"]
@@ -152,7 +152,7 @@ def test_every_backend_and_mode(cluster, tmp_path, backend, mode):
 
 @pytest.mark.clusters
 @pytest.mark.parametrize("how", [[], ["--signal=TERM", "--batch"]], ids=["plain", "by-signal"])
-def test_a_job_that_is_cancelled_has_a_checkpoint_and_stays_out_of_the_queue(cluster, tmp_path, how):
+def test_slurm_cancelled_job_saves_and_is_not_requeued(cluster, tmp_path, how):
     """Slurm asks all of its processes to end, of which agents and tasks leave that to the driver."""
     asked = ["quickstart", "--nodes", "3", "--time", "10", "--name", "run", "--out", str(tmp_path)]
     more = ["--backend", "torch", "--steps", "100000000", "--checkpoint-every", "1000000steps", "--eval-every", "end"]
@@ -168,7 +168,7 @@ def test_a_job_that_is_cancelled_has_a_checkpoint_and_stays_out_of_the_queue(clu
 
 
 @pytest.mark.clusters
-def test_a_submitted_run_goes_back_into_the_queue_and_on_to_its_end(cluster, tmp_path):
+def test_slurm_submitted_run_is_requeued_and_completes(cluster, tmp_path):
     """Slurm's signal before the time limit, sent by hand: a checkpoint, exit 75, requeued, and the same run goes on."""
     more = ["--backend", "torch", "--steps", "3000", "--checkpoint-every", "100000steps", "--eval-every", "end", "--out", str(tmp_path)]
     command = [
@@ -207,7 +207,7 @@ def test_a_submitted_run_goes_back_into_the_queue_and_on_to_its_end(cluster, tmp
 
 @pytest.mark.clusters
 @pytest.mark.timeout(540)
-def test_a_time_limit_of_slurms_leads_to_a_checkpoint_and_to_the_next_job(cluster, tmp_path):
+def test_slurm_time_limit_saves_and_next_job_resumes(cluster, tmp_path):
     """A real one of two minutes, with the signal some time before it: Slurm looks at its limits every half minute or so."""
     more = ["--backend", "torch", "--steps", "100000000", "--checkpoint-every", "1000000steps", "--eval-every", "end"]
     limits = ["--nodes", "3", "--time", "2", "--warning", "20", "--name", "run", "--out", str(tmp_path)]

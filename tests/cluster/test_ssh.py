@@ -89,7 +89,7 @@ def test_a_host_that_does_not_answer_is_named_with_the_reason(hosts, tmp_path, m
 
 
 @pytest.mark.clusters
-def test_the_hosts_are_looked_at_all_at_once(hosts, tmp_path):
+def test_ssh_hosts_are_checked_concurrently(hosts, tmp_path):
     """One has another key than the known one, one cannot reach the others; then all is well."""
 
     def looked():
@@ -116,7 +116,7 @@ def test_the_hosts_are_looked_at_all_at_once(hosts, tmp_path):
 
 
 @pytest.mark.clusters
-def test_data_and_models_of_ones_own(hosts, tmp_path):
+def test_ssh_custom_data_and_models(hosts, tmp_path):
     """A model on PYTHONPATH is found on every host where its source is the same; files that are here alone are named."""
     texts, models = tmp_path / "texts", tmp_path / "models"
     texts.mkdir()
@@ -159,7 +159,7 @@ def test_nothing_is_left_when_the_driver_ends(hosts, tmp_path, name):
 
 @pytest.mark.clusters
 @pytest.mark.faults
-def test_a_cut_link_is_the_named_hosts(hosts, tmp_path):
+def test_ssh_cut_link_names_its_host(hosts, tmp_path):
     with run(hosts, tmp_path, "--backend", "torch", "--epochs", "1000000", "--node-timeout", "4") as running:
         steps = tmp_path / "run/steps.jsonl"
         wait_until(lambda: running.process.poll() is not None or (steps.exists() and steps.stat().st_size), 90, "the first step")
@@ -190,7 +190,7 @@ def test_every_backend_and_mode(hosts, tmp_path, backend, mode):
 
 @pytest.mark.clusters
 @pytest.mark.faults
-def test_a_lost_agent_is_replaced_and_without_a_host_the_run_goes_on_until_it_is_back(hosts, tmp_path):
+def test_ssh_lost_agent_is_replaced_once_host_is_back(hosts, tmp_path):
     job = ["--backend", "torch", "--epochs", "1000000", "--checkpoint-every", "500steps", "--node-timeout", "4"]
     with run(hosts, tmp_path, *job, "--max-restarts", "2", "--min-nodes", "2", "--global-batch-size", "30") as running:
         path = tmp_path / "run"

@@ -118,7 +118,7 @@ def test_the_four_variables_of_torch(tmp_path, procs):
 
 
 @pytest.mark.thorough
-def test_a_secret_file_of_the_environment_that_nothing_uses_is_told(tmp_path):
+def test_unused_secret_file_variable_is_reported(tmp_path):
     arguments = ["run", "--backend", "toy", "--steps", "2", "--out", str(tmp_path), "--name", "run"]
     (run,) = start_all(tmp_path, [(arguments, environment(TRAINER_SECRET_FILE=str(tmp_path / "none")))])
     assert run.process.returncode == 0, run.stderr()
@@ -136,7 +136,7 @@ def test_a_secret_is_required(tmp_path):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_while_nodes_are_awaited_ends_the_run(tmp_path, number):
+def test_interrupt_while_waiting_for_nodes_ends_run(tmp_path, number):
     """And not only the start time-out."""
     shared = environment()
     arguments = [*by_rendezvous(tmp_path, free_ports(1), "--name", "run", *BRIEF), "--nodes", "3", "--start-timeout", "300"]
@@ -195,7 +195,7 @@ def resumed(tmp_path, here, *of_node_1):
 
 
 @pytest.mark.thorough
-def test_only_the_drivers_node_needs_the_run_that_goes_on(tmp_path, finished):
+def test_resume_needs_run_only_on_node_of_driver(tmp_path, finished):
     runs = resumed(tmp_path, finished)
     assert [run.process.returncode for run in runs] == [0, 0], [run.stderr() for run in runs]
     summary = json.loads((finished / "run/summary.json").read_text())
@@ -204,7 +204,7 @@ def test_only_the_drivers_node_needs_the_run_that_goes_on(tmp_path, finished):
 
 
 @pytest.mark.thorough
-def test_a_node_that_goes_on_with_other_settings_is_refused(tmp_path, finished):
+def test_resume_node_with_other_settings_is_refused(tmp_path, finished):
     runs = resumed(tmp_path, finished, "--lr", "0.5", "--steps", "+30")
     assert [run.process.returncode for run in runs] == [2, 2]
     assert all("lr 0.5 instead of not given, steps '+30' instead of '+20'" in run.stderr() for run in runs)
@@ -236,7 +236,7 @@ sys.exit(main(sys.argv[2:]))
 
 
 @pytest.mark.thorough
-def test_a_node_that_sends_files_for_elsewhere_fails_the_run_and_writes_nothing(tmp_path):
+def test_node_sending_files_for_other_folders_fails_run(tmp_path):
     out, port, shared = tmp_path / "a/b/c/d", free_ports(1), environment()
     arguments = by_rendezvous(out, port, "--name", "run", *BRIEF)
     (tmp_path / "elsewhere").mkdir()
@@ -272,7 +272,7 @@ class TestAlone:
 
     @pytest.mark.thorough
     @pytest.mark.alone  # the times of two runs are compared
-    def test_a_hundred_strangers_at_the_rendezvous_cost_less_than_two_seconds(self, tmp_path):
+    def test_rendezvous_with_100_strangers_costs_below_two_seconds(self, tmp_path):
         """They are there before the second node, stay silent, drip or send garbage, and come again when they are turned away."""
         shared = environment()
         seconds = {}

@@ -68,7 +68,7 @@ def test_a_run_for_each_point_and_none_twice(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_file_brings_its_grid_and_a_run_of_it_says_so(tmp_path):
+def test_sweep_grid_of_file_is_recorded(tmp_path):
     path = tmp_path / "job.toml"
     path.write_text("backend = 'toy'\ntensorboard = false\nsteps = 5\n[sweep]\ncases = [{batch_size = 8}, {global_batch_size = 9}]\n")
     done = trainer("sweep", str(path), "--out", str(tmp_path), "--name", "s", "--json")
@@ -83,7 +83,7 @@ def test_a_file_brings_its_grid_and_a_run_of_it_says_so(tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_point_that_fails_is_recorded_and_the_next_one_runs(tmp_path):
+def test_sweep_failed_point_is_recorded_and_next_runs(tmp_path):
     arguments = ["--grid", "start_timeout=0.01,60", "--steps", "20"]
     done = sweep(tmp_path, *arguments)
     assert done.returncode == 1
@@ -103,7 +103,7 @@ def test_a_point_that_fails_is_recorded_and_the_next_one_runs(tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_point_that_never_had_a_run_directory_has_the_commands_own_words(tmp_path):
+def test_sweep_point_without_run_directory_has_command_output(tmp_path):
     (tmp_path / "empty").mkdir()
     done = sweep(tmp_path, "--grid", "data=mnist", "--data-dir", str(tmp_path / "empty"), "--steps", "5")
     assert done.returncode == 1

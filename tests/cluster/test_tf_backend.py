@@ -70,7 +70,7 @@ def check_run(found, options, chosen, name):
 
 
 @pytest.mark.thorough
-def test_every_optimiser_follows_its_formula_and_fusing_changes_no_bit(tmp_path):
+def test_optimizers_follow_formulas_and_fused_is_bit_identical(tmp_path):
     jobs = {name: {"global_batch_size": 10, **options} for name, options in OPTIMISERS.items()}
     jobs["adam-unfused"] = {**jobs["adam"], "steps_per_call": 1}
     with process("alone", scenario(tmp_path, jobs=jobs)) as started:
@@ -84,7 +84,7 @@ def test_every_optimiser_follows_its_formula_and_fusing_changes_no_bit(tmp_path)
 
 
 @pytest.mark.thorough
-def test_three_ranks_share_uneven_batches_and_notice_a_death(tmp_path):
+def test_three_ranks_uneven_batches_and_dead_rank(tmp_path):
     seed = int(os.environ["CROSSTRAIN_TEST_SEED"])
     print("plans are cut at random with the seed", seed)
     path = scenario(tmp_path, options=THREE, seed=seed)
@@ -101,7 +101,7 @@ def test_three_ranks_share_uneven_batches_and_notice_a_death(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_taken_port_and_a_missing_peer_are_said(tmp_path):
+def test_taken_port_and_missing_peer_are_reported(tmp_path):
     path = scenario(tmp_path)
     with process("taken", path) as taken, process("late", path) as late:
         assert [taken.wait(100), late.wait(100)] == [0, 0]

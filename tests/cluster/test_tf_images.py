@@ -148,7 +148,7 @@ def test_a_deterministic_run_has_no_op_that_gpus_refuse(tmp_path, model):
 
 
 @pytest.mark.thorough
-def test_the_ops_of_other_runs_are_seen(tmp_path):
+def test_ops_gpus_refuse_are_seen_in_other_runs(tmp_path):
     assert ops_of(tmp_path, "logreg", deterministic=False) & REFUSED_WHERE_DETERMINISTIC == {"SparseSoftmaxCrossEntropyWithLogits"}
 
 

@@ -87,7 +87,7 @@ def test_sync_follows_the_formulas_on_any_number_of_ranks(ranks):
             np.testing.assert_allclose(found["evaluated"], [90, loss_sum, correct, len(losses)], rtol=1e-4, err_msg=name)
 
 
-def test_a_loaded_state_goes_on_to_the_bit(ranks):
+def test_loaded_state_continues_bit_identically(ranks):
     jobs, folder = ranks
     for name, options in jobs.items():
         for rank in range(options["nodes"]):
@@ -170,7 +170,7 @@ class HandWorker:
         self.link.send(Kind.PUSH, pushed, version=self.version, examples=step, figures=Figures(lr, loss))
 
 
-def test_strangers_at_a_parameter_server(tmp_path):
+def test_parameter_server_refuses_strangers(tmp_path):
     """A hundred that silently wait, drip or send garbage: workers join at once; whoever drips is sent away in five seconds."""
     with ExitStack() as stack:
         chief = Chief(stack, tmp_path, {"nodes": 2, "batch_size": 10})

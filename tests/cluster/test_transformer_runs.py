@@ -51,7 +51,7 @@ class TestTransformer(ModelConformance):
 @pytest.mark.thorough
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("backend", [pytest.param("tf", marks=pytest.mark.slow), "torch"])
-def test_the_loss_is_the_mean_over_all_target_tokens_whoever_has_the_long_sentence(backend, workers, tmp_path):
+def test_loss_is_mean_over_target_tokens_of_all_workers(backend, workers, tmp_path):
     """Of three workers one has 41 tokens, and the others 2 and 3: their means' mean would be another loss.
 
     What is compared with is the loss over the same three pairs, as an evaluation adds it up; with the learning rate (almost) 0 it stays.
@@ -66,7 +66,7 @@ def test_the_loss_is_the_mean_over_all_target_tokens_whoever_has_the_long_senten
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", [pytest.param("tf", marks=pytest.mark.slow), "torch"])
-def test_a_run_with_arguments_goes_on_and_is_evaluated(backend, tmp_path):
+def test_run_with_arguments_resumes_and_is_evaluated(backend, tmp_path):
     """Its name is that of the arguments' one text, and the other framework takes its checkpoint."""
     job = {"model": "transformer?dropout=0.0&size=tiny", "data": "reversed", "steps": 20, "optimizer": "adam", "lr": 1e-3, "threads": 1}
     run = run_job(tmp_path, backend=backend, calibrate=False, eval_every="end", **job)

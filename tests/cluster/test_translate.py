@@ -78,7 +78,7 @@ def on_both(run, numbers, *options):
     return torch, tf
 
 
-def test_both_backends_translate_alike_in_a_batch_and_alone(run):
+def test_translations_equal_on_both_backends_batched_and_single(run):
     numbers = NUMBERS[:20]
     with ThreadPoolExecutor() as pool:
         torch = pool.submit(translations, run, numbers, "--backend", "torch")
@@ -88,7 +88,7 @@ def test_both_backends_translate_alike_in_a_batch_and_alone(run):
 
 
 @pytest.mark.slow
-def test_the_other_backend_scores_as_the_run_did(run):
+def test_other_backend_computes_equal_score(run):
     evaluated = json.loads(command("evaluate", run.path, "--backend", "tf", "--json", "--trust-run").stdout)
     end = run.summary["translated"]
     assert [evaluated[name] for name in ("bleu", "chrf", "exact")] == pytest.approx(
@@ -100,7 +100,7 @@ def test_the_other_backend_scores_as_the_run_did(run):
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("beam", [1, 4])
-def test_two_thousand_sentences_alike_on_both_backends_and_alone(run, beam):
+def test_2000_translations_equal_on_both_backends(run, beam):
     numbers = np.random.default_rng(1).permutation(9000)[:2000] + 1000
     torch, tf = on_both(run, numbers, "--beam", beam)
     by_alone = alone(run, numbers, "--beam", beam)
@@ -141,7 +141,7 @@ def test_lines_that_cannot_be_translated_keep_their_place(run):
     assert "2 of 6 lines could not be translated" in told
 
 
-def test_a_line_is_answered_before_the_next_and_endings_are_quiet(run):
+def test_translate_answers_each_line_and_ends_quietly(run):
     process = subprocess.Popen(
         [*TRAINER, "translate", str(run.path), "--n-best", "2"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1,
@@ -159,7 +159,7 @@ def test_a_line_is_answered_before_the_next_and_endings_are_quiet(run):
 
 
 @pytest.mark.slow
-def test_an_interrupt_ends_a_translation_that_waits_for_a_line(run):
+def test_translate_interrupt_while_waiting_for_line_ends_it(run):
     process = subprocess.Popen(
         [*TRAINER, "translate", str(run.path)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1,

@@ -51,7 +51,7 @@ QUICK = [("torch", "sync"), ("tf", "async")]
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("which", [pytest.param(which, marks=() if which in QUICK else pytest.mark.slow) for which in CLUSTERS])
-def test_all_agree(runs, which):
+def test_update_options_agree_on_all_backends(runs, which):
     """Within the 1e-6 of float32's sums; of what is computed by other kernels within their rounding."""
     run, whole = runs(which), runs("whole")
     same_framework = which[0] == "torch"
@@ -66,7 +66,7 @@ def test_all_agree(runs, which):
 
 
 @pytest.mark.thorough
-def test_they_do_something(runs):
+def test_update_options_change_the_weights(runs):
     assert norm_wise_difference(runs("plain").weights, runs("whole").weights) > 1e-2
     assert abs(runs("plain").evals[-1].loss - runs("whole").evals[-1].loss) > 1e-2
 

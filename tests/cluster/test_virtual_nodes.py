@@ -172,7 +172,7 @@ def test_the_process_is_the_program_itself(three: VirtualNetwork, tmp_path: Path
     assert ended_by_pipe.wait(timeout=30) == -signal.SIGPIPE  # not ignored, as Python would leave it
 
 
-def test_a_program_that_cannot_run_says_so(three: VirtualNetwork) -> None:
+def test_virtual_node_invalid_program_is_reported(three: VirtualNetwork) -> None:
     process = three.popen(1, ["no-such-program"], stderr=subprocess.PIPE, text=True)
     _, complaint = process.communicate(timeout=30)
     assert process.returncode == 127
@@ -189,7 +189,7 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> str:
     return value
 
 
-def test_closing_takes_everything_away(mark: str) -> None:
+def test_virtual_network_close_removes_everything(mark: str) -> None:
     network = VirtualNetwork(1, None, unlimited)
     network.start()
     ended = network.popen(0, ["true"])
@@ -270,7 +270,7 @@ def test_nothing_remains_after_the_owner_is_killed(groups: Path, mark: str) -> N
 
 
 @pytest.mark.faults
-def test_the_holder_notices_although_a_fork_keeps_its_socket_open() -> None:
+def test_holder_notices_end_while_fork_has_its_socket() -> None:
     said, seconds, owner = kill_owner("None", "fork", 5.0)
     (fork,) = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if pid != owner and os_session(pid) == owner]
     os.kill(fork, signal.SIGKILL)
@@ -377,7 +377,7 @@ def test_an_ordinary_user_can_have_virtual_nodes(open_folder: Path) -> None:
         assert "cores-per-node" in said["lack"][2]
 
 
-def test_impossible_figures_are_refused() -> None:
+def test_virtual_network_impossible_limits_are_refused() -> None:
     with pytest.raises(UsageError, match="nodes: got '0'"):
         VirtualNetwork(0, None, unlimited)
     with pytest.raises(UsageError, match="bandwidth"):

@@ -86,7 +86,7 @@ def test_batches_are_the_definition(monkeypatch, small, augment, model):
 
 
 @pytest.mark.parametrize("size", [17, 1])
-def test_micro_batches_add_up_to_the_whole(size):
+def test_micro_batches_sum_to_whole_batch(size):
     data, job = Pictures(32), Job(backend="tf")
     spec = load(find("model", "cnn"), "model")(data.info)
     model, context = build_model("cnn", spec), ForwardContexts(job, spec, 0).training({}, None, tf.range(size))
@@ -107,7 +107,7 @@ def test_micro_batches_add_up_to_the_whole(size):
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e4])
-def test_the_deterministic_cross_entropy_is_the_other(scale):
+def test_deterministic_cross_entropy_equals_standard_one(scale):
     """In value and gradient, also where all but one class have a probability of 0, and of no examples."""
     spec = load(find("model", "logreg"), "model")(Pictures(8).info)
     draw = np.random.default_rng(5)
@@ -133,7 +133,7 @@ def test_the_deterministic_cross_entropy_is_the_other(scale):
         (1, "alexnet", {}, 2, "CPU:0"),
     ],
 )
-def test_a_small_convolutional_networks_step_has_a_micro_batch_for_each_thread(micro_batches, model, options, threads, device):
+def test_small_cnn_step_has_a_micro_batch_per_thread(micro_batches, model, options, threads, device):
     spec = load(find("model", model), "model")(Pictures(32).info)
     assert micro_batches_on(device, Job(backend="tf", batch_size=32, **options), spec, threads) == micro_batches
 
@@ -145,7 +145,7 @@ def test_changed_pixels_are_the_definition():
     assert np.array_equal(found.numpy().transpose(0, 3, 1, 2), apply_changes(images, changes))
 
 
-def test_dropout_depends_on_seed_step_rank_and_layer_alone():
+def test_dropout_depends_only_on_seed_step_rank_and_layer():
     data = Pictures(20)
     spec = load(find("model", "alexnet"), "model")(data.info)
     x, indices = tf.ones([20, 400]), tf.range(20)
@@ -232,7 +232,7 @@ def test_logits_are_those_that_are_evaluated(monkeypatch, session):
     assert evaluated.sums["correct"] == (logits.argmax(1) == data.labels("test")).sum()
 
 
-def test_states_are_taken_over_whole_or_refused(session):
+def test_states_are_loaded_completely_or_refused(session):
     found, _ = session
     kept = {key: value.copy() for key, value in flat(found.state()).items()}
     state = found.state()
@@ -261,7 +261,7 @@ def test_a_trace_is_written(monkeypatch, tmp_path):
     assert b"Conv2D" in trace.read_bytes()
 
 
-def test_scaled_gradients_are_clipped_as_they_are_without_the_scale():
+def test_scaled_gradients_are_clipped_as_unscaled():
     """And an update whose gradients overflow changes neither weights nor their moving average."""
     job, data = Job(backend="tf", clip_norm=0.01, ema_decay=0.9), Pictures(8)
     spec, found = load(find("model", "logreg"), "model")(data.info), []

@@ -163,7 +163,7 @@ def chief_by_hand(data=None, **options):
         found["session"].close()
 
 
-def test_a_worker_that_comes_in_anothers_place_goes_on_with_the_scale_that_was_found():
+def test_replacement_worker_continues_with_current_loss_scale():
     with chief_by_hand() as (session, first, another):
         session.train(Plan(0, 8, 0, 0, np.full(8, 0.1)))  # of one worker's eight tickets each is one update
         assert first.told() == 2.0**14
@@ -192,7 +192,7 @@ def test_an_exhausted_loss_scale_ends_the_run():
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, float("inf"), float("nan")])
-def test_a_worker_refuses_a_loss_scale_that_is_none(fp16_on_the_cpu, scale):
+def test_worker_refuses_invalid_loss_scale(fp16_on_the_cpu, scale):
     port = free_ports(8)
     cluster = make_cluster(Job(backend="torch", **BY_HAND), port)
     elements = build_model("logreg", Pictures(SIDE).info).size
@@ -213,7 +213,7 @@ def test_a_worker_refuses_a_loss_scale_that_is_none(fp16_on_the_cpu, scale):
         listener.close(1.0)
 
 
-def test_the_chief_translates_in_float32_what_is_trained_in_fp16():
+def test_chief_translates_fp16_model_in_float32():
     """As it computes on the CPU."""
     found = {}
     for precision in ("fp32", "fp16"):
@@ -228,7 +228,7 @@ def test_the_chief_translates_in_float32_what_is_trained_in_fp16():
 
 
 @pytest.mark.parametrize("options", [{}, {"accumulate": 3, "batch_size": 4}])
-def test_parameters_that_share_their_gradients_are_clipped_each_for_itself(options):
+def test_parameters_with_shared_gradients_are_clipped_separately(options):
     gradient = {}
     for limit in (0.0, 0.01):
         with trained_by_workers(**{"model": "small_networks.added", "batch_size": 12, **options, "clip_norm": limit}) as session:
@@ -240,7 +240,7 @@ def test_parameters_that_share_their_gradients_are_clipped_each_for_itself(optio
     assert np.allclose(gradient[0.01], gradient[0.0] * 0.01 / (norm + 1e-6), atol=1e-6 * norm)
 
 
-def test_the_loss_scale_cancels_out_of_gradients_that_are_shared(fp16_on_the_cpu):
+def test_loss_scale_cancels_out_of_shared_gradients(fp16_on_the_cpu):
     moved = {}
     for scale in (1.0, 2.0**10):
         with trained_by_workers(model="small_networks.added", precision="fp16") as session:

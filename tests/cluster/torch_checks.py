@@ -88,7 +88,7 @@ def test_both_ways_to_change_pixels_are_the_definition():
     assert np.array_equal(gather_changed(tensor, torch.from_numpy(changes).long()).numpy(), expected)
 
 
-def test_dropout_depends_on_seed_step_rank_and_layer_alone():
+def test_dropout_depends_only_on_seed_step_rank_and_layer():
     x = torch.ones(20, 400)
 
     def drawn(seed=0, rank=0, step=3, layer=0, deterministic=False):
@@ -108,7 +108,7 @@ def test_dropout_depends_on_seed_step_rank_and_layer_alone():
 
 
 @pytest.mark.parametrize("options", [{"momentum": 0.9, "nesterov": True}, {}, {"optimizer": "adam"}])
-def test_gradients_may_lie_in_memory_as_they_like(options):
+def test_gradients_may_have_any_memory_layout(options):
     found = []
     for layout in (torch.contiguous_format, torch.channels_last):
         weight, job = torch.zeros(4, 3, 5, 5), Job(backend="torch", **options)
@@ -220,7 +220,7 @@ def test_an_empty_slice_changes_no_buffer():
     session.close()
 
 
-def test_data_parallel_training_imports_no_compiler_and_leaves_it_to_models_that_use_it():
+def test_ddp_imports_no_compiler_unless_model_does():
     """In a process of its own: a compiler that is imported stays."""
     script = (
         "import sys, torch\n"
@@ -247,7 +247,7 @@ def test_data_parallel_training_imports_no_compiler_and_leaves_it_to_models_that
 
 
 @pytest.mark.parametrize("name", ["logreg", ADDED])
-def test_scaled_gradients_are_clipped_as_they_are_without_the_scale(name):
+def test_scaled_gradients_are_clipped_as_unscaled(name):
     """And an update whose gradients overflow changes neither weights nor their moving average, but counts."""
     job, data = Job(backend="torch", model=name, clip_norm=0.01, ema_decay=0.9), Pictures(8)
     spec, found = load(find("model", name), "model")(data.info), []
@@ -265,7 +265,7 @@ def test_scaled_gradients_are_clipped_as_they_are_without_the_scale(name):
     assert (rule.updates, loss_scale.scale, loss_scale.clean_steps) == (2, 2.0**139, 0)
 
 
-def test_gradients_have_memory_of_their_own():
+def test_gradients_have_separate_memory():
     """Of those that autograd returns for a sum, for a view of it, for what was put together, and for a sum of all numbers."""
     a, b, c, d, e, f = leaves = [torch.ones(shape, requires_grad=True) for shape in ((3, 4), (3, 4), (12,), (2,), (2,), (3, 2))]
     weights = torch.arange(12.0).view(3, 4)
@@ -279,7 +279,7 @@ def test_gradients_have_memory_of_their_own():
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
-def test_parameters_that_share_their_gradients_are_clipped_and_decay_each_for_itself(accumulate):
+def test_shared_gradients_are_clipped_and_decay_separately(accumulate):
     def updated(lr, **options):
         options = {"model": ADDED, "batch_size": 12 // accumulate, "accumulate": accumulate, **options}
         session, _, _ = opened("worker-0", options, 8, free_ports(1))
@@ -306,7 +306,7 @@ def test_parameters_that_share_their_gradients_are_clipped_and_decay_each_for_it
         assert np.allclose(state.parameters[name], before[name] - 0.1 * (value + 0.5 * before[name]), atol=1e-6 * norm), name
 
 
-def test_ranks_add_up_micro_batches_of_parameters_that_share_their_gradients():
+def test_ranks_sum_micro_batches_with_shared_gradients():
     job, data = Job(backend="torch", model=ADDED, batch_size=4, accumulate=3), Pictures(8)
     spec, split, found = load(find("model", ADDED), "model")(data.info), data_module.ResidentSplit(data, "train", CPU), []
     x, y = split.span(0, 12)

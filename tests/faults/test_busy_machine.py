@@ -44,7 +44,7 @@ def verdict(run):
 
 
 @pytest.mark.slow
-def test_a_run_beside_busy_programs_is_starved_and_not_compared(tmp_path):
+def test_run_with_busy_programs_is_starved_and_not_compared(tmp_path):
     with busy_loops(2 * (os.cpu_count() or 1)):
         starved = run_job(tmp_path, name="starved", steps=12000, **TOY)
     (node,) = starved.summary["per_node"]
@@ -70,7 +70,7 @@ def test_a_run_beside_busy_programs_is_starved_and_not_compared(tmp_path):
         pytest.param({"nodes": 2, "cores_per_node": 0.4, "steps": 2500, **TOY}, marks=pytest.mark.slow),
     ],
 )
-def test_a_run_that_waits_for_its_own_tasks_or_its_limit_is_not_starved(tmp_path, shape):
+def test_run_waiting_for_tasks_or_cpu_limit_is_not_starved(tmp_path, shape):
     others = psutil.cpu_percent(interval=1.0) / 100
     if others > MAX_OTHERS:
         pytest.skip(f"other programs use {others:.0%} of the processor")

@@ -56,7 +56,7 @@ def kill_while_saving(path, folder, *more):
 @pytest.mark.thorough
 @READ
 @pytest.mark.usefixtures("either_way")
-def test_killed_in_the_middle_of_a_save_the_run_goes_on_from_a_sound_checkpoint(tmp_path):
+def test_kill_during_save_resumes_from_sound_checkpoint(tmp_path):
     path = tmp_path / "run"
     hit = kill_while_saving(path, tmp_path)
     for _ in range(10):
@@ -79,7 +79,7 @@ def test_killed_in_the_middle_of_a_save_the_run_goes_on_from_a_sound_checkpoint(
 @pytest.mark.thorough
 @READ
 @pytest.mark.usefixtures("either_way")
-def test_a_task_killed_in_the_middle_of_a_save_fails_the_run_and_leaves_no_draft(tmp_path):
+def test_task_killed_during_save_fails_run_without_draft(tmp_path):
     """With half a gigabyte, of which the kill comes in the middle."""
     path = tmp_path / "run"
     large = ["--backend", "torch", "--model", "alexnet", "--data", "synthetic-images:size=63,train=8,test=2", "--batch-size", "1"]
@@ -100,7 +100,7 @@ def test_a_task_killed_in_the_middle_of_a_save_fails_the_run_and_leaves_no_draft
 @READ
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("disk", [TOO_SMALL], indirect=True)
-def test_a_full_disk_fails_the_saves_and_the_run_only_at_its_end(disk):
+def test_full_disk_fails_saves_and_run_only_at_end(disk):
     options = [*LARGE, "--steps", "100", "--checkpoint-every", "40steps", "--no-tensorboard", "--name", "run", "--out", str(disk)]
     done = trainer("run", "--backend", "toy", "--json", *options)
     assert done.returncode == 1, done.stderr
@@ -118,7 +118,7 @@ def test_a_full_disk_fails_the_saves_and_the_run_only_at_its_end(disk):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("disk", [TOO_SMALL], indirect=True)
-def test_an_interrupted_run_without_room_says_that_it_was_not_saved(disk):
+def test_interrupt_on_full_disk_reports_missing_checkpoint(disk):
     path = disk / "run"
     options = ["--backend", "toy", *LARGE, "--name", "run", "--out", str(disk), "--no-tensorboard"]
     with MarkedRun(["run", *options, "--steps", "100000000", "--checkpoint-every", "60s"], disk) as run:
@@ -129,7 +129,7 @@ def test_an_interrupted_run_without_room_says_that_it_was_not_saved(disk):
 
 
 @pytest.mark.thorough
-def test_a_second_signal_ends_at_once(tmp_path):
+def test_second_signal_ends_immediately(tmp_path):
     with MarkedRun(["run", "--backend", "toy", "--nodes", "2", "--steps", "100000000", "--checkpoint-every", "60s",
                     "--name", "run", "--out", str(tmp_path)], tmp_path) as run:  # fmt: skip
         steps = tmp_path / "run/steps.jsonl"

@@ -92,7 +92,7 @@ def test_the_node_that_is_cut_off_is_named_in_time(tmp_path, seed, backend, exch
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("exchange", ["native", pytest.param("direct", marks=slow)])
-def test_a_start_that_meets_the_dead_link_again_is_told_with_its_reason(tmp_path, seed, exchange):
+def test_restart_over_dead_link_is_reported_with_reason(tmp_path, seed, exchange):
     dead, told = drawn(seed)
     with started(tmp_path, "torch", exchange, "--max-restarts", "2") as run:
         begun(run, tmp_path)
@@ -110,7 +110,7 @@ def test_a_start_that_meets_the_dead_link_again_is_told_with_its_reason(tmp_path
 
 
 @pytest.mark.thorough
-def test_a_direction_that_is_dead_for_less_than_the_time_out_ends_nothing(tmp_path, seed):
+def test_dead_direction_below_timeout_does_not_end_run(tmp_path, seed):
     dead, _ = drawn(seed)
     with started(tmp_path, "torch", "native") as run:
         begun(run, tmp_path)

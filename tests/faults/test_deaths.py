@@ -100,7 +100,7 @@ def test_the_log_of_the_task_that_failed_is_shown(tmp_path):
         pytest.param(600, 600, 700, "badly", marks=pytest.mark.slow),
     ],
 )
-def test_idle_connections_to_a_task_end_it_only_at_the_systems_limit_which_is_told(tmp_path, soft, hard, strangers, ends):
+def test_idle_connections_end_task_only_at_reported_limit(tmp_path, soft, hard, strangers, ends):
     """gloo listens where anybody may connect, keeps whatever does, and aborts where it can accept no more."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     if before[1] < 4 * strangers:
@@ -169,7 +169,7 @@ def test_a_frozen_task_is_a_stall(tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_driver_that_was_stopped_for_longer_than_the_stall_timeout_goes_on(tmp_path):
+def test_driver_stopped_beyond_stall_timeout_continues(tmp_path):
     with start(tmp_path, "toy", "sync", "--stall-timeout", "2") as run:
         training(run, tmp_path)
         os.kill(run.process.pid, signal.SIGSTOP)
@@ -184,7 +184,7 @@ def test_a_driver_that_was_stopped_for_longer_than_the_stall_timeout_goes_on(tmp
 
 
 @pytest.mark.thorough
-def test_a_frozen_async_worker_is_named_while_the_others_go_on(tmp_path):
+def test_frozen_async_worker_is_named_while_others_train(tmp_path):
     with start(tmp_path, "torch", "async", "--stall-timeout", "3", nodes=2) as run:
         training(run, tmp_path)
         steps = tmp_path / "runs/run/steps.jsonl"
@@ -201,7 +201,7 @@ def test_a_frozen_async_worker_is_named_while_the_others_go_on(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_frozen_async_worker_is_named_whether_the_others_go_on_or_wait(tmp_path):
+def test_frozen_async_worker_is_named_in_both_cases(tmp_path):
     """TensorFlow's coordinator does the one or the other, as the work happens to be shared out."""
     with start(tmp_path, "tf", "async", "--stall-timeout", "3") as run:
         training(run, tmp_path)
@@ -212,7 +212,7 @@ def test_a_frozen_async_worker_is_named_whether_the_others_go_on_or_wait(tmp_pat
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["torch", pytest.param("tf", marks=pytest.mark.slow)])
-def test_a_frozen_async_worker_is_a_stall_where_the_others_wait_for_it(tmp_path, backend):
+def test_frozen_async_worker_stalls_run_if_others_wait(tmp_path, backend):
     with start(tmp_path, backend, "async", "--stall-timeout", "3", "--checkpoint-every", "1s", nodes=2) as run:
         training(run, tmp_path)
         os.kill(task_pid(run, tmp_path, "worker-1"), signal.SIGSTOP)
@@ -268,7 +268,7 @@ def is_pending(pid, number):
     return any(int(line.split()[1], 16) >> (number - 1) & 1 for line in lines if line.startswith(("SigPnd:", "ShdPnd:")))
 
 
-def test_a_second_ctrl_c_ends_at_once(tmp_path):
+def test_second_ctrl_c_ends_immediately(tmp_path):
     """With a frozen agent the clean end would take its time."""
     with start(tmp_path) as run:
         training(run, tmp_path)

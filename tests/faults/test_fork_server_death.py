@@ -50,7 +50,7 @@ def test_the_run_fails_and_names_the_server_that_was_killed(tmp_path, kill_serve
 
 
 @pytest.mark.slow
-def test_a_run_that_may_goes_on_with_tasks_that_the_agents_start(tmp_path, kill_server):
+def test_dead_fork_server_restart_uses_tasks_of_agents(tmp_path, kill_server):
     kill_server(tmp_path / "run")
     path, summary = train(tmp_path, "run", max_restarts=1, checkpoint_every="250steps", **JOB)
     assert (summary["state"], summary["restarts"]) == ("succeeded", 1)
@@ -60,7 +60,7 @@ def test_a_run_that_may_goes_on_with_tasks_that_the_agents_start(tmp_path, kill_
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("mode", ["async", pytest.param("sync", marks=pytest.mark.slow)])
-def test_whenever_it_dies_it_is_named_and_a_run_that_may_goes_on(tmp_path, kill_server, seed, mode):
+def test_dead_fork_server_is_named_and_run_restarts(tmp_path, kill_server, seed, mode):
     """Also where a worker could be started again alone: all tasks have ended."""
     job = {**JOB, "mode": mode, "steps": 2500 if mode == "sync" else 20_000}
     kill_server(tmp_path / "run", after=random.Random(seed).uniform(0, 2))

@@ -17,7 +17,7 @@ STEPS = {"torch-sync": 800, "torch-async": 20_000, "tf-sync": 2_000, "tf-async":
 @pytest.mark.slow  # without the marker test_random_kills.py, test_restart.py and test_lost_worker.py kill
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", STEPS)
-def test_two_kills_at_random_steps_leave_the_end_as_it_is(tmp_path, name):
+def test_two_injected_kills_do_not_change_result(tmp_path, name):
     combination = replace(next(each for each in COMBINATIONS if each.name == name), steps=STEPS[name])
     drawn = random.Random(f"{SEED} {name}")
     kinds = ["worker", "chief"] if combination.mode == "sync" else ["ps", "worker"]
@@ -31,7 +31,7 @@ def test_two_kills_at_random_steps_leave_the_end_as_it_is(tmp_path, name):
         assert found["noticed_seconds"] <= 1
 
 
-def test_a_plan_has_every_kind_as_often_as_asked_at_rising_steps_and_is_drawn_from_its_seed():
+def test_fault_plan_has_requested_kinds_and_repeats_with_seed():
     plan = planned(SEED, 25, KINDS)
     assert plan == planned(SEED, 25, KINDS)
     assert plan != planned(SEED + 1, 25, KINDS)

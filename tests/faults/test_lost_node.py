@@ -60,7 +60,7 @@ def told_at(folder):
 
 
 @pytest.mark.thorough
-def test_a_node_that_is_frozen_is_named_as_soon_as_the_run_has_stalled(tmp_path, nodes):
+def test_frozen_node_is_named_once_run_stalls(tmp_path, nodes):
     first, second = nodes
     os.kill(second.process.pid, signal.SIGSTOP)
     frozen = time.time()

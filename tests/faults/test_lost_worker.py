@@ -62,7 +62,7 @@ def all_workers_train(path):
 
 
 @pytest.mark.parametrize(("backend", "steps"), [("torch", 20_000), pytest.param("tf", 15_000, marks=pytest.mark.thorough)])
-def test_a_worker_that_is_killed_comes_back_alone_while_the_others_train(tmp_path, backend, steps):
+def test_killed_worker_restarts_while_others_train(tmp_path, backend, steps):
     path = tmp_path / "run"
     killer = when(path, all_workers_train, send(path, signal.SIGKILL))
     _, summary = train(tmp_path, "run", **{**ASYNC, "backend": backend, "steps": steps})
@@ -73,7 +73,7 @@ def test_a_worker_that_is_killed_comes_back_alone_while_the_others_train(tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("saves", "steps"), [("300steps", 40_000), ("end", 100_000)])
-def test_a_worker_that_is_stopped_for_ever_is_given_up_and_comes_back(tmp_path, saves, steps):
+def test_stopped_worker_is_killed_and_restarted(tmp_path, saves, steps):
     """Others deliver while it stands still; or all wait for it, as a checkpoint does."""
     path = tmp_path / "run"
     stopper = when(path, all_workers_train, send(path, signal.SIGSTOP))

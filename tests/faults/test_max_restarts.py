@@ -38,7 +38,7 @@ def newest_step(path):
 
 
 @pytest.mark.slow  # test_injected_faults.py does it with torch
-def test_two_kills_leave_the_losses_of_the_undisturbed_run_and_are_counted(tmp_path):
+def test_two_kills_leave_losses_unchanged_and_are_counted(tmp_path):
     undisturbed, _ = train(tmp_path, "undisturbed", **CADENCE)
     path = tmp_path / "run"
     first = kill_when(path, list_checkpoints)
@@ -67,7 +67,7 @@ def test_an_agent_that_is_killed_is_replaced(tmp_path):
     assert summary["steps"] == losses(path).size == 6000
 
 
-def test_more_failures_than_allowed_end_the_run_with_the_last_one(tmp_path):
+def test_failure_beyond_max_restarts_ends_run_with_it(tmp_path):
     path = tmp_path / "run"
     first = kill_when(path, list_checkpoints)
     second = kill_when(path, lambda run: len(pids(run, "worker-1")) == 2)
@@ -90,7 +90,7 @@ class Unreachable(LocalLauncher):
 
 
 @pytest.mark.thorough
-def test_a_run_goes_on_with_the_nodes_that_are_left_and_with_all_once_they_are_back(tmp_path, monkeypatch):
+def test_run_continues_on_remaining_nodes_until_all_return(tmp_path, monkeypatch):
     import restart_runs
 
     monkeypatch.setattr(restart_runs, "LocalLauncher", Unreachable)
@@ -126,7 +126,7 @@ def resized(path):
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("signals_as_before")
-def test_of_two_lost_nodes_each_is_used_when_it_is_back(tmp_path, monkeypatch):
+def test_two_lost_nodes_are_each_used_on_return(tmp_path, monkeypatch):
     import restart_runs
 
     monkeypatch.setattr(restart_runs, "LocalLauncher", OneByOne)

@@ -72,7 +72,7 @@ def codes(pods, without=()):
     ("backend", "steps"),
     [("toy", 5000), ("torch", 1500)],
 )
-def test_a_lost_pod_ends_the_others_with_75_and_the_same_command_goes_on(pods_of, tmp_path, backend, steps):
+def test_lost_pod_ends_others_with_75_and_resumes(pods_of, tmp_path, backend, steps):
     job = ["--backend", backend, "--steps", str(steps)]
     pods = pods_of(*job, "--checkpoint-every", f"{steps // 5}steps")
     first = pods.start()
@@ -105,7 +105,7 @@ def test_a_lost_pod_ends_the_others_with_75_and_the_same_command_goes_on(pods_of
 
 
 @pytest.mark.parametrize("evicted", [[2], pytest.param([0, 1, 2], marks=pytest.mark.slow)])
-def test_a_pod_that_is_asked_to_end_has_a_checkpoint_saved(pods_of, evicted):
+def test_evicted_pod_saves_checkpoint(pods_of, evicted):
     """One is evicted by its cluster, or all of them by the end of their Job: none may be taken for a second interrupt."""
     pods = pods_of("--backend", "toy", "--steps", "1000000", "--checkpoint-every", "1000000steps")
     started = pods.start()

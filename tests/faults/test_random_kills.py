@@ -165,7 +165,7 @@ class Cluster:
 
 
 @pytest.mark.parametrize("number", [pytest.param(number, marks=[] if number < len(QUICK) else pytest.mark.slow) for number in range(FULL)])
-def test_whatever_is_killed_the_run_ends_names_it_and_leaves_nothing(tmp_path, number):
+def test_killed_process_ends_run_is_named_and_cleaned_up(tmp_path, number):
     case = drawn(number)
     print(f"--seed {SEED} {case}")
     (tmp_path / "tmp").mkdir()

@@ -43,7 +43,7 @@ class RestartsOnce:
 
 
 @pytest.mark.parametrize("saves", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_a_run_goes_on_from_its_last_checkpoint_or_from_its_beginning(tmp_path, saves):
+def test_restart_resumes_from_last_checkpoint_or_beginning(tmp_path, saves):
     cadence = {"checkpoint_every": "400steps"} if saves else {}
     undisturbed, _ = train(tmp_path, "undisturbed", **cadence)
     policy = RestartsOnce()
@@ -71,7 +71,7 @@ def test_a_run_goes_on_from_its_last_checkpoint_or_from_its_beginning(tmp_path, 
 
 
 @pytest.mark.thorough
-def test_whoever_fails_again_ends_the_run_and_is_named(tmp_path):
+def test_second_failure_ends_run_and_is_named(tmp_path):
     policy, path = RestartsOnce(), tmp_path / "run"
     kill_when(path, trains)
     kill_when(path, lambda path: "run_restarted" in (path / "events.jsonl").read_text(), "worker-0")
@@ -93,7 +93,7 @@ class AlwaysRestarts:
         return Restart()
 
 
-def test_a_run_whose_node_is_lost_ends_whatever_the_policy_wants(tmp_path):
+def test_lost_node_ends_run_under_any_restart_policy(tmp_path):
     path = tmp_path / "run"
     when(path, trains, lambda: agent(1).kill())
     with pytest.raises(RunFailedError, match=r"the agent of node 1 was killed by signal 9; no checkpoint was saved"):
@@ -132,7 +132,7 @@ def test_an_interrupt_ends_the_wait_for_another_attempt(tmp_path, saves):
 
 
 @pytest.mark.usefixtures("signals_as_before")
-def test_an_interrupt_while_tasks_start_anew_leaves_a_run_to_go_on_with(tmp_path):
+def test_interrupt_during_restart_leaves_resumable_run(tmp_path):
     path = tmp_path / "run"
     kill_when(path, list_checkpoints)
     when(path, lambda path: trains(path) and names(path).count("tasks_started") == 2, interrupt)
@@ -144,7 +144,7 @@ def test_an_interrupt_while_tasks_start_anew_leaves_a_run_to_go_on_with(tmp_path
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("signals_as_before")
-def test_a_run_that_fails_while_it_saves_for_an_interrupt_does_not_begin_anew(tmp_path):
+def test_failure_during_interrupted_save_does_not_restart(tmp_path):
     path, policy = tmp_path / "run", RestartsOnce()
 
     def act():
@@ -176,7 +176,7 @@ class OnePort(LocalLauncher):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("stays", [True, False])
-def test_a_start_whose_port_is_taken_is_tried_again_and_the_third_time_is_the_last(tmp_path, stays):
+def test_start_with_taken_port_is_tried_three_times(tmp_path, stays):
     path = tmp_path / "run"
     with socket.create_server(("", 0)) as taken:
         launcher = OnePort(resolve({**JOB, "out": tmp_path, "name": "run", "steps": 20}, {}).job, lambda text: None)

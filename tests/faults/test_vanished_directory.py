@@ -52,7 +52,7 @@ def change(request, path):
     subprocess.run(["umount", "--lazy", path], capture_output=True, check=False)
 
 
-def test_what_files_that_are_open_do_not_notice_is_found(path, change):
+def test_removed_directory_is_noticed_despite_open_files(path, change):
     make, problem, _ = change
     writer = RunWriter.create(Job(backend="toy", out=path.parent, name=path.name))
     try:
@@ -69,7 +69,7 @@ def test_what_files_that_are_open_do_not_notice_is_found(path, change):
 
 
 @pytest.mark.quick_cases("read-only")
-def test_the_run_ends_and_says_what_it_could_not_write(path, change):
+def test_vanished_directory_ends_run_and_is_reported(path, change):
     """Within ten seconds, or at the next checkpoint; nothing is made anew where the directory was."""
     make, problem, more = change
     options = ["--backend", "toy", "--epochs", "1000000", "--eval-every", "end", "--json", *more]
