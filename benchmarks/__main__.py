@@ -1,4 +1,7 @@
-"""The command: ``python -m benchmarks [--group GROUP …] [--only ROW …] [--repeats N] [--quick] [--json FILE] …``."""
+"""Entry point of the benchmarks.
+
+Usage: ``python -m benchmarks [--group GROUP …] [--only ROW …] [--repeats N] [--quick] [--json FILE] …``
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ QUICK_DIVISOR = 10
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, print the table, and return the exit code: 0, 1 where a run failed (a missed target is no failure), 130 after a signal."""
+    """Measure, print the table and return the exit code.
+
+    Codes: 0 (a missed target included), 1 if a run failed, 130 after a signal.
+    """
     given = parse(arguments)
     for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell in the background has it ignored
         signal.signal(number, signal.default_int_handler)
@@ -77,7 +83,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def chosen_rows(given: argparse.Namespace, *, gpu: bool) -> list[str]:
-    """Return the rows that were asked for; those of a GPU, where there is none, only where they were named."""
+    """Return the selected rows; without a GPU its rows only if they were named."""
     if given.only:
         return list(dict.fromkeys(row for rows in given.only for row in rows))
     groups = given.group or list(GROUPS)

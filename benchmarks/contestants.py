@@ -82,8 +82,9 @@ class Reference:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: `figure` of `ours` against that of `peer` (or a `reference`, or alone). `target` bounds what is compared.
+    """One row of the table: `figure` of `ours` against `peer`, a `reference` or nothing.
 
+    `target` bounds what is compared.
     `relation`: the ratio ours ÷ peer; or by how many copies of the saved state ours exceeds the peer, for figures in bytes.
     """
 

@@ -1,4 +1,4 @@
-"""What one run is measured by, and what many of them come to: medians, spread, ratios of neighbours, and whether a target is met."""
+"""Figures of a run and of repeats: medians, ranges, ratios and targets."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ PACE_RESULTS = 10
 
 @dataclass(frozen=True)
 class Measured:
-    """One run. Rates are those after the warm-up. `losses` has one an update, from the first; a peer may show fewer, or none.
+    """The figures of one run. Rates are those after the warm-up.
 
-    `mean_loss` is over the first `mean_over` updates after the warm-up. `monitor_cores` is the busiest node's cost of watching, in
-    cores; None where nothing watched. `threads` are those of each task.
+    `losses` has one for each update, from the first; a peer may have fewer, or none. `mean_loss` is over the first `mean_over` updates
+    after the warm-up. `monitor_cores` is the monitoring cost of the busiest node, in cores; None without monitoring. `threads` are those
+    of each task.
 
-    `peak_memory_bytes` is the resident memory of the run's largest process, which trains, at its peak, as wait4(2) tells whoever started
-    the run (its descendants are in it where their parents waited for them); `tree_memory_bytes` the sum over all of the run's processes of
-    their own peaks. `data_wait_fraction` is the part of a step that gathers its batch, `time_to_target_seconds` on the run clock.
-    Of saving: `saves` in the measured window, the longest stall, the bytes of a checkpoint, and the median of `save_costs`. Of text:
-    target tokens without padding, and the part of all positions that is padding. `exchange_seconds` is an all-reduce of all gradients by
-    itself, on the slowest worker. None where not measured.
+    `peak_memory_bytes` is the peak resident memory of the largest process, which trains, from wait4(2) (with its descendants if their
+    parents waited for them); `tree_memory_bytes` the sum of the peaks of all processes. `data_wait_fraction` is the fraction of a step
+    that gathers its batch, `time_to_target_seconds` on the run clock. Saving: `saves` in the measured window, the longest stall, the
+    bytes of a checkpoint, and the median of `save_costs`. Text: target tokens without padding, and the fraction of padding.
+    `exchange_seconds` is a separate all-reduce of all gradients, on the slowest worker. None if not measured.
     """
 
     steps_per_second: float
@@ -94,12 +94,18 @@ class Spread:
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    """Return ours ÷ theirs for each repeat: neighbours in time, so that what the machine did meanwhile is in both."""
+    """Return ours ÷ theirs for each repeat.
+
+    Neighbours in time are compared, so both include the same load of the machine.
+    """
     return [mine / other for mine, other in zip(ours, theirs, strict=True)]
 
 
 def copies(ours: Sequence[Measured], theirs: Sequence[Measured], figure: Figure) -> list[float]:
-    """Return for each repeat by how many checkpoints a figure in bytes exceeds the peer's. The product saved a checkpoint in every one."""
+    """Return for each repeat by how many checkpoints a figure in bytes exceeds the peer's.
+
+    The product saved a checkpoint in every one.
+    """
     return [
         (getattr(mine, figure) - getattr(other, figure)) / mine.checkpoint_bytes
         for mine, other in zip(ours, theirs, strict=True)
@@ -108,7 +114,7 @@ def copies(ours: Sequence[Measured], theirs: Sequence[Measured], figure: Figure)
 
 
 def window(counts: Sequence[int], seconds: Sequence[float], warmup: int) -> tuple[int, float]:
-    """Return the updates and the seconds between the result that completes the warm-up and the last result.
+    """Return the updates and seconds from the end of the warm-up to the last result.
 
     `counts` are the updates in each result, `seconds` when it arrived. Raises ValueError where nothing follows the warm-up.
     """

@@ -1,8 +1,7 @@
-"""Parallel text for the translation rows: made-up words, drawn alike on every machine, in sentences as long as those of a real corpus.
+"""Generated parallel text for the translation rows, equal on every machine.
 
-Nothing is downloaded, and nothing can be learnt but which words are frequent: what is measured is throughput. What matters for that is
-like real text: how lengths are spread (log-normal, as those of sentences are), that source and target differ in length, and that few words
-are frequent and most are rare (Zipf's law).
+Nothing is downloaded, and only word frequencies can be learnt: throughput is measured. Text is realistic in what affects that: lengths are
+log-normal, source and target differ in length, and few words are frequent and most are rare (Zipf's law).
 """
 
 from __future__ import annotations
@@ -63,7 +62,10 @@ def _words(language: int) -> list[str]:
 
 
 def _sentences(count: int, split: int) -> tuple[list[NDArray[np.int64]], list[NDArray[np.int64]]]:
-    """Return the words of sources and targets, by rank. A target has its source's words, a few left out or said twice."""
+    """Return the words of sources and targets, by rank.
+
+    A target has its source's words, a few omitted or repeated.
+    """
     random = np.random.Generator(np.random.Philox([SEED, 2, split]))
     shares = 1.0 / np.arange(1, WORDS + 1)
     lengths = np.clip(np.round(MEDIAN_WORDS * np.exp(SPREAD * random.standard_normal(count))), 1, MAX_WORDS).astype(int)

@@ -1,4 +1,4 @@
-"""One run of a peer: its processes on one or three nodes, told about each other in the way that the framework documents."""
+"""One run of a peer: its processes on one or three nodes, as its framework documents."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from .workload import Work
 
 @dataclass(frozen=True)
 class Place:
-    """A process to be: its name, node, command before the script, and variables. The first one of a run reports."""
+    """A process to start: name, node, command before the script, and variables.
+
+    The first one of a run reports.
+    """
 
     name: str
     node: int

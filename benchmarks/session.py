@@ -27,16 +27,19 @@ FRAMEWORKS = {"tf": "tensorflow", "torch": "torch"}
 
 
 def needed(rows: Sequence[str]) -> list[str]:
-    """Return the contestants of some rows in the order of the table of contestants; a peer brings the run it is compared with."""
+    """Return the contestants of some rows in the order of the table of contestants.
+
+    A peer brings the run it is compared with.
+    """
     names = {name for row in rows for name in ROWS[row].contestants}
     names |= {found.like for name in names if isinstance(found := CONTESTANTS[name], Peer)}
     return [name for name in CONTESTANTS if name in names]
 
 
 def prepare(datasets: Iterable[str]) -> None:
-    """Prepare what is missing, so that no run has to; in processes of their own, so that this one stays small.
+    """Prepare what the runs need, in separate processes, so this one stays small.
 
-    A process inherits its starter's peak memory until it runs its own program, and wait4(2) counts that in. Raises UsageError.
+    A process inherits its starter's peak memory until it executes its program, and wait4(2) includes that. Raises UsageError.
     """
     names = sorted(datasets)
     if DATA in names:
@@ -57,7 +60,10 @@ def work_of(contestant: Contestant) -> Work:
 
 @dataclass
 class Session:
-    """Runs contestants. `runs` has a list of repeats for each, None where a run failed; `problems` says what was wrong."""
+    """Runs contestants. `runs` has a list of repeats for each, None for a failed run.
+
+    `problems` has the reasons.
+    """
 
     repeats: int
     shorter: int
@@ -70,7 +76,7 @@ class Session:
     problems: list[str] = field(default_factory=list)
 
     def run(self, names: Sequence[str]) -> None:
-        """Run all: within a scene A B C, A B C, …; what is compared is at most a scene's length apart."""
+        """Run all: within a scene A B C, A B C, …; compared runs are at most a scene apart."""
         for scene in dict.fromkeys(CONTESTANTS[name].scene for name in names):
             everybody = {name: CONTESTANTS[name] for name in names if CONTESTANTS[name].scene == scene}
             read = False
@@ -91,7 +97,7 @@ class Session:
                 self.kept.keep(present, repeat, {name: self.runs[name][repeat] for name in present})
 
     def _read_framework(self, backend: str) -> None:
-        """Import the framework once, so that the first contestant is not the one that reads it from the disk."""
+        """Import the framework once, so the first contestant does not read it from the disk."""
         subprocess.run([sys.executable, "-c", f"import {FRAMEWORKS[backend]}"], check=True, env=environment({}), stderr=subprocess.DEVNULL)
 
     def _run(self, name: str, repeat: int) -> None:

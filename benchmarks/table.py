@@ -30,7 +30,7 @@ HEADER = ("row", "unit", "ours", "peer", "ratio", "target", "met")
 
 @dataclass(frozen=True)
 class Result:
-    """A row with its figures. `met` is None where there is no target; `ours` is None where no repeat gave figures.
+    """A row with its figures; `met` is None without a target, `ours` None without figures.
 
     `ratio` is what the row's `relation` compares: the ratio, or copies of the state.
     """
@@ -52,7 +52,10 @@ class Result:
 
 
 def compute(name: str, row: Row, runs: Mapping[str, Sequence[Measured | None]]) -> Result:
-    """Put a row together from each contestant's runs, in order of repeats; a repeat counts where all that the row needs has the figure."""
+    """Compute a row from its contestants' runs, in order of repeats.
+
+    A repeat counts if it has all figures that the row needs.
+    """
     turns = zip(*(runs[each] for each in row.contestants), strict=True)
     complete = [turn for turn in turns if all(run is not None and getattr(run, row.figure) is not None for run in turn)]
     if not complete:
@@ -73,7 +76,7 @@ def _met(row: Row, value: float) -> bool | None:
 
 
 def render(results: Sequence[Result]) -> str:
-    """Return the table as text: medians with [smallest–largest]; the ratio is the median of the repeats' ratios."""
+    """Format the table: medians with [min–max]; the ratio is the median of the repeats' ratios."""
     cells = [HEADER, *(_cells(result) for result in results)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(HEADER))]
     left = {0, 1, len(HEADER) - 1}

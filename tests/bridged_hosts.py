@@ -1,4 +1,4 @@
-"""Hosts on this machine: network namespaces whose links meet in a bridge, each with an address of its own."""
+"""Hosts on this machine: network namespaces on a bridge, each with an address."""
 
 import os
 import subprocess
@@ -11,7 +11,10 @@ import pytest
 
 @dataclass(frozen=True)
 class BridgedHosts:
-    """`namespaces` are the hosts' names for ``ip netns``; `addresses` theirs on link ``eth``. `hub` is one more, on the bridge itself."""
+    """`namespaces` are the hosts' names for ``ip netns``; `addresses` theirs on link ``eth``.
+
+    `hub` is another one, on the bridge itself.
+    """
 
     namespaces: tuple[str, ...]
     addresses: tuple[str, ...]
@@ -54,7 +57,10 @@ class BridgedHosts:
 
 @contextmanager
 def bridged_hosts(count: int, prefix: str):
-    """Make the hosts, 10.99.0.1 and on, and the hub, 10.99.0.254; remove them. Skips the test where there can be none."""
+    """Make the hosts, 10.99.0.1 and on, and the hub, 10.99.0.254; remove them at the end.
+
+    Skips the test without permission.
+    """
     name = f"{prefix}{os.getpid()}"
     if _ip("netns", "add", f"{name}-hub").returncode != 0:
         pytest.skip("no network namespaces can be made here")

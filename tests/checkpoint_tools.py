@@ -1,4 +1,4 @@
-"""Checkpoints made for tests: small ones, and a process that writes one and may be killed in the middle."""
+"""Checkpoints for tests: small ones, and a process that is killed while it writes one."""
 
 from __future__ import annotations
 
@@ -66,7 +66,10 @@ def described(values):
 
 
 def save(run, step=500, values=None, chunk=1000, **changed):
-    """Write a checkpoint of a run in chunks and return its folder. Without a `model` the arrays are described as they are."""
+    """Write a checkpoint of a run in chunks and return its folder.
+
+    Without a `model` the arrays are described as they are.
+    """
     if values is None:
         values = arrays(step)
     else:
@@ -79,9 +82,9 @@ def save(run, step=500, values=None, chunk=1000, **changed):
 
 
 def save_until(run, step, deadly):
-    """Save in a process of its own that is killed before the `deadly`-th thing that it asks of the file system.
+    """Save in a process that is killed before its `deadly`-th file system call.
 
-    Return (how it ended, as os.waitpid tells it; how many things it asked for).
+    Return (status of os.waitpid, number of calls).
     """
     reader, writer = os.pipe()
     child = os.fork()

@@ -77,7 +77,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Have all runs of a session fork their tasks from the same few processes; see `ForkServerPool`."""
+    """All runs of a session fork their tasks from the same few processes; see `ForkServerPool`."""
     if sys.platform == "linux" and LENT_SERVERS_VARIABLE not in os.environ:
         pool = ForkServerPool()
         os.environ[LENT_SERVERS_VARIABLE] = pool.name
@@ -96,7 +96,10 @@ def pytest_report_header() -> str:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pycollect_makeitem(collector: pytest.Collector) -> Generator[None, Any, Any]:
-    """Mark the cases of a parametrised test `thorough` that its marker `quick_cases` does not name; refuse one that names others."""
+    """Mark the cases that a test's marker `quick_cases` does not name as `thorough`.
+
+    Refuse unknown names.
+    """
     made = yield
     cases = {item.callspec.id if hasattr(item, "callspec") else "": item for item in made} if isinstance(made, list) else {}
     markers = [marker for item in [*cases.values()][:1] for marker in item.iter_markers("quick_cases")]
@@ -171,7 +174,7 @@ def pytest_deselected(items: Sequence[pytest.Item]) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Hand the counts of a process that tests beside others to the one that reports; all of them collect the same."""
+    """Send the counts of a worker process to the reporting one; all collect the same tests."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["left_out"] = dict(session.config.stash[LEFT_OUT])
 
@@ -195,15 +198,15 @@ def _test(item: pytest.Item) -> str:
 
 
 def _scope(nodeid: str) -> str:
-    """What one process tests as a whole (``--dist loadscope``): a class, or the functions of a file."""
+    """The unit of one process (``--dist loadscope``): a class, or the functions of a file."""
     return nodeid.rsplit("::", 1)[0]
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Where several processes test (``pytest -n``), run a test marked `alone` while none of the others runs any.
+    """Run a test marked `alone` while no other process (``pytest -n``) runs one.
 
-    Waiting is no part of a test's time. Whoever wants the machine stands in the gate meanwhile, so that no further test begins before it.
+    Waiting is no part of a test's time. The waiting process blocks the gate, so that no further test begins before it.
     """
     if not hasattr(item.config, "workerinput"):
         return (yield)
@@ -215,7 +218,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pycollect_makemodule() -> Generator[None, pytest.Module, pytest.Module]:
-    """Import a file of tests at once, and refuse one whose import changes the environment: tests of other files would inherit it."""
+    """Import a test file immediately and refuse one whose import changes the environment.
+
+    Tests of other files would inherit it.
+    """
     before = dict(os.environ)
     module = yield
     if not module.path.match(TOGETHER):
@@ -228,7 +234,10 @@ def pytest_pycollect_makemodule() -> Generator[None, pytest.Module, pytest.Modul
 
 @pytest.fixture(autouse=True)
 def what_is_inherited_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail a test after which this process has other variables or answers a signal otherwise: what later tests start would inherit it."""
+    """Fail a test that leaves changed variables or signal handlers.
+
+    Processes of later tests would inherit them.
+    """
     variables, handlers = dict(os.environ), {number: signal.getsignal(number) for number in HANDED_ON}
     yield
     changed = _environment_put_back(variables) if request.path.match(TOGETHER) else []
@@ -281,9 +290,9 @@ def repository() -> Path:
 
 @pytest.fixture(scope="session")
 def make_environment() -> Callable[[Path, Sequence[str]], Path]:
-    """Return a function that makes a virtual environment of links to what is installed here, save what starts with one of some names.
+    """Return a function that makes a virtual environment without packages of some names.
 
-    Its interpreter is returned; it and its children see nothing else.
+    It consists of links to the installed packages. Its interpreter is returned; it and its children see nothing else.
     """
 
     def make(folder: Path, without: Sequence[str]) -> Path:

@@ -1,4 +1,7 @@
-"""A node that knows the secret, trains like any other, and then attacks its driver: ``python hostile_node.py ATTACK run …``."""
+"""A node that knows the secret, trains normally, and then attacks its driver.
+
+Usage: ``python hostile_node.py ATTACK run …``
+"""
 
 import json
 import sys

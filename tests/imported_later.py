@@ -1,4 +1,4 @@
-"""Packages that take seconds to import, imported by the process that runs a test of theirs, not by each that collects it."""
+"""Slow imports, made by the process that runs a test, not by each that collects it."""
 
 import importlib
 

@@ -1,10 +1,8 @@
-"""Whether tests that were changed still find mistakes: seeded mistakes in the modules that they test, before the change and after it.
+"""Mutation test: seeded mistakes in tested modules, before and after a change of tests.
 
-    python tests/mutants.py BEFORE [AFTER] [--seed N] [--count 20]
-
+Usage: ``python tests/mutants.py BEFORE [AFTER] [--seed N] [--count 20]`` (commits; AFTER is the working tree's HEAD by default).
 Each mutant is one changed operator, constant or condition of a module in `TESTED`, which a further module needs a line in. It is killed
-where one of the module's test files fails.
-Prints a table; exit code 1 where a mutant that was killed BEFORE (a commit) survives AFTER (a commit, or else the working tree's HEAD).
+if one of the module's test files fails. Prints a table; exit code 1 if a mutant killed BEFORE survives AFTER.
 """
 
 import argparse
@@ -39,7 +37,7 @@ OPPOSITES |= {ast.In: "not in", ast.NotIn: "in", ast.Add: "-", ast.Sub: "+", ast
 
 
 def mutations(source):
-    """Every (line, first column, last column, what stood there, what stands there now) of one changed expression on one line."""
+    """Every changed expression on one line: (line, first column, last column, old, new)."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in OPPOSITES:
@@ -76,7 +74,10 @@ def drawn(tree, seed, count):
 
 
 def killed(module, mutation, seed, tree):
-    """Whether a test of the module fails, or cannot be collected, in the tree at `tree` while it is mutated; it is as before afterwards."""
+    """Whether a test of the module fails, or cannot be collected, with the mutation.
+
+    The tree at `tree` is restored afterwards.
+    """
     path = tree / module
     source = path.read_text()
     tests = [test for test in TESTED[module] if (tree / test).exists()] or sys.exit(f"{tree}: there is none of {TESTED[module]}")
@@ -105,7 +106,10 @@ def verdict(module, seed, mutation, tree):
 
 
 def environment(tree, seed):
-    """Have processes import the packages of `tree`, as an installed one is the working tree's, and draw random cases from `seed`."""
+    """Import packages from `tree`, as the installed ones are the working tree's.
+
+    Random cases are drawn from `seed`.
+    """
     return {**os.environ, "PYTHONPATH": str(tree / ".dev"), "PYTHONDONTWRITEBYTECODE": "1", "CROSSTRAIN_TEST_SEED": str(seed)}
 
 
@@ -137,7 +141,7 @@ def main():
 
 
 def counterpart(tree, module, mutation):
-    """The mutation of the same expression in another tree, where the module may have other lines; None where it is not there."""
+    """The same expression's mutation in another tree with other lines, or None."""
     same = [found for found in mutations((tree / module).read_text()) if found[3:] == mutation[3:]]
     return min(same, key=lambda found: abs(found[0] - mutation[0]), default=None)
 

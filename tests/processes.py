@@ -1,4 +1,4 @@
-"""Finding what a run started: every process whose environment carries the run's mark, and the namespaces they live in."""
+"""Finding processes of a run by the mark in their environment, and their namespaces."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ MARK = "CROSSTRAIN_TEST_MARK"
 
 
 def marked(mark: str, name: str = "") -> list[int]:
-    """The living (not zombie) processes that carry this mark, and whose command line contains `name`."""
+    """The live (not zombie) processes with this mark and `name` in their command line."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -34,9 +34,9 @@ def marked(mark: str, name: str = "") -> list[int]:
 
 @dataclass
 class MarkedRun:
-    """A `trainer` command started in a session of its own, whose processes can be found whoever their parent is.
+    """A `trainer` command in a new session, whose processes are found whatever their parent.
 
-    `before`: what stands before the command, such as one that runs it somewhere else.
+    `before` is a command before it, such as one that runs it elsewhere.
     """
 
     arguments: list[str]
@@ -105,7 +105,7 @@ def script_process(script: Path, *arguments, **options):
 
 
 def free_ports(count: int) -> int:
-    """The first of `count` consecutive free ports: neither of those that runs reserve (`PortBlock`), nor of the system's ephemeral ones."""
+    """The first of `count` consecutive free ports, outside `PortBlock` and ephemeral ones."""
     while True:
         first = random.SystemRandom().randrange(10_000, 21_000 - count)
         try:
@@ -129,7 +129,10 @@ def open_descriptors() -> set[tuple[str, str]]:
 
 
 def is_over(connection: socket.socket) -> bool:
-    """Whether the other side closes or resets a connection, sending nothing more; one that was never taken in is reset."""
+    """Whether the peer closes or resets the connection without sending more.
+
+    One that was never accepted is reset.
+    """
     try:
         return connection.recv(100) == b""
     except ConnectionResetError:
@@ -148,9 +151,9 @@ def wait_until(condition, seconds: float, what: str):
 
 
 def living_in(namespaces: set[int], mark: str) -> list[int]:
-    """The processes that live in one of these network namespaces, save those that carry the mark of another run.
+    """The processes in one of these network namespaces without another run's mark.
 
-    The system gives the number of a namespace that is gone to the next one that is made, so another test's run may have it.
+    The system reuses the number of a deleted namespace, so another test's run may have it.
     """
     found = []
     for entry in Path("/proc").iterdir():

@@ -1,4 +1,4 @@
-"""How large the product is at some commits, with examples, without tests, benchmarks and documents.
+"""Size of the product at some commits, with examples, without tests and documents.
 
 Usage: `python tests/product_size.py [COMMIT ...]`.
 """

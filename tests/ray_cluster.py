@@ -1,4 +1,4 @@
-"""A Ray cluster on this machine: each node in a network namespace, with process numbers and a /tmp/ray of its own."""
+"""A local Ray cluster: a network namespace, process numbers and /tmp/ray for each node."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def require_ray():
 
 @dataclass
 class RayNode:
-    """A node: `process` is the parent of all that runs there, and `leader` the first process of its namespaces."""
+    """A node: `process` is the parent of all that runs there, `leader` its first process."""
 
     process: subprocess.Popen
     leader: int
@@ -88,7 +88,10 @@ class RayNode:
 
 @dataclass
 class RayCluster:
-    """`nodes` are in the order of `hosts`; the first has the head. Commands beside the cluster run on the first."""
+    """A cluster: `nodes` in the order of `hosts`, the first with the head.
+
+    Commands of users run on the first.
+    """
 
     hosts: BridgedHosts
     nodes: list[RayNode] = field(default_factory=list)
@@ -199,7 +202,7 @@ print("all are there")
 
 
 def _remove_folder() -> None:
-    """Remove the folder that the nodes have had a file system of their own on, unless it is another's."""
+    """Remove the nodes' mount folder unless it is another's."""
     try:
         FOLDER.rmdir()
     except OSError:

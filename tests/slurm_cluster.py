@@ -1,4 +1,4 @@
-"""A Slurm cluster on this machine: a controller, munge, and a slurmd in each of some network namespaces."""
+"""A local Slurm cluster: a controller, munge, and a slurmd in each network namespace."""
 
 import os
 import secrets
@@ -51,7 +51,7 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 @dataclass(frozen=True)
 class SlurmCluster:
-    """`hosts` are its nodes, node0, node1 …; commands of Slurm work beside them, with `environment`."""
+    """A cluster: `hosts` are node0, node1 …; its commands need `environment`."""
 
     hosts: BridgedHosts
     folder: Path
@@ -74,7 +74,7 @@ class SlurmCluster:
 
 @contextmanager
 def slurm_cluster(count: int, folder: Path):
-    """Start the daemons and end them. Skips the test where Slurm is not installed, or no namespace can be made."""
+    """Start the daemons and end them. Skips the test without Slurm or namespaces."""
     path = f"{os.environ['PATH']}:/usr/sbin"
     missing = [name for name in PROGRAMS if shutil.which(name, path=path) is None]
     if missing:

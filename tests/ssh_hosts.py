@@ -1,4 +1,4 @@
-"""Hosts that are reached by ssh: an sshd of one's own in each of some network namespaces, with keys made for them alone."""
+"""Hosts for ssh: an sshd in each of some network namespaces, with temporary keys."""
 
 import os
 import shutil
@@ -20,9 +20,9 @@ BANNER = "Who is let in here has asked for it"
 
 @dataclass(frozen=True)
 class SshHosts:
-    """`hosts` are called node0, node1 … in the configuration of the `ssh` that is first on the PATH of `environment`.
+    """Hosts for ssh: `hosts` are node0, node1 … in the configuration of `environment`'s `ssh`.
 
-    stranger is node0 too, which does not let its user in.
+    That one is first on the PATH. stranger is node0 too, which refuses its user.
     """
 
     hosts: BridgedHosts
@@ -61,7 +61,7 @@ class SshHosts:
 
 @contextmanager
 def ssh_hosts(count: int, folder: Path):
-    """Start the daemons and end them. Skips the test where there is no sshd, or no namespace can be made."""
+    """Start the daemons and end them. Skips the test without sshd or namespaces."""
     sshd = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
     if sshd is None:
         pytest.skip("there is no sshd here")

@@ -1,4 +1,4 @@
-"""A web server of a test's own, on this machine, which keeps what is posted to it and answers as it is told to."""
+"""A local web server for tests, which stores posted data and answers as configured."""
 
 import http.server
 import ssl

@@ -1,5 +1,6 @@
-"""All-reduces by themselves: ``python -m benchmarks.exchange [--bandwidth RATE] [--repeats N] [--most BYTES] [--out FOLDER] [--page] …``.
+"""Benchmark of all-reduces without training.
 
+Usage: ``python -m benchmarks.exchange [--bandwidth RATE] [--repeats N] [--most BYTES] [--out FOLDER] [--page] …``
 The direct exchange, gloo and TensorFlow's ring take turns, each alone on the machine; so do bare sockets, from which the bound follows.
 """
 
@@ -76,7 +77,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def network_of(runs: Sequence[dict[str, list[float]]], bits_per_second: float | None) -> Line:
-    """Return α and β: the median of half a ping-pong, and the link's own speed or, where it has no limit, what sockets reach."""
+    """Return α and β of a network from its ping-pongs and its streams.
+
+    α is half the median ping-pong; β is the speed of the link or, without a limit, of plain sockets.
+    """
     latency = median(value for run in runs for value in run["latency_seconds"])
     reached = median(value for run in runs for value in run["bytes_per_second"])
     return Line(latency, reached if bits_per_second is None else bits_per_second / 8)

@@ -1,7 +1,8 @@
-"""What one small all-reduce is made of: ``python -m benchmarks.exchange.anatomy [--only NAME …] [--bytes N] [--ranks N] [--timeline] …``.
+"""Profile of one small all-reduce.
 
-First without a tracer: seconds, switches of threads, time on a core and waiting for one, packets, as the kernel counts them. Then rank 0
-under strace, which slows it down, so that from there only the calls, their order and the bytes that they copy are taken.
+Usage: ``python -m benchmarks.exchange.anatomy [--only NAME …] [--bytes N] [--ranks N] [--timeline] …``
+First without a tracer: the kernel's counts of seconds, context switches, time on a core, waiting time and packets. Then with rank 0
+under strace, which slows it down: only the calls, their order and the bytes that they copy are used.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def _counted(name: str, given: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def _traced(name: str, given: argparse.Namespace) -> list[Call]:
-    """Trace rank 0; the tracer is its grandchild (-D), so that the rank stays a child of this process."""
+    """Trace rank 0; the tracer is its grandchild (-D), so the rank stays our child."""
     with tempfile.TemporaryDirectory(prefix="trainer-benchmark-") as folder:
         trace = Path(folder) / "trace"
         run_ranks(
@@ -107,7 +108,7 @@ def _traced(name: str, given: argparse.Namespace) -> list[Call]:
 
 
 def counted_text(found: Mapping[str, Any]) -> str:
-    """Return what the kernel counted for one all-reduce: a line for the process, its packets, and each thread."""
+    """Format the kernel's counts for one all-reduce: the process, its packets, each thread."""
     process, packets = found["process"], found["packets"]
     lines = [
         f"one all-reduce: {time_text(found['mean_seconds'])}",
@@ -135,7 +136,7 @@ def traced_text(found: Sequence[AllReduce]) -> str:
 
 
 def timeline_text(one: AllReduce) -> str:
-    """Return all calls of an all-reduce, a line each: when it began, by which thread, how long it took and what it returned."""
+    """Format all calls of an all-reduce: start, thread, duration and result."""
     threads = {thread: number for number, thread in enumerate(sorted({call.thread for call in one.calls}))}
     lines = [f"{time_text(one.ended - one.began)} under strace:"]
     for call in one.calls:

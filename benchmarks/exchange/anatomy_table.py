@@ -1,4 +1,4 @@
-"""What all-reduces are made of, side by side: a column for each way to add up, a line for each thing that is counted."""
+"""Table of all-reduces: a column for each implementation, a row for each counter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BUSY_SECONDS = 1e-6
 
 
 def column(counted: Mapping[str, Any], traced: Sequence[AllReduce], size_bytes: int) -> dict[str, str]:
-    """Return what rank 0 does for one all-reduce in the mean: counts of the kernel without a tracer, and those of a trace."""
+    """Return rank 0's mean counters of one all-reduce, from the kernel and from a trace."""
     process, packets, threads = counted["process"], counted["packets"], counted["threads"].values()
     calls = [call for one in traced for call in one.calls]
 

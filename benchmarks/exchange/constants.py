@@ -1,8 +1,8 @@
-"""Other constants for the direct exchange: ``python -m benchmarks.exchange.constants NAME [--values …] [--sizes …] [--bandwidth RATE] …``.
+"""Comparison of other constants for the direct exchange.
 
-NAME is PIECE_BYTES, MAX_FURTHER_BYTES or BUCKET_BYTES (exchange/mesh). All values take turns within the same processes; the table has the
-medians, and marks the fastest of each line. For MAX_FURTHER_BYTES compare 0 (always in shares) with a large value (always whole): the
-size from which shares are faster is where the constant belongs.
+Usage: ``python -m benchmarks.exchange.constants NAME [--values …] [--sizes …] [--bandwidth RATE] …``
+NAME is PIECE_BYTES, MAX_FURTHER_BYTES or BUCKET_BYTES (exchange/mesh). All values take turns within the same processes; the table marks
+the fastest median of each row. For MAX_FURTHER_BYTES compare 0 (always shares) with a large value (always whole vectors).
 """
 
 from __future__ import annotations
@@ -77,7 +77,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def render(name: str, values: Sequence[int], found: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
-    """Return the table: a line a size (or model), a column a value; the fastest of a line in bold."""
+    """Return the table: a row for each size or model, a column for each value.
+
+    The fastest of a row is bold.
+    """
     lines = [f"| {name} | {' | '.join(map(size_text, values))} |", "|---:|" + "---:|" * len(values)]
     for key, of_values in found.items():
         medians = [median(of_values[str(value)]) for value in values]

@@ -1,4 +1,4 @@
-"""Some ranks that add up vectors, each in a node of its own, and what the first of them reports."""
+"""Ranks that sum vectors, each on another node, and the report of the first."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ def run_ranks(
     first_under: Sequence[str] = (),
     timeout_seconds: float = 300.0,
 ) -> Any:
-    """Run a script of ranks/ once in each node; return what rank 0 reports, a JSON value. Raises MeasurementError where one fails.
+    """Run a script of ranks/ on each node and return rank 0's report, a JSON value.
 
+    Raises MeasurementError if one fails.
     `first_under` is a command that starts rank 0, such as one that traces it.
     """
     with tempfile.TemporaryDirectory(prefix="trainer-benchmark-") as name, nodes(ranks, network, bits_per_second) as made:

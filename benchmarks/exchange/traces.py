@@ -20,7 +20,7 @@ WAITING = {"futex", "poll", "ppoll", "select", "pselect6", "epoll_wait", "epoll_
 
 @dataclass
 class Call:
-    """One system call: who made it, when it began (seconds since the epoch), how long it took, and what came of it.
+    """One system call: thread, start (seconds since the epoch), duration and result.
 
     `seconds` and `result` are None where the trace does not show its end. `moved` are the bytes that it copied between the process and
     the system; 0 for calls that copy none.
@@ -54,7 +54,7 @@ class AllReduce:
 
 
 def read(lines: Iterable[str]) -> list[Call]:
-    """Return the calls of a trace in the order in which they began; lines about signals and ends are passed over."""
+    """Return the calls of a trace by start; lines about signals and exits are skipped."""
     calls: list[Call] = []
     unfinished: dict[int, Call] = {}
     for line in lines:
@@ -79,7 +79,7 @@ def read(lines: Iterable[str]) -> list[Call]:
 
 
 def cut(calls: Sequence[Call]) -> list[AllReduce]:
-    """Return what lies between each two neighbouring marks. Raises ValueError where there are fewer than two."""
+    """Return the calls between neighbouring marks. Raises ValueError for fewer than two marks."""
     marks = [place for place, call in enumerate(calls) if call.name == "write" and MARK.decode() in call.arguments]
     if len(marks) < 2:
         raise ValueError(f"{len(marks)} marks in the trace")

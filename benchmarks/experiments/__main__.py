@@ -1,7 +1,8 @@
-"""The experiments, one by one: ``python -m benchmarks.experiments [--only NAME …] [--shorter N] [--out FOLDER] [--page-only]``.
+"""Entry point of the experiments.
 
-Each is a ``trainer sweep`` in a folder of its name; started again, what is done is left alone and what is missing runs. Afterwards the
-page's tables and pictures are made from the summaries of what is there.
+Usage: ``python -m benchmarks.experiments [--only NAME …] [--shorter N] [--out FOLDER] [--page-only]``
+Each is a ``trainer sweep`` in its folder; another start runs only what is missing. Then the page's tables and plots are made from the
+summaries.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ INTERRUPTED = 130
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what is missing, write the page, and return the exit code: 0, 1 where a point failed, 130 after Ctrl-C."""
+    """Run what is missing, write the page and return the exit code.
+
+    Codes: 0, 1 if a point failed, 130 after Ctrl-C.
+    """
     given = parse(arguments)
     names = given.only or list(EXPERIMENTS)
     failed: list[str] = []
@@ -76,7 +80,7 @@ def sweep_arguments(name: str, out: Path, shorter: int) -> list[str]:
 
 
 def write_page(page: Path, out: Path) -> None:
-    """Fill in the places of all experiments that have results below `out`; the others stay as they are."""
+    """Fill in the page for all experiments with results below `out`."""
     text = page.read_text(encoding="utf-8")
     measured: Results | None = None
     for name, experiment in EXPERIMENTS.items():
@@ -122,7 +126,10 @@ def _plot(name: str, runs: Sequence[str], scratch: Path, form: str) -> Path:
 
 
 def _trainer(*arguments: str, quiet: bool = False) -> int:
-    """Run the product as a user does, without settings from this environment; Ctrl-C reaches it from the terminal as well as us."""
+    """Run the product as a user does, without settings from this environment.
+
+    The terminal sends Ctrl-C to it as well.
+    """
     command = [str(Path(sys.executable).with_name("trainer")), *arguments]
     with subprocess.Popen(command_ending_with_parent(command), env=environment({}), stdout=subprocess.DEVNULL if quiet else None) as child:
         while True:

@@ -1,4 +1,4 @@
-"""The page of experiments: what is measured goes between markers, so that no figure is typed by hand."""
+"""The page of experiments, with measured figures between markers."""
 
 from __future__ import annotations
 
@@ -70,7 +70,10 @@ def places(page: str) -> list[str]:
 
 
 def fill(page: str, name: str, text: str) -> str:
-    """Return the page with `text` between the markers of a place. Raises ValueError where the page has not exactly one such place."""
+    """Return the page with `text` between the markers of a place.
+
+    Raises ValueError unless the page has exactly one such place.
+    """
     pattern = re.compile(rf"(^<!-- begin {re.escape(name)} -->\n).*?(^<!-- end {re.escape(name)} -->$)", re.MULTILINE | re.DOTALL)
     filled, count = pattern.subn(lambda found: f"{found[1]}{text.strip()}\n{found[2]}", page)
     if count != 1:
@@ -87,7 +90,10 @@ def machine_text(point: Point) -> str:
 
 
 def measured_text(experiment: Experiment, results: Results | None, pictures: Sequence[str]) -> str:
-    """Return what goes into an experiment's place: the table, the comparison with the reference, the pictures (paths from the page)."""
+    """Format the results of an experiment: table, comparison and plots.
+
+    Paths are relative to the page.
+    """
     if results is None or not results.points:
         return NOT_RUN
     parts = [_table(experiment, results)]
@@ -100,7 +106,7 @@ def measured_text(experiment: Experiment, results: Results | None, pictures: Seq
 
 
 def _table(experiment: Experiment, results: Results) -> str:
-    """Return a row for each point; points that differ by their seed alone are one, as mean ± standard deviation."""
+    """Return a row for each point; seeds are merged into mean ± standard deviation."""
     groups: dict[str, list[Point]] = {}
     for point in results.points:
         groups.setdefault(json.dumps({key: value for key, value in point.settings.items() if key != "seed"}, sort_keys=True), []).append(
@@ -149,7 +155,7 @@ def _budget_name(point: Point) -> str:
 
 
 def _shortened(experiment: Experiment, point: Point) -> str | None:
-    """Return the epochs or steps that the configuration asks for, where the run was to have fewer or was given the other of the two."""
+    """Return the configured epochs or steps if the run was to have fewer, or None."""
     job = resolve({}, {}, experiment.config).job
     unit = "steps" if job.steps is not None else "epochs"
     asked = getattr(job, unit)

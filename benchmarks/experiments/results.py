@@ -36,14 +36,20 @@ class Results:
         return [point for point in self.points if all(point.settings.get(name) == value for name, value in settings.items())]
 
     def mean(self, name: str, **settings: Any) -> float | None:
-        """Return the mean of a figure over the points with these settings; None where one of them lacks it or there is none."""
+        """Return the mean of a figure over the points with these settings.
+
+        None if there is no point or one has no such figure.
+        """
         found = [figure(point.summary, name) for point in self.of(**settings)]
         known = [value for value in found if isinstance(value, int | float)]
         return statistics.fmean(known) if known and len(known) == len(found) else None
 
 
 def figure(summary: Mapping[str, Any], name: str) -> Any:
-    """Return a figure by its path, such as ``per_node.0.cpu_cores_used.mean``; ``*`` makes a list over nodes. None where it is missing."""
+    """Return a figure by its path, such as ``per_node.0.cpu_cores_used.mean``.
+
+    ``*`` makes a list over nodes; None if it is missing.
+    """
     value: Any = summary
     parts = name.split(".")
     for index, part in enumerate(parts):
@@ -106,7 +112,10 @@ def read_results(folder: Path) -> Results | None:
 
 
 def _shares(summary: Mapping[str, Any]) -> dict[str, list[float | None]] | None:
-    """Return which part of a step each node communicates, and waits for slower workers; None for a run that was not calibrated."""
+    """Return each node's fractions of a step for communication and for waiting.
+
+    None for a run without calibration.
+    """
     shares = summary.get("time_shares")
     if shares is None:
         return None

@@ -1,4 +1,4 @@
-"""What the peers that translate have in common: the batches, which are the product's, cut and padded before the clock starts."""
+"""The product's batches for translating peers, cut and padded before the clock starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ PADDING, BEGIN = 0, 1
 
 @dataclass(frozen=True)
 class TextBatch:
-    """Sources [b, s] and targets [b, t], int64, padded behind; their lengths [b], and how many tokens the targets have together."""
+    """Sources [b, s] and targets [b, t], int64, padded at the end; their lengths [b].
+
+    And the number of target tokens.
+    """
 
     source: NDArray[np.int64]
     source_lengths: NDArray[np.int64]
@@ -61,6 +64,6 @@ def text_batches(work: Workload) -> list[TextBatch]:
 
 
 def positions(work: Workload) -> NDArray[np.float32]:
-    """Return the table of the positions' codes, long enough for every example, float32 [positions, width]."""
+    """Return the positional encoding for every length, float32 [positions, width]."""
     longest = max(int(work.data.column("train", name).lengths.max()) for name in ("source", "target"))
     return position_codes(longest + 1, work.spec.width)

@@ -1,7 +1,7 @@
-"""What every peer has in common: the examples, their order, the initial weights, and one way to time and to report.
+"""Common parts of all peers: examples, their order, initial weights, timing and report.
 
-Order and weights are those of the product, so that a peer that trains synchronously has to find the same losses; `benchmarks` compares
-them and says where a peer did other work. A batch of everything is drawn before the clock starts, which favours the peers.
+Order and weights are those of the product, so synchronous peers must have the same losses; `benchmarks` compares them and reports a
+peer that did other work. All batches are drawn before the clock starts, which favours the peers.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ LOSSES_SHOWN = 500
 
 @dataclass(frozen=True)
 class Workload:
-    """The job: `warmup` + `steps` updates of SGD on batches of `batch_size` examples a worker; the clock sees the last `steps`.
+    """The job: `warmup` + `steps` updates of SGD on `batch_size` examples per worker.
 
-    Of text: updates of Adam with `beta2` and `epsilon`, on batches of at most `batch_tokens` target tokens.
+    The clock includes the last `steps`. For text: updates of Adam with `beta2` and `epsilon`, on at most `batch_tokens` target tokens.
 
-    `precision` is that of convolutions and matrix products. `variant` chooses among settings of a script that has several. `initial` has
+    `precision` is that of convolutions and matrix products. `variant` selects among configurations of a script. `initial` has
     the initial weights, float32, by name in torch's layouts (dense [out, in], convolutions OIHW), in the order of the layers.
     """
 
@@ -105,7 +105,7 @@ class Workload:
 
 
 class Timer:
-    """Wall time: of the process until the first finished update, and of the updates after the warm-up."""
+    """Wall times: start to first finished update, and updates after the warm-up."""
 
     def __init__(self) -> None:
         self.first_step_seconds: float | None = None
@@ -130,13 +130,16 @@ class Timer:
         self.report_mean(workload, float(values[workload.warmup :].mean()), workload.steps, values[:LOSSES_SHOWN].tolist())
 
     def report_text(self, workload: Workload, target_tokens: float, losses: NDArray[np.float32]) -> None:
-        """Print the same with how many target tokens, without padding, the updates after the warm-up had."""
+        """Print the report with the number of target tokens, without padding, after the warm-up."""
         values = losses.astype(np.float64)
         mean = float(values[workload.warmup :].mean())
         self.report_mean(workload, mean, workload.steps, values[:LOSSES_SHOWN].tolist(), target_tokens=target_tokens)
 
     def report_mean(self, workload: Workload, mean_loss: float, mean_over: int, losses: Sequence[float] = (), **further: float) -> None:
-        """Print the one line that `benchmarks` reads. `mean_loss` is that of the first `mean_over` updates after the warm-up."""
+        """Print the report line that `benchmarks` reads.
+
+        `mean_loss` is over the first `mean_over` updates after the warm-up.
+        """
         found = {
             "steps": workload.steps,
             "warmup": workload.warmup,

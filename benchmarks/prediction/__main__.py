@@ -1,6 +1,6 @@
-"""How good are the predictions of `trainer predict`? Runs of virtual nodes, some to fit the model to, the others to judge it on.
+"""Accuracy of `trainer predict`: some runs of virtual nodes to fit, others to test.
 
-``python -m benchmarks.prediction measure --out FOLDER`` makes the runs, those that FOLDER lacks; ``… write --out FOLDER`` judges and
+``python -m benchmarks.prediction measure --out FOLDER`` makes the runs missing in FOLDER; ``… write --out FOLDER`` evaluates and
 writes the table that the package ships and that docs/scaling.md shows. Nothing else may run on the machine while it measures.
 """
 
@@ -101,7 +101,10 @@ FITTED = {1: ((2, "300mbit"),), 2: ((2, "100mbit"), (2, "1gbit"))}
 
 
 def wanted_runs(scene: Scene) -> Iterator[Wanted]:
-    """Yield a scene's runs: two, three and four nodes at each bandwidth; four with half the batch each, which is the batch of two."""
+    """Yield a scene's runs: two, three and four nodes at each bandwidth.
+
+    Also four with half the batch each, which is the batch of two.
+    """
     for nodes in (2, 3, 4):
         for bandwidth in BANDWIDTHS:
             yield Wanted(scene, nodes, bandwidth)
@@ -129,9 +132,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _make(run: Wanted, out: Path) -> None:
-    """Make a run; its directory is there afterwards only if it succeeded. Raises MeasurementError.
+    """Make a run; its directory exists afterwards only if it succeeded.
 
-    A run during which others used the machine is thrown away and made again, whatever came of it.
+    A run during which other processes used the machine is deleted and repeated, whatever its result. Raises MeasurementError.
     """
     for _ in range(TRIES):
         with tempfile.TemporaryDirectory(dir=out, prefix=".making-") as folder, Group(Path(folder)) as group:
@@ -147,10 +150,10 @@ def _make(run: Wanted, out: Path) -> None:
 
 
 def _processor_seconds() -> dict[tuple[int, float], float]:
-    """Return the CPU seconds of each process that lives, kernel threads among them, by process id and time of its start.
+    """Return the CPU seconds of each live process, by process id and start time.
 
-    They are counted by the nanosecond. What the machine as a whole has used is only sampled, a hundred times a second, which is in step
-    with the kernel's holding the nodes back, so that the same run was seen to use 0.2 cores more or less than it did.
+    Kernel threads are included, with nanosecond precision. The machine's total is only sampled, a hundred times a second, in step
+    with the kernel's throttling of the nodes, so equal runs seemed to differ by 0.2 cores.
     """
     found = {}
     for process in psutil.process_iter():

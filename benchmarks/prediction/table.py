@@ -1,4 +1,4 @@
-"""Judging predictions, and the two places that show the result: the package's table and the one in docs/scaling.md."""
+"""Evaluation of predictions, and the tables of the package and docs/scaling.md."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ def _machine() -> str:
 
 
 def judge(out: Path, runs: Sequence[Any], chosen: Sequence[tuple[int, str]], workload: str) -> ValidationGroup:
-    """Fit the model to the chosen runs and predict all others. A run's speed is that of its updates while it trains."""
+    """Fit the model to the chosen runs and predict all others.
+
+    A run's speed is that of its updates while it trains.
+    """
     found = {run: observe(Run(out / run.name)) for run in runs}
     base = runs[0].batch_size
     fitted = fit([found[run] for run in runs if (run.nodes, run.bandwidth) in chosen and run.batch_size == base])

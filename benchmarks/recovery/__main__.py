@@ -1,8 +1,8 @@
-"""How long after the death of a worker does training go on? ``trainer run --max-restarts`` beside torchrun and Ray Train.
+"""Recovery time after a killed worker: ``--max-restarts``, torchrun and Ray Train.
 
 ``python -m benchmarks.recovery``: three virtual nodes, the small CNN on torch, a checkpoint every 200 updates; worker 1 is killed
-(SIGKILL), and the seconds until the next update is done are counted. Interleaved repeats; medians. Memory is that of all processes before
-the kill; of Ray's that includes the processes of its nodes. Ray Train is left out where Ray is not installed (the extra ``ray``).
+(SIGKILL), and the seconds until the next update are counted. Interleaved repeats; medians. Memory is that of all processes before
+the kill; Ray's includes the processes of its nodes. Ray Train is skipped without Ray (the extra ``ray``).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ RAY_STORE_BYTES = 80_000_000
 
 @dataclass(frozen=True)
 class Recovery:
-    """Seconds from the kill to the next update, and the resident bytes of all processes before it."""
+    """Seconds from the kill to the next update; resident bytes of all processes before it."""
 
     seconds: float
     memory_bytes: int
@@ -50,7 +50,7 @@ class Recovery:
 
 @dataclass(frozen=True)
 class Trained:
-    """A training under way: how many updates its newest record has, how many records there are, and the process of worker 1."""
+    """An active training: updates of its newest record, number of records, process of worker 1."""
 
     step: Callable[[], int]
     records: Callable[[], int]
@@ -139,7 +139,10 @@ def _by_files(folder: Path) -> Trained:
 
 @contextmanager
 def _ray_train(folder: Path) -> Iterator[Trained]:
-    """A Ray cluster of three virtual nodes, and a `TorchTrainer` on it that looks for failures as often as torchrun's agents here do."""
+    """A Ray cluster of three virtual nodes, and a `TorchTrainer` on it.
+
+    It checks for failures as often as torchrun's agents here.
+    """
     own = environment({"OMP_NUM_THREADS": "1", "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1", "RAY_USAGE_STATS_ENABLED": "0"})
     own["RAY_raylet_start_wait_time_s"] = "90"  # of a busy machine
     own["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), own.get("PYTHONPATH"))))
@@ -189,7 +192,7 @@ CONTESTANTS = {
 
 
 def _memory() -> int:
-    """Return the resident bytes of this process's descendants; those that ended meanwhile count nothing."""
+    """Return the resident bytes of this process's live descendants."""
     total = 0
     for process in psutil.Process().children(recursive=True):
         try:

@@ -1,6 +1,7 @@
-"""A hand-written DDP script for torchrun's elastic restarts: the small CNN, a checkpoint every so many steps, on from the newest one.
+"""A hand-written DDP script for torchrun's elastic restarts: the small CNN.
 
-Rank 0 appends a line a step to the file of progress, and every rank writes its process number into a file of its own.
+It saves a checkpoint every few steps and resumes from the newest one. Rank 0 appends a line for each step to the progress file, and
+every rank writes its process number into a separate file.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ def network() -> nn.Module:
 
 
 def prepared() -> tuple[torch.Tensor, torch.Tensor, nn.Module]:
-    """Return the training images, float32 [examples, 1, 28, 28] in 0 … 1, their labels and the untrained model, the same on each worker."""
+    """Return images, float32 [examples, 1, 28, 28] in 0 … 1, labels and the untrained model.
+
+    They are equal on each worker.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(0)
     stored = open_dataset("glyphs28")

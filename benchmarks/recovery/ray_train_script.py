@@ -1,7 +1,7 @@
-"""The script of `elastic_script.py` for Ray Train: the small CNN on three workers, which go on from the newest checkpoint after a failure.
+"""The script of `elastic_script.py` for Ray Train: the small CNN on three workers.
 
-Checkpoints go the way that Ray Train has for them: every worker reports, the first one with a checkpoint. Progress and process numbers are
-written as torchrun's workers write them.
+They resume from the newest checkpoint after a failure, in Ray Train's way: every worker reports, the first one with a checkpoint.
+Progress and process numbers are written as by torchrun's workers.
 """
 
 from __future__ import annotations

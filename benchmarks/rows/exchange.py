@@ -1,5 +1,6 @@
-"""Synchronous steps of three workers by either exchange, beside loops by hand and the asynchronous mode. Pure data.
+"""Synchronous steps of three workers by either exchange, hand-written loops and async mode.
 
+Pure data.
 Logistic regression and the small CNN, whose runs by the frameworks' collectives other tables have; and AlexNet on links of 1 Gbit/s.
 """
 
@@ -31,7 +32,7 @@ ALEXNET_OPTIONS = (*WITHOUT_STATE, "--steps-per-call", "1", "--bandwidth", LINK)
 
 
 def _direct(name: str, table: dict[str, Contestant], steps: int | None = None) -> Ours:
-    """Return a run of another table, with the direct exchange, and with other steps where they are given."""
+    """Return a run of another table with the direct exchange, and optionally other steps."""
     native = table[name]
     assert isinstance(native, Ours)
     return replace(native, steps=steps or native.steps, options=(*native.options, *DIRECT))

@@ -1,4 +1,7 @@
-"""The Transformer: target tokens per second, without padding, in batches of sentences of like length. Pure data."""
+"""The Transformer: target tokens per second, without padding. Pure data.
+
+Batches have sentences of similar length.
+"""
 
 from __future__ import annotations
 
@@ -47,14 +50,17 @@ TRAINERS, TRAINERS_REPEATS = (
 
 
 def _by_hand(backend: Backend, name: str, scene: str, steps: int, *, exact: bool) -> dict[str, Contestant]:
-    """Return the hand-written loops. Dropout is each framework's own: without it they have to find the same losses."""
+    """Return the hand-written loops.
+
+    Dropout differs between frameworks: without it they must have the same losses.
+    """
     script, variants = BY_HAND[backend]
     losses = "each" if exact else "level"
     return {f"{name} {variant}": Peer(scene, script, name, steps, variant=variant, losses=losses) for variant in variants}
 
 
 def _trained(backend: Backend, size: str, precision: str) -> dict[str, Contestant]:
-    """A model of a size, as it comes, with its dropout; torch also beside two trainers that a user would pick."""
+    """A model of a size, with its dropout; torch also against two popular trainers."""
     work, steps, options = (TINY, TINY_STEPS, TINY_OPTIONS) if size == "tiny" else (BASE, BASE_STEPS, BASE_OPTIONS)
     name = scene = f"{backend} {size} {precision}"
     found: dict[str, Contestant] = {name: Ours(scene, backend, "sync", 1, steps, options, replace(work, precision=precision))}
@@ -66,9 +72,9 @@ def _trained(backend: Backend, size: str, precision: str) -> dict[str, Contestan
 
 
 def _without_dropout(backend: Backend, precision: str) -> dict[str, Contestant]:
-    """The same without dropout, where the losses of every update show that both sides compute the same; bf16 rounds more.
+    """The same without dropout, where every loss shows that both sides compute the same.
 
-    For that once is enough.
+    bf16 rounds more. One repeat is enough for that.
     """
     same = 1e-3 if precision == "fp32" else 3e-3
     work = replace(TINY, model="transformer:tiny?dropout=0", precision=precision, same_loss=same, same_mean=same, most_repeats=1)
@@ -136,7 +142,10 @@ CONTESTANTS: dict[str, Contestant] = {
 
 
 def _trainers(backend: Backend, further: str) -> tuple[str, ...]:
-    """Return whose speed is compared beside the loops by hand; MarianMT computes another model, so that its losses are not compared."""
+    """Return the trainers compared by speed with the hand-written loops.
+
+    MarianMT is another model, so its losses are not compared.
+    """
     return () if backend != "torch" else ("Lightning",) if further else tuple(TRAINERS)
 
 

@@ -1,4 +1,7 @@
-"""The command: ``python -m benchmarks.simulated_agents [--nodes N …] [--seconds S] [--out FOLDER] [--json FILE]``."""
+"""Entry point of the simulation.
+
+Usage: ``python -m benchmarks.simulated_agents [--nodes N …] [--seconds S] [--out FOLDER] [--json FILE]``
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ from .reading import read_an_hour
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure each number of nodes, print the table, and return the exit code: 0, or 1 where a run failed."""
+    """Measure each number of nodes, print the table and return the exit code.
+
+    1 if a run failed, otherwise 0.
+    """
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulated_agents", description=__doc__)
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 10, 100, 1000], help="how many nodes (default: 1 10 100 1000)")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long each of them trains (default 60)")

@@ -1,4 +1,4 @@
-"""What an agent with one worker says, message by message: the same as a real one, of tasks that are not there."""
+"""Messages of an agent with one simulated worker, equal to those of a real agent."""
 
 from __future__ import annotations
 
@@ -67,8 +67,9 @@ def described_host(backend: str) -> dict[str, Any]:
 
 
 class SimulatedAgent:
-    """Node `node` of the driver behind `tell`. `exit_code` is what the driver said at the end, None before.
+    """Node `node` of the driver that receives `tell`'s messages.
 
+    `exit_code` is the driver's at the end, None before.
     `pattern` is a sample to vary. Call `hear` with each message.
     """
 

@@ -1,4 +1,4 @@
-"""A backend whose updates take a given time and change nothing: for node 0 of a cluster whose other nodes are simulated."""
+"""A backend whose updates take a given time and change nothing, for node 0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One run with simulated nodes: how long its start took, and what its driver used while it trained."""
+"""One run with simulated nodes: time of its start, and the driver's usage while it trains."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Measured:
 
 @contextmanager
 def plugin_folder() -> Iterator[Path]:
-    """Make a folder for PYTHONPATH in which the backend of simulated nodes is found as that of any installed package."""
+    """Make a folder for PYTHONPATH that registers the backend of simulated nodes."""
     with tempfile.TemporaryDirectory(prefix="simulated-backend-") as name:
         folder = Path(name)
         (folder / "benchmarks").symlink_to(Path(__file__).resolve().parents[1], target_is_directory=True)
@@ -85,7 +85,10 @@ def plugin_folder() -> Iterator[Path]:
 
 
 def measure(nodes: int, seconds: float, processes: int, out: Path) -> Measured:
-    """Have `nodes` nodes train for about so long, those beyond the first simulated in so many processes. Raises RuntimeError."""
+    """Train on `nodes` nodes for about this many seconds, all but the first simulated.
+
+    They are distributed over processes. Raises RuntimeError.
+    """
     with socket.create_server(("127.0.0.1", 0)) as free:
         rendezvous = f"127.0.0.1:{free.getsockname()[1]}"
     name = f"simulated-{nodes}-{secrets.token_hex(2)}"
@@ -228,7 +231,10 @@ def _peak_bytes(pid: int) -> int:
 
 
 def _sizes(run: Path) -> tuple[int, int]:
-    """Return the bytes of all files of a run but its samples, and those of the samples, of which TensorBoard's files consist mostly too."""
+    """Return the bytes of a run's files without its samples, and of the samples.
+
+    TensorBoard's files are mostly samples and count as such.
+    """
     sizes = {path: path.stat().st_size for path in run.rglob("*") if path.is_file()}
     of_samples = sum(size for path, size in sizes.items() if path.name == "system.jsonl" or path.parent.name == "tensorboard")
     return sum(sizes.values()) - of_samples, of_samples

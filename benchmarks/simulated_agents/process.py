@@ -1,7 +1,8 @@
-"""One process with many agents: ``python -m benchmarks.simulated_agents.process --first N --count N … OPTION VALUE …``.
+"""One process with many simulated agents.
 
-The options behind ``--`` are those of the driver's ``trainer run``. The process joins with one connection for each of its agents, serves
-them until the driver has said how the run ended, and exits with that code.
+Usage: ``python -m benchmarks.simulated_agents.process --first N --count N … OPTION VALUE …``
+The options behind ``--`` are those of the driver's ``trainer run``. The process joins with one connection for each agent, serves
+them until the driver has sent the end of the run, and exits with that code.
 """
 
 from __future__ import annotations
@@ -65,7 +66,10 @@ class Connection:
 
 
 def serve(connections: list[Connection], timers: Timers) -> int:
-    """Serve all agents until each has heard how the run ended; return the exit code, 1 where one never did."""
+    """Serve all agents until each has received the end of the run; return the exit code.
+
+    1 if one never received it.
+    """
     codes = []
     with selectors.DefaultSelector() as selector:
         for connection in connections:

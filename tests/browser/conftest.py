@@ -96,7 +96,10 @@ def finish(*processes):
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """Three reports: of two real runs on both backends and in both modes, of runs with every oddity, of forty runs with repeats."""
+    """Three reports: of two real runs, of runs with unusual records, of forty runs with repeats.
+
+    The real runs have both backends and both modes.
+    """
     folder = tmp_path_factory.mktemp("pages")
     same = ("--epochs", 2, "--out", folder / "runs", "--no-save-final")
     runs = [

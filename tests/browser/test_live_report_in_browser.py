@@ -1,4 +1,4 @@
-"""The live page in a browser: it follows records as they come, and leaves alone what its reader has done to it."""
+"""The live page in a browser: it follows new records and keeps the reader's state."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def wait_for_points(browser, plot, count):
 
 @pytest.fixture
 def page(browser):
-    """The browser with a network, at least to this machine; what it complains about fails the test."""
+    """The browser with a network, at least to this machine; its errors fail the test."""
     browser.screen()
     source = "window.lastOf = plot => { const trace = plot._fullData.find(t => t.x?.length); return trace.x[trace.x.length - 1]; }"
     added = browser.command("Page.addScriptToEvaluateOnNewDocument", {"source": source})

@@ -1,4 +1,4 @@
-"""The report's page as people see it: drawn, offline, on a phone, in the dark, on paper, with the keyboard."""
+"""The report's page in a browser: offline, on a phone, dark, printed, by keyboard."""
 
 from __future__ import annotations
 

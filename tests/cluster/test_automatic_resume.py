@@ -1,4 +1,4 @@
-"""``--resume auto``: one command that begins a run, goes on with it after whatever ended it, and does nothing when it has succeeded."""
+"""``--resume auto``: one command that starts a run or resumes it, until it has succeeded."""
 
 import json
 import os
@@ -88,7 +88,7 @@ def test_resume_auto_joining_nodes_need_no_run_name(tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="another host's name is given by root")
 def test_resume_auto_on_another_host_only_after_driver_ended(tmp_path):
-    """The other host is a name of this one's; what can be seen of its driver is in the run directory."""
+    """The other host is another name of this one; its driver is visible in the run directory."""
     elsewhere = ["unshare", "--uts", "sh", "-c", 'hostname elsewhere && exec "$@"', "sh"]
     with MarkedRun([*command(tmp_path), "--steps", "100000000"], tmp_path, before=elsewhere) as first:
         wait_until(lambda: first.process.poll() is not None or list(tmp_path.glob("run/checkpoints/step-*")), 60, "a checkpoint")

@@ -1,4 +1,7 @@
-"""Batches by tokens in real runs: the same on both frameworks, in micro-batches too, and a run that goes on sees each example once."""
+"""Batches by tokens in real runs: equal on both frameworks, also in micro-batches.
+
+A resumed run sees each example once.
+"""
 
 import json
 import shutil
@@ -44,7 +47,7 @@ def runs(tmp_path_factory):
 
 
 def examples_by_step(run):
-    """How many examples were consumed by the end of each group of updates, by the number of updates; groups differ from run to run."""
+    """Return examples consumed by the number of updates; groups differ between runs."""
     records = sorted(run.steps, key=lambda record: record.step)
     consumed = np.cumsum([record.examples for record in records])
     return {record.step + record.count: int(examples) for record, examples in zip(records, consumed, strict=True)}
@@ -63,7 +66,10 @@ def test_both_frameworks_take_the_same_batches(runs):
 
 
 def larger_batches(sentences, initial, steps, lr):
-    """Train the tagger in float64, each update on its whole batch of four budgets of 40 tokens: return losses and weights."""
+    """Train the tagger in float64 on whole batches of four budgets of 40 tokens.
+
+    Return losses and weights.
+    """
     lengths = np.array([len(tokens) for tokens, _ in sentences])
     batches = Sampler(300, 0, BucketedTokens(40, 4, "sync"), 4, lengths={"tokens": lengths}).whole(0, 0, steps)
     weights = {name: value.astype(np.float64) for name, value in initial.items()}
@@ -89,7 +95,10 @@ def larger_batches(sentences, initial, steps, lr):
     [("torch", "sync"), ("tf", "sync"), pytest.param("torch", "async", marks=SLOW), pytest.param("tf", "async", marks=SLOW)],
 )
 def test_micro_batches_by_tokens_equal_update_of_whole_batch(backend, mode, tmp_path, monkeypatch):
-    """Σ over the tokens of all workers and micro-batches / their number: two workers with two each, or one alone with four."""
+    """Σ over the tokens of all workers and micro-batches / their number.
+
+    Two workers with two micro-batches each, or one with four.
+    """
     cluster = {"procs_per_node": 2, "accumulate": 2} if mode == "sync" else {"procs_per_node": 1, "accumulate": 4, "deterministic": False}
     changed = {**JOB, **cluster, "batch_tokens": 40, "steps": 10, "lr": 0.5, "mode": mode}
     run = run_job(tmp_path, name="run", backend=backend, environment=ENVIRONMENT, **changed)

@@ -1,4 +1,7 @@
-"""``--examples N``: the same budget in either mode, also of a run that goes on, and what a sweep says of a budget in updates."""
+"""``--examples N``: the same budget in either mode, also of a resumed run.
+
+A sweep explains a budget in updates.
+"""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""``--compile`` with real processes: compiled steps train as others do, and what auto has chosen is kept."""
+"""``--compile`` with real processes: compiled steps equal others, and auto's choice is kept."""
 
 import json
 import re
@@ -133,7 +133,10 @@ def test_deterministic_runs_repeat_to_the_bit(backend, job, tmp_path):
     ids=lambda more: more["optimizer"],
 )
 def test_xla_loop_result_is_independent_of_its_length(more, tmp_path):
-    """Steps by call, evaluations, ends of epochs and a resumed run cut it; to the bit, as what XLA compiled is the same for any number."""
+    """Steps per call, evaluations, ends of epochs and a resumed run interrupt the loop.
+
+    To the bit, as XLA's code is the same for any number of steps.
+    """
     job = {**LOGREG, **more, "steps": 100, "eval_every": "7steps"}
     whole = run(tmp_path, "tf", "on", name="whole", **{**job, "eval_every": "end"})
     for name, cut in (("calls", {"steps_per_call": 9}), ("evaluated", {})):

@@ -1,4 +1,4 @@
-"""``--exchange direct`` with real processes: it trains as the frameworks' own collectives do, and repeats to the bit."""
+"""``--exchange direct`` with real processes: equal to native collectives, repeatable."""
 
 import json
 import threading
@@ -134,7 +134,7 @@ def test_direct_exchange_unsupported_options_are_refused(options, told, tmp_path
 @pytest.mark.faults
 @pytest.mark.parametrize("backend", ["tf", pytest.param("torch", marks=pytest.mark.slow)])
 def test_direct_exchange_killed_worker_ends_with_same_weights(backend, tmp_path):
-    """The killed one is blamed, not those that lost it, and the attempt that follows joins a mesh of its own."""
+    """The killed worker is blamed, not those that lost it; the next attempt uses another mesh."""
     job = {"nodes": 3, "global_batch_size": 10, "steps": 6000, "eval_every": "end", "checkpoint_every": "500steps", "deterministic": True}
     undisturbed = run(tmp_path, backend, "direct", **job)
     killer = threading.Thread(target=kill_task_once, args=(tmp_path / "run", "worker-1"))

@@ -1,4 +1,4 @@
-"""The launcher of docs/adding-a-launcher.md, copied from the page as it stands, passes the suite for launchers and trains."""
+"""The launcher of docs/adding-a-launcher.md, copied from the page, passes its suite."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def namespaces():
 
 @pytest.fixture(autouse=True)
 def installed(tmp_path, monkeypatch):
-    """Write the page's files, and have them and the toy backend found by this process and those that are started."""
+    """Write the page's files; this process and its children find them and the toy backend."""
     folder = tmp_path / "installed"
     folder.mkdir()
     assert "crosstrain_netns/__init__.py" in {path.relative_to(folder).as_posix() for path in write_package(PAGE, folder)}
@@ -39,7 +39,7 @@ def installed(tmp_path, monkeypatch):
 
 
 def documented_suite() -> type[LauncherConformance]:
-    """The suite as the page has it, which names a backend; the tests override that with the toy, which is loaded sooner."""
+    """The suite of the page, with the toy in place of its backend, which loads faster."""
     (code,) = (body for body in blocks(PAGE, "python") if "LauncherConformance" in body)
     names: dict[str, type[LauncherConformance]] = {}
     exec(code, names)

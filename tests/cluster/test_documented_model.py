@@ -1,4 +1,4 @@
-"""The model of docs/adding-a-model.md trains on both frameworks, and the test that the page shows passes."""
+"""The model of docs/adding-a-model.md trains on both backends; the page's test passes."""
 
 import json
 import os
@@ -82,7 +82,10 @@ def build(data):
 
 @pytest.mark.thorough
 def test_a_model_that_translates_is_scored_by_its_own_metric(repository, tmp_path, monkeypatch):
-    """It stops the run, keeps the best, and is among the figures of the run, of `evaluate` and of tables; a broken one is refused."""
+    """It stops the run, selects the best, and appears in the run, `evaluate` and tables.
+
+    A broken one is refused.
+    """
     package = tmp_path / "package"
     write_package(repository / "docs/adding-a-model.md", package)
     (package / "my_models/broken").mkdir()

@@ -1,4 +1,4 @@
-"""A run that is interrupted while it translates the whole test split, at its end: it is complete, and its checkpoint is there."""
+"""An interrupt while a run translates the test split: the run is complete, with checkpoint."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A trained model is evaluated on either backend: the figures are those of plain numpy, and no process is left behind."""
+"""Evaluation of a trained model on either backend: equal to numpy, and no process remains."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ def evaluate(*arguments, code=0):
 
 
 def refused(capsys, *arguments):
-    """Return what a request is refused with: in this process, since what is refused before a task is started imports no framework."""
+    """Return the message of a refused request.
+
+    In this process, since requests are refused before a framework is imported.
+    """
     assert main(["evaluate", *map(str, arguments)]) == 2
     said = capsys.readouterr().err
     assert "Traceback" not in said
@@ -89,7 +92,7 @@ def test_evaluate_figures_equal_numpy(run, digits, tmp_path, backend, split):
 @pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["tf", pytest.param("torch", marks=pytest.mark.slow)])
 def test_pixels_are_normalised_as_in_training(tmp_path, digits, backend):
-    """The model was trained on data of another mean and deviation; its own numbers say what its input means."""
+    """The model was trained on data of another mean and deviation, which it stores."""
     trained_on = replace(digits.info, name="glyphs28", features=replace(digits.info.images, mean=(0.1,), std=(0.7,)))
     save_model(tmp_path, "logreg", info=trained_on)
     done = evaluate(tmp_path, "--data", "digits", "--backend", backend, "--json")
@@ -101,7 +104,7 @@ def test_pixels_are_normalised_as_in_training(tmp_path, digits, backend):
 
 @pytest.mark.slow
 def test_a_relative_folder_means_the_same_from_anywhere(tmp_path):
-    """It is given as typed, and noted in full: evaluation, export and resume need not stand where the run was started."""
+    """It is recorded as an absolute path: evaluation, export and resume work from any folder."""
     draw = np.random.default_rng(0)
     for split, number in (("train", 6), ("test", 2)):
         for name in ("ants", "bees"):
@@ -150,7 +153,7 @@ def test_the_backend_that_trained_it_is_the_default(run):
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["tf", "torch"])
 def test_a_model_with_running_statistics(tmp_path, backend):
-    """Both backends use the checkpoint's statistics: with others the loss would be far from this one."""
+    """Both backends use the checkpoint's statistics: others would change the loss."""
     data = open_dataset("digits")
     save_model(tmp_path, "resnet18", info=data.info)
     target = tmp_path / "predictions.npz"
@@ -182,7 +185,10 @@ def _resnet_logits(run, data):
 
 @pytest.mark.slow
 def test_evaluate_uses_requested_device(run, monkeypatch):
-    """A run that asked for a GPU is evaluated on the CPU where that is typed; a device that is not there, or not declared, is refused."""
+    """A run that used a GPU is evaluated on the CPU if requested.
+
+    A device that is missing, or not declared, is refused.
+    """
     own = json.loads(evaluate(run, "--device", "cpu", "--json").stdout)
     assert own["loss"] == json.loads(evaluate(run, "--json").stdout)["loss"]
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent / "toy"))

@@ -1,6 +1,6 @@
-"""With --ema-decay evaluations and translations are of the moving average: on both backends, in both modes.
+"""With --ema-decay evaluations and translations use the moving average.
 
-What a run says of itself is compared with what its last checkpoint gives, of the average and of the trained weights.
+On both backends, in both modes. A run's records are compared with its last checkpoint, for the average and for the trained weights.
 """
 
 import json
@@ -35,7 +35,7 @@ def test_evaluate_non_finite_logits_are_counted_without_accuracy(tmp_path):
     [("torch", "async"), *(pytest.param(*other, marks=SLOW) for other in (("tf", "async"), ("torch", "sync"), ("tf", "sync")))],
 )
 def test_a_run_evaluates_and_translates_with_the_average(backend, mode, tmp_path):
-    """While the weights still change fast, so that their average is far behind them and translates otherwise."""
+    """While the weights still change fast, so that their average translates differently."""
     for language in ("en", "de"):
         (tmp_path / f"digits.{language}").write_text(text(lines(language)))
     data = f"parallel-text:{tmp_path}/digits:en-de?vocabulary=320,held-out=24"

@@ -1,6 +1,7 @@
-"""`trainer explain` on runs whose bottleneck is certain by construction, with sizes and limits drawn at random.
+"""`trainer explain` on runs with a bottleneck that is certain by construction.
 
-One cause on one backend in one mode, dealt out at random; all other combinations are slow. `--seed` repeats a draw.
+Sizes and limits are drawn at random. One cause on one backend in one mode, selected at random; all other combinations are slow. `--seed`
+repeats a draw.
 """
 
 import json
@@ -58,7 +59,7 @@ def _needs_limited_nodes():
 
 @pytest.fixture(autouse=True)
 def _needs_the_processor():
-    """Limits of CPU decide, and what is timed after a run is like the run, only where other programs leave the cores alone."""
+    """CPU limits decide only if other programs leave the cores alone."""
     others = psutil.cpu_percent(interval=0.5) / 100
     if others > MAX_OTHERS:
         pytest.skip(f"other programs use {others:.0%} of the processor, so that what holds a run back is not certain")

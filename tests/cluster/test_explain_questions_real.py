@@ -1,4 +1,4 @@
-"""What `trainer explain` answers of real runs: one that learns a handful of digits by heart, and one whose longer fellow is timed."""
+"""`trainer explain` on real runs: one that overfits, and one that predicts a longer one."""
 
 from __future__ import annotations
 

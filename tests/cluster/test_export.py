@@ -1,4 +1,4 @@
-"""Each export is loaded by the plain library that it is for, without a line of ours, and gives the same logits."""
+"""Each export is loaded by plain libraries and gives the same logits."""
 
 from __future__ import annotations
 
@@ -342,7 +342,7 @@ TF_PRODUCT = "__import__('tensorflow').linalg.matmul(x[:, 0, 0], parameters['eva
 
 @pytest.mark.thorough
 def test_every_accepted_name_can_be_exported(tmp_path, monkeypatch):
-    """Also those that modules of torch use themselves; plain torch computes with them what this model does."""
+    """Also those that torch modules use themselves; plain torch computes the same."""
     monkeypatch.setenv("PYTHONPATH", importable(tmp_path)["PYTHONPATH"])
     model = write_model(tmp_path, "odd", "torch")
     package = tmp_path / "own_models" / "odd"

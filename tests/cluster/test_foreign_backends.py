@@ -1,4 +1,4 @@
-"""Backends of others whose framework is there, lacks, or cannot be imported: what a user is told, and what a run records."""
+"""Third-party backends with a present, missing or broken framework, and their records."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ NAMES = ("sound", "absent", "frail")
 
 @pytest.fixture(autouse=True)
 def _installed(tmp_path, monkeypatch):
-    """Install the backends, and one whose module imports a framework that is not there, for this process and those it starts."""
+    """Install the backends, and one with a missing framework, for this process and children."""
     folder = tmp_path / "site"
     folder.mkdir()
     (folder / "others.py").write_text(PLUGIN)

@@ -1,4 +1,7 @@
-"""A model with metrics that nothing here knows: it trains on both backends in both modes, stops by them, and appears wherever runs do."""
+"""A model with custom metrics: trained on both backends in both modes, and shown everywhere.
+
+A run stops by them.
+"""
 
 import json
 import math
@@ -37,7 +40,10 @@ COMBINATIONS = [*QUICK, pytest.param("tf", "async", marks=pytest.mark.slow)]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Return a function that makes a run when first asked for it; it stops by a metric of which less is better and keeps the best by it."""
+    """Return a function that makes a run on first use.
+
+    It stops by a metric whose minimum is best, and keeps the best by it.
+    """
     folder = tmp_path_factory.mktemp("runs")
 
     @cache

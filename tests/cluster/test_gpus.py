@@ -1,6 +1,6 @@
-"""Runs on machines that seem to have GPUs, up to the start of the tasks: who sees which GPU, and what is refused before it begins.
+"""Runs on machines with simulated GPUs, up to the start of the tasks.
 
-The driver's library is a stand-in that answers from a file, and the backend says which GPUs it sees, and computes on the CPU.
+The driver's library is a stand-in that answers from a file; the backend reports which GPUs it sees, and computes on the CPU.
 """
 
 import json
@@ -30,7 +30,10 @@ def library(tmp_path_factory):
 
 @pytest.fixture
 def with_gpus(library, tmp_path):
-    """Make the environment of a process that sees some GPUs and knows the toy backend; `name` tells machines apart."""
+    """Make the environment of a process with some GPUs and the toy backend.
+
+    `name` distinguishes machines.
+    """
 
     def of(name, *gpus, **more):
         path = os.pathsep.join([str(TESTS / "toy"), str(TESTS / "gpu_toy"), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -94,7 +97,7 @@ def test_the_precision_is_that_of_the_workers(with_gpus, tmp_path):
 
 @pytest.mark.thorough
 def test_node_with_too_few_gpus_is_named_before_start(with_gpus, tmp_path):
-    """Two nodes that a person starts, with GPUs of their own: two workers on one GPU, and GPUs beside none."""
+    """Two nodes started by a person: two workers on one GPU, and GPUs on one node only."""
 
     def together(device, *gpus_of_second):
         port, secret = free_port(), secrets.token_hex(16)
@@ -127,7 +130,7 @@ def test_framework_without_gpu_is_reported(with_gpus, tmp_path):
 
 @pytest.mark.clusters
 def test_hosts_report_their_gpus(library, with_gpus, tmp_path):
-    """By ssh, with one GPU on the first host and two on the second: what doctor says, what is refused, and a run with 1 + 2 workers."""
+    """By ssh, with one GPU on the first host and two on the second: doctor, refusals, a run."""
     with ssh_hosts(2, tmp_path) as hosts:
         first, second = hosts.hosts.addresses
         here = with_gpus("first", FakeGpu("GPU-a"))

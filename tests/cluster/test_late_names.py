@@ -1,4 +1,4 @@
-"""A cluster's name service knows a pod only some time after its start, or has the address it had before: names are looked up again."""
+"""A name service that knows a pod late, or its former address: names are looked up again."""
 
 import os
 import secrets
@@ -17,7 +17,7 @@ HOST = "mine-master-0"
 
 
 def test_pods_of_a_pytorch_job_wait_for_the_name_of_the_first(tmp_path):
-    """The variables are what the operator sets; the driver is told a former address of its own first, the other pod none."""
+    """The variables are the operator's; the driver first gets a former address, the other none."""
     names = {rank: tmp_path / f"hosts-{rank}" for rank in range(2)}
     names[0].write_text(f"192.0.2.7 {HOST}\n")
     names[1].write_text("127.0.0.1 localhost\n")

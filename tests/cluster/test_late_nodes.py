@@ -1,4 +1,4 @@
-"""Nodes that are there only after a while: the start time-out is theirs, and what runs on them has another."""
+"""Nodes that join late: their start timeout is separate from that of their tasks."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""This project's launchers, as far as they need no cluster, pass the suite that those of packages have to pass."""
+"""This project's launchers that need no cluster pass the suite for launcher packages."""
 
 import os
 from typing import ClassVar

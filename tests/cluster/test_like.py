@@ -1,4 +1,7 @@
-"""``--like RUN``: a new run with the settings of another one, save what is typed; its files decide no more than they may."""
+"""``--like RUN``: a new run with the settings of another, except those typed.
+
+Untrusted files of a run decide no more than they may.
+"""
 
 import json
 from importlib.metadata import version

@@ -1,4 +1,4 @@
-"""A number format that is asked for is what is computed in, or the run is refused: also where the forward function is a user's own."""
+"""The requested number format is used or the run is refused, also for custom models."""
 
 import json
 

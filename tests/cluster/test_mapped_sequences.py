@@ -1,4 +1,4 @@
-"""TensorFlow reads large columns of sequences from the store's file: the batches are those of columns that it holds itself."""
+"""TensorFlow's memory-mapped columns of sequences: equal to columns in its memory."""
 
 import subprocess
 

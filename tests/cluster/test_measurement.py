@@ -1,4 +1,4 @@
-"""What the product reports, against truth that it did not make: the other end of the cable, wait4, arithmetic."""
+"""Reported figures compared with independent ones: the link's other end, wait4, arithmetic."""
 
 import json
 import subprocess
@@ -26,7 +26,7 @@ def last_samples(path):
 
 
 class CountingLauncher(LocalLauncher):
-    """The product's launcher; before it ends it reads the counters at the bridge's end of every cable."""
+    """The product's launcher, which reads the bridge's counters of every link before it ends."""
 
     def close(self):
         if self.network is not None:
@@ -93,11 +93,11 @@ def test_a_ring_all_reduce_makes_the_traffic_of_the_formula(tmp_path):
 
 @pytest.mark.alone  # what is sampled is compared with what the kernel counted a moment later, and with the speed of a link
 class TestAlone:
-    """What wants the machine for itself: a class of its own, so that the others need not wait with it."""
+    """Tests that need the machine alone: a separate class, so that others need not wait."""
 
     @pytest.mark.thorough
     def test_cpu_seconds_equal_what_wait4_returns(self, tmp_path):
-        """The last sample before the tasks ended, against the kernel's own account of each task after its end."""
+        """The last sample before the tasks ended, compared with the kernel's account of each task."""
         run = run_job(tmp_path, backend="torch", nodes=2, batch_size=64, data="glyphs28", epochs=6, tensorboard=False, sample_interval=0.2)
         ended = [event for event in RunReader(run.path).events() if event.event == "task_ended"]
         kernel = {event.detail["task"]: event.detail["cpu_seconds"] for event in ended}
@@ -114,7 +114,7 @@ class TestAlone:
 
     @pytest.mark.thorough
     def test_no_direction_passes_the_bandwidth(self, tmp_path):
-        """A parameter server sends and receives all it can: close to the limit, and never beyond it by more than 5%.
+        """A parameter server at its maximum: close to the limit, and at most 5 % above it.
 
         The link is slow enough to be the limit on a machine that has little time for the tasks, too.
         """

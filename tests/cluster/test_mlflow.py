@@ -87,7 +87,7 @@ def answers(server, process):
 
 
 class Forwarder:
-    """A port before the server's that can be cut off. With `cut_at`, it is as soon as these bytes have passed."""
+    """A port before the server's that can be cut off, with `cut_at` after these bytes."""
 
     def __init__(self, target, cut_at=None):
         self.port = free_ports(1)

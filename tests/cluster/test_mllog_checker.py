@@ -19,7 +19,7 @@ PREFIX = ":::MLLOG "
 
 
 def check(log):
-    """Run the checker of training 4.0.0 with its common rules, those of the open division and those of image classification."""
+    """Run the checker of training 4.0.0 with its common, open and image classification rules."""
     command = ["-m", "mlperf_logging.compliance_checker", "--usage", "training", "--ruleset", "4.0.0", "--werror"]
     return subprocess.run(
         [sys.executable, *command, "--log_output", str(log.with_name("checker.log")), str(log)], capture_output=True, text=True, timeout=60

@@ -1,4 +1,7 @@
-"""One worker that runs out of memory ends the run at once, and the run says so: real allocators refuse, on both frameworks."""
+"""A worker out of memory ends the run immediately and is reported, on both frameworks.
+
+Real allocators refuse.
+"""
 
 import json
 

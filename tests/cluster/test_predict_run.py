@@ -1,4 +1,4 @@
-"""A prediction from real calibrated runs: at their own nodes and links it has to give what they did."""
+"""A prediction from real calibrated runs equals them at their nodes and links."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ def _needs_limited_nodes():
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_predict_finds_link_as_bottleneck_of_run(tmp_path, mode):
-    """2.8 MB a step at 100 Mbit/s take a quarter of a second each way, far longer than the rest: that much is known without any run."""
+    """2.8 MB a step at 100 Mbit/s take a quarter of a second each way.
+
+    That is far longer than the rest, by arithmetic alone.
+    """
     limits = ["--nodes", "2", "--bandwidth", "100mbit", "--cores-per-node", "0.8", "--calibrate", "--no-save-final"]
     steps = "12" if mode == "sync" else "24"
     run = [*TRAINER, "run", "--backend", "torch", "--mode", mode, *JOB, *limits, "--steps", steps, "--out", str(tmp_path), "--name", "run"]

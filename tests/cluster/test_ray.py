@@ -1,4 +1,4 @@
-"""Nodes of a Ray cluster: the same results as here, an end that leaves nothing whatever dies, and errors that say what Ray lacks."""
+"""Nodes of a Ray cluster: equal results, clean ends, and messages about what Ray has not."""
 
 import json
 import os
@@ -107,7 +107,7 @@ def test_ray_unsupported_options_are_reported(cluster, tmp_path, more, message):
 
 @pytest.mark.clusters
 def test_ray_cluster_is_checked_without_run(cluster, tmp_path):
-    """All of its nodes, also while a run has all of their CPUs; what is wrong there is said as of other hosts."""
+    """All of its nodes, also while a run has all of their CPUs; problems are as for hosts."""
 
     def looked(*more, code=0):
         command = [sys.executable, "-m", "crosstrain.cli.main", "doctor", "--ray-address", cluster.address, "--json", *more]

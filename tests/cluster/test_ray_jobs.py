@@ -56,7 +56,7 @@ while True:
 
 
 def test_a_run_is_a_job_of_the_cluster(tmp_path):
-    """Without a word about Ray: the job's nodes are the cluster's, and its output is the run's alone."""
+    """Without Ray options: the nodes are the cluster's, and the output is only the run's."""
     with ray_cluster(2, tmp_path, dashboard=True) as cluster:
         job = ["run", "--backend", "torch", "--steps", "10", "--nodes", "2", "--out", str(tmp_path), "--name", "run"]
         ask = [*cluster.nodes[0].within, *RAY, "job"]
@@ -87,7 +87,7 @@ def growing_cluster(folder):
 
 
 def test_the_cluster_grows_for_a_run(tmp_path):
-    """It has no node for it at first; the run says what it waits for, and the nodes are free again at the end."""
+    """Initially it has no node; the run reports the wait, and the nodes are free at the end."""
     with growing_cluster(tmp_path) as head:
         job = [
             "run",

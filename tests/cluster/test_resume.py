@@ -1,4 +1,4 @@
-"""Runs that were stopped and go on: the same curves, whatever the framework, the mode and the number of workers on either side."""
+"""Resumed runs have equal curves for any framework, mode and number of workers."""
 
 import hashlib
 import json
@@ -41,7 +41,10 @@ def resume(path, *arguments, code=0):
 
 
 def stopped(out, signal_number, *arguments, after):
-    """Start a run and send its driver a signal once `after` steps are saved; return the run's path, the exit code, and stderr."""
+    """Start a run and signal its driver once `after` steps are saved.
+
+    Return the run's path, the exit code, and stderr.
+    """
     path = out / "stopped"
     options = ["--name", "stopped", "--out", str(out), "--no-monitor", "--eval-every", "end"]
     with MarkedRun(["run", "--quiet", *options, *map(str, arguments)], out) as process:
@@ -78,7 +81,7 @@ def whole(tmp_path_factory):
 @pytest.mark.thorough
 @pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_resume_torch_two_workers_is_bit_identical(tmp_path, whole, how):
-    """Killed, or stopped by a signal: losses and final weights are those of the run that nobody stopped."""
+    """Killed or stopped by a signal: losses and final weights equal an uninterrupted run's."""
     path, code, stderr = stopped(tmp_path, how, *flags(**ON_TWO, checkpoint_every="100steps", keep=2), after=100)
     assert code == (75 if how == signal.SIGTERM else -9)
     if how == signal.SIGTERM:
@@ -114,7 +117,7 @@ def test_resume_tensorflow_deterministic_is_bit_identical(tmp_path):
 
 @pytest.mark.slow
 def test_resume_sent_state_equals_read_state(tmp_path, monkeypatch):
-    """From the task's memory on this machine, in messages from others: both write the same files, here of many parts."""
+    """From the task's memory here, in messages from others: equal files of many parts."""
     job = {"backend": "torch", "data": "synthetic-images:size=400,classes=10,train=8,test=2", "batch_size": 2, "momentum": 0.9}
     found = {}
     for way, setting in (("memory", ""), ("messages", "off")):
@@ -150,7 +153,7 @@ def test_from_tensorflow_to_torch_and_back(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["tf", "torch"])
 def test_from_sync_to_async_and_back(tmp_path, backend):
-    """The cursor carries over: after three parts exactly the examples of the planned epochs have been consumed."""
+    """The cursor carries over: three parts consume exactly the examples of the planned epochs."""
     part = run(tmp_path, "part", backend=backend, nodes=2, batch_size=10, steps=30, lr=0.02)
     resume(part.path, "--mode", "async", "--steps", "+101")
     meta = find_checkpoint(part.path)[0].meta
@@ -254,7 +257,7 @@ def test_the_few_best_of_all_evaluations_are_kept(tmp_path):
 
 @pytest.mark.thorough
 def test_patience_stops_run_without_improvement(tmp_path):
-    """The end is recorded; a run that goes on counts on from its records, and one with more patience trains on."""
+    """The end is recorded; a resumed run counts its records, and more patience trains further."""
     options = {"eval_every": "10steps", "keep_best": "loss", "patience": 5}
     part = run(tmp_path, "run", backend="toy", lr=3.0, steps=5000, **options)
     losses = [record.loss for record in part.evals]
@@ -297,7 +300,10 @@ def test_a_target_stops_no_run_twice(tmp_path):
 
 @pytest.mark.thorough
 def test_new_target_stops_resumed_part_at_next_evaluation(tmp_path):
-    """Also where an evaluation before had reached it; the time to it is that of the first one, and every record says so."""
+    """Also where an evaluation before had reached it.
+
+    The time to the target is that of the first one, in every record.
+    """
     part = run(tmp_path, "part", backend="toy", epochs=4, eval_every="1epoch", mllog=True)
     reached = part.evals[1]
     target = f"accuracy>={min(record.metrics['accuracy'] for record in part.evals[1:])}"
@@ -313,7 +319,10 @@ def test_new_target_stops_resumed_part_at_next_evaluation(tmp_path):
 
 @pytest.mark.slow
 def test_new_target_stops_part_after_an_interruption(tmp_path):
-    """It was given for a part that was interrupted before an evaluation; an evaluation before that part had reached it."""
+    """The target was given for a part that was interrupted before an evaluation.
+
+    An evaluation before that part had reached it.
+    """
     part = run(tmp_path, "part", backend="toy", epochs=2, eval_every="1epoch")
     target = f"accuracy>={part.evals[-1].metrics['accuracy'] - 0.02}"
     interrupted = ["--until", target, "--steps", "100000000", "--eval-every", "end", "--checkpoint-every", "100steps"]

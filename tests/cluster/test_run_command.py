@@ -1,4 +1,4 @@
-"""`trainer run` as a user meets it: cadences, stopping rules, output, weights, and what it refuses."""
+"""`trainer run` as users call it: cadences, stopping rules, output, weights and refusals."""
 
 import json
 import os

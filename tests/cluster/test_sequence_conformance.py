@@ -1,4 +1,4 @@
-"""The suite for models fails where a model of sequences is broken, and passes the one that it was made of."""
+"""The suite for models passes a sequence model and fails for each broken variant of it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ MODELS = {"sound": SOUND, "unmasked": UNMASKED, "unplaced": UNPLACED}
 
 @pytest.fixture(scope="module")
 def passes(tmp_path_factory):
-    """A function that returns what the suite is given of a model on a backend; each is computed when it is first asked for."""
+    """Return a function that checks a model on a backend; each is computed on first use."""
     folder, found = tmp_path_factory.mktemp("broken"), {}
     for language in DIGITS:
         (folder / f"digits.{language}").write_text(text(lines(language)))

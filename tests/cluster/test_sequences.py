@@ -1,4 +1,7 @@
-"""A model of one's own on data of varying length: losses are weighted by tokens over the whole global batch, on any number of workers."""
+"""A custom model on data of varying length: losses are weighted by tokens globally.
+
+On any number of workers.
+"""
 
 import json
 import shutil

@@ -153,7 +153,7 @@ def test_every_backend_and_mode(cluster, tmp_path, backend, mode):
 @pytest.mark.clusters
 @pytest.mark.parametrize("how", [[], ["--signal=TERM", "--batch"]], ids=["plain", "by-signal"])
 def test_slurm_cancelled_job_saves_and_is_not_requeued(cluster, tmp_path, how):
-    """Slurm asks all of its processes to end, of which agents and tasks leave that to the driver."""
+    """Slurm signals all processes; agents and tasks leave the reaction to the driver."""
     asked = ["quickstart", "--nodes", "3", "--time", "10", "--name", "run", "--out", str(tmp_path)]
     more = ["--backend", "torch", "--steps", "100000000", "--checkpoint-every", "1000000steps", "--eval-every", "end"]
     number = cluster.do(sys.executable, "-m", "crosstrain.cli.main", "submit", "slurm", *asked, *more).split()[1].rstrip(":")
@@ -169,7 +169,10 @@ def test_slurm_cancelled_job_saves_and_is_not_requeued(cluster, tmp_path, how):
 
 @pytest.mark.clusters
 def test_slurm_submitted_run_is_requeued_and_completes(cluster, tmp_path):
-    """Slurm's signal before the time limit, sent by hand: a checkpoint, exit 75, requeued, and the same run goes on."""
+    """Slurm's signal before the time limit, sent by hand.
+
+    A checkpoint, exit 75, requeued, and the same run resumes.
+    """
     more = ["--backend", "torch", "--steps", "3000", "--checkpoint-every", "100000steps", "--eval-every", "end", "--out", str(tmp_path)]
     command = [
         sys.executable,
@@ -208,7 +211,10 @@ def test_slurm_submitted_run_is_requeued_and_completes(cluster, tmp_path):
 @pytest.mark.clusters
 @pytest.mark.timeout(540)
 def test_slurm_time_limit_saves_and_next_job_resumes(cluster, tmp_path):
-    """A real one of two minutes, with the signal some time before it: Slurm looks at its limits every half minute or so."""
+    """A real limit of two minutes, with the signal some time before it.
+
+    Slurm checks its limits about every half minute.
+    """
     more = ["--backend", "torch", "--steps", "100000000", "--checkpoint-every", "1000000steps", "--eval-every", "end"]
     limits = ["--nodes", "3", "--time", "2", "--warning", "20", "--name", "run", "--out", str(tmp_path)]
     command = [sys.executable, "-m", "crosstrain.cli.main", "submit", "slurm", "quickstart", *limits, *more]

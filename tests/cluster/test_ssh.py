@@ -1,4 +1,4 @@
-"""Nodes that are started by ssh, on hosts with an sshd of their own: the same results as here, and errors that say what is wrong where."""
+"""Nodes started by ssh, on hosts with separate sshds: equal results and located errors."""
 
 import json
 import os
@@ -117,7 +117,10 @@ def test_ssh_hosts_are_checked_concurrently(hosts, tmp_path):
 
 @pytest.mark.clusters
 def test_ssh_custom_data_and_models(hosts, tmp_path):
-    """A model on PYTHONPATH is found on every host where its source is the same; files that are here alone are named."""
+    """A model on PYTHONPATH is found on every host with the same source.
+
+    Files that are only here are named.
+    """
     texts, models = tmp_path / "texts", tmp_path / "models"
     texts.mkdir()
     for language in ("en", "de"):

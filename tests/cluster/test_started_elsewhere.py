@@ -1,4 +1,4 @@
-"""Runs whose processes something else starts: a person with TF_CONFIG or --rendezvous, and a real torchrun."""
+"""Runs with external launchers: TF_CONFIG or --rendezvous by hand, and a real torchrun."""
 
 import itertools
 import json
@@ -69,7 +69,7 @@ def test_three_nodes_by_rendezvous(tmp_path, backend, mode):
 @pytest.mark.thorough
 @pytest.mark.parametrize(("backend", "mode"), [("toy", "sync"), pytest.param("tf", "async", marks=pytest.mark.slow)])
 def test_tf_config(tmp_path, backend, mode):
-    """Hosts of 127.0.0.0/8, a task or more on each; in async mode the chief and the ps are processes of their own."""
+    """Hosts of 127.0.0.0/8 with a task or more; async chief and ps are separate processes."""
     ports = itertools.count(free_ports(5))
     workers = [f"127.0.0.{host}:{next(ports)}" for host in ((1, 2, 3) if mode == "sync" else (1, 3))]
     cluster = {"worker": workers}
@@ -107,7 +107,7 @@ def test_a_real_torchrun(tmp_path):
 @pytest.mark.thorough
 @pytest.mark.parametrize("procs", [1, 2])
 def test_the_four_variables_of_torch(tmp_path, procs):
-    """What launchers set that do not say which process of its node each is: one a node, unless the job has several on each."""
+    """Launchers that do not set a local rank: one process per node, unless the job has more."""
     shared = environment(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_ports(1)))
     arguments = ["run", "--backend", "toy", "--out", str(tmp_path), "--name", "run", "--procs-per-node", str(procs), *BRIEF]
     runs = start_all(tmp_path, [(arguments, {**shared, "RANK": rank}) for rank in "01"])
@@ -186,7 +186,7 @@ def finished(tmp_path):
 
 
 def resumed(tmp_path, here, *of_node_1):
-    """Go on with the run on two nodes, of which the second one has no copy of it; return the two commands."""
+    """Resume the run on two nodes, the second without a copy of it; return the two commands."""
     shared = environment()
     arguments = ["run", "--resume", "run", "--steps", "+20", "--nodes", "2", "--rendezvous", f"127.0.0.1:{free_ports(1)}"]
     driver = ([*arguments, "--node-rank", "0"], {**shared, "TRAINER_OUT": str(here)})
@@ -268,12 +268,12 @@ def test_the_remote_agent_ends_with_its_driver(tmp_path):
 
 
 class TestAlone:
-    """What wants the machine for itself: a class of its own, so that the others need not wait with it."""
+    """Tests that need the machine alone: a separate class, so that others need not wait."""
 
     @pytest.mark.thorough
     @pytest.mark.alone  # the times of two runs are compared
     def test_rendezvous_with_100_strangers_costs_below_two_seconds(self, tmp_path):
-        """They are there before the second node, stay silent, drip or send garbage, and come again when they are turned away."""
+        """They connect before the second node, are silent, drip or send garbage, and reconnect."""
         shared = environment()
         seconds = {}
         for strangers in (0, 100):

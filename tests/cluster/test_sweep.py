@@ -115,7 +115,7 @@ def test_sweep_point_without_run_directory_has_command_output(tmp_path):
 @pytest.mark.thorough
 @pytest.mark.faults
 def test_killed_then_interrupted_then_finished(tmp_path):
-    """The sweep is killed in its first point and interrupted in its second one; both go on from their checkpoints."""
+    """The sweep is killed in its first point and interrupted in the second; both resume."""
     epochs = 100
     arguments = ["sweep", "--backend", "toy", "--no-tensorboard", "--out", str(tmp_path), "--name", "s", "--grid", "batch_size=32,24"]
     arguments += ["--epochs", str(epochs), "--eval-every", "end", "--checkpoint-every", "1epoch"]

@@ -1,4 +1,4 @@
-"""Exports of a model that translates: the code of their README, in processes of the plain frameworks, and what is said of the weights."""
+"""Exports of a translating model: their README's code in plain frameworks, and its figures."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def trainer(*arguments):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """What a run leaves that an export needs: two checkpoints of a model as it was drawn, the vocabulary, and its job."""
+    """Make what an export needs: two checkpoints of an untrained model, its vocabulary and job."""
     folder = tmp_path_factory.mktemp("text-export")
     columns = ColumnSpec("source", "uint16", (None,)), ColumnSpec("target", "uint16", (None,))
     features = TextFeatures({"source": PIECES, "target": PIECES}, ("en", "de"))
@@ -64,7 +64,10 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def translated(run):
-    """What the README's code prints of each format, and then pieces of a batch, of its sentences alone, and the text of the first."""
+    """The output of the README's code for each format.
+
+    Then pieces of a batch, of its sentences alone, and the text of the first.
+    """
     with ThreadPoolExecutor() as pool:
         return dict(zip(FORMATS, pool.map(lambda name: _translated(run, name), FORMATS), strict=True))
 

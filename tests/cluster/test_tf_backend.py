@@ -1,4 +1,4 @@
-"""The TensorFlow backend with real processes: sync against a float64 reference, async counted update by update."""
+"""The TensorFlow backend in real processes: sync against float64, async by each update."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def scenario(folder, **fields):
 
 
 def reference_run(options, chosen):
-    """The same plans in float64, whatever the number of servers; returns (losses, reference at the end)."""
+    """The same plans in float64, for any number of servers; returns (losses, final reference)."""
     job, data = Job(backend="tf", **{key: value for key, value in options.items() if key != "ps"}), TinyData()
     reference, sampler = Reference(build(data.info).initial(job.seed), job), make_sampler(job, data)
     x, y = data.inputs("train").reshape(200, -1), data.labels("train")
@@ -57,7 +57,7 @@ def reference_run(options, chosen):
 
 
 def check_run(found, options, chosen, name):
-    """Hold a run's arrays against the formulas, and the epoch that was trained twice against itself."""
+    """Check a run's arrays against the formulas, and its repeated epoch against the first pass."""
     losses, reference = reference_run(options, chosen)
     tolerance = 1e-5 if name.startswith("sgd") else 1e-4
     assert found["updates"].tolist() == [len(losses)] * 2, name
@@ -150,7 +150,7 @@ class Cluster:
 
 @pytest.mark.slow
 def test_async_with_one_worker_is_sync(tmp_path):
-    """Nobody's updates come between, so that losses and weights are those of the formulas; the vector lies on two servers."""
+    """Without other updates between, losses and weights follow the formulas, on two servers."""
     options = {"batch_size": 10, "ps": 2, **OPTIMISERS["adamw"]}
     with ExitStack() as stack:
         cluster = Cluster(stack, tmp_path, options)
@@ -179,7 +179,10 @@ def test_async_with_one_worker_is_sync(tmp_path):
 
 @pytest.mark.thorough
 def test_async_counts_every_update_and_its_staleness(tmp_path):
-    """A worker is stopped with an update in hand while the other goes on: that update is as stale as the others counted meanwhile."""
+    """A worker is stopped with an update in progress while the other trains.
+
+    That update is as stale as the number of updates since then.
+    """
     options = {"nodes": 2, "batch_size": 1, "momentum": 0.5, "lr": 0.001}
     chosen = iter(tf_tasks.whole_epochs(Job(backend="tf", mode="async", **options), TinyData(), 50))
     with ExitStack() as stack:

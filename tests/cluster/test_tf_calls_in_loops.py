@@ -1,4 +1,4 @@
-"""On TensorFlow a step may call functions, such as the branches of a condition, whatever the number of threads."""
+"""On TensorFlow a step may call functions, such as branches, with any number of threads."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,7 @@
-"""Image models on the TensorFlow backend with real processes: a resumed run is the uninterrupted one to the bit; buffers, large vectors."""
+"""Image models on the TensorFlow backend in real processes: resumed runs are bit-identical.
+
+Also buffers and large vectors.
+"""
 
 import json
 import subprocess
@@ -63,7 +66,10 @@ def asynchronous(folder, options, side, updates, tasks, kind="task"):
 
 @pytest.mark.slow
 def test_buffers_lie_on_the_parameter_servers(tmp_path):
-    """One worker with two servers follows batch normalisation as a sync rank does, buffers included; states come back to the bit."""
+    """One worker with two servers equals a sync rank, batch normalisation's buffers included.
+
+    States are restored to the bit.
+    """
     options = {"model": "resnet18", "nodes": 1, "batch_size": 10, "ps": 2, "momentum": 0.5}
     figures = asynchronous(tmp_path, options, 32, 7, ["chief-0", "ps-0", "ps-1", "worker-0"])
     assert figures["covered"] == list(range(7))
@@ -92,7 +98,7 @@ def test_buffers_lie_on_the_parameter_servers(tmp_path):
 
 @pytest.mark.slow
 def test_alexnet_on_two_workers_in_bf16(tmp_path):
-    """A message holds all 228 MB of its parameters; dropout and changed images reach the workers."""
+    """A message holds all 228 MB of parameters; dropout and changed images reach the workers."""
     options = {"model": "alexnet", "nodes": 2, "batch_size": 5, "precision": "bf16", "lr": 0.01, "augment": "crop+flip"}
     figures = asynchronous(tmp_path, options, 20, 8, ["chief-0", "ps-0", "worker-0", "worker-1"])
     assert figures["covered"] == list(range(8))
@@ -102,7 +108,10 @@ def test_alexnet_on_two_workers_in_bf16(tmp_path):
 
 @pytest.mark.slow
 def test_fp16_on_workers_scales_the_loss(tmp_path):
-    """An update whose gradient overflows counts, but changes nothing; the scale falls for all, rises after 2000, and cancels out."""
+    """An update whose gradient overflows counts, but changes nothing.
+
+    The scale falls for all workers, rises after 2000 updates, and cancels out.
+    """
     options = {"model": "cnn", "nodes": 2, "batch_size": 5, "momentum": 0.9, "weight_decay": 0.1, "lr": 0.01, "steps_per_call": 3}
     figures = asynchronous(tmp_path, options, 32, 0, ["chief-0", "ps-0", "worker-0", "worker-1"], kind="half")
     start, overflowed, low, high = (dict(np.load(tmp_path / f"{name}.npz")) for name in ("start", "overflowed", "low", "high"))

@@ -1,4 +1,7 @@
-"""The torch backend with real processes: sync against a float64 reference on 1, 2 and 3 ranks, async counted update by update."""
+"""The torch backend in real processes: sync against float64, async by each update.
+
+Sync has 1, 2 and 3 ranks.
+"""
 
 import json
 import signal
@@ -58,7 +61,7 @@ def ranks(tmp_path_factory):
 
 
 def reference_run(options):
-    """The same three epochs in float64; returns (losses, number of examples, reference at the end)."""
+    """The same three epochs in float64; returns (losses, number of examples, final reference)."""
     job, data = Job(backend="torch", **options), torch_tasks.TinyData()
     reference, sampler = Reference(build(data.info).initial(job.seed), job), make_sampler(job, data)
     x, y = data.inputs("train").reshape(200, -1), data.labels("train")
@@ -171,7 +174,10 @@ class HandWorker:
 
 
 def test_parameter_server_refuses_strangers(tmp_path):
-    """A hundred that silently wait, drip or send garbage: workers join at once; whoever drips is sent away in five seconds."""
+    """A hundred are silent, drip or send garbage: workers join immediately.
+
+    Dripping connections are closed in five seconds.
+    """
     with ExitStack() as stack:
         chief = Chief(stack, tmp_path, {"nodes": 2, "batch_size": 10})
         HandWorker(chief, 0).link.close()  # the chief listens by now
@@ -189,7 +195,7 @@ def test_parameter_server_refuses_strangers(tmp_path):
 
 
 def test_staleness_and_counts_by_hand(tmp_path):
-    """A known schedule of reads and pushes: worker 1 reads, worker 0 applies four updates, worker 1 pushes."""
+    """A known schedule: worker 1 reads, worker 0 applies four updates, worker 1 pushes."""
     with ExitStack() as stack:
         chief = Chief(stack, tmp_path, {"nodes": 2, "batch_size": 10, "momentum": 0.5})
         with pytest.raises(RunFailedError, match="secret"):
@@ -267,7 +273,10 @@ def test_staleness_and_counts_by_hand(tmp_path):
 
 @pytest.mark.slow  # without the marker tests/unit/test_lost_workers.py has workers die at several servers
 def test_two_servers_and_a_death(tmp_path):
-    """Two workers on two shards: every planned update once, evaluation and state true, and a killed worker disturbs nobody."""
+    """Two workers on two shards: every planned update once, evaluation and state are right.
+
+    A killed worker disturbs nobody.
+    """
     data = torch_tasks.TinyData()
     x, y = data.inputs("test").reshape(90, -1), data.labels("test")
     with ExitStack() as stack:

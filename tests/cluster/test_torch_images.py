@@ -1,4 +1,7 @@
-"""Image models on the torch backend with real processes: a resumed run is the uninterrupted one to the bit; buffers and large vectors."""
+"""Image models on the torch backend in real processes: resumed runs are bit-identical.
+
+Also buffers and large vectors.
+"""
 
 import json
 import subprocess
@@ -28,7 +31,7 @@ RESUMED = {
 
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory):
-    """Return a function from a job's name to the folder with its results, trained without a break and by fresh processes from its middle.
+    """Return a function from a job's name to its results, uninterrupted and resumed half-way.
 
     All jobs of one model share their processes.
     """
@@ -84,7 +87,10 @@ def asynchronous(folder, options, side, updates, tasks):
 
 @pytest.mark.slow
 def test_buffers_lie_on_the_parameter_servers(tmp_path):
-    """One worker with two servers follows batch normalisation as a sync rank does, buffers included; states come back to the bit."""
+    """One worker with two servers equals a sync rank, batch normalisation's buffers included.
+
+    States are restored to the bit.
+    """
     options = {"model": "resnet18", "nodes": 1, "batch_size": 10, "ps": 2, "momentum": 0.5}
     figures = asynchronous(tmp_path, options, 32, 7, ["chief-0", "ps-1", "worker-0"])
     assert figures["covered"] == list(range(7))

@@ -14,7 +14,7 @@ TOY = Path(__file__).parent.parent / "toy"
 
 @pytest.fixture(autouse=True)
 def _toy_installed(monkeypatch):
-    """Put the toy distribution, with its entry points, on the path of this process and of those it starts."""
+    """Install the toy distribution, with its entry points, for this process and its children."""
     monkeypatch.syspath_prepend(str(TOY))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TOY), *filter(None, [os.environ.get("PYTHONPATH")])]))
 

@@ -1,4 +1,7 @@
-"""Runs of the Transformer: the suite for every model, and losses that do not depend on which worker has the long sentences."""
+"""Runs of the Transformer: the suite for models, and losses independent of the distribution.
+
+Any worker may have the long sentences.
+"""
 
 import json
 from pathlib import Path
@@ -27,7 +30,7 @@ def pairs():
 
 @pytest.mark.thorough
 class TestTransformer(ModelConformance):
-    """Fifty steps take the loss from 4.9 to 3.0, and rounding grows to 3e-6 meanwhile: 1e-3 is not chance."""
+    """Fifty steps take the loss from 4.9 to 3.0 and rounding to 3e-6: 1e-3 is not chance."""
 
     model = "transformer:tiny"
     data = "reversed"
@@ -52,9 +55,9 @@ class TestTransformer(ModelConformance):
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("backend", [pytest.param("tf", marks=pytest.mark.slow), "torch"])
 def test_loss_is_mean_over_target_tokens_of_all_workers(backend, workers, tmp_path):
-    """Of three workers one has 41 tokens, and the others 2 and 3: their means' mean would be another loss.
+    """Workers with 41, 2 and 3 tokens: the mean of their means would be another loss.
 
-    What is compared with is the loss over the same three pairs, as an evaluation adds it up; with the learning rate (almost) 0 it stays.
+    The expected loss is that of an evaluation of the same three pairs; with a learning rate of (almost) 0 it stays.
     """
     job = {"model": "transformer:tiny?dropout=0", "data": "uneven", "global_batch_size": 3, "steps": 2, "lr": 1e-12, "threads": 1}
     job |= {"tensorboard": False}

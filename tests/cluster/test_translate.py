@@ -1,4 +1,4 @@
-"""A model that translates: a run on two nodes, translations of its checkpoint by both backends, its scores, and its exports."""
+"""A translating model: a run on two nodes, translations by both backends, scores, exports."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def translations(run, numbers, *options):
 
 
 def alike(ours, theirs):
-    """The share of sentences that both translate alike; where they differ the scores are close all the same."""
+    """The fraction of sentences with equal translations; the others have close scores."""
     pairs = [(one[0], other[0]) for one, other in zip(ours, theirs, strict=True)]
     difference = max(abs(one["score"] - other["score"]) for one, other in pairs)
     share = np.mean([one["text"] == other["text"] for one, other in pairs])
@@ -109,7 +109,7 @@ def test_2000_translations_equal_on_both_backends(run, beam):
 
 
 def alone(run, numbers, *options):
-    """Translations of sentences that are a batch each: the next line is written when the last is translated."""
+    """Translations in batches of one: a line is written when the previous one is translated."""
     return alone_and_together(run, numbers, *options)[0]
 
 

@@ -1,6 +1,7 @@
-"""--accumulate, --clip-norm and --ema-decay: the same numbers on both backends, in both modes, from any number of micro-batches and shards.
+"""--accumulate, --clip-norm and --ema-decay: equal on both backends, in both modes.
 
-One asynchronous worker makes the updates of a synchronous run one after another, so that the four must agree.
+From any number of micro-batches and shards. One asynchronous worker makes the updates of a synchronous run one after another, so the four
+must agree.
 """
 
 import json
@@ -27,7 +28,10 @@ CLUSTERS = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Return a function that makes a run when it is first asked for: one of `CLUSTERS`, "whole" without micro-batches, or "plain"."""
+    """Return a function that makes a run on first use.
+
+    It is one of `CLUSTERS`, "whole" without micro-batches, or "plain".
+    """
     out = tmp_path_factory.mktemp("updates")
 
     @cache
@@ -52,7 +56,7 @@ QUICK = [("torch", "sync"), ("tf", "async")]
 @pytest.mark.thorough
 @pytest.mark.parametrize("which", [pytest.param(which, marks=() if which in QUICK else pytest.mark.slow) for which in CLUSTERS])
 def test_update_options_agree_on_all_backends(runs, which):
-    """Within the 1e-6 of float32's sums; of what is computed by other kernels within their rounding."""
+    """Within the 1e-6 of float32's sums, for other kernels within their rounding."""
     run, whole = runs(which), runs("whole")
     same_framework = which[0] == "torch"
     np.testing.assert_allclose(run.losses, whole.losses, rtol=1e-6)

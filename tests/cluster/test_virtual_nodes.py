@@ -1,4 +1,7 @@
-"""Virtual nodes are real: separate, reachable, shaped, limited, and gone afterwards, as root and as an ordinary user."""
+"""Virtual nodes are separate, connected, shaped, limited and removed afterwards.
+
+As root and as an ordinary user.
+"""
 
 from __future__ import annotations
 
@@ -136,12 +139,12 @@ def test_bandwidth_holds_in_both_directions(senders: list[int], receiver: int) -
 
 
 def rates(readings: list[tuple[float, list[tuple[int, int]], float]], of: Callable[[list[tuple[int, int]]], int]) -> list[float]:
-    """Return the bits per second between consecutive readings, each of which lies somewhere between the times about it."""
+    """Return the bits per second between consecutive readings, within their uncertain times."""
     return [(of(after) - of(before)) * 8 / (end - start) for (start, before, _), (_, after, end) in itertools.pairwise(readings)]
 
 
 def test_cpu_quota_holds_from_the_first_instruction(groups: Path) -> None:
-    """The quota is low, so that it is reached on a busy machine too, and what a program uses before it is in its group counts little."""
+    """A low quota is reached on a busy machine too; usage before joining the group is small."""
     cores = 0.1
     burn = "import time\nend = time.monotonic() + 3.0\nwhile time.monotonic() < end: pass"
     with VirtualNetwork(2, None, lambda node: [cores, None][node]) as network:
@@ -183,7 +186,7 @@ def test_virtual_node_invalid_program_is_reported(three: VirtualNetwork) -> None
 
 @pytest.fixture
 def mark(monkeypatch: pytest.MonkeyPatch) -> str:
-    """On all that this test starts, by which it is found: the number of a network namespace may be another's later."""
+    """Mark all processes of this test: a namespace's number may be reused by another test."""
     value = uuid.uuid4().hex
     monkeypatch.setenv(MARK, value)
     return value
@@ -245,7 +248,10 @@ def alive(pid: int) -> bool:
 
 
 def kill_owner(cores: str, what: str, seconds: float) -> tuple[dict[str, Any], float, int]:
-    """Start an owner, kill it, wait until its holder and programs are gone; return what it said, how long that took, and its id."""
+    """Start an owner, kill it and wait for the end of its holder and programs.
+
+    Return its output, the duration and its id.
+    """
     owner = subprocess.Popen([sys.executable, "-c", OWNER, cores, what], stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert owner.stdout is not None
     with owner.stdout:
@@ -327,7 +333,7 @@ print(json.dumps(said))
 
 
 def interpreter_for(user: list[str]) -> str | None:
-    """Return a Python of at least 3.11 that `user` can run: this one may lie in a home that is closed to others."""
+    """Return a Python of at least 3.11 that `user` can run; ours may be in a private home."""
     for candidate in (sys.executable, shutil.which("python3", path="/usr/local/bin:/usr/bin")):
         check = "import sys; sys.exit(sys.version_info < (3, 11))"
         if candidate and subprocess.run([*user, candidate, "-I", "-S", "-c", check], capture_output=True, check=False).returncode == 0:

@@ -1,4 +1,4 @@
-"""`trainer watch` beside real runs: what it says of a run while it goes on is what the run says of itself when it has ended."""
+"""`trainer watch` during real runs: equal to the runs' final records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Parts of the TensorFlow backend in one process: pixels, dropout, precision, logits, traces. Run by test_tf_images.py."""
+"""Parts of the TensorFlow backend in one process; run by test_tf_images.py.
+
+Pixels, dropout, precision, logits, traces.
+"""
 
 import os
 
@@ -108,7 +111,7 @@ def test_micro_batches_sum_to_whole_batch(size):
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e4])
 def test_deterministic_cross_entropy_equals_standard_one(scale):
-    """In value and gradient, also where all but one class have a probability of 0, and of no examples."""
+    """Value and gradient, also if all but one class have probability 0, and without examples."""
     spec = load(find("model", "logreg"), "model")(Pictures(8).info)
     draw = np.random.default_rng(5)
     for count in (40, 0):

@@ -1,9 +1,8 @@
-"""Tasks of the TensorFlow backend as processes of their own, on a small dataset in memory; started by test_tf_backend.py.
+"""Processes of TensorFlow tasks on a small dataset in memory; started by test_tf_backend.py.
 
-``python tf_tasks.py alone SCENARIO.json``: every sync job of the scenario, on one rank; results go to files beside it.
-``python tf_tasks.py rank RANK SCENARIO.json``: a rank of three, of which the last dies in the end.
-``python tf_tasks.py late SCENARIO.json``: a rank whose peer never comes; ``taken``: tasks whose ports are taken.
-``python tf_tasks.py task NAME SCENARIO.json``: an async task; the chief takes commands as JSON lines and answers each with one.
+``tf_tasks.py alone SCENARIO.json``: every sync job of the scenario on one rank, results in files there; ``rank RANK SCENARIO.json``: a rank
+of three, of which the last dies; ``late SCENARIO.json``: a rank whose peer never comes; ``taken``: tasks whose ports are taken;
+``task NAME SCENARIO.json``: an async task; the chief takes commands as JSON lines and answers each with one.
 """
 
 import errno
@@ -53,7 +52,7 @@ def whole_epochs(job, data, epochs):
 
 
 def kept(session):
-    """A state that the next one does not overwrite, on every rank: those after the first copy theirs although nobody asks for it."""
+    """A copy of the state on every rank: later ranks must copy theirs unasked."""
     session.state()
     memory = StateMemory(session._spec, session._replica.optimizer.slots)
     session._replica.copy_to(memory)
@@ -68,7 +67,10 @@ def cut_at_random(plan, random):
 
 
 def run(session, job, rank, chosen, seed=0):
-    """Train; then go back to the beginning of the last epoch and train it again, at last in plans cut at random. Returns arrays."""
+    """Train, then train the last epoch again from its start, finally in random plans.
+
+    Returns arrays.
+    """
     losses = []
     assert session.state().updates == 0
     for plan in chosen:

@@ -1,4 +1,7 @@
-"""Async training on torch, chief and workers as threads of one process, with real sockets between them. Run by test_torch_images.py."""
+"""Async training on torch as threads of one process with real sockets.
+
+Run by test_torch_images.py.
+"""
 
 import threading
 import time
@@ -79,7 +82,10 @@ def after(session, state, count, lr=0.01):
 
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2, "batch_size": 4}])
 def test_the_loss_scale_is_part_of_the_state(fp16_on_the_cpu, options):
-    """An update whose gradient overflows counts, but changes nothing; the scale falls for all workers, and rises after 2000."""
+    """An update whose gradient overflows counts, but changes nothing.
+
+    The scale falls for all workers, and rises after 2000 updates.
+    """
     with trained_by_workers(nodes=2, precision="fp16", momentum=0.9, **options) as session:
         start = deepcopy(session.state())
         assert start.scalars == {"loss_scale": 2.0**14, "clean_steps": 0.0}

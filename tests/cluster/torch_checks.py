@@ -1,4 +1,7 @@
-"""Parts of the torch backend in one process: pixels, dropout, precision, logits, traces. Run by test_torch_images.py."""
+"""Parts of the torch backend in one process; run by test_torch_images.py.
+
+Pixels, dropout, precision, logits, traces.
+"""
 
 import json
 import subprocess
@@ -46,7 +49,7 @@ def opener():
 @pytest.mark.parametrize("line", [False, True])
 @pytest.mark.parametrize("stored_last", [False, True])
 def test_normalised_to_the_bit(monkeypatch, channels_last, line, stored_last):
-    """As a line or by the definition, in pieces of seven images, in whatever order the stored pixels lie."""
+    """As a line or by the definition, in pieces of seven images, for any memory layout."""
     data = Pictures(13, mean=(0.401, 0.501, 0.601) if line else (0.4, 0.6, 0.8))  # a pixel of 102, 153 or 204 has the mean itself
     assert (normal_line(data.info.mean, data.info.std) is not None) == line
     monkeypatch.setattr(pixels_module, "CHUNK_ELEMENTS", 7 * 3 * 13 * 13)
@@ -248,7 +251,7 @@ def test_ddp_imports_no_compiler_unless_model_does():
 
 @pytest.mark.parametrize("name", ["logreg", ADDED])
 def test_scaled_gradients_are_clipped_as_unscaled(name):
-    """And an update whose gradients overflow changes neither weights nor their moving average, but counts."""
+    """An update with overflowing gradients changes neither weights nor average, but counts."""
     job, data = Job(backend="torch", model=name, clip_norm=0.01, ema_decay=0.9), Pictures(8)
     spec, found = load(find("model", name), "model")(data.info), []
     split, one = data_module.ResidentSplit(data, "train", CPU), Batches.single(12)
@@ -266,7 +269,7 @@ def test_scaled_gradients_are_clipped_as_unscaled(name):
 
 
 def test_gradients_have_separate_memory():
-    """Of those that autograd returns for a sum, for a view of it, for what was put together, and for a sum of all numbers."""
+    """Gradients of a sum, of a view of it, of a concatenation and of a sum of all numbers."""
     a, b, c, d, e, f = leaves = [torch.ones(shape, requires_grad=True) for shape in ((3, 4), (3, 4), (12,), (2,), (2,), (3, 2))]
     weights = torch.arange(12.0).view(3, 4)
     loss = ((a + b + c.view(3, 4)) * weights).sum() + (torch.cat([d, e]) * weights[1]).sum() + f.sum()

@@ -1,6 +1,6 @@
-"""Tasks of the torch backend that train image models, as processes of their own; started by test_torch_images.py.
+"""Processes of torch tasks that train image models; started by test_torch_images.py.
 
-``python torch_image_tasks.py rank RANK SCENARIO.json``: a sync rank; the scenario says from which step to which each job is trained.
+``python torch_image_tasks.py rank RANK SCENARIO.json``: a sync rank; the scenario has the first and last step of each job.
 ``python torch_image_tasks.py task NAME SCENARIO.json``: a task of an async job.
 """
 
@@ -21,7 +21,10 @@ from crosstrain.data.columns import Column
 
 
 class Pictures:
-    """60 training and 30 test images of 3 × `side` × `side` pixels in four classes: noise about a level that the class decides."""
+    """60 training and 30 test images of 3 × `side` × `side` pixels in four classes.
+
+    Noise about a level that depends on the class.
+    """
 
     def __init__(self, side, mean=(0.4, 0.5, 0.6)):
         self.info = DataInfo.of_images("pictures", {"train": 60, "test": 30}, ImageFeatures((3, side, side), 4, mean, (0.2, 0.25, 0.3)))
@@ -85,7 +88,10 @@ def steps(session, job, data, first, stop):
 
 
 def run_rank(rank, folder, name, job_options, first_port, phase):
-    """Phase whole: train to step 3, keep the state, train to step 7. Phase resumed: load that state, train the rest."""
+    """Phase whole: train to step 3, store the state, train to step 7.
+
+    Phase resumed: load that state, train the rest.
+    """
     side = job_options.pop("side")
     session, job, data = opened(f"worker-{rank}", job_options, side, first_port)
     middle = folder / f"{name}-middle.npz"

@@ -1,6 +1,6 @@
-"""Tasks of the torch backend as processes of their own, on a small dataset in memory; started by test_torch_backend.py.
+"""Processes of torch tasks on a small dataset in memory; started by test_torch_backend.py.
 
-``python torch_tasks.py rank RANK SCENARIO.json``: a sync rank; it goes through the scenario's jobs, those with more workers than its rank.
+``python torch_tasks.py rank RANK SCENARIO.json``: a sync rank of all jobs of the scenario with more workers than its number.
 ``python torch_tasks.py task NAME SCENARIO.json``: an async task; the chief takes commands as JSON lines and answers each with one.
 """
 
@@ -33,7 +33,7 @@ SECRET = "5e" * 32
 
 
 class TinyData:
-    """200 training and 90 test images of 2 × 3 × 4 pixels in five classes that a linear model can learn."""
+    """200 training and 90 test images of 2 × 3 × 4 pixels in five linearly separable classes."""
 
     def __init__(self):
         self.info = DataInfo.of_images("tiny", {"train": 200, "test": 90}, ImageFeatures((2, 3, 4), 5, (0.4, 0.6), (0.3, 0.2)))
@@ -87,7 +87,7 @@ def weights(state, prefix):
 
 
 def run_rank(rank, options, first_port):
-    """Train three epochs; then go back to the end of the second and train the third again. Returns arrays."""
+    """Train three epochs, then the third again from the end of the second. Returns arrays."""
     job, data = Job(backend="torch", **options), TinyData()
     session = BACKEND.open(task_of(make_cluster(job, first_port), f"worker-{rank}"), job, build(data.info), data)
     assert session.state().updates == 0

@@ -1,4 +1,4 @@
-"""``python -m fault_injection``: inject what is not in the file of results yet, and print the table of all that is."""
+"""``python -m fault_injection``: inject what is missing in the results, print the table."""
 
 from __future__ import annotations
 

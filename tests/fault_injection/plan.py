@@ -12,9 +12,9 @@ from crosstrain.backends.loading import load_backend
 
 @dataclass(frozen=True)
 class Combination:
-    """A backend and a mode, with updates enough that all faults of a run find their place: ten seconds and more for each.
+    """A backend and a mode, with enough updates for all faults of a run.
 
-    In async mode those that are left train on meanwhile, also while one is paused.
+    That is at least ten seconds for each. In async mode the remaining workers train on, also during a pause.
     """
 
     backend: str
@@ -69,7 +69,7 @@ PER_RUN = 5
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault: what is done, in which run, when `step` updates are done; `place` chooses among those to whom it can be done."""
+    """A fault: its kind, its run and its `step`; `place` selects the target."""
 
     combination: str
     kind: str
@@ -87,7 +87,10 @@ class Fault:
 
 
 def planned(seed: int, per_kill: int, kinds: Sequence[str]) -> list[Fault]:
-    """Return the faults of a seed, those of a run one after another: `per_kill` of each kind of kill, a fifth as many of the others."""
+    """Return the faults of a seed, grouped by run.
+
+    `per_kill` of each kind of kill, a fifth as many of the others.
+    """
     found: list[Fault] = []
     wanted = {name: [] for name in (each.name for each in COMBINATIONS)}
     for kind in kinds:

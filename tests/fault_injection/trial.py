@@ -26,7 +26,7 @@ LASTS_SECONDS = {"pause-task": 7, "pause-agent": 7, "pause-driver": 7, "cut": 6,
 
 
 def undisturbed(combination: Combination, folder: Path) -> Path:
-    """Return the run of a combination that nothing is done to; it is made where it is not there yet."""
+    """Return a combination's run without faults; it is made on first use."""
     path = folder / f"undisturbed-{combination.name}"
     if path.exists() and (RunReader(path).summary() or {}).get("state") == "succeeded":
         return path
@@ -42,7 +42,10 @@ def _command(combination: Combination, folder: Path, name: str) -> list[str]:
 
 
 def tried(combination: Combination, faults: Sequence[Fault], reference: Path, folder: Path) -> list[dict[str, Any]]:
-    """Run with these faults, one after another; return what became of each. What is wrong with the end is said of every one."""
+    """Run with these faults, one after another; return their results.
+
+    A problem at the end is recorded with each of them.
+    """
     path = folder / faults[0].run
     shutil.rmtree(path, ignore_errors=True)
     watched = Watched(path)
@@ -63,7 +66,7 @@ def tried(combination: Combination, faults: Sequence[Fault], reference: Path, fo
 
 
 def _one(fault: Fault, watched: Watched, run: MarkedRun, *, workers_rejoin: bool) -> dict[str, Any]:
-    """Inject a fault at its step and watch what follows; return it, with what was wrong in ``problem``."""
+    """Inject a fault at its step and watch; return it with the ``problem``."""
     if watched.wait(lambda: watched.step >= fault.step or run.process.poll() is not None, RUN_SECONDS) is None:
         return _outcome(f"step {fault.step} was not reached in {RUN_SECONDS:g} s: {run.stderr()[-500:]}")
     if run.process.poll() is not None:
@@ -115,7 +118,7 @@ def _outcome(problem: str, victim: str = "", noticed: float | None = None, again
 
 
 def _end(run: MarkedRun, last: Fault, combination: Combination, folder: Path, path: Path) -> str:
-    """Await the run's end, after its driver's death that of another that goes on with it; return what was wrong."""
+    """Await the run's end, after its driver's death that of a resumed one; return the problem."""
     if last.kind == "driver":
         run.process.wait()
         command = ["run", "--resume", str(path), "--quiet", "--force"]
@@ -132,7 +135,10 @@ def _end(run: MarkedRun, last: Fault, combination: Combination, folder: Path, pa
 
 
 def same_end(combination: Combination, path: Path, reference: Path) -> str:
-    """Return what differs at the end: of sync runs any loss or weight by any bit, of async ones the accuracy by more than 0.02."""
+    """Return the differences at the end.
+
+    Sync runs: any bit of a loss or weight. Async: an accuracy difference above 0.02.
+    """
     one, other = RunReader(path), RunReader(reference)
     if combination.mode == "async":
         found, expected = (reader.summary()["eval"]["accuracy"] for reader in (one, other))

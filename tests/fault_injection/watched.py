@@ -1,4 +1,4 @@
-"""A run while faults are injected: which processes it has, how far it is, and what it has recorded. Reads its files as they grow."""
+"""Processes, progress and records of a run during injected faults, from its growing files."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class Watched:
         return [line["detail"] for line in self.lines("events.jsonl", 10_000_000) if line["event"] == name]
 
     def failures(self) -> list[tuple[bool, str]]:
-        """Each failure after which the run went on: whether the one task alone was started anew for it, and the cause."""
+        """Each failure that was survived: whether only one task restarted, and the cause."""
         lines = [line for line in self.lines("events.jsonl", 10_000_000) if line["event"] in ("attempt_failed", "task_failed")]
         return [(line["event"] == "task_failed", line["detail"]["cause"]) for line in lines]
 
     def tasks(self) -> dict[str, tuple[int, int]]:
-        """Node and process number of each task that lives, by its name, as the last samples have them."""
+        """Node and process number of each live task by name, from the last samples."""
         found: dict[str, tuple[int, int]] = {}
         for record in self.lines("system.jsonl"):
             for task in record["tasks"]:

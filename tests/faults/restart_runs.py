@@ -1,4 +1,4 @@
-"""Runs under a restart policy, of which tests kill tasks and nodes as soon as something has come about."""
+"""Runs under a restart policy whose tasks and nodes tests kill on a condition."""
 
 import json
 import os
@@ -29,9 +29,9 @@ def train(out, name, policy=None, notifier=None, **more):
 
 
 def when(path, ready, act):
-    """Act, in a thread, as soon as `ready(path)` of the run at `path`, which may have no files yet; return the thread.
+    """Act in a thread once `ready(path)` of the run at `path`; return the thread.
 
-    After 200 s, which is less than a test may take, it gives up and does nothing: by then it may be another test's run that it would hit.
+    The run may have no files yet. After 200 s, which is less than a test's limit, it does nothing: the target could be another test's run.
     """
 
     def is_ready():
@@ -54,12 +54,15 @@ def when(path, ready, act):
 
 
 def kill_when(path, ready, victim="worker-1"):
-    """Kill the newest process of a task of the run at `path`, in a thread, as soon as `ready(path)` and it lives; return the thread."""
+    """Kill a task's newest process in a thread once `ready(path)` and it lives.
+
+    Return the thread.
+    """
     return when(path, lambda path: ready(path) and lives(path, victim), lambda: os.kill(pids(path, victim)[-1], signal.SIGKILL))
 
 
 def lives(path, task):
-    """Whether the newest process of a task that was sampled in the run at `path` is there: after a restart the earlier one is not."""
+    """Whether the newest sampled process of a task in the run at `path` is alive."""
     sampled = pids(path, task)
     return bool(sampled) and psutil.pid_exists(sampled[-1])
 
@@ -78,7 +81,7 @@ def agent(node):
 
 
 def commands_of_children():
-    """The processes that this one has started, each with its command line; what has ended has none."""
+    """The live children of this process, each with its command line."""
     for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):
             yield child, child.cmdline()

@@ -1,4 +1,4 @@
-"""Signals that a batch system sends to every process of a job: the driver alone decides what becomes of the run."""
+"""Signals of a batch system to every process of a job: only the driver decides."""
 
 import os
 import secrets

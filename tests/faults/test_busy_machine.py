@@ -1,4 +1,4 @@
-"""Runs beside programs that take the cores: they are said to be starved, and those that only share their own nodes' cores are not."""
+"""Runs with busy programs are starved; those that share only their nodes' cores are not."""
 
 import contextlib
 import json

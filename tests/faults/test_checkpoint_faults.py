@@ -1,4 +1,4 @@
-"""What happens to checkpoints when something goes wrong while they are written: the run goes on, or can be taken up again."""
+"""Checkpoints whose writing fails: the run continues or can be resumed."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def drafts(path):
 
 
 def kill_while_saving(path, folder, *more):
-    """Run until checkpoints are being written, and kill the driver in the middle; return whether a draft was left."""
+    """Kill the driver while it writes a checkpoint; return whether a draft remains."""
     with MarkedRun(endless(path, *more), folder) as run:
         before = len(list_checkpoints(path)) and find_checkpoint(path)[0].meta.step
         saved = lambda: any(int(found.name[5:]) > before + 2 for found in list_checkpoints(path) if found.name.startswith("step-"))  # noqa: E731

@@ -1,4 +1,4 @@
-"""A node that cannot be reached any more, though nothing of it has ended: its link is down, or somebody is stopped."""
+"""Unreachable nodes that have not ended: a link is down, or a process is stopped."""
 
 import json
 import os
@@ -100,7 +100,10 @@ def steps_done(folder):
 
 @pytest.mark.thorough
 def test_stopped_driver_continues_with_local_agents(tmp_path):
-    """For longer than the time after which a silent node is lost, and than twice that time, after which the system ends a connection."""
+    """For more than twice the time after which a silent node is lost.
+
+    At that time the system ends a connection.
+    """
     with local(tmp_path, "--epochs", "1000000", "--checkpoint-every", "1000000steps", "--node-timeout", "3") as run:
         begun(run, tmp_path)
         os.kill(run.process.pid, signal.SIGSTOP)

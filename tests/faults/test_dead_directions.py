@@ -1,4 +1,4 @@
-"""Links between nodes on which packets are lost in one direction, while the driver hears every node: the node that is cut off is named."""
+"""Packets lost in one direction while the driver hears all nodes: the victim is named."""
 
 import json
 import random
@@ -20,7 +20,7 @@ NOBODY = "02:00:00:00:0f:0f"
 
 
 def lose(run, dead):
-    """From now on lose what the first of each pair of nodes sends the second: it takes another's hardware address for the second's."""
+    """Lose packets from the first to the second node of each pair, by a wrong hardware address."""
     for sender, receiver in sorted(dead):
         agent = run.alive(f"crosstrain.launch.node.agent --node {sender} ")[0]
         entry = ["ip", "neigh", "replace", f"10.77.0.{receiver + 1}", "lladdr", NOBODY, "nud", "permanent", "dev", "eth0"]

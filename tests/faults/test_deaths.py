@@ -1,4 +1,4 @@
-"""What happens when something dies: the run ends soon, says who died first, and leaves nothing behind."""
+"""Killed processes: the run ends soon, names the first to die, and leaves nothing."""
 
 import json
 import os
@@ -80,7 +80,7 @@ def test_a_killed_task_fails_the_run_and_is_named(tmp_path, backend, mode, victi
 
 @pytest.mark.thorough
 def test_the_log_of_the_task_that_failed_is_shown(tmp_path):
-    """The toy's rank 1 loses its peer first when that is killed; the peer is blamed, and its log shown."""
+    """The toy's rank 1 notices its killed peer first; the peer is blamed, and its log shown."""
     with start(tmp_path, "toy", "sync") as run:
         training(run, tmp_path)
         log = tmp_path / "runs/run/logs/0/worker-0.log"
@@ -101,7 +101,7 @@ def test_the_log_of_the_task_that_failed_is_shown(tmp_path):
     ],
 )
 def test_idle_connections_end_task_only_at_reported_limit(tmp_path, soft, hard, strangers, ends):
-    """gloo listens where anybody may connect, keeps whatever does, and aborts where it can accept no more."""
+    """gloo accepts any connection, keeps it, and aborts when it can accept no more."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     if before[1] < 4 * strangers:
         pytest.skip(f"the system allows {before[1]} open files")
@@ -263,7 +263,7 @@ def test_nothing_is_left_after_the_driver_is_killed(tmp_path, backend, mode):
 
 
 def is_pending(pid, number):
-    """Whether a signal that was sent to a process has not reached it yet; the same one, sent again, would be lost meanwhile."""
+    """Whether a signal sent to a process is still pending; another one would be lost."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return any(int(line.split()[1], 16) >> (number - 1) & 1 for line in lines if line.startswith(("SigPnd:", "ShdPnd:")))
 

@@ -1,4 +1,4 @@
-"""Whatever goes wrong while a run is being ended, its end is recorded and everything else of it is ended too."""
+"""Errors while a run ends: its end is recorded and all other parts are ended."""
 
 import json
 

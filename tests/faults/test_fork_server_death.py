@@ -1,4 +1,4 @@
-"""The process that tasks are forked from dies: its tasks end with it, and a run that may go on does so with tasks that agents start."""
+"""The fork server dies: its tasks end, and a run with restarts uses tasks of the agents."""
 
 import random
 import time
@@ -17,7 +17,7 @@ JOB = {"backend": "torch", "nodes": 2, "network": "auto", "steps": 2500, "eval_e
 
 @pytest.fixture
 def kill_server():
-    """Have the server of the run killed as soon as it trains; the names of its tasks' parents are kept."""
+    """Kill the run's fork server as soon as it trains; the tasks' parents are recorded."""
     killers, parents = [], []
 
     def act(path, after):

@@ -1,4 +1,4 @@
-"""Runs on a disk that is full, fills up or may only be read: one sentence, a recorded end, and nothing lost."""
+"""Runs on a full or read-only disk: one message, a recorded end, no lost data."""
 
 import contextlib
 import json
@@ -51,7 +51,7 @@ def test_a_run_does_not_start_on_a_full_disk(disk):
 @pytest.mark.thorough
 @pytest.mark.parametrize("more", [(), ("--mllog",), ("--tensorboard",), ("--checkpoint-every", "1steps")])
 def test_full_disk_ends_run_and_status_reports_it(disk, more):
-    """Whoever makes the record that finds no room: the loop, or the thread that saves, most of whose checkpoints find none either."""
+    """The failing record is the loop's or the saving thread's; most checkpoints fail too."""
     done = run(disk, "--steps", "100000000", "--eval-every", "50steps", "--json", *more)
     assert_a_sentence(done, FULL)
     status = RunReader(disk / "run").status()
@@ -61,7 +61,7 @@ def test_full_disk_ends_run_and_status_reports_it(disk, more):
 
 
 def test_write_error_of_thread_is_raised_in_all_threads(disk):
-    """So that no run goes on without records, because the thread that saves its checkpoints was the first that had no room."""
+    """No run continues without records because its saving thread was the first to fail."""
     job = resolve({"backend": "torch", "out": disk, "name": "run", "tensorboard": False}, {}).job
     recording = Recording(job, make_progress(sys.stderr, True))
     try:
@@ -166,7 +166,10 @@ def test_last_save_uses_reserved_space(disk, more, refused):
 @pytest.mark.thorough
 @pytest.mark.parametrize("disk", ["6m"], indirect=True)
 def test_interrupted_save_uses_reserved_space_after_refusal(disk):
-    """Plans end at each hundredth update, whose state has been refused by then or is on its way, and at the ends of epochs."""
+    """Plans end at each hundredth update and at epochs.
+
+    Their states have been refused by then, or are being saved.
+    """
     options = ["--backend", "toy", "--no-tensorboard", "--quiet", "--name", "run", "--out", str(disk), "--eval-every", "end"]
     with MarkedRun(["run", *options, "--steps", "100000000", "--checkpoint-every", "100steps"], disk) as process:
         events = disk / "run" / "events.jsonl"

@@ -1,4 +1,4 @@
-"""The process that holds the virtual network may be killed: whoever waits for the nodes hears of it, and nothing is left of them."""
+"""The holder of the virtual network is killed: it is noticed, and nothing remains."""
 
 import os
 import random
@@ -53,7 +53,7 @@ def test_killed_network_holder_is_noticed_and_cleaned_up(monkeypatch):
 
 @pytest.fixture
 def kill_holder():
-    """Have the holder of the run killed once it trains, so many seconds later; its process is kept."""
+    """Kill the run's holder after some seconds of training; its process is recorded."""
     killers, killed = [], []
 
     def act(after):

@@ -1,4 +1,4 @@
-"""A node that has the secret and attacks its driver: the run fails and names the node and its deed; the memory of the driver is bounded."""
+"""An authenticated node attacks its driver: the run fails and names it, memory is bounded."""
 
 import json
 import os

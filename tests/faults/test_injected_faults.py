@@ -1,4 +1,4 @@
-"""A run that is killed twice at random steps comes to the end of the undisturbed one: what ``make faults`` does many times, once."""
+"""One case of ``make faults``: a run killed twice at random steps equals an undisturbed one."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""What happens when a whole node is lost or frozen: the run ends within seconds, names it, and says what it can go on from."""
+"""A lost or frozen node: the run ends within seconds, names it and what can be resumed."""
 
 import json
 import os
@@ -19,7 +19,7 @@ STALL_SECONDS = 2
 
 @pytest.fixture
 def nodes(tmp_path):
-    """The two commands of a run on two nodes that find each other by rendezvous; a checkpoint has been saved."""
+    """The two commands of a run on two nodes by rendezvous; a checkpoint has been saved."""
     job = ["run", "--backend", "toy", "--nodes", "2", "--epochs", "1000000", "--eval-every", "end", "--checkpoint-every", "500steps"]
     job += ["--rendezvous", f"127.0.0.1:{free_ports(1)}", "--stall-timeout", str(STALL_SECONDS), "--out", str(tmp_path), "--name", "run"]
     secret = {"TRAINER_SECRET": secrets.token_hex(16)}
@@ -55,7 +55,10 @@ def test_a_node_that_is_lost_ends_the_run_within_three_seconds(tmp_path, nodes):
 
 
 def told_at(folder):
-    """When the run's end was recorded, in seconds of time.time(); the command's own end takes as long as the machine lets it."""
+    """When the run's end was recorded, in seconds of time.time().
+
+    The command itself may end later.
+    """
     return datetime.fromisoformat(json.loads((folder / "run/status.json").read_text())["changed_at"]).timestamp()
 
 

@@ -1,4 +1,7 @@
-"""A worker of an async run is lost: it alone is started anew, the others train on, and each update is applied once. Real processes."""
+"""A lost async worker restarts alone while others train; each update is applied once.
+
+Real processes.
+"""
 
 import os
 import signal
@@ -30,7 +33,10 @@ def events(path, name):
 
 
 def check(path, summary, steps, worker):
-    """Every step once, the others' steps between the worker's loss and its next own step, and no attempt but the first."""
+    """Check that every step occurs once and the others' steps continue, in the first attempt.
+
+    Between the worker's loss and its next step.
+    """
     records = list(RunReader(path).steps())
     assert sorted(step for record in records for step in range(record.step, record.step + record.count)) == list(range(steps))
     assert summary["state"] == "succeeded"
@@ -55,7 +61,7 @@ def send(path, number):
 
 
 def all_workers_train(path):
-    """Whether a step of each has been recorded: on a busy machine one may be far ahead of another that is still starting."""
+    """Whether each worker has a recorded step: on a busy machine one may still be starting."""
     return (
         trains(path) and all(f'"worker":{worker},' in (path / "steps.jsonl").read_text() for worker in range(3)) and lives(path, "worker-1")
     )

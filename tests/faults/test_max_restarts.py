@@ -1,4 +1,4 @@
-"""``--max-restarts``: tasks and agents are killed at random moments, and the run ends as if nothing had been."""
+"""``--max-restarts``: tasks and agents are killed at random, and the result is unchanged."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Real runs tell how they end, and when they begin anew, to a real web server and a real command."""
+"""Notifications of real runs about ends and restarts, to a web server and a command."""
 
 import json
 import os

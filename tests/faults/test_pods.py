@@ -1,4 +1,7 @@
-"""Pods of an Indexed Job, as processes of this machine: what a loss does to the others, and that the same command goes on with the run."""
+"""Pods of an Indexed Job as local processes: effect of a loss, and resumption.
+
+The same command resumes the run.
+"""
 
 import json
 import os
@@ -24,7 +27,7 @@ def _toy_installed(monkeypatch):
 
 
 class Pods:
-    """Three pods that can be started as often as is wanted, each time with the same command and variables."""
+    """Three pods that can be started repeatedly with the same command and variables."""
 
     def __init__(self, folder, stack, *more):
         self.folder = folder
@@ -106,7 +109,7 @@ def test_lost_pod_ends_others_with_75_and_resumes(pods_of, tmp_path, backend, st
 
 @pytest.mark.parametrize("evicted", [[2], pytest.param([0, 1, 2], marks=pytest.mark.slow)])
 def test_evicted_pod_saves_checkpoint(pods_of, evicted):
-    """One is evicted by its cluster, or all of them by the end of their Job: none may be taken for a second interrupt."""
+    """One is evicted, or all of them at the end of their Job: neither is a second interrupt."""
     pods = pods_of("--backend", "toy", "--steps", "1000000", "--checkpoint-every", "1000000steps")
     started = pods.start()
     wait_until(lambda: (pods.run / "steps.jsonl").exists() and (pods.run / "steps.jsonl").stat().st_size, 60, "the first step")

@@ -1,4 +1,4 @@
-"""Random kills: whatever process of a run dies, and of whatever signal, the run ends soon, names it, and leaves nothing behind.
+"""Random kills: any process, any signal; the run ends soon, names it, and leaves nothing.
 
 The cases are drawn from the seed that each prints: `--seed` repeats them.
 """
@@ -56,7 +56,7 @@ class Case:
 
 
 def drawn(number):
-    """The case of a number: the first of them go through the quick clusters, the others through all."""
+    """The case of a number: first the quick clusters, then all."""
     random_numbers = random.Random(f"{SEED} {number}")
     backend, mode, joined = QUICK[number] if number < len(QUICK) else CLUSTERS[number % len(CLUSTERS)]
     roles = ["task", "task", "agent", "driver", *([] if joined else ["holder"])]
@@ -74,7 +74,10 @@ def drawn(number):
 
 @dataclass
 class Traces:
-    """What a run, while it trains, has outside its processes and its directory: namespaces, groups of CPU, and shared memory."""
+    """A live run's resources outside its processes and directory.
+
+    Namespaces, groups of CPU, and shared memory.
+    """
 
     namespaces: dict[str, set[int]]
     cpu_groups: set[Path]
@@ -146,7 +149,10 @@ class Cluster:
         return sorted({(entry["task"], entry["pid"], record["node"]) for record in records for entry in record["tasks"]})
 
     def victim(self):
-        """The process to kill; the task that is to be blamed; what the message says of it; None where nobody is left to say it."""
+        """The process to kill, the task to blame and the expected message.
+
+        None if nobody remains to report it.
+        """
         case = self.case
         if case.role == "driver":
             return self.driver.process.pid, None, None
@@ -201,7 +207,10 @@ def commands_of(pids):
 
 
 def temporary_files_of(pid, case, folder):
-    """What nobody can remove: the folder of a process that somebody else has started. The next agent on its machine removes it."""
+    """The temporary folder of a process that somebody else has started.
+
+    The next agent on its machine removes it.
+    """
     return {name for name in os.listdir(folder) if case.role == "agent" and case.joined and f"-{pid}-" in name}
 
 

@@ -1,4 +1,4 @@
-"""A run that goes on with fewer nodes, as its policy wants: real processes, nodes killed for real."""
+"""A run that continues with fewer nodes by policy: real processes and kills."""
 
 import json
 import threading
@@ -52,7 +52,7 @@ def restarted(path):
 
 
 def test_resize_run_continues_without_lost_node(tmp_path):
-    """Its updates are the same, its records tell of the nodes, and what would rest on three of them says so."""
+    """Its updates are equal, its records name the nodes, and scaled figures have a note."""
     cadence = {"checkpoint_every": "400steps", **THREE}
     undisturbed, _ = train(tmp_path, "undisturbed", **cadence)
     policy, path = Decides(Resize(2)), tmp_path / "run"
@@ -106,7 +106,7 @@ def test_resize_run_continues_without_lost_node(tmp_path):
 
 @pytest.mark.slow
 def test_resize_node_lost_while_waiting_is_not_used(tmp_path):
-    """Where no checkpoint was saved the run begins anew; that it does so on other machines than the driver's first node is no matter."""
+    """Without a checkpoint the run starts from scratch, on other machines than the first node."""
 
     class Waits(Decides):
         def decide(self, *asked):

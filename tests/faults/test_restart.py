@@ -1,4 +1,4 @@
-"""A policy handed to the driver has a run go on after a failure, and nothing else has to know of it: real processes, killed for real."""
+"""A restart policy of the driver restarts a run by itself: real processes and kills."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A task that hangs is named with the line in which it hangs, in Python or in native code, and the run directory has all stacks."""
+"""A hanging task is reported with its line, in Python or native code, and all stacks."""
 
 import json
 import re
@@ -52,7 +52,10 @@ def forward(parameters, x_bchw):
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory):
-    """By where a task hangs: the folder, and what the command said. Both at once, as each waits for --stall-timeout."""
+    """The folder and output by place of the hang.
+
+    Both run together, as each waits for --stall-timeout.
+    """
 
     def run(hangs, folder):
         package = folder / "own_models" / "stuck"
@@ -94,7 +97,7 @@ def test_a_task_that_hangs_is_named_with_its_line(ended, hangs):
 
 @pytest.mark.slow
 def test_an_async_worker_that_hangs_is_named_with_its_line(tmp_path):
-    """While the others go on, or where these have done all that they can: then the chief notices it, or the driver."""
+    """While the others train, or after their work: the chief or the driver notices it."""
     prelude = """
     import os
     import time

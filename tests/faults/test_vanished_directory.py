@@ -1,4 +1,4 @@
-"""Run directories that vanish or may only be read from some moment on: open files go on as if nothing were, and the run must not."""
+"""Run directories that vanish or become read-only: open files hide it, yet the run must end."""
 
 import shutil
 import subprocess
@@ -70,7 +70,7 @@ def test_removed_directory_is_noticed_despite_open_files(path, change):
 
 @pytest.mark.quick_cases("read-only")
 def test_vanished_directory_ends_run_and_is_reported(path, change):
-    """Within ten seconds, or at the next checkpoint; nothing is made anew where the directory was."""
+    """Within ten seconds, or at the next checkpoint; the directory is not made again."""
     make, problem, more = change
     options = ["--backend", "toy", "--epochs", "1000000", "--eval-every", "end", "--json", *more]
     with MarkedRun(["run", *options, "--out", str(path.parent), "--name", path.name], path.parent.parent) as run:

@@ -1,7 +1,7 @@
-"""The toy backend, which says that it can use GPUs and writes into each task's log which ones it sees; it computes on the CPU all the same.
+"""The toy backend with simulated GPUs: it logs which ones each task sees.
 
-With GPU_TOY_SEES it says that it computes on what that names, as a framework that was built without CUDA does. Every task says in which
-precision it would compute: on a GPU in TF32.
+It computes on the CPU. With GPU_TOY_SEES it reports that value as its devices, like a framework built without CUDA. Every task logs in
+which precision it would compute: on a GPU in TF32.
 """
 
 import os

@@ -1,5 +1,6 @@
-"""The direct exchange with other constants: pieces, the size up to which vectors go whole, and buckets under a backward pass.
+"""One rank of the direct exchange with other constants.
 
+Constants: size of pieces, maximum size of whole vectors, and buckets during a backward pass.
 What is asked comes as ``--constant NAME --values …``; ranks set the constant of exchange/mesh before each try, in turns, and rank 0
 reports for each size and value the seconds of each try.
 """
@@ -40,7 +41,10 @@ WARM_UP = 3
 
 
 class Backward:
-    """A backward pass that hands in its gradients in buckets: matrix products, as many as `seconds` on a core of its own, then zeros."""
+    """A backward pass that submits its gradients in buckets.
+
+    It multiplies matrices for `seconds` on one core; the gradients are zeros.
+    """
 
     def __init__(self, mesh: Mesh, model: str, seconds: float) -> None:
         self._mesh, self._sizes = mesh, TENSORS[model]
@@ -101,7 +105,7 @@ def forget(mesh: Mesh) -> None:
 
 
 def measured(place: Place, mesh: Mesh, name: str, values: list[int], runners: dict[str, Make], tries: int) -> None:
-    """Time all values in turns, so many times, for each runner by its name; report the seconds of all tries."""
+    """Time all values in turns, for each runner by name; report the seconds of all tries."""
     found: dict[str, dict[str, list[float]]] = {key: {str(value): [] for value in values} for key in runners}
     for key, make in runners.items():
         for _ in range(tries):

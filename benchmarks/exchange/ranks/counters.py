@@ -1,4 +1,7 @@
-"""What a number of all-reduces have this process and its node do: switches of its threads, time on a core and waiting for one, packets."""
+"""Counters of this process and its node during all-reduces.
+
+They are context switches, time on a core, waiting time and packets.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ PACKETS: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 def count(run: Callable[[int], None], barrier: Callable[[], None], iterations: int, marks: bool) -> dict[str, Any]:
-    """Return what one of `iterations` all-reduces does in the mean, and the seconds of each. With `marks` each is called by itself."""
+    """Return the mean counters of one of `iterations` all-reduces, and the seconds of each.
+
+    With `marks` each is called separately.
+    """
     run(WARM_UP)
     barrier()
     with open(os.devnull, "wb", buffering=0) as null:

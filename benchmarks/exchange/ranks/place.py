@@ -1,4 +1,4 @@
-"""Which rank this process is, and how an all-reduce is timed and counted: the same for all who add up."""
+"""Rank and timing code that all all-reduce implementations share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Adder(Protocol):
     """One way to add up float32 vectors over all ranks."""
 
     def prepare(self, elements: int) -> Callable[[int], None]:
-        """Return what adds up a vector of so many elements, one time after another, as often as it is told, and waits for the end."""
+        """Return a function that sums vectors of this size, a given number of times, and waits."""
         ...
 
     def barrier(self) -> None:
@@ -97,7 +97,10 @@ def read_place(given: argparse.Namespace) -> Place:
 
 
 def main(join: Callable[[Place], Adder]) -> None:
-    """Time all-reduces of all sizes; or count what so many of them do (`--count`), each between two marks with `--marks`."""
+    """Time all-reduces of all sizes, or with `--count` count their work.
+
+    With `--marks` each is between two marks.
+    """
     given = arguments().parse_args()
     place = read_place(given)
     adder = join(place)

@@ -1,4 +1,4 @@
-"""Bare TCP sockets: how long a message takes (a ping-pong of two ranks), and how fast bytes leave every rank at the same time.
+"""Plain TCP sockets: ping-pong of two ranks, and throughput of all ranks together.
 
 Each rank is connected with the one after it and the one before it, and while it sends to the one it hears the other.
 """
@@ -38,7 +38,7 @@ def join(place: Place) -> tuple[socket.socket, socket.socket]:
 
 
 def ping_pong(place: Place, to_next: socket.socket, from_previous: socket.socket, tries: int) -> list[float]:
-    """Return for each try half of the mean round trip of a short message between the first two ranks; nothing on the others."""
+    """Return half the mean round trip of a short message for each try; nothing on other ranks."""
     connection = {0: to_next, 1: from_previous}.get(place.rank)
     if connection is None:
         return []
@@ -57,7 +57,7 @@ def ping_pong(place: Place, to_next: socket.socket, from_previous: socket.socket
 
 
 def stream(to_next: socket.socket, from_previous: socket.socket, tries: int) -> list[float]:
-    """Return for each try the bytes per second that arrive from the rank before while this rank sends to the next one."""
+    """Return for each try the bytes per second received while sending to the next rank."""
     stop = threading.Event()
 
     def send() -> None:

@@ -1,7 +1,7 @@
-"""A hand-written TensorFlow loop for AlexNet: `tf.nn` operations, NHWC, one `tf.function` call a step, momentum by TensorFlow's own kernel.
+"""A hand-written TensorFlow loop for AlexNet: `tf.nn`, NHWC, one `tf.function` call a step.
 
-Pixels stay uint8 in memory and are normalised a batch at a time, as one does with images that would not fit as float32. With bf16,
-convolutions and products, and what is between them, are computed from bfloat16 copies; weights, updates and the loss stay float32.
+Momentum is TensorFlow's own kernel. Pixels stay uint8 in memory and are normalised batch by batch, as for images that do not fit as
+float32. With bf16, convolutions, products and what is between them use bfloat16 copies; weights, updates and the loss stay float32.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ take, leave the fast kernels (measured: in bfloat16 more than ten times slower).
 
 
 def initial_values(work: Workload) -> list[np.ndarray]:
-    """Return the initial weights in TensorFlow's layouts: HWIO, [in, out], features in the order height, width, channel."""
+    """Return the initial weights in TensorFlow's layouts.
+
+    HWIO, [in, out], features in the order height, width, channel.
+    """
     found = [values.transpose(2, 3, 1, 0) if values.ndim == 4 else values.T for values in work.initial.values()]
     first_dense = next(position for position, values in enumerate(work.initial.values()) if values.ndim == 2)
     dense = list(work.initial.values())[first_dense]

@@ -1,6 +1,6 @@
-"""A hand-written TensorFlow loop, fused: one `tf.function` runs thousands of steps in a `tf.range`, with the batches' indices as input.
+"""A hand-written fused TensorFlow loop: thousands of steps in a `tf.range`.
 
-The variant `xla` compiles the loop (`jit_compile`).
+Its input are the batches' indices. The variant `xla` compiles the loop (`jit_compile`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""CTranslate2 with the same weights, converted by its own specification, on the sentences of `torch_decoding.py`: greedy, float32.
+"""CTranslate2 with equal weights on the sentences of `torch_decoding.py`, greedy, float32.
 
-It leaves the two pieces that are never said out of the softmax too, so that its log-probabilities are larger, by 2 in 8,000 for each piece.
+The weights are converted by its own specification. It also excludes from the softmax the two pieces that are never output, so its
+log-probabilities are larger, by 2 in 8,000 for each piece.
 """
 
 from __future__ import annotations

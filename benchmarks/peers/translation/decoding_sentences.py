@@ -11,7 +11,7 @@ SENTENCES, LENGTH, SOURCE_LENGTH = 32, 50, 25
 
 
 def sentences(work: Workload) -> list[NDArray[np.integer]]:
-    """Return the first sentences of one length, as many as all steps need, over again where there are fewer."""
+    """Return sentences of one length, as many as all steps need, repeated if necessary."""
     column = work.data.column("train", "source")
     found = np.flatnonzero(column.lengths == SOURCE_LENGTH)
     return [column.example(int(index)) for index in np.resize(found, work.updates * SENTENCES)]

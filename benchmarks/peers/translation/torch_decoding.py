@@ -1,8 +1,8 @@
-"""Greedy decoding on torch, 32 sentences at once, to a length of 50 pieces, with the weights that training starts from.
+"""Greedy decoding on torch of batches of 32 sentences, to 50 pieces, with initial weights.
 
-The variant `cached` is the product's own search and decoder, which keeps keys and values of the positions so far. The variant `uncached` is
-the same search over a decoder written by hand that goes through all positions anew for each piece. In the place of a step's loss stands
-minus the mean log-probability of its translations: where that is the same, so are they.
+The variant `cached` is the product's own search and decoder, which caches keys and values of previous positions. The variant `uncached` is
+the same search over a hand-written decoder that recomputes all positions for each piece. In place of a step's loss it reports
+minus the mean log-probability of its translations: equal ones mean equal translations.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Hugging Face's Trainer and its MarianMTModel of the same size, from random weights, on the same batches.
+"""Hugging Face's Trainer and a MarianMTModel of the same size, on the same batches.
 
-Its formulas are not the product's: normalisation comes after each sublayer, attention has biases, and its initial weights are its own. So
-its losses are of the same level only. bf16 is Trainer's option of that name.
+Its formulas differ from the product's: normalisation is after each sublayer, attention has biases, and its random initial weights differ.
+So only the level of its losses is comparable. bf16 is Trainer's option of that name.
 """
 
 from __future__ import annotations

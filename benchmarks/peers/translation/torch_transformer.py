@@ -1,8 +1,8 @@
-"""A hand-written torch loop for the Transformer: batches in memory, forward, backward, a fused Adam; bf16 by autocast.
+"""A hand-written torch loop for the Transformer: batches in memory, fused Adam, autocast.
 
-The variant `by hand` is written on F.scaled_dot_product_attention, with one product for queries, keys and values; before its clock starts
-it tries an explicit softmax as well, and keeps what is faster here. The variant `nn.Transformer` is that of torch. Its attention has
-biases, which stay the zeros that they are: the mathematics is the same.
+The variant `by hand` uses F.scaled_dot_product_attention, with one product for queries, keys and values; before its clock starts it also
+tries an explicit softmax, and uses the faster one. The variant `nn.Transformer` is that of torch, whose attention has biases,
+which stay zero: the mathematics is the same.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class Attention(nn.Module):
-    """Attention with several heads. `parts`: of how many products what is multiplied by `inputs` consists."""
+    """Multi-head attention; `parts` is the number of products merged for `inputs`."""
 
     def __init__(self, width: int, heads: int, rate: float, *, crossed: bool) -> None:
         super().__init__()
@@ -157,7 +157,10 @@ class ByTorch(Translator):
 
     @torch.no_grad()
     def _start(self, work: Workload) -> None:
-        """Take over the initial weights. Of what the product holds as two matrices torch has one: a query, and key and value."""
+        """Load the initial weights.
+
+        Where the product has two matrices torch has one: for query, and for key and value.
+        """
         given = {name: torch.from_numpy(values) for name, values in work.initial.items()}
         self.embedding.weight.copy_(given["embedding.weight"])
         for side in (self.transformer.encoder, self.transformer.decoder):

@@ -1,7 +1,8 @@
-"""Lightning's Trainer around a Transformer as JoeyNMT and OpenNMT-py write theirs, with all of Lightning's own logging off (`barebones`).
+"""Lightning's Trainer around a Transformer written like JoeyNMT's and OpenNMT-py's.
 
-As theirs: a product each for queries, keys and values, an explicit softmax, a loss against the matrix of smoothed labels (kl_div), and of
-each batch the number of right tokens. Batches are gathered and padded by the loader, sentence by sentence, as those toolkits do.
+All of Lightning's logging is off (`barebones`). As in theirs: separate products for queries, keys and values, an explicit softmax, a loss
+against the matrix of smoothed labels (kl_div), and the number of right tokens of each batch. The loader gathers and pads sentence by
+sentence.
 """
 
 from __future__ import annotations
@@ -177,7 +178,7 @@ def _linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> nn.Linear
 
 
 def entropy(work: Workload) -> float:
-    """Return by how much kl_div is less than the cross entropy: that of the smoothed labels, which depends on nothing that is trained."""
+    """Return the cross entropy minus kl_div: the entropy of the smoothed labels, a constant."""
     pieces, smoothing = work.spec.logits_per_position, work.spec.settings.smoothing
     other = smoothing / pieces
     own = 1.0 - smoothing + other
