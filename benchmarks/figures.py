@@ -86,7 +86,7 @@ class Spread:
     most: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
+    def from_values(cls, values: Sequence[float]) -> Spread:
         """Raises ValueError where there are none."""
         if not values:
             raise ValueError("no figures to summarise")
@@ -98,7 +98,7 @@ def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
 
     Neighbours in time are compared, so both include the same load of the machine.
     """
-    return [mine / other for mine, other in zip(ours, theirs, strict=True)]
+    return [mine / theirs_of_run for mine, theirs_of_run in zip(ours, theirs, strict=True)]
 
 
 def copies(ours: Sequence[Measured], theirs: Sequence[Measured], figure: Figure) -> list[float]:
@@ -107,8 +107,8 @@ def copies(ours: Sequence[Measured], theirs: Sequence[Measured], figure: Figure)
     The product saved a checkpoint in every one.
     """
     return [
-        (getattr(mine, figure) - getattr(other, figure)) / mine.checkpoint_bytes
-        for mine, other in zip(ours, theirs, strict=True)
+        (getattr(mine, figure) - getattr(peer, figure)) / mine.checkpoint_bytes
+        for mine, peer in zip(ours, theirs, strict=True)
         if mine.checkpoint_bytes is not None
     ]
 
@@ -138,11 +138,11 @@ def save_costs(counts: Sequence[int], seconds: Sequence[float], saves: Sequence[
     quiet = ~touched.any(axis=0)
     costs = []
     for mine in touched:
-        found = np.flatnonzero(mine)
-        if not len(found):
+        positions = np.flatnonzero(mine)
+        if not len(positions):
             continue
         near = np.concatenate(
-            [np.flatnonzero(quiet[: found[0]])[-PACE_RESULTS:], found[-1] + np.flatnonzero(quiet[found[-1] :])[:PACE_RESULTS]]
+            [np.flatnonzero(quiet[: positions[0]])[-PACE_RESULTS:], positions[-1] + np.flatnonzero(quiet[positions[-1] :])[:PACE_RESULTS]]
         )
         if len(near):
             pace = np.median(lasting[near] / updates[near])
@@ -163,10 +163,10 @@ def differs(ours: Measured, theirs: Measured, losses: Literal["each", "level"], 
     if not abs(theirs.mean_loss - expected) <= (same_mean if losses == "each" else SAME_LEVEL) * expected:
         return f"mean loss {theirs.mean_loss:.6g} instead of {expected:.6g}"
     count = min(len(ours.losses), len(theirs.losses)) if losses == "each" else 0
-    mine, other = _array(ours.losses[:count]), _array(theirs.losses[:count])
-    if count and not float(np.linalg.norm(mine - other)) <= same_loss * float(np.linalg.norm(mine)):
-        worst = int(np.argmax(np.abs(mine - other)))
-        return f"loss {other[worst]:.6g} instead of {mine[worst]:.6g} at update {worst}"
+    mine, peer = _array(ours.losses[:count]), _array(theirs.losses[:count])
+    if count and not float(np.linalg.norm(mine - peer)) <= same_loss * float(np.linalg.norm(mine)):
+        worst = int(np.argmax(np.abs(mine - peer)))
+        return f"loss {peer[worst]:.6g} instead of {mine[worst]:.6g} at update {worst}"
     return None
 
 

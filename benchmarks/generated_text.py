@@ -53,12 +53,12 @@ def write_text() -> None:
 def _words(language: int) -> list[str]:
     """Return different words of two to four syllables, the most frequent first."""
     random = np.random.Generator(np.random.Philox([SEED, 1, language]))
-    found: dict[str, None] = {}
-    while len(found) < WORDS:
+    vocabulary: dict[str, None] = {}
+    while len(vocabulary) < WORDS:
         drawn = random.integers(len(CONSONANTS) * len(VOWELS), size=random.integers(2, 5)).tolist()
         syllables = [CONSONANTS[number // len(VOWELS)] + VOWELS[number % len(VOWELS)] for number in drawn]
-        found["".join(syllables) + ("" if language else "n")] = None
-    return list(found)
+        vocabulary["".join(syllables) + ("" if language else "n")] = None
+    return list(vocabulary)
 
 
 def _sentences(count: int, split: int) -> tuple[list[NDArray[np.int64]], list[NDArray[np.int64]]]:

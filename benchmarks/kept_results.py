@@ -109,4 +109,4 @@ class KeptResults:
 
 
 def _definition(scene: Mapping[str, Contestant], repeat: int) -> dict[str, Any]:
-    return {"repeat": repeat, "contestants": {name: asdict(found) for name, found in scene.items()}}
+    return {"repeat": repeat, "contestants": {name: asdict(contestant) for name, contestant in scene.items()}}

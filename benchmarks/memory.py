@@ -41,15 +41,15 @@ def _with_descendants(pid: int) -> list[int]:
 
     If the kernel lists no children, return the process alone.
     """
-    found = [pid]
-    for parent in found:
+    pids = [pid]
+    for parent in pids:
         try:
             tasks = list(Path(f"/proc/{parent}/task").iterdir())
         except FileNotFoundError:
             continue
         for task in tasks:
             try:
-                found += [int(child) for child in (task / "children").read_text().split()]
+                pids += [int(child) for child in (task / "children").read_text().split()]
             except (FileNotFoundError, ProcessLookupError):
                 continue
-    return found
+    return pids

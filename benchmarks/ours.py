@@ -50,12 +50,12 @@ def run_ours(run: Ours, shorter: int, network: str, threads: int | None, folder:
         group.wait_for("trainer", timeout_seconds)
         peak, tree = group.peak_bytes("trainer"), group.tree_bytes("trainer")
     weights = None if run.work.batch_tokens is None else target_tokens(run.work, run.nodes, run.work.warmup + steps)
-    found = replace(read_run(folder / "run", run.work.warmup, weights), peak_memory_bytes=peak, tree_memory_bytes=tree)
-    if run.checkpoint_seconds is not None and not found.saves:
+    run_figures = replace(read_run(folder / "run", run.work.warmup, weights), peak_memory_bytes=peak, tree_memory_bytes=tree)
+    if run.checkpoint_seconds is not None and not run_figures.saves:
         raise MeasurementError(
             "no checkpoint was saved while the clock ran: this machine needs more steps for that (benchmarks/rows/images.py)"
         )
-    return found
+    return run_figures
 
 
 def target_tokens(work: Work, workers: int, updates: int) -> NDArray[np.float64]:

@@ -85,9 +85,9 @@ class Group:
         process = dict(self._processes)[leader]
         next_look = 0.0
         while self._poll(leader, process) is None:
-            for name, other in self._processes:
-                if self._poll(name, other) not in (None, 0):
-                    raise MeasurementError(self._failure(name, f"ended with code {other.returncode}"))
+            for name, member in self._processes:
+                if self._poll(name, member) not in (None, 0):
+                    raise MeasurementError(self._failure(name, f"ended with code {member.returncode}"))
             if time.monotonic() > next_look:
                 next_look = time.monotonic() + LOOKS_EVERY_SECONDS
                 self._trees[leader].look()

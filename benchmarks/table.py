@@ -56,17 +56,17 @@ def compute(name: str, row: Row, runs: Mapping[str, Sequence[Measured | None]]) 
 
     A repeat counts if it has all figures that the row needs.
     """
-    turns = zip(*(runs[each] for each in row.contestants), strict=True)
+    turns = zip(*(runs[contestant] for contestant in row.contestants), strict=True)
     complete = [turn for turn in turns if all(run is not None and getattr(run, row.figure) is not None for run in turn)]
     if not complete:
         return Result(name, row, None, None, None, None if row.target is None else False, 0)
-    found = list(zip(*complete, strict=True))
-    ours = [getattr(run, row.figure) for run in found[0]]
+    columns = list(zip(*complete, strict=True))
+    ours = [getattr(run, row.figure) for run in columns[0]]
     if row.peer is None:
-        return Result(name, row, Spread.of(ours), None, None, _met(row, Spread.of(ours).median), len(ours))
-    theirs = [row.peer.value] * len(ours) if isinstance(row.peer, Reference) else [getattr(run, row.figure) for run in found[1]]
-    compared = Spread.of(copies(found[0], found[1], row.figure) if row.relation == "copies" else ratios(ours, theirs))
-    return Result(name, row, Spread.of(ours), Spread.of(theirs), compared, _met(row, compared.median), len(ours))
+        return Result(name, row, Spread.from_values(ours), None, None, _met(row, Spread.from_values(ours).median), len(ours))
+    theirs = [row.peer.value] * len(ours) if isinstance(row.peer, Reference) else [getattr(run, row.figure) for run in columns[1]]
+    compared = Spread.from_values(copies(columns[0], columns[1], row.figure) if row.relation == "copies" else ratios(ours, theirs))
+    return Result(name, row, Spread.from_values(ours), Spread.from_values(theirs), compared, _met(row, compared.median), len(ours))
 
 
 def _met(row: Row, value: float) -> bool | None:

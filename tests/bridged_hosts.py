@@ -32,27 +32,27 @@ class BridgedHosts:
         """Take a host's link ``down``, or ``up`` again."""
         _do("-n", self.namespaces[host], "link", "set", "eth", state)
 
-    def lose_route(self, host: int, other: int) -> None:
+    def lose_route(self, host: int, target: int) -> None:
         """Have a host no longer reach another, which so gets no answer from it either."""
-        _do("-n", self.namespaces[host], "route", "add", "unreachable", f"{self.addresses[other]}/32")
+        _do("-n", self.namespaces[host], "route", "add", "unreachable", f"{self.addresses[target]}/32")
 
-    def find_route(self, host: int, other: int) -> None:
+    def find_route(self, host: int, target: int) -> None:
         """Undo `lose_route`."""
-        _do("-n", self.namespaces[host], "route", "del", "unreachable", f"{self.addresses[other]}/32")
+        _do("-n", self.namespaces[host], "route", "del", "unreachable", f"{self.addresses[target]}/32")
 
     def processes(self, daemon: str) -> list[int]:
         """The processes on the hosts, without the hub's and those whose command has `daemon` in it."""
         inside = {os.stat(f"/run/netns/{name}").st_ino for name in self.namespaces}
-        found = []
+        pids = []
         for entry in Path("/proc").iterdir():
             try:
                 if entry.name.isdigit() and os.stat(entry / "ns/net").st_ino in inside:
                     command = (entry / "cmdline").read_bytes().decode(errors="replace")
                     if command and daemon not in command:  # none: it is over
-                        found.append(int(entry.name))
+                        pids.append(int(entry.name))
             except OSError:
                 continue
-        return found
+        return pids
 
 
 @contextmanager
@@ -71,14 +71,14 @@ def bridged_hosts(count: int, prefix: str):
         for link in ("lo", "bridge"):
             _do("-n", f"{name}-hub", "link", "set", link, "up")
         for host in range(count):
-            own = f"{name}-{host}"
-            _do("netns", "add", own)
-            cleanup.callback(_ip, "netns", "del", own)
-            _do("-n", own, "link", "add", "eth", "type", "veth", "peer", "name", f"host{host}", "netns", f"{name}-hub")
+            namespace = f"{name}-{host}"
+            _do("netns", "add", namespace)
+            cleanup.callback(_ip, "netns", "del", namespace)
+            _do("-n", namespace, "link", "add", "eth", "type", "veth", "peer", "name", f"host{host}", "netns", f"{name}-hub")
             _do("-n", f"{name}-hub", "link", "set", f"host{host}", "master", "bridge", "up")
-            _do("-n", own, "address", "add", f"10.99.0.{host + 1}/24", "dev", "eth")
+            _do("-n", namespace, "address", "add", f"10.99.0.{host + 1}/24", "dev", "eth")
             for link in ("lo", "eth"):
-                _do("-n", own, "link", "set", link, "up")
+                _do("-n", namespace, "link", "set", link, "up")
         names, addresses = zip(*((f"{name}-{host}", f"10.99.0.{host + 1}") for host in range(count)), strict=True)
         yield BridgedHosts(names, addresses, f"{name}-hub")
 

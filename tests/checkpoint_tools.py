@@ -92,8 +92,8 @@ def save_until(run, step, deadly):
         _save_and_count(run, step, deadly, writer)
     os.close(writer)
     with open(reader, "rb") as pipe:
-        asked = len(pipe.read())
-    return os.waitpid(child, 0)[1], asked
+        calls = len(pipe.read())
+    return os.waitpid(child, 0)[1], calls
 
 
 def _save_and_count(run, step, deadly, writer):

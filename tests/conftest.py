@@ -188,8 +188,8 @@ def pytest_testnodedown(node: Any) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Say how many tests which command runs; not where tests were chosen by their names."""
     if (left_out := config.stash[LEFT_OUT]) and not config.option.keyword:
-        told = ", ".join(f"{count:,} ({command})" for command, count in sorted(left_out.items()))
-        terminalreporter.write_line(f"Tests left to other commands: {told}")
+        counts = ", ".join(f"{count:,} ({command})" for command, count in sorted(left_out.items()))
+        terminalreporter.write_line(f"Tests left to other commands: {counts}")
 
 
 def _test(item: pytest.Item) -> str:

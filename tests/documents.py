@@ -11,8 +11,8 @@ DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *sorted(f"docs/{pat
 
 def blocks(document: Path, language: str) -> list[str]:
     """The code blocks in one language; "" are those without one."""
-    found = re.findall(r"^```([^\n]*)\n(.*?)^```$", document.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    return [body for given, body in found if given == language]
+    matches = re.findall(r"^```([^\n]*)\n(.*?)^```$", document.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return [body for name, body in matches if name == language]
 
 
 def write_package(document: Path, folder: Path) -> list[Path]:
@@ -43,10 +43,10 @@ def write_package(document: Path, folder: Path) -> list[Path]:
 
 def entry_points(document: Path) -> dict[str, dict[str, str]]:
     """The entry points of the TOML blocks, by group."""
-    found: dict[str, dict[str, str]] = {}
+    tables: dict[str, dict[str, str]] = {}
     for body in blocks(document, "toml"):
-        found |= tomllib.loads(body).get("project", {}).get("entry-points", {})
-    return found
+        tables |= tomllib.loads(body).get("project", {}).get("entry-points", {})
+    return tables
 
 
 def shown_commands(document: Path) -> list[list[str]]:

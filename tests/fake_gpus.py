@@ -50,5 +50,5 @@ def build_library(folder: Path) -> Path:
 def environment(library: Path, answers: Path, gpus: list[FakeGpu], **more: str) -> dict[str, str]:
     """Return the variables that select these GPUs, with answers in the file `answers`."""
     answers.write_text("".join(f"{gpu.line()}\n" for gpu in gpus))
-    found = os.pathsep.join(filter(None, [str(library), os.environ.get("LD_LIBRARY_PATH", "")]))
-    return {"LD_LIBRARY_PATH": found, "FAKE_NVIDIA_ML": str(answers), **more}
+    folders = os.pathsep.join(filter(None, [str(library), os.environ.get("LD_LIBRARY_PATH", "")]))
+    return {"LD_LIBRARY_PATH": folders, "FAKE_NVIDIA_ML": str(answers), **more}

@@ -38,7 +38,7 @@ OPPOSITES |= {ast.In: "not in", ast.NotIn: "in", ast.Add: "-", ast.Sub: "+", ast
 
 def mutations(source):
     """Every changed expression on one line: (line, first column, last column, old, new)."""
-    found = []
+    mutations_of_module = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in OPPOSITES:
             new = f"({ast.unparse(node.left)}) {OPPOSITES[type(node.ops[0])]} ({ast.unparse(node.comparators[0])})"
@@ -54,8 +54,8 @@ def mutations(source):
             continue
         if node.lineno == node.end_lineno:
             old = source.splitlines()[node.lineno - 1].encode()[node.col_offset : node.end_col_offset].decode()
-            found.append((node.lineno, node.col_offset, node.end_col_offset, old, new))
-    return found
+            mutations_of_module.append((node.lineno, node.col_offset, node.end_col_offset, old, new))
+    return mutations_of_module
 
 
 def mutated(source, mutation):
@@ -119,31 +119,31 @@ def main():
     parser.add_argument("after", nargs="?", default="HEAD")
     parser.add_argument("--seed", type=int, default=secrets.randbits(32))
     parser.add_argument("--count", type=int, default=20)
-    asked = parser.parse_args()
-    print(f"--seed {asked.seed}", flush=True)
+    options = parser.parse_args()
+    print(f"--seed {options.seed}", flush=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the folders are removed
     escaped = 0
     with ExitStack() as stack:
-        trees = [stack.enter_context(checked_out(commit)) for commit in (asked.before, asked.after)]
+        trees = [stack.enter_context(checked_out(commit)) for commit in (options.before, options.after)]
         side_by_side = stack.enter_context(ThreadPoolExecutor(2))
         for module in TESTED:
-            for tree, failed in zip(trees, side_by_side.map(partial(killed, module, None, asked.seed), trees), strict=True):
+            for tree, failed in zip(trees, side_by_side.map(partial(killed, module, None, options.seed), trees), strict=True):
                 if failed:
                     sys.exit(f"{tree}: the tests of {module} fail without a mistake")
         print("| module | line | was | mutant | before | after |\n|---|---|---|---|---|---|")
-        for module, mutation in drawn(trees[1], asked.seed, asked.count):
-            there = [counterpart(tree, module, mutation) for tree in trees]
-            verdicts = list(side_by_side.map(partial(verdict, module, asked.seed), there, trees))
+        for module, mutation in drawn(trees[1], options.seed, options.count):
+            mutated = [counterpart(tree, module, mutation) for tree in trees]
+            verdicts = list(side_by_side.map(partial(verdict, module, options.seed), mutated, trees))
             escaped += verdicts == [True, False]
-            words = " | ".join({True: "killed", False: "survives", None: "not there"}[found] for found in verdicts)
+            words = " | ".join({True: "killed", False: "survives", None: "not there"}[verdict_of_tree] for verdict_of_tree in verdicts)
             print(f"| {module} | {mutation[0]} | `{mutation[3]}` | `{mutation[4]}` | {words} |".replace("||", "\\|\\|"), flush=True)
     return escaped > 0
 
 
 def counterpart(tree, module, mutation):
     """The same expression's mutation in another tree with other lines, or None."""
-    same = [found for found in mutations((tree / module).read_text()) if found[3:] == mutation[3:]]
-    return min(same, key=lambda found: abs(found[0] - mutation[0]), default=None)
+    same = [candidate for candidate in mutations((tree / module).read_text()) if candidate[3:] == mutation[3:]]
+    return min(same, key=lambda candidate: abs(candidate[0] - mutation[0]), default=None)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ MARK = "CROSSTRAIN_TEST_MARK"
 
 def marked(mark: str, name: str = "") -> list[int]:
     """The live (not zombie) processes with this mark and `name` in their command line."""
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -28,8 +28,8 @@ def marked(mark: str, name: str = "") -> list[int]:
         except OSError:
             continue
         if f"{MARK}={mark}".encode() in environment.split(b"\0") and state not in "ZX" and name in command:
-            found.append(int(entry.name))
-    return sorted(found)
+            pids.append(int(entry.name))
+    return sorted(pids)
 
 
 @dataclass
@@ -74,14 +74,14 @@ class MarkedRun:
 
     def namespaces(self) -> set[int]:
         """The network namespaces, other than this process's own, in which the run has processes."""
-        own = os.stat("/proc/self/ns/net").st_ino
-        found = set()
+        ours = os.stat("/proc/self/ns/net").st_ino
+        identities = set()
         for pid in self.alive():
             try:
-                found.add(os.stat(f"/proc/{pid}/ns/net").st_ino)
+                identities.add(os.stat(f"/proc/{pid}/ns/net").st_ino)
             except OSError:
                 continue
-        return found - {own}
+        return identities - {ours}
 
     def stderr(self) -> str:
         return Path(self.errors.name).read_text()
@@ -121,11 +121,11 @@ def open_descriptors() -> set[tuple[str, str]]:
 
     A test compares what is there afterwards with what was there before, and not how many: what earlier tests left may be closed meanwhile.
     """
-    found = set()
+    descriptors = set()
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):  # that of the list itself
-            found.add((number, os.readlink(f"/proc/self/fd/{number}")))
-    return found
+            descriptors.add((number, os.readlink(f"/proc/self/fd/{number}")))
+    return descriptors
 
 
 def is_over(connection: socket.socket) -> bool:
@@ -155,7 +155,7 @@ def living_in(namespaces: set[int], mark: str) -> list[int]:
 
     The system reuses the number of a deleted namespace, so another test's run may have it.
     """
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -165,5 +165,5 @@ def living_in(namespaces: set[int], mark: str) -> list[int]:
         except OSError:
             continue
         if inside and marks in ([], [f"{MARK}={mark}".encode()]):
-            found.append(int(entry.name))
-    return sorted(found)
+            pids.append(int(entry.name))
+    return sorted(pids)

@@ -27,21 +27,21 @@ def lines_of_prose(document: Path) -> list[tuple[int, str]]:
 
 def paragraphs(document: Path) -> list[str]:
     """Paragraphs, items of lists and headings, each in one line, without links' targets."""
-    found: list[list[str]] = [[]]
+    result: list[list[str]] = [[]]
     for _, line in lines_of_prose(document):
         if not line.strip() or re.match(r"\s*([-*]|\d+\.) |#+ ", line):
-            found.append([])
+            result.append([])
         if line.strip():
-            found[-1].append(re.sub(r"^\s*([-*]|\d+\.) |^#+ ", "", line).strip())
+            result[-1].append(re.sub(r"^\s*([-*]|\d+\.) |^#+ ", "", line).strip())
         if line.startswith("#"):
-            found.append([])
-    return [re.sub(r"\]\([^)]*\)", "]", " ".join(lines)) for lines in found if lines]
+            result.append([])
+    return [re.sub(r"\]\([^)]*\)", "]", " ".join(lines)) for lines in result if lines]
 
 
 def sentences(paragraph: str) -> list[str]:
     """The sentences of a paragraph; a code span is one word, colons and semicolons end none."""
     whole = re.sub(r"`[^`]*`", "CODE", paragraph)
-    return [one for one in re.split(r"(?<=[.!?])[)\"'*]*\s+(?=[A-Z(\"'*\[])", whole) if one.strip()]
+    return [sentence for sentence in re.split(r"(?<=[.!?])[)\"'*]*\s+(?=[A-Z(\"'*\[])", whole) if sentence.strip()]
 
 
 def words(text: str) -> list[str]:

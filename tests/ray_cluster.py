@@ -69,16 +69,16 @@ class RayNode:
     def processes(self, *names: str) -> list[int]:
         """The living processes of the node whose command line has one of these in it."""
         inside = os.stat(f"/proc/{self.leader}/ns/pid").st_ino
-        found = []
+        pids = []
         for entry in Path("/proc").iterdir():
             try:
                 if entry.name.isdigit() and os.stat(entry / "ns/pid").st_ino == inside:
                     command = (entry / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
                     if any(name in command for name in names):  # of a zombie there is none
-                        found.append(int(entry.name))
+                        pids.append(int(entry.name))
             except OSError:
                 continue
-        return found
+        return pids
 
     def end(self) -> None:
         """End all that runs there at once: the node's power fails."""
@@ -113,8 +113,8 @@ class RayCluster:
         assert line is not None, done.stdout + done.stderr
         state = json.loads(line.removeprefix("STATE"))
         return {
-            "groups": [each for each in state["groups"] if each != "REMOVED"],
-            "actors": [each for each in state["actors"] if each != "DEAD"],
+            "groups": [entry for entry in state["groups"] if entry != "REMOVED"],
+            "actors": [entry for entry in state["actors"] if entry != "DEAD"],
             "free": state["free"],
         }
 
@@ -131,15 +131,15 @@ def ray_cluster(count: int, folder: Path, *, dashboard: bool = False):
     """
     require_ray()
     with bridged_hosts(count, "ray") as hosts, ExitStack() as cleanup:
-        found = RayCluster(hosts)
+        cluster = RayCluster(hosts)
         cleanup.callback(_remove_folder)
         for number in range(count):
-            found.nodes.append(_start(found, number, folder, dashboard=dashboard))
-            cleanup.callback(lambda number=number: found.nodes[number].end())
+            cluster.nodes.append(_start(cluster, number, folder, dashboard=dashboard))
+            cleanup.callback(lambda number=number: cluster.nodes[number].end())
             if number == 0:
-                _await_nodes(found, 1)
-        _await_nodes(found, count)
-        yield found
+                _await_nodes(cluster, 1)
+        _await_nodes(cluster, count)
+        yield cluster
 
 
 @contextmanager
@@ -153,13 +153,13 @@ def ray_node(command: list[str], before: list[str], log: Path, environment: dict
         _remove_folder()
 
 
-def _start(found: RayCluster, number: int, folder: Path, *, dashboard: bool = False) -> RayNode:
-    own = found.hosts.addresses[number]
+def _start(cluster: RayCluster, number: int, folder: Path, *, dashboard: bool = False) -> RayNode:
+    address = cluster.hosts.addresses[number]
     route = ["ip", "route", "replace", "default", "via", HUB]  # Ray looks from which address packets leave for the world
-    subprocess.run([*found.hosts.in_network(number), *route], check=True)
-    place = ["--head", f"--port={PORT}", f"--include-dashboard={dashboard}"] if number == 0 else [f"--address={found.address}"]
-    command = [*RAY, "start", "--block", *place, f"--node-ip-address={own}", *SMALL]
-    return _node(command, found.hosts.in_network(number), folder / f"ray{number}.log", {})
+    subprocess.run([*cluster.hosts.in_network(number), *route], check=True)
+    place = ["--head", f"--port={PORT}", f"--include-dashboard={dashboard}"] if number == 0 else [f"--address={cluster.address}"]
+    command = [*RAY, "start", "--block", *place, f"--node-ip-address={address}", *SMALL]
+    return _node(command, cluster.hosts.in_network(number), folder / f"ray{number}.log", {})
 
 
 def _node(command: list[str], before: list[str], log: Path, environment: dict[str, str]) -> RayNode:
@@ -179,10 +179,10 @@ def _node(command: list[str], before: list[str], log: Path, environment: dict[st
     return RayNode(process, int(child[0]), log)
 
 
-def _await_nodes(found: RayCluster, count: int) -> None:
+def _await_nodes(cluster: RayCluster, count: int) -> None:
     script = f"""
 import logging, ray, time
-ray.init(address={found.address!r}, logging_level=logging.ERROR, log_to_driver=False)
+ray.init(address={cluster.address!r}, logging_level=logging.ERROR, log_to_driver=False)
 while sum(node["Alive"] for node in ray.nodes()) < {count}:
     time.sleep(0.2)
 print("all are there")
@@ -191,14 +191,14 @@ print("all are there")
     done = None
     while time.monotonic() < deadline:
         done = subprocess.run(
-            [*found.nodes[0].within, "timeout", "60", sys.executable, "-c", script], capture_output=True, text=True, check=False
+            [*cluster.nodes[0].within, "timeout", "60", sys.executable, "-c", script], capture_output=True, text=True, check=False
         )
         if done.returncode == 0:
             return
-        ended = [node.log.read_text() for node in found.nodes if node.process.poll() is not None]
+        ended = [node.log.read_text() for node in cluster.nodes if node.process.poll() is not None]
         assert not ended, ended
         time.sleep(0.5)
-    raise AssertionError(f"the Ray nodes do not come: {done.stdout}{done.stderr} {[node.log.read_text() for node in found.nodes]}")
+    raise AssertionError(f"the Ray nodes do not come: {done.stdout}{done.stderr} {[node.log.read_text() for node in cluster.nodes]}")
 
 
 def _remove_folder() -> None:

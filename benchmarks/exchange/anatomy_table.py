@@ -15,12 +15,12 @@ BUSY_SECONDS = 1e-6
 def column(counted: Mapping[str, Any], traced: Sequence[AllReduce], size_bytes: int) -> dict[str, str]:
     """Return rank 0's mean counters of one all-reduce, from the kernel and from a trace."""
     process, packets, threads = counted["process"], counted["packets"], counted["threads"].values()
-    calls = [call for one in traced for call in one.calls]
+    calls = [call for all_reduce in traced for call in all_reduce.calls]
 
     def a_turn(number: float) -> str:
         return f"{number / len(traced):,.1f}"
 
-    out, into = (sum(one.bytes_of(names) for one in traced) / len(traced) for names in (SENDING, RECEIVING))
+    out, into = (sum(all_reduce.bytes_of(names) for all_reduce in traced) / len(traced) for names in (SENDING, RECEIVING))
     return {
         "time": time_text(counted["mean_seconds"]),
         "on a core, all threads": time_text(process["user_seconds"] + process["system_seconds"]),
@@ -45,4 +45,4 @@ def markdown(columns: Mapping[str, Mapping[str, str]]) -> str:
     """Return the table. All columns have the same lines."""
     labels = next(iter(columns.values())).keys()
     lines = [f"| of one all-reduce | {' | '.join(columns)} |", "|---|" + "---:|" * len(columns)]
-    return "\n".join([*lines, *(f"| {label} | {' | '.join(found[label] for found in columns.values())} |" for label in labels)])
+    return "\n".join([*lines, *(f"| {label} | {' | '.join(column[label] for column in columns.values())} |" for label in labels)])

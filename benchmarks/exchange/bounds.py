@@ -54,7 +54,7 @@ def fit(sizes_bytes: Sequence[float], seconds: Sequence[float]) -> Line:
 
 def sizes(least_bytes: int, most_bytes: int, factor: int) -> list[int]:
     """Return sizes from the least to the most, each `factor` times the one before."""
-    found = [least_bytes]
-    while found[-1] * factor <= most_bytes:
-        found.append(found[-1] * factor)
-    return found
+    result = [least_bytes]
+    while result[-1] * factor <= most_bytes:
+        result.append(result[-1] * factor)
+    return result

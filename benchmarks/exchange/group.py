@@ -36,13 +36,13 @@ def run_ranks(
     `first_under` is a command that starts rank 0, such as one that traces it.
     """
     with tempfile.TemporaryDirectory(prefix="trainer-benchmark-") as name, nodes(ranks, network, bits_per_second) as made:
-        folder, told = Path(name), {"ranks": ranks, "addresses": made.addresses, "ports": made.ports, "secret": secrets.token_hex(32)}
+        folder, shared = Path(name), {"ranks": ranks, "addresses": made.addresses, "ports": made.ports, "secret": secrets.token_hex(32)}
         with Group(folder) as group:
             names = [f"rank-{rank}" for rank in range(ranks)]
             for rank, place in enumerate(names):
                 command = [*(first_under if rank == 0 else ()), sys.executable, str(RANKS / script), *arguments]
                 command += ["--parent", str(os.getpid())]
-                variables = {"GLOO_SOCKET_IFNAME": made.interface, "BENCHMARK_RANKS": json.dumps({**told, "rank": rank}), "TMPDIR": name}
+                variables = {"GLOO_SOCKET_IFNAME": made.interface, "BENCHMARK_RANKS": json.dumps({**shared, "rank": rank}), "TMPDIR": name}
                 group.start(place, command, environment(variables), made.start(rank))
             output = group.wait_for(names[0], timeout_seconds)
             group.wait_for_rest(names[1:])

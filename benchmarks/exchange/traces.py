@@ -58,21 +58,21 @@ def read(lines: Iterable[str]) -> list[Call]:
     calls: list[Call] = []
     unfinished: dict[int, Call] = {}
     for line in lines:
-        found = _LINE.match(line.rstrip("\n"))
-        if found is None:
+        match = _LINE.match(line.rstrip("\n"))
+        if match is None:
             continue
-        thread = int(found["thread"])
-        if found["resumed"]:
+        thread = int(match["thread"])
+        if match["resumed"]:
             call = unfinished.pop(thread, None)
             if call is None:
                 continue
         else:
-            call = Call(thread, found["name"], float(found["time"]), found["rest"])
+            call = Call(thread, match["name"], float(match["time"]), match["rest"])
             calls.append(call)
-            if found["rest"].endswith("<unfinished ...>"):
+            if match["rest"].endswith("<unfinished ...>"):
                 unfinished[thread] = call
                 continue
-        if end := _END.search(found["rest"]):
+        if end := _END.search(match["rest"]):
             call.seconds = None if end["seconds"] is None else float(end["seconds"])
             call.result = None if end["result"] == "?" else int(end["result"], 0)
     return calls
@@ -86,10 +86,10 @@ def cut(calls: Sequence[Call]) -> list[AllReduce]:
     return [AllReduce(calls[first].began, calls[last].began, calls[first + 1 : last]) for first, last in pairwise(marks)]
 
 
-def per_thread(found: Sequence[AllReduce]) -> Mapping[int, Counter[str]]:
+def per_thread(all_reduces: Sequence[AllReduce]) -> Mapping[int, Counter[str]]:
     """Return for each thread how often all of these all-reduces made each call."""
     counted: dict[int, Counter[str]] = defaultdict(Counter)
-    for one in found:
-        for call in one.calls:
+    for all_reduce in all_reduces:
+        for call in all_reduce.calls:
             counted[call.thread][call.name] += 1
     return counted

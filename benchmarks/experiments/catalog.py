@@ -18,13 +18,13 @@ NODES = ("CPU cores", "peak memory", "sent", "received")
 class Compared:
     """A ratio that the reference also has.
 
-    `reference` is computed from its figures; `said` is its sentence.
+    `reference` is computed from its figures; `sentence` is its own wording.
     """
 
     text: str
     reference: float
     value: Value
-    said: str | None = None
+    sentence: str | None = None
 
 
 @dataclass(frozen=True)

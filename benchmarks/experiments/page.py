@@ -18,7 +18,7 @@ from .catalog import Experiment
 from .results import Point, Results, figure
 
 NOT_RUN = "*Not measured yet.*"
-ALIKE = math.log(1.05)
+LOG_EQUAL = math.log(1.05)
 """Ratios within a twentieth of 1 count as no difference."""
 
 Show = Callable[[Any], str]
@@ -75,7 +75,7 @@ def fill(page: str, name: str, text: str) -> str:
     Raises ValueError unless the page has exactly one such place.
     """
     pattern = re.compile(rf"(^<!-- begin {re.escape(name)} -->\n).*?(^<!-- end {re.escape(name)} -->$)", re.MULTILINE | re.DOTALL)
-    filled, count = pattern.subn(lambda found: f"{found[1]}{text.strip()}\n{found[2]}", page)
+    filled, count = pattern.subn(lambda match: f"{match[1]}{text.strip()}\n{match[2]}", page)
     if count != 1:
         raise ValueError(f"the page has {count} places for {name!r} instead of one")
     return filled
@@ -97,8 +97,8 @@ def measured_text(experiment: Experiment, results: Results | None, pictures: Seq
     if results is None or not results.points:
         return NOT_RUN
     parts = [_table(experiment, results)]
-    if len(results.points) < results.asked:
-        parts.append(f"{results.asked - len(results.points)} of {results.asked} points are missing.")
+    if len(results.points) < results.requested:
+        parts.append(f"{results.requested - len(results.points)} of {results.requested} points are missing.")
     if experiment.compared:
         parts.append(_comparison(experiment, results))
     parts += [f"![{Path(path).stem.replace('_', ' ')}]({path})" for path in pictures]
@@ -158,18 +158,18 @@ def _shortened(experiment: Experiment, point: Point) -> str | None:
     """Return the configured epochs or steps if the run was to have fewer, or None."""
     job = resolve({}, {}, experiment.config).job
     unit = "steps" if job.steps is not None else "epochs"
-    asked = getattr(job, unit)
-    if asked is None:
+    configured = getattr(job, unit)
+    if configured is None:
         return None
     if _budget_name(point) != unit:
-        return f"{count_text(asked)} {unit}"
-    return count_text(asked) if point.job[unit] < asked else None
+        return f"{count_text(configured)} {unit}"
+    return count_text(configured) if point.job[unit] < configured else None
 
 
 def _budget(experiment: Experiment, point: Point) -> str:
-    asked = _shortened(experiment, point)
+    configured = _shortened(experiment, point)
     budget = count_text(point.job[_budget_name(point)])
-    return budget if asked is None else f"shortened to {budget} from {asked}"
+    return budget if configured is None else f"shortened to {budget} from {configured}"
 
 
 def _comparison(experiment: Experiment, results: Results) -> str:
@@ -178,12 +178,11 @@ def _comparison(experiment: Experiment, results: Results) -> str:
         _row(["ratio", "reference", "here (shortened)" if shortened else "here", "same direction"]),
         _row(["---", "---:", "---:", "---"]),
     ]
-    for one in experiment.compared:
-        value = one.value(results)
+    for ratio in experiment.compared:
+        value = ratio.value(results)
         here = UNKNOWN if value is None else f"{value:.2f}"
-        lines.append(
-            _row([one.text, one.said or f"{one.reference:.2f}", here, UNKNOWN if value is None else _agreement(one.reference, value)])
-        )
+        agreement = UNKNOWN if value is None else _agreement(ratio.reference, value)
+        lines.append(_row([ratio.text, ratio.sentence or f"{ratio.reference:.2f}", here, agreement]))
     return "\n".join(lines)
 
 
@@ -192,6 +191,6 @@ def _agreement(reference: float, value: float) -> str:
 
 
 def _direction(value: float) -> int:
-    """Return 1 for more, -1 for less, 0 where a ratio is 1 within `ALIKE`."""
+    """Return 1 for more, -1 for less, 0 where a ratio is 1 within `LOG_EQUAL`."""
     logarithm = math.log(value) if value > 0 else -math.inf
-    return 0 if abs(logarithm) <= ALIKE else int(math.copysign(1, logarithm))
+    return 0 if abs(logarithm) <= LOG_EQUAL else int(math.copysign(1, logarithm))

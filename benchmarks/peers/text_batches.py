@@ -43,24 +43,24 @@ def indices_of(work: Workload) -> list[NDArray[np.int32]]:
     """Return the examples of each update."""
     weights, lengths = work.data.weights("train", "target_tokens"), example_lengths(work.data)
     sampler = Sampler(len(weights), work.seed, BucketedTokens(work.batch_tokens, 1, "sync"), 1, weights=weights, lengths=lengths)
-    found: list[NDArray[np.int32]] = []
+    indices: list[NDArray[np.int32]] = []
     epoch = 0
-    while len(found) < work.updates:
+    while len(indices) < work.updates:
         batches: Batches = sampler.whole(epoch, 0, sampler.steps_per_epoch)
-        found += [batches.batch(position) for position in range(len(batches))]
+        indices += [batches.batch(position) for position in range(len(batches))]
         epoch += 1
-    return found[: work.updates]
+    return indices[: work.updates]
 
 
 def text_batches(work: Workload) -> list[TextBatch]:
     """Return the batch of each update."""
     columns: list[Column] = [work.data.column("train", name) for name in ("source", "target")]
-    found = []
+    result = []
     for indices in indices_of(work):
         source, target = (column.take(indices) for column in columns)
         padded = (source.padded().astype(np.int64), source.lengths, target.padded().astype(np.int64), target.lengths)
-        found.append(TextBatch(*padded))
-    return found
+        result.append(TextBatch(*padded))
+    return result
 
 
 def positions(work: Workload) -> NDArray[np.float32]:

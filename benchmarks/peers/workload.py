@@ -140,7 +140,7 @@ class Timer:
 
         `mean_loss` is over the first `mean_over` updates after the warm-up.
         """
-        found = {
+        figures = {
             "steps": workload.steps,
             "warmup": workload.warmup,
             "seconds": self._ended - self._began,
@@ -151,7 +151,7 @@ class Timer:
             "threads": workload.threads,
             **further,
         }
-        print("RESULT " + json.dumps(found), flush=True)
+        print("RESULT " + json.dumps(figures), flush=True)
 
 
 def read_workload() -> Workload:
@@ -179,28 +179,28 @@ def read_workload() -> Workload:
     parser.add_argument("--data", required=True)
     parser.add_argument("--precision", required=True)
     parser.add_argument("--variant", default="")
-    given = parser.parse_args()
+    options = parser.parse_args()
     if "TORCHELASTIC_RUN_ID" not in os.environ:  # under torchrun the parent is torchrun
-        die_with_parent(given.parent)
-    data = open_dataset(given.data)
-    spec: ModelSpec = build_model(given.model, data.info)
-    if (given.optimizer == "adam") != bool(given.batch_tokens) or (not given.batch_size and not given.batch_tokens):
+        die_with_parent(options.parent)
+    data = open_dataset(options.data)
+    spec: ModelSpec = build_model(options.model, data.info)
+    if (options.optimizer == "adam") != bool(options.batch_tokens) or (not options.batch_size and not options.batch_tokens):
         raise SystemExit("the peers know SGD on batches of examples, and Adam on batches of target tokens")
     return Workload(
-        steps=given.steps,
-        warmup=given.warmup,
-        batch_size=given.batch_size,
-        learning_rate=given.lr,
-        momentum=given.momentum,
-        precision=given.precision,
-        seed=given.seed,
-        threads=given.threads,
-        variant=given.variant,
+        steps=options.steps,
+        warmup=options.warmup,
+        batch_size=options.batch_size,
+        learning_rate=options.lr,
+        momentum=options.momentum,
+        precision=options.precision,
+        seed=options.seed,
+        threads=options.threads,
+        variant=options.variant,
         data=data,
         spec=spec,
-        initial=spec.initial(given.seed),
-        batch_tokens=given.batch_tokens,
-        model=given.model,
-        beta2=given.beta2,
-        epsilon=given.epsilon,
+        initial=spec.initial(options.seed),
+        batch_tokens=options.batch_tokens,
+        model=options.model,
+        beta2=options.beta2,
+        epsilon=options.epsilon,
     )

@@ -77,7 +77,7 @@ class Wanted:
     def command(self, out: Path) -> list[str]:
         """Return the command that makes it."""
         steps = STEPS_OF_A_WORKER * (self.nodes if self.scene.mode == "async" else 1)
-        given = {
+        options = {
             "--backend": self.scene.backend,
             "--mode": self.scene.mode,
             "--nodes": self.nodes,
@@ -91,7 +91,7 @@ class Wanted:
             "--name": self.name,
         }
         trainer = str(Path(sys.executable).with_name("trainer"))
-        return [trainer, "run", *WORKLOAD, "--no-save-final", *(str(word) for pair in given.items() for word in pair)]
+        return [trainer, "run", *WORKLOAD, "--no-save-final", *(str(word) for pair in options.items() for word in pair)]
 
 
 SCENES = tuple(Scene(backend, mode) for backend in ("torch", "tf") for mode in ("sync", "async"))
@@ -113,17 +113,17 @@ def wanted_runs(scene: Scene) -> Iterator[Wanted]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure or write; return the exit code: 1 where a run failed."""
-    given = _parse(arguments)
-    scenes = [scene for scene in SCENES if given.only is None or scene.name in given.only]
-    if given.action == "write":
-        write_documents(given.out, scenes, wanted_runs, FITTED, " ".join(WORKLOAD))
+    options = _parse(arguments)
+    scenes = [scene for scene in SCENES if options.only is None or scene.name in options.only]
+    if options.action == "write":
+        write_documents(options.out, scenes, wanted_runs, FITTED, " ".join(WORKLOAD))
         return 0
-    given.out.mkdir(parents=True, exist_ok=True)
-    began, left = time.monotonic(), [run for scene in scenes for run in wanted_runs(scene) if not (given.out / run.name).exists()]
-    while left and (given.seconds is None or time.monotonic() - began < given.seconds):
+    options.out.mkdir(parents=True, exist_ok=True)
+    began, left = time.monotonic(), [run for scene in scenes for run in wanted_runs(scene) if not (options.out / run.name).exists()]
+    while left and (options.seconds is None or time.monotonic() - began < options.seconds):
         run = left.pop(0)
         try:
-            _make(run, given.out)
+            _make(run, options.out)
         except MeasurementError as error:
             print(f"benchmarks.prediction: {error}", file=sys.stderr)
             return 1
@@ -155,15 +155,15 @@ def _processor_seconds() -> dict[tuple[int, float], float]:
     Kernel threads are included, with nanosecond precision. The machine's total is only sampled, a hundred times a second, in step
     with the kernel's throttling of the nodes, so equal runs seemed to differ by 0.2 cores.
     """
-    found = {}
+    seconds = {}
     for process in psutil.process_iter():
         try:
             with process.oneshot():
                 times = process.cpu_times()
-                found[process.pid, process.create_time()] = float(times.user + times.system)
+                seconds[process.pid, process.create_time()] = float(times.user + times.system)
         except psutil.NoSuchProcess:
             continue
-    return found
+    return seconds
 
 
 def _used_between(before: Mapping[tuple[int, float], float], after: Mapping[tuple[int, float], float]) -> float:

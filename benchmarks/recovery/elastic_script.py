@@ -51,14 +51,14 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="of progress, process numbers and checkpoints")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--checkpoint-every", type=int, default=200)
-    given = parser.parse_args()
+    options = parser.parse_args()
     rank = int(os.environ["RANK"])
-    partial = given.folder / f"partial-{rank}"
+    partial = options.folder / f"partial-{rank}"
     partial.write_text(str(os.getpid()))
-    partial.replace(given.folder / f"pid-{rank}")  # whole, or not there
+    partial.replace(options.folder / f"pid-{rank}")  # whole, or not there
     dist.init_process_group("gloo")
     images, labels, model = prepared()
-    saved = given.folder / "checkpoint.pt"
+    saved = options.folder / "checkpoint.pt"
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     first = 0
     if saved.exists():
@@ -68,16 +68,16 @@ def main() -> None:
         first = state["step"]
     wrapped = DistributedDataParallel(model)
     chosen = torch.Generator().manual_seed(rank)
-    with (given.folder / f"progress-{rank}").open("a") as progress:
+    with (options.folder / f"progress-{rank}").open("a") as progress:
         step = first
         while True:
-            batch = torch.randint(len(images), (given.batch_size,), generator=chosen)
+            batch = torch.randint(len(images), (options.batch_size,), generator=chosen)
             optimizer.zero_grad()
             cross_entropy(wrapped(images[batch]), labels[batch]).backward()
             optimizer.step()
             step += 1
             if rank == 0:
-                if step % given.checkpoint_every == 0:
+                if step % options.checkpoint_every == 0:
                     part = saved.with_suffix(".part")
                     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, part)
                     part.replace(saved)

@@ -48,7 +48,7 @@ def _contestants(backend: Backend) -> dict[str, Contestant]:
     }
 
 
-CONTESTANTS: dict[str, Contestant] = {name: found for backend in BACKENDS for name, found in _contestants(backend).items()}
+CONTESTANTS: dict[str, Contestant] = {name: contestant for backend in BACKENDS for name, contestant in _contestants(backend).items()}
 
 
 def _rows(backend: Backend) -> dict[str, Row]:

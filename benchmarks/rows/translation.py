@@ -63,12 +63,12 @@ def _trained(backend: Backend, size: str, precision: str) -> dict[str, Contestan
     """A model of a size, with its dropout; torch also against two popular trainers."""
     work, steps, options = (TINY, TINY_STEPS, TINY_OPTIONS) if size == "tiny" else (BASE, BASE_STEPS, BASE_OPTIONS)
     name = scene = f"{backend} {size} {precision}"
-    found: dict[str, Contestant] = {name: Ours(scene, backend, "sync", 1, steps, options, replace(work, precision=precision))}
-    found |= _by_hand(backend, name, scene, steps, exact=False)
+    contestants: dict[str, Contestant] = {name: Ours(scene, backend, "sync", 1, steps, options, replace(work, precision=precision))}
+    contestants |= _by_hand(backend, name, scene, steps, exact=False)
     if backend == "torch":
         for trainer, script in TRAINERS.items():
-            found[f"{trainer} {size} {precision}"] = Peer(scene, script, name, steps, losses="level", most_repeats=TRAINERS_REPEATS)
-    return found
+            contestants[f"{trainer} {size} {precision}"] = Peer(scene, script, name, steps, losses="level", most_repeats=TRAINERS_REPEATS)
+    return contestants
 
 
 def _without_dropout(backend: Backend, precision: str) -> dict[str, Contestant]:
@@ -79,11 +79,11 @@ def _without_dropout(backend: Backend, precision: str) -> dict[str, Contestant]:
     same = 1e-3 if precision == "fp32" else 3e-3
     work = replace(TINY, model="transformer:tiny?dropout=0", precision=precision, same_loss=same, same_mean=same, most_repeats=1)
     name = scene = f"{backend} tiny {precision}, no dropout"
-    found: dict[str, Contestant] = {name: Ours(scene, backend, "sync", 1, TINY_STEPS, TINY_OPTIONS, work)}
-    found |= _by_hand(backend, name, scene, TINY_STEPS, exact=True)
+    contestants: dict[str, Contestant] = {name: Ours(scene, backend, "sync", 1, TINY_STEPS, TINY_OPTIONS, work)}
+    contestants |= _by_hand(backend, name, scene, TINY_STEPS, exact=True)
     if backend == "torch":
-        found[f"Lightning tiny {precision}, no dropout"] = Peer(scene, TRAINERS["Lightning"], name, TINY_STEPS)
-    return found
+        contestants[f"Lightning tiny {precision}, no dropout"] = Peer(scene, TRAINERS["Lightning"], name, TINY_STEPS)
+    return contestants
 
 
 NODES, LINK, LINK_BYTES_PER_SECOND = 3, "1gbit", 125e6

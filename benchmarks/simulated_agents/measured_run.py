@@ -113,8 +113,8 @@ def measure(nodes: int, seconds: float, processes: int, out: Path) -> Measured:
         command = [*python("crosstrain.cli.main", "run"), *options, f"--out={out}", f"--name={name}", f"--rendezvous={rendezvous}"]
         simulators, first = [], 1
         for share in (len(range(1 + number, nodes, processes)) for number in range(min(processes, nodes - 1))):
-            given = ["--first", str(first), "--count", str(share), "--rendezvous", rendezvous]
-            started = python("benchmarks.simulated_agents.process", *given, *(f"{key}={value}" for key, value in settings.items()))
+            arguments = ["--first", str(first), "--count", str(share), "--rendezvous", rendezvous]
+            started = python("benchmarks.simulated_agents.process", *arguments, *(f"{key}={value}" for key, value in settings.items()))
             simulators.append(ending.enter_context(_started(started, surroundings, output=subprocess.PIPE)))
             first += share
         for simulator in simulators:
@@ -173,7 +173,7 @@ def _watched(driver: subprocess.Popen[bytes], run: Path, nodes: int, began: floa
     middle = looks[len(looks) // 2]
     train_seconds = trained - began - start_seconds
     rest = 3600.0 - train_seconds
-    other, of_samples = (last[each] + (last[each] - middle[each]) / max(1e-9, last[0] - middle[0]) * rest for each in (2, 3))
+    without_samples, of_samples = (last[index] + (last[index] - middle[index]) / max(1e-9, last[0] - middle[0]) * rest for index in (2, 3))
     reader = RunReader(run)
     summary = reader.summary() or {}
     samples = sum(node["samples"] for node in summary.get("per_node", ()))
@@ -188,7 +188,7 @@ def _watched(driver: subprocess.Popen[bytes], run: Path, nodes: int, began: floa
         samples_per_second=samples / train_seconds,
         driver_cores=(last[1] - first[1]) / (last[0] - first[0]),
         driver_peak_bytes=peak,
-        bytes_in_an_hour=other + min(of_samples, _most_of_samples(run)),
+        bytes_in_an_hour=without_samples + min(of_samples, _most_of_samples(run)),
         end_seconds=end_seconds,
     )
 
@@ -209,8 +209,8 @@ def _event(run: Path, name: str) -> dict[str, object] | None:
         return None
     for line in path.read_text().splitlines():
         if f'"event":"{name}"' in line:
-            found: dict[str, object] = json.loads(line)
-            return found
+            event: dict[str, object] = json.loads(line)
+            return event
     return None
 
 
@@ -224,10 +224,10 @@ def _cpu_seconds(process: psutil.Process) -> float:
 
 def _peak_bytes(pid: int) -> int:
     try:
-        found = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+        match = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     except OSError:
         return 0
-    return int(found[1]) * 1024 if found else 0
+    return int(match[1]) * 1024 if match else 0
 
 
 def _sizes(run: Path) -> tuple[int, int]:

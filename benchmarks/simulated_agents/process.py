@@ -44,8 +44,8 @@ class Connection:
         job, _ = apply_membership(resolved.job, resolved.sources, place)
         request = Message("join", {"protocol": PROTOCOL, "node": node, "local_rank": 0, "asked": job_request(job)})
         self._stream, _ = welcomed(request, place, read_secret(None), job.start_timeout)  # kept: it owns the connection
-        lent = self._stream.lend()
-        self.incoming, self.outgoing = Incoming(lent), Outgoing(lent)
+        stream = self._stream.lend()
+        self.incoming, self.outgoing = Incoming(stream), Outgoing(stream)
         self.agent = SimulatedAgent(node, self.outgoing.tell, timers, pattern)
 
     def serve(self, events: int) -> bool:
@@ -54,8 +54,8 @@ class Connection:
             self.outgoing.flush()
         if events & selectors.EVENT_READ:
             self.incoming.fill()
-        while (said := self.incoming.next()) is not None:  # also what was read with the welcome
-            self.agent.hear(said[0])
+        while (message := self.incoming.next()) is not None:  # also what was read with the welcome
+            self.agent.hear(message[0])
         return self.agent.exit_code is None and not self.incoming.ended
 
     def close(self) -> None:
@@ -97,16 +97,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--count", type=int, required=True, help="how many nodes")
     parser.add_argument("--rendezvous", required=True)
     parser.add_argument("options", nargs="*", help="settings of the job: name=value")
-    given = parser.parse_args(arguments)
-    settings = dict(option.split("=", 1) for option in given.options)
-    allow_files_of_nodes(given.count, joining=True)
+    options = parser.parse_args(arguments)
+    settings = dict(option.split("=", 1) for option in options.options)
+    allow_files_of_nodes(options.count, joining=True)
     timers, pattern = Timers(), sample_of_this_process()
     described_host(settings["backend"])
     print(LOADED, flush=True)
     try:
         with ThreadPoolExecutor(JOINING_AT_A_TIME) as joining:
-            nodes = range(given.first, given.first + given.count)
-            connections = [*joining.map(lambda node: Connection(node, given.rendezvous, settings, timers, pattern), nodes)]
+            nodes = range(options.first, options.first + options.count)
+            connections = [*joining.map(lambda node: Connection(node, options.rendezvous, settings, timers, pattern), nodes)]
     except TrainerError as error:
         print(f"simulated agents: {error}", file=sys.stderr)
         return error.exit_code

@@ -61,8 +61,8 @@ def page(browser):
     browser.driver.get("about:blank")
 
 
-def asked(browser):
-    """The paths that the browser has asked the command for."""
+def requested_paths(browser):
+    """The paths that the browser has requested from the command."""
     logged = [json.loads(entry["message"])["message"] for entry in browser.driver.get_log("performance")]
     urls = [entry["params"]["request"]["url"] for entry in logged if entry["method"] == "Network.requestWillBeSent"]
     return [url.partition("?")[0].partition("127.0.0.1")[2].partition("/")[2] for url in urls if url.startswith("http")]
@@ -99,7 +99,7 @@ def test_live_page_new_records_keep_scroll_position(page, tmp_path):
         assert process.wait(60) == 130
         page.wait("return document.getElementById('live-end').textContent === 'No longer refreshed: the command has ended.'", SECONDS)
         assert "No longer live, last refreshed at" in live(page)
-    paths = asked(page)
+    paths = requested_paths(page)
     assert [paths.count(path) for path in ("", "live.js", "script-0.js", "script-1.js")] == [1, 1, 1, 1]
     assert paths.count("page") >= 3
     complaints = [entry["message"] for entry in page.driver.get_log("browser")]

@@ -53,8 +53,8 @@ def test_page_draws_every_plot_without_requests_or_errors(browser, page):
             assert plot["lines"] == plot["traces"] - plot["named"] > 1, plot
             assert plot["names"] == plot["named"], plot
     logged = [json.loads(entry["message"])["message"] for entry in browser.driver.get_log("performance")]
-    asked = [entry["params"]["request"]["url"] for entry in logged if entry["method"] == "Network.requestWillBeSent"]
-    assert [url for url in asked if not url.startswith(("data:", "chrome:", "chrome-untrusted:"))] == [browser.driver.current_url]
+    urls = [entry["params"]["request"]["url"] for entry in logged if entry["method"] == "Network.requestWillBeSent"]
+    assert [url for url in urls if not url.startswith(("data:", "chrome:", "chrome-untrusted:"))] == [browser.driver.current_url]
     assert browser.driver.get_log("browser") == []
 
 
@@ -163,12 +163,12 @@ def test_page_text_and_controls_have_contrast(browser, page):
     for scheme in ("light", "dark"):
         browser.screen(scheme=scheme)
         style = "getComputedStyle(document.querySelector('{}')).{}"
-        found = browser.run(
+        colours = browser.run(
             f"return [{style.format('body', 'backgroundColor')}, {style.format('body', 'color')}, {style.format('figcaption p', 'color')}, "
             f"{style.format('nav a', 'color')}, {style.format('summary', 'color')}, {style.format('footer', 'color')}]"
         )
-        paper, *inks = (luminance(colour) for colour in found)
-        assert all((max(paper, ink) + 0.05) / (min(paper, ink) + 0.05) >= 4.5 for ink in inks), found
+        paper, *inks = (luminance(colour) for colour in colours)
+        assert all((max(paper, ink) + 0.05) / (min(paper, ink) + 0.05) >= 4.5 for ink in inks), colours
 
 
 def luminance(colour):

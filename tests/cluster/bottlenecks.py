@@ -52,7 +52,7 @@ def _slow_node(rng: random.Random, mode: str) -> Options:
     slow = rng.randrange(1 if mode == "async" else 0, nodes)
     cores[slow] = quick * rng.uniform(0.25, 0.4)
     job = _convolutions(rng, batch=(64, 128))
-    return {**job, "nodes": nodes, "cores_per_node": ",".join(f"{each:.3f}" for each in cores), "steps": 25 if mode == "sync" else 60}
+    return {**job, "nodes": nodes, "cores_per_node": ",".join(f"{limit:.3f}" for limit in cores), "steps": 25 if mode == "sync" else 60}
 
 
 def _data(rng: random.Random, mode: str) -> Options:

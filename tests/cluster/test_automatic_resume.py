@@ -111,11 +111,11 @@ def test_driver_of_run_resumed_elsewhere_stops_writing(tmp_path):
     """As one does that was cut off from the disk for long."""
     with MarkedRun([*command(tmp_path), "--steps", "100000000"], tmp_path) as run:
         wait_until(lambda: run.process.poll() is not None or list(tmp_path.glob("run/checkpoints/step-*")), 60, "a checkpoint")
-        other = Heartbeat(tmp_path / "run")
+        other_heartbeat = Heartbeat(tmp_path / "run")
         status = (tmp_path / "run/status.json").read_bytes()
         assert run.wait(60) == 1, run.stderr()
         assert "another process has gone on with this run, and this one ends" in run.stderr()
         assert run.alive() == []
         assert (tmp_path / "run/status.json").read_bytes() == status
-        other.check()
-        other.close()
+        other_heartbeat.check()
+        other_heartbeat.close()

@@ -55,14 +55,14 @@ def examples_by_step(run):
 
 @pytest.mark.thorough
 def test_both_frameworks_take_the_same_batches(runs):
-    one, other = runs["torch"], runs["tf"]
-    np.testing.assert_allclose(one.losses, other.losses, rtol=2e-5)
-    ends = [examples_by_step(run) for run in (one, other)]
+    torch_run, tf_run = runs["torch"], runs["tf"]
+    np.testing.assert_allclose(torch_run.losses, tf_run.losses, rtol=2e-5)
+    ends = [examples_by_step(run) for run in (torch_run, tf_run)]
     assert all(ends[0][step] == ends[1][step] for step in ends[0].keys() & ends[1].keys())
     assert max(ends[0].items()) == max(ends[1].items())
-    assert 0 < one.summary["padding_share"] < 0.15
-    assert one.summary["padding_share"] == other.summary["padding_share"]
-    assert one.summary["global_batch_size"] == 2 * one.summary["batch_size"]
+    assert 0 < torch_run.summary["padding_share"] < 0.15
+    assert torch_run.summary["padding_share"] == tf_run.summary["padding_share"]
+    assert torch_run.summary["global_batch_size"] == 2 * torch_run.summary["batch_size"]
 
 
 def larger_batches(sentences, initial, steps, lr):
@@ -76,15 +76,15 @@ def larger_batches(sentences, initial, steps, lr):
     losses = []
     for step in range(steps):
         examples = [sentences[index] for index in batches.batch(step)]
-        own, wanted = (np.concatenate(parts).astype(int) for parts in zip(*examples, strict=True))
-        before = np.concatenate([[0, *found[:-1]] for found, _ in examples]).astype(int)
-        logits = weights["own"][own] + weights["before"][before]
+        current, wanted = (np.concatenate(parts).astype(int) for parts in zip(*examples, strict=True))
+        before = np.concatenate([[0, *sequence[:-1]] for sequence, _ in examples]).astype(int)
+        logits = weights["own"][current] + weights["before"][before]
         chances = np.exp(logits - logits.max(1, keepdims=True))
         chances /= chances.sum(1, keepdims=True)
         places = np.arange(len(wanted))
         losses.append(-np.log(chances[places, wanted]).sum() / len(wanted))
         chances[places, wanted] -= 1.0
-        for name, rows in (("own", own), ("before", before)):
+        for name, rows in (("own", current), ("before", before)):
             np.subtract.at(weights[name], rows, lr * chances / len(wanted))
     return np.array(losses), weights
 
@@ -144,9 +144,9 @@ def test_resume_within_epoch_with_another_batch_size(backend, options, runs, tmp
 
 
 def test_batch_tokens_without_text_is_refused(tmp_path):
-    found = trainer("run", "--backend", "torch", "--batch-tokens", "100", "--out", str(tmp_path))
-    assert found.returncode == 2
-    assert "the examples of 'digits' are no sequences of tokens" in found.stderr
+    done = trainer("run", "--backend", "torch", "--batch-tokens", "100", "--out", str(tmp_path))
+    assert done.returncode == 2
+    assert "the examples of 'digits' are no sequences of tokens" in done.stderr
     assert not list(tmp_path.iterdir())
 
 

@@ -23,10 +23,10 @@ def test_compare_reads_differences_from_run_directories(tmp_path, monkeypatch):
         assert done.returncode == 0, done.stderr
     done = trainer("compare", "first", "second", "--by", "nodes", "--json", "--out", str(tmp_path))
     document = json.loads(done.stdout)
-    found = document["comparability"]
-    assert [one["setting"] for one in found["compared"]] == ["nodes", "workers", "batch_size"]
-    assert [one["setting"] for one in found["differences"]] == ["seed"]
-    assert list(found["not_recorded"]) == []  # the toy declares its packages, as every backend does
+    comparability = document["comparability"]
+    assert [entry["setting"] for entry in comparability["compared"]] == ["nodes", "workers", "batch_size"]
+    assert [entry["setting"] for entry in comparability["differences"]] == ["seed"]
+    assert list(comparability["not_recorded"]) == []  # the toy declares its packages, as every backend does
     (series,) = document["scaling"]
     speeds = [run["examples_per_second"] for run in document["runs"]]
     assert (series["scaling"], series["points"][1]["speedup"]) == ("strong", speeds[1] / speeds[0])

@@ -52,12 +52,12 @@ def choices(path):
 @pytest.mark.parametrize(("backend", "way"), EVERY)
 def test_compiled_steps_equal_the_reference(backend, way, tmp_path):
     job = {**LOGREG, **WAYS[way]}
-    found = run(tmp_path, backend, "on", **job)
+    compiled = run(tmp_path, backend, "on", **job)
     expected = train_logistic_regression(Job(backend="reference", **job), open_dataset("digits"))
-    assert relative_difference(found.losses, expected.losses) <= 1e-5
-    assert norm_wise_difference(found.weights, expected.weights) <= 1e-4
-    assert found.summary["compiled"] is True
-    assert choices(found.path) == []
+    assert relative_difference(compiled.losses, expected.losses) <= 1e-5
+    assert norm_wise_difference(compiled.weights, expected.weights) <= 1e-4
+    assert compiled.summary["compiled"] is True
+    assert choices(compiled.path) == []
 
 
 @pytest.mark.thorough
@@ -65,9 +65,9 @@ def test_compiled_steps_equal_the_reference(backend, way, tmp_path):
 def test_calibration_compiles_half_batch_only_if_compile_is_fast(backend, tmp_path):
     """Whichever of the two it is here: the driver has seen how long warming up took."""
     began = time.monotonic()
-    found = run(tmp_path, backend, "on", calibrate=True, **LOGREG)
+    result = run(tmp_path, backend, "on", calibrate=True, **LOGREG)
     longest = time.monotonic() - began
-    calibration = json.loads((found.path / "calibration.json").read_text())
+    calibration = json.loads((result.path / "calibration.json").read_text())
     (worker,) = calibration["workers"]
     assert (worker["half_compute_seconds"] is None) == (calibration["half_untried"] is not None)
     if calibration["half_untried"] is not None:
@@ -102,10 +102,10 @@ def test_compiled_training_options_equal_uncompiled(backend, more, tmp_path):
 @pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["tf", pytest.param("torch", marks=slow)])
 def test_async_workers_compute_compiled_gradients(backend, tmp_path):
-    found = run(tmp_path, backend, "on", mode="async", nodes=2, batch_size=10, epochs=8, lr=0.02, eval_every="end")
-    assert found.summary["updates_applied"] == found.summary["steps"]
-    assert found.summary["compiled"] is True
-    assert found.summary["eval"]["accuracy"] > 0.8
+    result = run(tmp_path, backend, "on", mode="async", nodes=2, batch_size=10, epochs=8, lr=0.02, eval_every="end")
+    assert result.summary["updates_applied"] == result.summary["steps"]
+    assert result.summary["compiled"] is True
+    assert result.summary["eval"]["accuracy"] > 0.8
 
 
 @slow
@@ -118,9 +118,9 @@ def test_compiled_dropout_equals_uncompiled(backend, tmp_path):
 @slow
 @pytest.mark.parametrize(("backend", "job"), [("tf", LOGREG), ("torch", LOGREG), ("torch", DROPPING)])
 def test_deterministic_runs_repeat_to_the_bit(backend, job, tmp_path):
-    one, two = (run(tmp_path / name, backend, "on", nodes=2, exchange="direct", deterministic=True, **job) for name in ("one", "two"))
-    np.testing.assert_array_equal(one.losses, two.losses)
-    assert norm_wise_difference(one.weights, two.weights) == 0
+    first, second = (run(tmp_path / name, backend, "on", nodes=2, exchange="direct", deterministic=True, **job) for name in ("one", "two"))
+    np.testing.assert_array_equal(first.losses, second.losses)
+    assert norm_wise_difference(first.weights, second.weights) == 0
 
 
 @pytest.mark.thorough
@@ -140,9 +140,9 @@ def test_xla_loop_result_is_independent_of_its_length(more, tmp_path):
     job = {**LOGREG, **more, "steps": 100, "eval_every": "7steps"}
     whole = run(tmp_path, "tf", "on", name="whole", **{**job, "eval_every": "end"})
     for name, cut in (("calls", {"steps_per_call": 9}), ("evaluated", {})):
-        found = run(tmp_path, "tf", "on", name=name, **job, **cut)
-        np.testing.assert_array_equal(found.losses, whole.losses)
-        assert norm_wise_difference(found.weights, whole.weights) == 0
+        result = run(tmp_path, "tf", "on", name=name, **job, **cut)
+        np.testing.assert_array_equal(result.losses, whole.losses)
+        assert norm_wise_difference(result.weights, whole.weights) == 0
     part = run(tmp_path, "tf", "on", name="part", **{**job, "steps": 41})
     done = trainer("run", "--resume", str(part.path), "--steps", "100", "--quiet")
     assert done.returncode == 0, done.stderr
@@ -156,8 +156,8 @@ def test_xla_loop_result_is_independent_of_its_length(more, tmp_path):
 @pytest.mark.thorough
 def test_compile_unsupported_by_xla_is_refused(tmp_path):
     """It has no repeatable gradient of a max pool."""
-    asked = {"compile": "on", "deterministic": True, "model": "cnn", "data": "glyphs", "steps": 5}
-    refused = trainer("run", "--backend", "tf", "--out", str(tmp_path), "--quiet", *options_of(asked))
+    settings = {"compile": "on", "deterministic": True, "model": "cnn", "data": "glyphs", "steps": 5}
+    refused = trainer("run", "--backend", "tf", "--out", str(tmp_path), "--quiet", *options_of(settings))
     assert refused.returncode == 2, refused.stderr
     assert "--compile: got 'on', but XLA cannot compile model 'cnn' here: " in refused.stderr
     assert "MaxPool" in refused.stderr
@@ -166,18 +166,18 @@ def test_compile_unsupported_by_xla_is_refused(tmp_path):
 @pytest.mark.thorough
 def test_compile_auto_resume_reuses_choice(tmp_path):
     """Also where the machine would choose otherwise by now: the record decides."""
-    found = run(tmp_path, "tf", "auto", nodes=2, **LOGREG)
-    (choice,) = choices(found.path)
-    assert found.summary["compiled"] is choice["compiled"]
+    result = run(tmp_path, "tf", "auto", nodes=2, **LOGREG)
+    (choice,) = choices(result.path)
+    assert result.summary["compiled"] is choice["compiled"]
     assert choice["plain_seconds"] > 0
-    described = found.path / "job.json"
+    described = result.path / "job.json"
     job = json.loads(described.read_text())
     assert (job["compile"], job["compiled"]) == ("auto", choice["compiled"])
     described.write_text(json.dumps({**job, "compiled": not choice["compiled"]}))
-    done = trainer("run", "--resume", str(found.path), "--steps", "150", "--quiet")
+    done = trainer("run", "--resume", str(result.path), "--steps", "150", "--quiet")
     assert done.returncode == 0, done.stderr
-    resumed = read_run(found.path)
-    assert len(choices(found.path)) == 1
+    resumed = read_run(result.path)
+    assert len(choices(result.path)) == 1
     assert resumed.summary["compiled"] is not choice["compiled"]
     assert len(resumed.losses) == 150
 
@@ -188,11 +188,11 @@ def test_compile_auto_resume_reuses_choice(tmp_path):
 def test_compile_auto_restart_reuses_choice(backend, tmp_path):
     killer = threading.Thread(target=kill_task_once, args=(tmp_path / "run", "worker-1"))
     killer.start()
-    found = run(tmp_path, backend, "auto", name="run", nodes=2, sample_interval=0.1, max_restarts=1, **{**LOGREG, "steps": 6000})
+    result = run(tmp_path, backend, "auto", name="run", nodes=2, sample_interval=0.1, max_restarts=1, **{**LOGREG, "steps": 6000})
     killer.join()
-    assert found.summary["restarts"] == 1
-    (choice,) = choices(found.path)
-    assert found.summary["compiled"] is choice["compiled"]
+    assert result.summary["restarts"] == 1
+    (choice,) = choices(result.path)
+    assert result.summary["compiled"] is choice["compiled"]
 
 
 @slow
@@ -209,16 +209,16 @@ def test_compile_uneven_slices_compile_before_clock_starts(tmp_path):
 @pytest.mark.thorough
 def test_compile_without_compiler_reports_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
-    asked = {"compile": "on", "steps": 5}
-    refused = trainer("run", "--backend", "torch", "--out", str(tmp_path / "on"), "--quiet", *options_of(asked))
+    settings = {"compile": "on", "steps": 5}
+    refused = trainer("run", "--backend", "torch", "--out", str(tmp_path / "on"), "--quiet", *options_of(settings))
     assert refused.returncode == 2, refused.stderr
     assert (
         "--compile: got 'on', as typed or as 'auto' has chosen for this run before, but torch.compile needs a C++ compiler"
         in refused.stderr
     )
     assert "apt install g++" in refused.stderr
-    found = run(tmp_path / "auto", "torch", "auto", **LOGREG)
-    (choice,) = choices(found.path)
+    result = run(tmp_path / "auto", "torch", "auto", **LOGREG)
+    (choice,) = choices(result.path)
     assert (choice["compiled"], choice["compiled_seconds"]) == (False, None)
     assert "C++ compiler" in choice["reason"]
 
@@ -226,7 +226,7 @@ def test_compile_without_compiler_reports_what_to_install(tmp_path, monkeypatch)
 @pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["tf", "torch"])
 def test_sequences_are_refused(backend, tmp_path):
-    asked = {"compile": "on", "steps": 5, "model": "transformer:tiny", "data": "numbers"}
-    refused = trainer("run", "--backend", backend, "--out", str(tmp_path), "--quiet", *options_of(asked))
+    settings = {"compile": "on", "steps": 5, "model": "transformer:tiny", "data": "numbers"}
+    refused = trainer("run", "--backend", backend, "--out", str(tmp_path), "--quiet", *options_of(settings))
     assert refused.returncode == 2, refused.stderr
     assert "--compile: got 'on', but the examples of" in refused.stderr

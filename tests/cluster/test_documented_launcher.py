@@ -19,8 +19,8 @@ PAGE = ROOT / "docs/adding-a-launcher.md"
 
 @pytest.fixture(scope="module")
 def namespaces():
-    with bridged_hosts(2, "netns") as found:
-        yield found
+    with bridged_hosts(2, "netns") as hosts:
+        yield hosts
 
 
 @pytest.fixture(autouse=True)
@@ -29,10 +29,10 @@ def installed(tmp_path, monkeypatch):
     folder = tmp_path / "installed"
     folder.mkdir()
     assert "crosstrain_netns/__init__.py" in {path.relative_to(folder).as_posix() for path in write_package(PAGE, folder)}
-    own = [str(folder), str(ROOT / "tests/toy")]
-    for path in own:
+    folders = [str(folder), str(ROOT / "tests/toy")]
+    for path in folders:
         monkeypatch.syspath_prepend(path)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*own, *filter(None, [os.environ.get("PYTHONPATH")])]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])]))
     monkeypatch.setenv("SSH_CONNECTION", "10.7.7.7 50000 10.8.8.8 22")  # a driver that was typed over ssh
     yield
     sys.modules.pop("crosstrain_netns", None)
@@ -66,10 +66,10 @@ def test_it_trains_and_looks_at_its_hosts(namespaces, tmp_path):
     assert cluster["addresses"] == [*namespaces.addresses]
     looked = trainer("doctor", *hosts, "--json")
     assert looked.returncode == 0, looked.stdout + looked.stderr
-    found = {(one["host"], one["what"]): one for one in json.loads(looked.stdout)["findings"]}
+    findings = {(finding["host"], finding["what"]): finding for finding in json.loads(looked.stdout)["findings"]}
     for host, address in zip(namespaces.namespaces, namespaces.addresses, strict=True):
-        assert found[host, "network"]["found"] == f"{address} on eth; reaches the others"
-        assert "is the same machine" in found[host, "machine"]["found"]
+        assert findings[host, "network"]["found"] == f"{address} on eth; reaches the others"
+        assert "is the same machine" in findings[host, "machine"]["found"]
 
 
 def test_host_file_of_user_names_hosts(namespaces, tmp_path, monkeypatch):
@@ -82,9 +82,9 @@ def test_host_file_of_user_names_hosts(namespaces, tmp_path, monkeypatch):
 
 def test_page_contains_the_tests_of_this_file():
     (shown,) = (body for body in blocks(PAGE, "python") if "LauncherConformance" in body)
-    given = {}
-    exec(shown, given)  # our own page
-    assert given["TestNetns"].launcher in entry_points(PAGE)["crosstrain.launchers"]
-    assert {name for name in vars(given["TestNetns"]) if not name.startswith("__")} <= {*vars(LauncherConformance)} | {
+    names = {}
+    exec(shown, names)  # our own page
+    assert names["TestNetns"].launcher in entry_points(PAGE)["crosstrain.launchers"]
+    assert {name for name in vars(names["TestNetns"]) if not name.startswith("__")} <= {*vars(LauncherConformance)} | {
         *LauncherConformance.__annotations__
     }

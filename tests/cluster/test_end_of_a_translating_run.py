@@ -36,4 +36,4 @@ def test_interrupt_while_translating_leaves_complete_run(tmp_path):
         assert f"not translated: trainer evaluate {path}" in process.stdout()
     summary = json.loads((path / "summary.json").read_text())
     assert (summary["state"], summary["steps"], summary["translated"]) == ("succeeded", 5, None)
-    assert [found.name for found in list_checkpoints(path)] == ["step-000000005"]
+    assert [checkpoint.name for checkpoint in list_checkpoints(path)] == ["step-000000005"]

@@ -40,9 +40,9 @@ def refused(capsys, *arguments):
     In this process, since requests are refused before a framework is imported.
     """
     assert main(["evaluate", *map(str, arguments)]) == 2
-    said = capsys.readouterr().err
-    assert "Traceback" not in said
-    return said
+    message = capsys.readouterr().err
+    assert "Traceback" not in message
+    return message
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +59,9 @@ def run(tmp_path_factory, digits):
 
 def expected(run, data, split):
     """Logits, mean loss and accuracy in float64."""
-    found = read_checkpoint(run / "checkpoints/step-000000123")
+    checkpoint = read_checkpoint(run / "checkpoints/step-000000123")
     x = data.inputs(split).reshape(len(data.labels(split)), -1).astype(np.float64)
-    logits = x @ found.parameters["dense.weight"].astype(np.float64).T + found.parameters["dense.bias"]
+    logits = x @ checkpoint.parameters["dense.weight"].astype(np.float64).T + checkpoint.parameters["dense.bias"]
     labels = data.labels(split)
     shifted = logits - logits.max(1, keepdims=True)
     losses = np.log(np.exp(shifted).sum(1)) - shifted[np.arange(len(labels)), labels]
@@ -158,13 +158,13 @@ def test_a_model_with_running_statistics(tmp_path, backend):
     save_model(tmp_path, "resnet18", info=data.info)
     target = tmp_path / "predictions.npz"
     printed = json.loads(evaluate(tmp_path, "--backend", backend, "--predictions", target, "--json").stdout)
-    other = np.load(target)["logits"]
+    logits = np.load(target)["logits"]
     labels = data.labels("test")
-    shifted = other.astype(np.float64) - other.max(1, keepdims=True)
+    shifted = logits.astype(np.float64) - logits.max(1, keepdims=True)
     losses = np.log(np.exp(shifted).sum(1)) - shifted[np.arange(len(labels)), labels]
     assert printed["loss"] == pytest.approx(losses.mean(), rel=1e-4)
     reference = _resnet_logits(tmp_path, data)
-    assert np.linalg.norm(other[:20] - reference) <= 1e-4 * np.linalg.norm(reference)
+    assert np.linalg.norm(logits[:20] - reference) <= 1e-4 * np.linalg.norm(reference)
 
 
 def _resnet_logits(run, data):
@@ -189,8 +189,8 @@ def test_evaluate_uses_requested_device(run, monkeypatch):
 
     A device that is missing, or not declared, is refused.
     """
-    own = json.loads(evaluate(run, "--device", "cpu", "--json").stdout)
-    assert own["loss"] == json.loads(evaluate(run, "--json").stdout)["loss"]
+    on_cpu = json.loads(evaluate(run, "--device", "cpu", "--json").stdout)
+    assert on_cpu["loss"] == json.loads(evaluate(run, "--json").stdout)["loss"]
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent / "toy"))
     assert "--device: got 'gpu', which backend toy does not support" in evaluate(run, "--backend", "toy", "--device", "gpu", code=2).stderr
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -199,7 +199,7 @@ def test_evaluate_uses_requested_device(run, monkeypatch):
 
 class TestWrongRequests:
     @pytest.mark.parametrize(
-        ("arguments", "said"),
+        ("arguments", "message"),
         [
             (
                 ["--data", "glyphs28"],
@@ -213,8 +213,8 @@ class TestWrongRequests:
             (["--predictions", "/proc/no/where.npz"], r"--predictions: '/proc/no' is no folder"),
         ],
     )
-    def test_evaluate_wrong_request_is_explained(self, run, capsys, arguments, said):
-        assert re.search(said, refused(capsys, run, *arguments))
+    def test_evaluate_wrong_request_is_explained(self, run, capsys, arguments, message):
+        assert re.search(message, refused(capsys, run, *arguments))
 
     def test_predictions_overwrite_nothing(self, run, tmp_path, capsys):
         target = tmp_path / "mine.npz"
@@ -224,8 +224,8 @@ class TestWrongRequests:
 
     def test_another_number_of_classes(self, tmp_path, capsys):
         save_model(tmp_path, "logreg", (1, 8, 8), classes=7)
-        said = refused(capsys, tmp_path, "--data", "digits")
-        assert "'digits' has classes: 10, but the model was trained on 'glyphs' with classes: 7" in said
+        message = refused(capsys, tmp_path, "--data", "digits")
+        assert "'digits' has classes: 10, but the model was trained on 'glyphs' with classes: 7" in message
 
     def test_evaluate_named_damaged_checkpoint_is_refused(self, tmp_path, digits, capsys):
         path = save_model(tmp_path, "logreg", info=digits.info)

@@ -32,7 +32,7 @@ def test_evaluate_non_finite_logits_are_counted_without_accuracy(tmp_path):
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("backend", "mode"),
-    [("torch", "async"), *(pytest.param(*other, marks=SLOW) for other in (("tf", "async"), ("torch", "sync"), ("tf", "sync")))],
+    [("torch", "async"), *(pytest.param(*case, marks=SLOW) for case in (("tf", "async"), ("torch", "sync"), ("tf", "sync")))],
 )
 def test_a_run_evaluates_and_translates_with_the_average(backend, mode, tmp_path):
     """While the weights still change fast, so that their average translates differently."""
@@ -42,15 +42,15 @@ def test_a_run_evaluates_and_translates_with_the_average(backend, mode, tmp_path
     updates = {"batch_size": 32, "optimizer": "adam", "lr": 0.01, "warmup_steps": 30, "steps": 30, "ema_decay": 0.99, "calibrate": False}
     model = {"model": "transformer:tiny?dropout=0", "data": data, "eval_every": "end", "beam": 1, "eval_sentences": 24}
     run = run_job(tmp_path, backend=backend, mode=mode, network="host", **model, **updates)
-    said = run.evals[-1]
-    found = {}
+    recorded = run.evals[-1]
+    results = {}
     for weights in ("ema", "trained"):
         done = trainer("evaluate", str(run.path), "--weights", weights, "--backend", "torch", "--trust-run", "--json")
         assert done.returncode == 0, done.stderr
-        found[weights] = json.loads(done.stdout)
-    average, trained = found["ema"], found["trained"]
-    assert said.loss == pytest.approx(average["loss"], rel=1e-5)
+        results[weights] = json.loads(done.stdout)
+    average, trained = results["ema"], results["trained"]
+    assert recorded.loss == pytest.approx(average["loss"], rel=1e-5)
     assert abs(trained["loss"] - average["loss"]) > 0.01 * average["loss"]
-    assert said.metrics["chrf"] == pytest.approx(average["chrf"], abs=0.5)
+    assert recorded.metrics["chrf"] == pytest.approx(average["chrf"], abs=0.5)
     assert run.summary["translated"]["chrf"] == pytest.approx(average["chrf"], abs=0.5)
     assert abs(trained["chrf"] - average["chrf"]) > 1

@@ -60,9 +60,9 @@ def _needs_limited_nodes():
 @pytest.fixture(autouse=True)
 def _needs_the_processor():
     """CPU limits decide only if other programs leave the cores alone."""
-    others = psutil.cpu_percent(interval=0.5) / 100
-    if others > MAX_OTHERS:
-        pytest.skip(f"other programs use {others:.0%} of the processor, so that what holds a run back is not certain")
+    load = psutil.cpu_percent(interval=0.5) / 100
+    if load > MAX_OTHERS:
+        pytest.skip(f"other programs use {load:.0%} of the processor, so that what holds a run back is not certain")
 
 
 @pytest.mark.parametrize(("cause", "backend", "mode"), dealt())
@@ -71,12 +71,12 @@ def test_the_cause_is_found(tmp_path, cause, backend, mode):
     run = run_job(tmp_path, environment={**os.environ, "TRAINER_CALIBRATE": "true"}, **options)
     done = trainer("explain", str(run.path), "--json")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    seen = {key: found[key] for key in ("verdict", "candidates", "network_cause", "slow_node", "step_fractions", "text")}
-    told = f"--seed {SEED} {options}\n{json.dumps(seen, indent=1)}\n{json.dumps(run.summary['time_shares'])}"
-    assert found["verdict"] == cause, told
+    explanation = json.loads(done.stdout)
+    seen = {key: explanation[key] for key in ("verdict", "candidates", "network_cause", "slow_node", "step_fractions", "text")}
+    details = f"--seed {SEED} {options}\n{json.dumps(seen, indent=1)}\n{json.dumps(run.summary['time_shares'])}"
+    assert explanation["verdict"] == cause, details
     if cause == "network":
-        assert found["network_cause"] == "link", told
+        assert explanation["network_cause"] == "link", details
     if cause == "peers":
         cores = [float(part) for part in options["cores_per_node"].split(",")]
-        assert found["slow_node"] == cores.index(min(cores)), told
+        assert explanation["slow_node"] == cores.index(min(cores)), details

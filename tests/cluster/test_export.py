@@ -126,11 +126,11 @@ class TestFormats:
     )
     def test_exported_weights_are_bit_identical(self, models, name, format_name, program):
         model = models(name)
-        found = model.load(program, model.export(format_name))
+        weights = model.load(program, model.export(format_name))
         checkpoint = read_checkpoint(model.checkpoint)
         expected = {**checkpoint.parameters, **checkpoint.buffers}
-        assert sorted(found) == sorted(expected)
-        assert all(np.array_equal(found[key], value) for key, value in expected.items())
+        assert sorted(weights) == sorted(expected)
+        assert all(np.array_equal(weights[key], value) for key, value in expected.items())
 
     @pytest.mark.parametrize(
         ("name", "format_name"),
@@ -220,7 +220,7 @@ class TestTheCommand:
 
     @pytest.mark.thorough
     @pytest.mark.parametrize(
-        ("arguments", "said"),
+        ("arguments", "message"),
         [
             (["--format", "savedmodle"], r"--format: got 'savedmodle'; allowed: safetensors, savedmodel, .*Did you mean 'savedmodel'\?"),
             ([], r"--format: give one of safetensors, savedmodel, tf-checkpoint, torch; or --describe"),
@@ -228,8 +228,8 @@ class TestTheCommand:
             (["--format", "safetensors", "-o", "/proc/no/where"], r"--output: '/proc/no' cannot be written"),
         ],
     )
-    def test_a_wrong_request(self, run, arguments, said):
-        assert re.search(said, trainer("export", run, *arguments, code=2).stderr)
+    def test_a_wrong_request(self, run, arguments, message):
+        assert re.search(message, trainer("export", run, *arguments, code=2).stderr)
 
     @pytest.mark.thorough
     def test_no_run(self, tmp_path):

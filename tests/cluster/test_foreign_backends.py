@@ -66,10 +66,10 @@ def _installed(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*path, *filter(None, [os.environ.get("PYTHONPATH")])]))
 
 
-@pytest.mark.quick_cases("absent-told0")
+@pytest.mark.quick_cases("absent-message0")
 @pytest.mark.cluster
 @pytest.mark.parametrize(
-    ("backend", "told"),
+    ("backend", "message"),
     [
         (
             "absent",
@@ -88,23 +88,23 @@ def _installed(tmp_path, monkeypatch):
         ),
     ],
 )
-def test_backend_without_framework_reports_how_to_install_it(backend, told, tmp_path):
+def test_backend_without_framework_reports_how_to_install_it(backend, message, tmp_path):
     done = trainer("run", "--backend", backend, "--out", str(tmp_path / "runs"), "--quiet")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.strip() == f"error: {told}"
+    assert done.stderr.strip() == f"error: {message}"
     assert list((tmp_path / "runs").glob("*")) == []
 
 
 @pytest.mark.thorough
 def test_backends_list_shows_how_to_install_each():
     done = trainer("backends", "--json")
-    found = {one["name"]: one for one in json.loads(done.stdout)}
-    assert (found["absent"]["problem"], found["absent"]["hint"]) == (
+    backends = {entry["name"]: entry for entry in json.loads(done.stdout)}
+    assert (backends["absent"]["problem"], backends["absent"]["hint"]) == (
         "the package no_such_framework is not installed",
         "pip install no-such-framework",
     )
-    assert found["sound"]["problem"] is None
-    assert "ModuleNotFoundError" in found["careless"]["problem"]
+    assert backends["sound"]["problem"] is None
+    assert "ModuleNotFoundError" in backends["careless"]["problem"]
 
 
 @pytest.mark.thorough

@@ -78,8 +78,8 @@ def test_the_best_is_kept_by_its_direction(made, backend, mode):
 
 
 def test_both_frameworks_count_the_same(runs):
-    one, other = (runs[backend, "sync"].evals for backend in ("tf", "torch"))
-    for first, second in zip(one, other, strict=True):
+    tf_evals, torch_evals = (runs[backend, "sync"].evals for backend in ("tf", "torch"))
+    for first, second in zip(tf_evals, torch_evals, strict=True):
         assert first.metrics == pytest.approx(second.metrics, abs=1e-2)
         assert first.loss == pytest.approx(second.loss, abs=1e-4)
 
@@ -107,19 +107,19 @@ VIEWS = {
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_comparisons_have_it(runs, view):
-    command, told = VIEWS[view]
+    command, texts = VIEWS[view]
     done = trainer(*command, *(str(run.path) for run in runs.values()))
     assert done.returncode == 0, done.stderr
-    assert not [text for text in told if text not in done.stdout], done.stdout
+    assert not [text for text in texts if text not in done.stdout], done.stdout
     assert "eval_accuracy" in done.stdout or not re.search("(?<!top-5 )accuracy", done.stdout)
 
 
 def test_lists_and_conditions_have_it(runs):
     out = str(runs["tf", "sync"].path.parent)
     assert "mean rank" in trainer("runs", "list", "--out", out).stdout
-    found = json.loads(trainer("runs", "list", "--out", out, "--where", "mean_rank<=1.9", "--sort", "mean_rank", "--json").stdout)["runs"]
-    assert len(found) == len(runs)
-    assert [row["eval_mean_rank"] for row in found] == sorted(row["eval_mean_rank"] for row in found)
+    rows = json.loads(trainer("runs", "list", "--out", out, "--where", "mean_rank<=1.9", "--sort", "mean_rank", "--json").stdout)["runs"]
+    assert len(rows) == len(runs)
+    assert [row["eval_mean_rank"] for row in rows] == sorted(row["eval_mean_rank"] for row in rows)
     assert json.loads(trainer("runs", "list", "--out", out, "--where", "mean_rank>1.9", "--json").stdout)["runs"] == []
     wrong = trainer("runs", "list", "--out", out, "--where", "mean_rnk>1")
     assert (wrong.returncode, "mean_rank" in wrong.stderr) == (2, True)
@@ -162,9 +162,9 @@ def test_loggers_receive_metric(runs):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for run in runs.values():
-        told = (run.path / "mllog.txt").read_text()
-        assert '"eval_top5"' in told
-        assert '"eval_mean_rank"' in told
+        log = (run.path / "mllog.txt").read_text()
+        assert '"eval_top5"' in log
+        assert '"eval_mean_rank"' in log
         events = b"".join(path.read_bytes() for path in (run.path / FOLDER).rglob("*tfevents*"))
         assert b"eval/mean_rank" in events
         assert b"eval mean rank" in events
@@ -197,9 +197,9 @@ def test_a_checkpoint_is_evaluated_by_it(runs):
     run = runs["torch", "sync"]
     done = trainer("evaluate", str(run.path), "--trust-run", "--json", environment=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["mean_rank"] == run.evals[-1].metrics["mean_rank"]
-    assert found["model"] == run.summary["model"] == JOB["model"]
+    evaluation = json.loads(done.stdout)
+    assert evaluation["mean_rank"] == run.evals[-1].metrics["mean_rank"]
+    assert evaluation["model"] == run.summary["model"] == JOB["model"]
 
 
 def test_improvement_has_a_direction_and_no_nan():

@@ -38,8 +38,8 @@ def test_pods_of_a_pytorch_job_wait_for_the_name_of_the_first(tmp_path):
             )
             for rank, file in names.items()
         ]
-        told = f"the host '{HOST}' is not an address of this machine, and node 0 has to have it; it is looked up again"
-        wait_until(lambda: told in pods[0].stderr(), 40, "the driver's look at its name")
+        message = f"the host '{HOST}' is not an address of this machine, and node 0 has to have it; it is looked up again"
+        wait_until(lambda: message in pods[0].stderr(), 40, "the driver's look at its name")
         time.sleep(1)
         for file in names.values():
             file.write_text(f"127.0.0.1 localhost\n127.0.0.1 {HOST}\n")

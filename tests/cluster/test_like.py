@@ -47,9 +47,9 @@ def test_it_is_the_same_run_again(earlier):
 
 
 def test_a_run_records_the_code_that_made_it(earlier, repository):
-    found = RunReader(earlier.path).code()
-    assert found == {**provenance(Path.cwd()), "crosstrain": work_tree(repository)}
-    assert found["packages"]["torch"] == version("torch")
+    code = RunReader(earlier.path).code()
+    assert code == {**provenance(Path.cwd()), "crosstrain": work_tree(repository)}
+    assert code["packages"]["torch"] == version("torch")
     assert RunReader(earlier.path).env()[0]["cpu_flags"]
 
 
@@ -64,17 +64,17 @@ def test_like_with_one_changed_setting(earlier):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--resume", "first"], "--like starts a new run and --resume continues one"),
         (["--steps", "+5"], "--steps: got '+5', but nothing is known of first to count from; give the number in all"),
         (["--force"], "--force: belongs to --resume"),
     ],
 )
-def test_like_meaningless_option_is_refused(earlier, options, said):
+def test_like_meaningless_option_is_refused(earlier, options, message):
     done = like(earlier, *options)
     assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
+    assert message in done.stderr
 
 
 def test_like_foreign_run_sets_no_address(earlier):

@@ -88,9 +88,9 @@ QUICK = [("tf", "async"), ("torch", "sync")]
 )
 def test_a_format_that_a_model_does_not_compute_in_is_refused(backend, cluster, tmp_path):
     model, options = write(tmp_path, PLAIN), CLUSTERS[cluster]
-    asked = ["--backend", backend, "--model", model, "--data", "digits", "--steps", "5", "--out", str(tmp_path / "runs")]
+    command = ["--backend", backend, "--model", model, "--data", "digits", "--steps", "5", "--out", str(tmp_path / "runs")]
     layout = [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", str(value))]
-    done = trainer("run", *asked, *layout, "--precision", "bf16", environment=importable(tmp_path))
+    done = trainer("run", *command, *layout, "--precision", "bf16", environment=importable(tmp_path))
     assert done.returncode == 2, done.stderr
     assert f"--precision: got 'bf16', but the forward function of model '{model}' on {backend} computes nothing in it" in done.stderr
     assert "Traceback" not in done.stderr

@@ -46,9 +46,9 @@ def test_network_bytes_equal_those_at_other_end_of_link(tmp_path, backend):
         assert record.network_sent_bytes == pytest.approx(from_node, rel=1e-4)
         assert record.network_received_bytes == pytest.approx(to_node, rel=1e-4)
         assert record.network_sent_bytes > 1e6
-    first, *others = driver_nodes(driver.path)
-    assert first["network_sent_bytes"] == pytest.approx(sum(node["network_received_bytes"] for node in others), rel=0.02)
-    assert first["network_received_bytes"] == pytest.approx(sum(node["network_sent_bytes"] for node in others), rel=0.02)
+    first, *other_nodes = driver_nodes(driver.path)
+    assert first["network_sent_bytes"] == pytest.approx(sum(node["network_received_bytes"] for node in other_nodes), rel=0.02)
+    assert first["network_received_bytes"] == pytest.approx(sum(node["network_sent_bytes"] for node in other_nodes), rel=0.02)
 
 
 def driver_nodes(path):

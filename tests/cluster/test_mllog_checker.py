@@ -52,13 +52,13 @@ def test_mllog_checker_accepts_reached_and_missed_targets(tmp_path, backend, unt
     assert checked.returncode == 0, checked.stderr
     assert status(log) == expected
     summary = json.loads((tmp_path / "run/summary.json").read_text())
-    told = {line["key"]: line for line in lines(log)}
-    assert told["eval_accuracy"]["value"] == summary["eval"]["accuracy"]
-    assert (told["train_samples"]["value"], told["eval_samples"]["value"]) == (1437, 360)
-    assert told["run_stop"]["metadata"]["samples_count"] == summary["examples"]
-    seconds = (told["run_stop"]["time_ms"] - told["run_start"]["time_ms"]) / 1000
+    logged = {line["key"]: line for line in lines(log)}
+    assert logged["eval_accuracy"]["value"] == summary["eval"]["accuracy"]
+    assert (logged["train_samples"]["value"], logged["eval_samples"]["value"]) == (1437, 360)
+    assert logged["run_stop"]["metadata"]["samples_count"] == summary["examples"]
+    seconds = (logged["run_stop"]["time_ms"] - logged["run_start"]["time_ms"]) / 1000
     assert seconds == pytest.approx(summary["run_seconds"], abs=0.1)
-    assert (told["run_start"]["time_ms"] - told["init_start"]["time_ms"]) / 1000 == pytest.approx(summary["init_seconds"], abs=0.1)
+    assert (logged["run_start"]["time_ms"] - logged["init_start"]["time_ms"]) / 1000 == pytest.approx(summary["init_seconds"], abs=0.1)
 
 
 @pytest.mark.thorough

@@ -65,12 +65,12 @@ def test_it_ends_the_run_and_is_named(backend, mode, workers, tmp_path):
         environment=importable(tmp_path), timeout_seconds=150,
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
-    (said,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    (message,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     chief = (backend, mode) == ("tf", "async")  # TensorFlow's workers tell their chief, which names them
     whose = "chief-0" if chief else f"worker-{workers - 1}" if mode == "sync" else "worker-"
-    assert f"as {'worker-' if chief else 'it ran out of memory ('}" in said
-    assert "ran out of memory (" in said
-    assert "--accumulate N makes updates as large again" in said
+    assert f"as {'worker-' if chief else 'it ran out of memory ('}" in message
+    assert "ran out of memory (" in message
+    assert "--accumulate N makes updates as large again" in message
     status = json.loads((tmp_path / "runs" / "a" / "status.json").read_text())
     assert status["state"] == "failed"
     assert status["task"].startswith(whose)

@@ -40,11 +40,11 @@ def test_predict_finds_link_as_bottleneck_of_run(tmp_path, mode):
     steps = "12" if mode == "sync" else "24"
     run = [*TRAINER, "run", "--backend", "torch", "--mode", mode, *JOB, *limits, "--steps", steps, "--out", str(tmp_path), "--name", "run"]
     subprocess.run(run, check=True, capture_output=True, timeout=120)
-    asked = [*TRAINER, "predict", "run", "--out", str(tmp_path), "--nodes", "2,4", "--json"]
-    found = json.loads(subprocess.run(asked, check=True, capture_output=True, text=True, timeout=60).stdout)
-    assert found["payload_bytes"] == PAYLOAD_BYTES
+    command = [*TRAINER, "predict", "run", "--out", str(tmp_path), "--nodes", "2,4", "--json"]
+    prediction = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout)
+    assert prediction["payload_bytes"] == PAYLOAD_BYTES
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    two, four = found["predictions"][:2]
+    two, four = prediction["predictions"][:2]
     steps_seconds = [worker["step_seconds"] for worker in summary["time_shares"]["workers"]]
     rate = 2 * 16 / steps_seconds[0] if mode == "sync" else sum(16 / seconds for seconds in steps_seconds)
     assert rate / 2 < two["examples_per_second"] < rate * 2  # how near it comes is measured, not tested: docs/scaling.md

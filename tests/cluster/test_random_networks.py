@@ -29,10 +29,10 @@ FULL = 100
 
 
 def pytest_generate_tests(metafunc):
-    given = metafunc.config.getoption("seed")
+    requested = metafunc.config.getoption("seed")
     fresh = np.random.default_rng(int(os.environ["CROSSTRAIN_TEST_SEED"])).integers(2, 1 << 31, FULL).tolist()
     seeds = [pytest.param(seed, marks=pytest.mark.slow) for seed in (QUICK, 0, 1, *fresh)]
-    metafunc.parametrize("seed", seeds if given is None else [given])
+    metafunc.parametrize("seed", seeds if requested is None else [requested])
 
 
 def test_random_network_trains_equally_on_both_backends(seed, tmp_path):

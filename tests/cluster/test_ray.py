@@ -20,8 +20,8 @@ ENDLESS = ("--backend", "torch", "--epochs", "1000000", "--node-timeout", "4")
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    with ray_cluster(NODES, tmp_path_factory.mktemp("ray")) as found:
-        yield found
+    with ray_cluster(NODES, tmp_path_factory.mktemp("ray")) as ray:
+        yield ray
 
 
 def run(cluster, folder, *more, environment=()):
@@ -56,9 +56,9 @@ def nothing_is_left(cluster):
 def test_the_same_result_as_here(cluster, tmp_path):
     job = ["--backend", "torch", "--steps", "20", "--batch-size", "30", "--monitor"]
     (tmp_path / "local").mkdir()
-    with run(cluster, tmp_path, *job) as there:
-        assert there.wait(120) == 0, there.stderr()
-        assert re.findall("ray|raylet|gcs|pid=", there.stderr().replace(str(tmp_path), ""), re.IGNORECASE) == []
+    with run(cluster, tmp_path, *job) as remote:
+        assert remote.wait(120) == 0, remote.stderr()
+        assert re.findall("ray|raylet|gcs|pid=", remote.stderr().replace(str(tmp_path), ""), re.IGNORECASE) == []
     command = [sys.executable, "-m", "crosstrain.cli.main", "run", *job, "--eval-every", "end", "--nodes", str(NODES), "--name", "run"]
     subprocess.run([*command, "--out", str(tmp_path / "local"), "--quiet"], check=True, stdout=subprocess.DEVNULL)
     assert losses(tmp_path) == losses(tmp_path / "local")
@@ -70,9 +70,9 @@ def test_the_same_result_as_here(cluster, tmp_path):
 @pytest.mark.clusters
 @pytest.mark.parametrize(("backend", "mode"), [("tf", "async"), ("tf", "sync"), ("torch", "async")])
 def test_every_backend_and_mode(cluster, tmp_path, backend, mode):
-    with run(cluster, tmp_path, "--backend", backend, "--mode", mode, "--steps", "20", "--json") as there:
-        assert there.wait(120) == 0, there.stderr()
-        assert json.loads(there.stdout())["steps"] == 20
+    with run(cluster, tmp_path, "--backend", backend, "--mode", mode, "--steps", "20", "--json") as remote:
+        assert remote.wait(120) == 0, remote.stderr()
+        assert json.loads(remote.stdout())["steps"] == 20
     assert nothing_is_left(cluster)
 
 
@@ -115,18 +115,18 @@ def test_ray_cluster_is_checked_without_run(cluster, tmp_path):
         assert done.returncode == code, done.stderr
         document = json.loads(done.stdout)
         assert document["hosts"] == [f"node {node}" for node in range(NODES)]
-        return {(one["host"], one["what"]): one for one in document["findings"]}
+        return {(finding["host"], finding["what"]): finding for finding in document["findings"]}
 
     with run(cluster, tmp_path, *ENDLESS, "--threads", "2") as training:
         trains(training, tmp_path)
-        found = looked()
-        assert {what for _, what in found} == {"crosstrain", "Python", "tensorflow", "torch", "machine", "clock", "network"}
-        assert [found[f"node {node}", "network"]["found"].split()[0] for node in range(NODES)] == sorted(cluster.hosts.addresses)
+        findings = looked()
+        assert {what for _, what in findings} == {"crosstrain", "Python", "tensorflow", "torch", "machine", "clock", "network"}
+        assert [findings[f"node {node}", "network"]["found"].split()[0] for node in range(NODES)] == sorted(cluster.hosts.addresses)
         assert training.process.poll() is None
         os.kill(driver(training), signal.SIGTERM)
         training.wait(60)
-    found = looked("--launcher", "ray", "--python", "/no/such/python", code=1)
-    assert {(one["what"], one["state"]) for one in found.values()} == {("Ray", "bad")}
+    findings = looked("--launcher", "ray", "--python", "/no/such/python", code=1)
+    assert {(finding["what"], finding["state"]) for finding in findings.values()} == {("Ray", "bad")}
     assert nothing_is_left(cluster)
 
 
@@ -135,8 +135,8 @@ def test_from_outside_of_the_cluster(cluster, tmp_path):
     """Through Ray's client server; the agents dial the machine that is no node."""
     job = ["run", "--backend", "torch", "--steps", "20", "--nodes", str(NODES), "--out", str(tmp_path), "--name", "run"]
     address = f"ray://{cluster.hosts.addresses[0]}:10001"
-    with MarkedRun([*job, "--ray-address", address], tmp_path, before=cluster.hosts.in_network(None)) as there:
-        assert there.wait(120) == 0, there.stderr()
+    with MarkedRun([*job, "--ray-address", address], tmp_path, before=cluster.hosts.in_network(None)) as remote:
+        assert remote.wait(120) == 0, remote.stderr()
     assert nothing_is_left(cluster)
 
 
@@ -145,8 +145,8 @@ def test_from_outside_of_the_cluster(cluster, tmp_path):
 def test_a_lost_actor_is_replaced(cluster, tmp_path):
     with run(cluster, tmp_path, *ENDLESS[:2], "--steps", "4000", "--max-restarts", "1") as running:
         trains(running, tmp_path)
-        (found,) = cluster.nodes[2].processes("NodeHolder")
-        os.kill(found, signal.SIGKILL)
+        (pid,) = cluster.nodes[2].processes("NodeHolder")
+        os.kill(pid, signal.SIGKILL)
         assert running.wait(150) == 0, running.stderr()
         events = [json.loads(line) for line in (tmp_path / "run/events.jsonl").read_text().splitlines()]
         assert [event["event"] for event in events].count("node_replaced") == 1
@@ -176,8 +176,8 @@ def test_nothing_is_left_when_a_part_of_it_dies(cluster, tmp_path, victim):
     with run(cluster, tmp_path, *ENDLESS) as running:
         trains(running, tmp_path)
         node = cluster.nodes[0 if victim == "ray_cluster.client" else 2]
-        (found,) = node.processes(victim)
-        os.kill(found, signal.SIGKILL)
+        (pid,) = node.processes(victim)
+        os.kill(pid, signal.SIGKILL)
         killed = time.monotonic()
         assert running.wait(30) == 1
         print(f"{victim}: the run has ended after {time.monotonic() - killed:.1f} s: {running.stderr()}")

@@ -104,8 +104,8 @@ def test_the_cluster_grows_for_a_run(tmp_path):
             "--ray-address",
             "auto",
         ]
-        with MarkedRun(job, tmp_path, before=head.within) as there:
-            assert there.wait(150) == 0, there.stderr() + head.log.read_text()
-            assert re.search(r"Ray: the run waits for 2 nodes with 1 CPU each; the cluster has 1 node, 0 of them large", there.stderr())
+        with MarkedRun(job, tmp_path, before=head.within) as remote:
+            assert remote.wait(150) == 0, remote.stderr() + head.log.read_text()
+            assert re.search(r"Ray: the run waits for 2 nodes with 1 CPU each; the cluster has 1 node, 0 of them large", remote.stderr())
         assert json.loads((tmp_path / "run/summary.json").read_text())["state"] == "succeeded"
         wait_until(lambda: not head.processes("crosstrain.", "NodeHolder"), 20, "the end of every agent, task and actor")

@@ -50,7 +50,7 @@ def stopped(out, signal_number, *arguments, after):
     with MarkedRun(["run", "--quiet", *options, *map(str, arguments)], out) as process:
 
         def saved():
-            return any(int(found.name.removeprefix("step-")) >= after for found in list_checkpoints(path))
+            return any(int(checkpoint.name.removeprefix("step-")) >= after for checkpoint in list_checkpoints(path))
 
         wait_until(lambda: saved() or process.process.poll() is not None, 90, "a checkpoint")
         assert process.process.poll() is None, process.stderr()
@@ -119,16 +119,16 @@ def test_resume_tensorflow_deterministic_is_bit_identical(tmp_path):
 def test_resume_sent_state_equals_read_state(tmp_path, monkeypatch):
     """From the task's memory here, in messages from others: equal files of many parts."""
     job = {"backend": "torch", "data": "synthetic-images:size=400,classes=10,train=8,test=2", "batch_size": 2, "momentum": 0.9}
-    found = {}
+    hashes = {}
     for way, setting in (("memory", ""), ("messages", "off")):
         monkeypatch.setenv("TRAINER_PEER_MEMORY", setting)
         done = run(tmp_path, way, steps=2, deterministic=True, **job)
         events = [record.detail for record in RunReader(done.path).events() if record.event == "checkpoint_saved"]
         assert [(event["step"], event["taken_from"]) for event in events] == [(2, way)]
         checkpoint, _ = find_checkpoint(done.path)
-        found[way] = {path.name: hash_of(path) for path in checkpoint.path.glob("*.safetensors")}
-    assert sorted(found["memory"]) == ["optimizer.safetensors", "parameters.safetensors"]
-    assert found["memory"] == found["messages"]
+        hashes[way] = {path.name: hash_of(path) for path in checkpoint.path.glob("*.safetensors")}
+    assert sorted(hashes["memory"]) == ["optimizer.safetensors", "parameters.safetensors"]
+    assert hashes["memory"] == hashes["messages"]
 
 
 def hash_of(path):
@@ -307,8 +307,8 @@ def test_new_target_stops_resumed_part_at_next_evaluation(tmp_path):
     part = run(tmp_path, "part", backend="toy", epochs=4, eval_every="1epoch", mllog=True)
     reached = part.evals[1]
     target = f"accuracy>={min(record.metrics['accuracy'] for record in part.evals[1:])}"
-    resumed, said = resume(part.path, "--epochs", "+20", "--until", target)
-    assert f"after step {reached.step:,} reached {target} already" in said
+    resumed, message = resume(part.path, "--epochs", "+20", "--until", target)
+    assert f"after step {reached.step:,} reached {target} already" in message
     assert resumed.summary["target_reached"] is True
     assert resumed.summary["time_to_target_seconds"] <= reached.time_seconds
     assert resumed.summary["epochs"] < 24
@@ -331,8 +331,8 @@ def test_new_target_stops_part_after_an_interruption(tmp_path):
         wait_until(lambda: list_checkpoints(part.path)[0] != newest or process.process.poll() is not None, 60, "a checkpoint")
         process.process.send_signal(signal.SIGINT)
         assert process.wait(30) == 75, process.stderr()
-    resumed, said = resume(part.path, "--eval-every", "1epoch")
-    assert "this part ends at the next one that does" in said
+    resumed, message = resume(part.path, "--eval-every", "1epoch")
+    assert "this part ends at the next one that does" in message
     assert resumed.summary["target_reached"] is True
     assert resumed.summary["time_to_target_seconds"] < resumed.evals[-1].time_seconds
 
@@ -363,7 +363,7 @@ class TestRefusals:
 
     @pytest.mark.quick_cases("arguments6---steps", "arguments4---name")
     @pytest.mark.parametrize(
-        ("arguments", "said"),
+        ("arguments", "message"),
         [
             (["--seed", 4, "--steps", "+5"], "seed is 4 instead of 0"),
             (["--data", "glyphs28", "--steps", "+5"], "data is 'glyphs28' instead of 'digits'"),
@@ -374,13 +374,13 @@ class TestRefusals:
             (["--steps", "+x"], "--steps"),
         ],
     )
-    def test_what_does_not_fit_is_named_and_nothing_changes(self, copy, monkeypatch, capsys, arguments, said):
+    def test_what_does_not_fit_is_named_and_nothing_changes(self, copy, monkeypatch, capsys, arguments, message):
         """In this process, as none of them starts any."""
         monkeypatch.syspath_prepend(str(TOY))
         before = {path.name: path.read_bytes() for path in copy.iterdir() if path.is_file()}
         assert main(["run", "--quiet", "--resume", str(copy), *map(str, arguments)]) == 2
         stderr = capsys.readouterr().err
-        assert said in stderr
+        assert message in stderr
         assert "Traceback" not in stderr
         assert {path.name: path.read_bytes() for path in copy.iterdir() if path.is_file()} == before
 
@@ -496,7 +496,7 @@ def test_repeats_give_mean_and_spread(tmp_path):
 
 
 @pytest.mark.slow
-def test_repeats_that_diverged_say_so_in_their_mean(tmp_path):
+def test_diverged_repeats_are_reported_in_their_mean(tmp_path):
     diverging = ["--lr", "1e30", "--weight-decay", "1e6", "--steps", "20", "--on-nan", "continue"]
     done = trainer("run", "--repeats", "2", "--backend", "toy", *diverging, "--name", "bad", "--out", str(tmp_path), "--quiet", "--json")
     assert done.returncode == 0, done.stderr

@@ -195,11 +195,11 @@ def test_wrong_requests_end_with_2_and_leave_nothing(tmp_path, monkeypatch, caps
     """In this process, as none of them starts any; the next test has a process of its own."""
     monkeypatch.syspath_prepend(str(TOY))
     code = main(["run", *(["--backend", "toy"] if "--backend" not in arguments else []), *arguments, "--out", str(tmp_path / "runs")])
-    told = capsys.readouterr().err
+    message = capsys.readouterr().err
     assert code == 2
-    assert key in told
-    assert hint in told
-    assert "Traceback" not in told
+    assert key in message
+    assert hint in message
+    assert "Traceback" not in message
     assert not list(tmp_path.glob("runs/*"))
 
 
@@ -221,11 +221,11 @@ class TestProfiledSpeed:
         assert done.returncode == 0, done.stderr
         summary = json.loads(done.stdout)
         steps = [json.loads(line) for line in (tmp_path / "run" / "steps.jsonl").read_text().splitlines()]
-        others = [line for line in steps if line["profiled_seconds"] is None]
-        assert summary["profiled_updates"] == 20 == 2000 - sum(line["count"] for line in others)
+        untraced = [line for line in steps if line["profiled_seconds"] is None]
+        assert summary["profiled_updates"] == 20 == 2000 - sum(line["count"] for line in untraced)
         assert 0 < summary["profile_seconds"] == pytest.approx(sum(line["profiled_seconds"] or 0 for line in steps))
-        assert 0.5 < sum(line["seconds"] for line in others) / summary["train_seconds"] <= 1
-        assert summary["examples_per_second"] == pytest.approx(sum(line["examples"] for line in others) / summary["train_seconds"])
+        assert 0.5 < sum(line["seconds"] for line in untraced) / summary["train_seconds"] <= 1
+        assert summary["examples_per_second"] == pytest.approx(sum(line["examples"] for line in untraced) / summary["train_seconds"])
         whole = summary["train_seconds"] + summary["profile_seconds"] + summary["eval_seconds"] + summary["checkpoint_seconds"]
         assert whole <= summary["run_seconds"]
 
@@ -237,9 +237,9 @@ def test_tracing_asynchronous_steps_is_counted_apart(tmp_path, backend):
     profiled = [record for record in done.steps if record.profiled_seconds is not None]
     first_plain = next(index for index, record in enumerate(done.steps) if record.profiled_seconds is None)
     assert profiled == list(done.steps[:first_plain])
-    own = [record for record in profiled if record.worker == 0] if backend == "torch" else profiled
-    assert sum(record.count for record in own) >= 20 + (backend == "torch")
-    assert sum(record.count for record in own[:-1]) < 20 + (backend == "torch")
+    traced = [record for record in profiled if record.worker == 0] if backend == "torch" else profiled
+    assert sum(record.count for record in traced) >= 20 + (backend == "torch")
+    assert sum(record.count for record in traced[:-1]) < 20 + (backend == "torch")
     assert done.summary["profiled_updates"] == sum(record.count for record in profiled)
     assert done.summary["profile_seconds"] == pytest.approx(sum(record.profiled_seconds for record in profiled))
     assert done.summary["profile_seconds"] + done.summary["train_seconds"] <= done.summary["run_seconds"]

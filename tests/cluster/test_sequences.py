@@ -48,10 +48,10 @@ def reference():
         sys.path.pop(0)
     prepared = DATASET.load(None)
     examples = {split: [] for split in ("train", "test")}
-    for split, found in examples.items():
+    for split, block_examples in examples.items():
         for block in prepared.blocks[split]():
-            found += [(block["tokens"].example(i), block["tags"].example(i)) for i in range(len(block["tokens"]))]
-    sizes = {split: len(found) for split, found in examples.items()}
+            block_examples += [(block["tokens"].example(i), block["tags"].example(i)) for i in range(len(block["tokens"]))]
+    sizes = {split: len(block_examples) for split, block_examples in examples.items()}
     info = DataInfo("tagged", sizes, prepared.columns, TextFeatures({"tokens": VOCABULARY, "tags": TAGS}))
     values = {name: value.astype(np.float64) for name, value in build(info).initial(0).items()}
 
@@ -75,16 +75,16 @@ def reference():
             gradients = {name: np.zeros_like(value) for name, value in values.items()}
             total, count = 0.0, 0
             for index in batches.batch(step):
-                loss, _, slopes, own, before = errors(*examples["train"][index])
-                np.add.at(gradients["own"], own, slopes)
+                loss, _, slopes, current, before = errors(*examples["train"][index])
+                np.add.at(gradients["own"], current, slopes)
                 np.add.at(gradients["before"], before, slopes)
-                total, count = total + loss, count + len(own)
+                total, count = total + loss, count + len(current)
             losses.append(total / count)
             for name, gradient in gradients.items():
                 values[name] -= JOB["lr"] * gradient / count
-    found = [errors(*example)[:2] for example in examples["test"]]
+    tested = [errors(*example)[:2] for example in examples["test"]]
     tokens = sum(len(tags) for _, tags in examples["test"])
-    return losses, sum(loss for loss, _ in found) / tokens, sum(right for _, right in found) / tokens
+    return losses, sum(loss for loss, _ in tested) / tokens, sum(right for _, right in tested) / tokens
 
 
 @pytest.fixture(scope="module")
@@ -94,9 +94,9 @@ def runs(tmp_path_factory):
 
     @cache
     def made(backend, workers):
-        own = {"mode": "async", "procs_per_node": 2, "deterministic": False, "calibrate": True}
-        own = own if workers == "async" else {"procs_per_node": workers}
-        return run_job(folder, name=f"{backend}-{workers}", backend=backend, environment=ENVIRONMENT, **{**JOB, **own})
+        options = {"mode": "async", "procs_per_node": 2, "deterministic": False, "calibrate": True}
+        options = options if workers == "async" else {"procs_per_node": workers}
+        return run_job(folder, name=f"{backend}-{workers}", backend=backend, environment=ENVIRONMENT, **{**JOB, **options})
 
     return made
 
@@ -164,7 +164,10 @@ def test_it_is_evaluated_on_either_framework(backend, runs, reference):
     ],
 )
 def test_sequences_image_only_options_are_refused(arguments, words, runs, tmp_path):
-    typed = [str(runs("torch", 3).path) if one == "RUN" else str(tmp_path / one) if one.endswith(".npz") else one for one in arguments]
+    typed = [
+        str(runs("torch", 3).path) if argument == "RUN" else str(tmp_path / argument) if argument.endswith(".npz") else argument
+        for argument in arguments
+    ]
     done = trainer(*typed, environment=ENVIRONMENT)
     assert done.returncode == 2, done.stdout
     assert words in done.stderr
@@ -192,7 +195,7 @@ def test_the_tables_and_lists_show_it(runs):
     ],
 )
 def test_a_model_on_data_that_it_cannot_read(arguments, words, tmp_path):
-    found = trainer(*arguments, "--backend", "torch", "--out", str(tmp_path), environment=ENVIRONMENT)
-    assert found.returncode == 2
-    assert words in found.stderr
+    done = trainer(*arguments, "--backend", "torch", "--out", str(tmp_path), environment=ENVIRONMENT)
+    assert done.returncode == 2
+    assert words in done.stderr
     assert not list(tmp_path.iterdir())

@@ -19,14 +19,14 @@ NODES = 3
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    with slurm_cluster(NODES, tmp_path_factory.mktemp("slurm")) as found:
-        yield found
+    with slurm_cluster(NODES, tmp_path_factory.mktemp("slurm")) as slurm:
+        yield slurm
 
 
 def allocated(cluster, folder, *more, nodes=NODES):
     """`trainer run` in an allocation of its own, in the shell where salloc was typed."""
     job = ["run", "--eval-every", "end", "--out", str(folder), "--name", "run", *more]
-    before = [*cluster.before, "salloc", "--quiet", "--nodes", str(nodes), "--immediate=30"]
+    before = [*cluster.command_prefix, "salloc", "--quiet", "--nodes", str(nodes), "--immediate=30"]
     return MarkedRun(job, folder, cluster.environment, before=before)
 
 
@@ -69,21 +69,21 @@ def test_slurm_nodes_are_checked_without_run(cluster):
 
     def looked(*more, code):
         command = [sys.executable, "-m", "crosstrain.cli.main", "doctor", "--launcher", "slurm", "--json", *more]
-        before = [*cluster.before, "salloc", "--quiet", "--nodes", str(NODES), "--immediate=30"]
+        before = [*cluster.command_prefix, "salloc", "--quiet", "--nodes", str(NODES), "--immediate=30"]
         environment = {**os.environ, **cluster.environment, "TRAINER_HOSTS": "nowhere"}  # for other runs
         done = subprocess.run([*before, *command], env=environment, capture_output=True, text=True, timeout=90, check=False)
         assert done.returncode == code, done.stderr
         document = json.loads(done.stdout)
         assert document["hosts"] == ["node0", "node1", "node2"]
-        return {(one["host"], one["what"]): one for one in document["findings"]}
+        return {(finding["host"], finding["what"]): finding for finding in document["findings"]}
 
-    found = looked(code=0)
-    assert {what for _, what in found} == {"crosstrain", "Python", "tensorflow", "torch", "machine", "clock", "network"}
-    assert [found[f"node{node}", "network"]["found"].split()[0] for node in range(NODES)] == list(cluster.hosts.addresses)
-    found = looked("--python", "/no/such/python", code=1)
-    assert {(one["what"], one["state"]) for one in found.values()} == {("srun", "bad")}
-    assert "there is no /no/such/python" in found["node2", "srun"]["found"]
-    assert "--python PATH names the interpreter" in found["node2", "srun"]["found"]
+    findings = looked(code=0)
+    assert {what for _, what in findings} == {"crosstrain", "Python", "tensorflow", "torch", "machine", "clock", "network"}
+    assert [findings[f"node{node}", "network"]["found"].split()[0] for node in range(NODES)] == list(cluster.hosts.addresses)
+    findings = looked("--python", "/no/such/python", code=1)
+    assert {(finding["what"], finding["state"]) for finding in findings.values()} == {("srun", "bad")}
+    assert "there is no /no/such/python" in findings["node2", "srun"]["found"]
+    assert "--python PATH names the interpreter" in findings["node2", "srun"]["found"]
     assert not on_nodes(cluster)
 
 
@@ -118,12 +118,12 @@ def test_slurm_spare_host_replaces_failed_host(cluster, tmp_path):
     """In an allocation that outlives a node; of the failed one Slurm ends what runs there."""
     job = ["run", "--backend", "torch", "--nodes", "2", "--epochs", "1000000", "--checkpoint-every", "500steps", "--max-restarts", "3"]
     job += ["--eval-every", "end", "--out", str(tmp_path), "--name", "run"]
-    before = [*cluster.before, "salloc", "--quiet", "--no-kill", "--nodes", "3", "--immediate=30"]
+    before = [*cluster.command_prefix, "salloc", "--quiet", "--no-kill", "--nodes", "3", "--immediate=30"]
     path = tmp_path / "run"
 
     def events(name):
-        found = [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines(keepends=True) if line.endswith("\n")]
-        return [event["detail"] for event in found if event["event"] == name]
+        records = [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines(keepends=True) if line.endswith("\n")]
+        return [event["detail"] for event in records if event["event"] == name]
 
     with MarkedRun(job, tmp_path, cluster.environment, before=before) as run:
         wait_until(lambda: run.process.poll() is not None or list((path / "checkpoints").glob("step-*")), 90, "a checkpoint")
@@ -154,9 +154,9 @@ def test_every_backend_and_mode(cluster, tmp_path, backend, mode):
 @pytest.mark.parametrize("how", [[], ["--signal=TERM", "--batch"]], ids=["plain", "by-signal"])
 def test_slurm_cancelled_job_saves_and_is_not_requeued(cluster, tmp_path, how):
     """Slurm signals all processes; agents and tasks leave the reaction to the driver."""
-    asked = ["quickstart", "--nodes", "3", "--time", "10", "--name", "run", "--out", str(tmp_path)]
+    options = ["quickstart", "--nodes", "3", "--time", "10", "--name", "run", "--out", str(tmp_path)]
     more = ["--backend", "torch", "--steps", "100000000", "--checkpoint-every", "1000000steps", "--eval-every", "end"]
-    number = cluster.do(sys.executable, "-m", "crosstrain.cli.main", "submit", "slurm", *asked, *more).split()[1].rstrip(":")
+    number = cluster.do(sys.executable, "-m", "crosstrain.cli.main", "submit", "slurm", *options, *more).split()[1].rstrip(":")
     run = tmp_path / "run"
     steps = run / "steps.jsonl"
     wait_until(lambda: steps.exists() and steps.stat().st_size, 60, "the first step")

@@ -49,7 +49,7 @@ def summary_of(tmp_path, run):
 
 
 @pytest.mark.parametrize(
-    ("backend", "mode"), [("toy", "sync"), *(pytest.param(*each, marks=pytest.mark.slow) for each in (("torch", "async"), ("tf", "sync")))]
+    ("backend", "mode"), [("toy", "sync"), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("torch", "async"), ("tf", "sync")))]
 )
 def test_three_nodes_by_rendezvous(tmp_path, backend, mode):
     shared = environment()
@@ -190,8 +190,8 @@ def resumed(tmp_path, here, *of_node_1):
     shared = environment()
     arguments = ["run", "--resume", "run", "--steps", "+20", "--nodes", "2", "--rendezvous", f"127.0.0.1:{free_ports(1)}"]
     driver = ([*arguments, "--node-rank", "0"], {**shared, "TRAINER_OUT": str(here)})
-    other = ([*arguments, "--node-rank", "1", *of_node_1], {**shared, "TRAINER_OUT": str(tmp_path / "elsewhere")})
-    return start_all(tmp_path, [driver, other])
+    second = ([*arguments, "--node-rank", "1", *of_node_1], {**shared, "TRAINER_OUT": str(tmp_path / "elsewhere")})
+    return start_all(tmp_path, [driver, second])
 
 
 @pytest.mark.thorough
@@ -258,12 +258,12 @@ def test_the_remote_agent_ends_with_its_driver(tmp_path):
     shared = environment()
     arguments = by_rendezvous(tmp_path, port, "--name", "run", "--epochs", "1000000", "--eval-every", "end")
     node_0, node_1 = (MarkedRun([*arguments, "--node-rank", rank], tmp_path, shared) for rank in "01")
-    with node_0 as driver, node_1 as other:
+    with node_0 as driver, node_1 as agent:
         steps = tmp_path / "run/steps.jsonl"
         wait_until(lambda: steps.exists() and steps.stat().st_size > 0, 30, "the first step")
         driver.process.kill()
-        assert other.wait(10) == 1
-        wait_until(lambda: not driver.alive() and not other.alive(), 10, "the end of every process")
+        assert agent.wait(10) == 1
+        wait_until(lambda: not driver.alive() and not agent.alive(), 10, "the end of every process")
     shutil.rmtree(tmp_path / "run")
 
 
@@ -286,8 +286,8 @@ class TestAlone:
                     lambda attack=attack, least=strangers // 3: attack.turned_away >= least, 20, "the end of those that sent garbage"
                 )
                 began = time.monotonic()
-                with MarkedRun([*arguments, "--node-rank", "1"], tmp_path, shared) as other:
-                    assert other.wait(60) == 0, driver.stderr()
+                with MarkedRun([*arguments, "--node-rank", "1"], tmp_path, shared) as second:
+                    assert second.wait(60) == 0, driver.stderr()
                 assert driver.wait(30) == 0, driver.stderr()
                 seconds[strangers] = time.monotonic() - began
                 assert driver.stderr().count("turned away") < 10

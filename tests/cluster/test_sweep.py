@@ -59,12 +59,12 @@ def test_a_run_for_each_point_and_none_twice(tmp_path):
     rows = [line.split() for line in again.stdout.splitlines() if line.lstrip().startswith(("16 ", "32 "))]
     assert [row[0] for row in rows[:2]] == ["16", "32"]
 
-    other = sweep(tmp_path, "--grid", "batch_size=16,64", "--repeats", "2", "--epochs", "2")
-    assert other.returncode == 2
+    refused = sweep(tmp_path, "--grid", "batch_size=16,64", "--repeats", "2", "--epochs", "2")
+    assert refused.returncode == 2
     for difference in ("batch_size=64,seed=0 is new", "batch_size=32,seed=0 is missing", "epochs was 1, now 2"):
-        assert difference in other.stderr or "more)" in other.stderr
-    assert "batch_size=64,seed=0 is new" in other.stderr
-    assert "another --name" in other.stderr
+        assert difference in refused.stderr or "more)" in refused.stderr
+    assert "batch_size=64,seed=0 is new" in refused.stderr
+    assert "another --name" in refused.stderr
 
 
 @pytest.mark.slow
@@ -74,10 +74,10 @@ def test_sweep_grid_of_file_is_recorded(tmp_path):
     done = trainer("sweep", str(path), "--out", str(tmp_path), "--name", "s", "--json")
     assert done.returncode == 0, done.stderr
     assert [point["summary"]["examples"] for point in json.loads(done.stdout)["points"]] == [40, 45]
-    told = "describes a sweep"
-    assert told not in done.stderr
+    message = "describes a sweep"
+    assert message not in done.stderr
     base = trainer("run", "--config", str(path), "--out", str(tmp_path), "--name", "base")
-    assert (base.returncode, base.stderr.count(told)) == (0, 1)
+    assert (base.returncode, base.stderr.count(message)) == (0, 1)
     assert f"`trainer sweep {path}`" in base.stderr
     assert RunReader(tmp_path / "base").summary()["batch_size"] == 32
 

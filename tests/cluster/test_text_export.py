@@ -83,7 +83,7 @@ def _translated(run, name):
     return printed, *json.loads(last)
 
 
-def said(rows):
+def translations(rows):
     return [[piece for piece in row if piece != 0] for row in rows]
 
 
@@ -92,25 +92,27 @@ def said(rows):
 def test_the_readmes_code_translates_without_trainer(translated, name):
     printed, together, alone, text = translated[name]
     assert printed == [text]
-    assert all(row for row in said(alone))
+    assert all(row for row in translations(alone))
     assert {len(row) for row in together} == {max(map(len, alone))}
-    assert said(together) == said(alone)
+    assert translations(together) == translations(alone)
 
 
 @pytest.mark.slow
 def test_both_formats_are_one_model(translated):
-    assert said(translated["torch"][2]) == said(translated["savedmodel"][2])
+    assert translations(translated["torch"][2]) == translations(translated["savedmodel"][2])
 
 
 @pytest.mark.thorough
 def test_figures_are_claimed_of_the_weights_that_were_evaluated(run, tmp_path):
     def described(name, *options):
         trainer("export", run, "--format", "safetensors", "-o", tmp_path / name, *options)
-        found = json.loads((tmp_path / name / "model.json").read_text())
-        assert found["model"] == "transformer:tiny"
+        description = json.loads((tmp_path / name / "model.json").read_text())
+        assert description["model"] == "transformer:tiny"
         assert (tmp_path / name / "README.md").read_text().startswith("# transformer:tiny as safetensors\n")
-        says = "The weights are the mean of 2 checkpoints." in (tmp_path / name / "README.md").read_text()
-        return [found[key] for key in ("updates", "averaged_checkpoints", "weights", "metrics", "translation_signature")], says
+        is_documented = "The weights are the mean of 2 checkpoints." in (tmp_path / name / "README.md").read_text()
+        return [
+            description[key] for key in ("updates", "averaged_checkpoints", "weights", "metrics", "translation_signature")
+        ], is_documented
 
     assert described("one") == ([200, None, "trained", {"loss": 0.5, "accuracy": 0.75}, SIGNATURE], False)
     both = ["step-000000200", "step-000000100"]

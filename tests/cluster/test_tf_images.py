@@ -37,7 +37,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(tmp_path, name):
         scenario.write_text(json.dumps({"port": free_ports(5), "jobs": {name: options}, "phase": phase}))
         with ExitStack() as stack:
             started = [stack.enter_context(process("rank", str(rank), str(scenario))) for rank in range(options["nodes"])]
-            assert [each.wait(200) for each in started] == [0] * options["nodes"]
+            assert [task.wait(200) for task in started] == [0] * options["nodes"]
     with np.load(tmp_path / f"{name}-whole.npz") as whole, np.load(tmp_path / f"{name}-resumed.npz") as again:
         assert len(whole["losses"]) == 4
         assert whole["updates"] == 7
@@ -58,9 +58,9 @@ def asynchronous(folder, options, side, updates, tasks, kind="task"):
     scenario = folder / "scenario.json"
     scenario.write_text(json.dumps({"port": free_ports(8), "options": options, "side": side, "updates": updates}))
     with ExitStack() as stack:
-        chief, *others = [stack.enter_context(process(kind, name, str(scenario))) for name in tasks]
+        chief, *tasks_of_chief = [stack.enter_context(process(kind, name, str(scenario))) for name in tasks]
         assert chief.wait(200) == 0
-        assert all(each.poll() is None for each in others)  # servers end with their agents
+        assert all(task.poll() is None for task in tasks_of_chief)  # servers end with their agents
     return json.loads((folder / "figures.json").read_text())
 
 
@@ -115,7 +115,7 @@ def test_fp16_on_workers_scales_the_loss(tmp_path):
     options = {"model": "cnn", "nodes": 2, "batch_size": 5, "momentum": 0.9, "weight_decay": 0.1, "lr": 0.01, "steps_per_call": 3}
     figures = asynchronous(tmp_path, options, 32, 0, ["chief-0", "ps-0", "worker-0", "worker-1"], kind="half")
     start, overflowed, low, high = (dict(np.load(tmp_path / f"{name}.npz")) for name in ("start", "overflowed", "low", "high"))
-    assert {name: found["updates"] for name, found in figures.items()} == {
+    assert {name: values["updates"] for name, values in figures.items()} == {
         f"{2.0**60:g}": 7, "16": 7, "512": 7, f"{2.0**22:g}": 96, "32": 24,
     }  # fmt: skip
     first = figures[f"{2.0**60:g}"]

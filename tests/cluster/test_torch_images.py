@@ -45,7 +45,7 @@ def resumed(tmp_path_factory):
             scenario.write_text(json.dumps({"port": free_ports(5 * len(jobs)), "jobs": jobs, "phase": phase}))
             with ExitStack() as stack:
                 started = [stack.enter_context(process("rank", str(rank), str(scenario))) for rank in range(3)]
-                assert [each.wait(200) for each in started] == [0, 0, 0]
+                assert [task.wait(200) for task in started] == [0, 0, 0]
         return folder
 
     return lambda name: trained(RESUMED[name]["model"])
@@ -69,10 +69,10 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(resumed, name):
 
 @pytest.mark.slow
 def test_sync_averages_the_running_statistics(resumed):
-    with np.load(resumed("resnet18-3") / "resnet18-3-whole.npz") as found:
-        names = [key for key in found.files if key.startswith("buffers/")]
+    with np.load(resumed("resnet18-3") / "resnet18-3-whole.npz") as arrays:
+        names = [key for key in arrays.files if key.startswith("buffers/")]
         assert len(names) == 40
-        assert all(np.abs(found[name]).max() > 0 for name in names)
+        assert all(np.abs(arrays[name]).max() > 0 for name in names)
 
 
 def asynchronous(folder, options, side, updates, tasks):
@@ -81,7 +81,7 @@ def asynchronous(folder, options, side, updates, tasks):
     scenario.write_text(json.dumps({"port": free_ports(8), "options": options, "side": side, "updates": updates}))
     with ExitStack() as stack:
         started = [stack.enter_context(process("task", name, str(scenario))) for name in tasks]
-        assert [each.wait(150) for each in started] == [0] * len(tasks)
+        assert [task.wait(150) for task in started] == [0] * len(tasks)
     return json.loads((folder / "figures.json").read_text())
 
 

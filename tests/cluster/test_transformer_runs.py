@@ -75,8 +75,8 @@ def test_run_with_arguments_resumes_and_is_evaluated(backend, tmp_path):
     run = run_job(tmp_path, backend=backend, calibrate=False, eval_every="end", **job)
     assert json.loads((run.path / "job.json").read_text())["model"] == "transformer:tiny?dropout=0"
     assert "-transformer_tiny_dropout_0-" in run.path.name
-    other = {"tf": "torch", "torch": "tf"}[backend]
-    done = trainer("run", "--resume", str(run.path), "--backend", other, "--steps", "+5", "--quiet", "--json")
+    other_backend = {"tf": "torch", "torch": "tf"}[backend]
+    done = trainer("run", "--resume", str(run.path), "--backend", other_backend, "--steps", "+5", "--quiet", "--json")
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert (summary["steps"], summary["model"]) == (25, "transformer:tiny?dropout=0")

@@ -34,9 +34,9 @@ def run(tmp_path_factory):
     )  # fmt: skip
 
 
-def command(*arguments, given="", code=0, **environment):
+def command(*arguments, stdin="", code=0, **environment):
     done = subprocess.run(
-        [*TRAINER, *map(str, arguments)], input=given, capture_output=True, text=True, timeout=500, env=environment_of_runs() | environment
+        [*TRAINER, *map(str, arguments)], input=stdin, capture_output=True, text=True, timeout=500, env=environment_of_runs() | environment
     )
     assert done.returncode == code, done.stderr
     return done
@@ -44,17 +44,17 @@ def command(*arguments, given="", code=0, **environment):
 
 def translations(run, numbers, *options):
     nowhere = run.path.parent / "no data are read"
-    done = command("translate", run.path, "--json", *options, given=text(lines("en", numbers)), **{CACHE_VARIABLE: str(nowhere)})
+    done = command("translate", run.path, "--json", *options, stdin=text(lines("en", numbers)), **{CACHE_VARIABLE: str(nowhere)})
     assert not nowhere.exists()
     return [json.loads(line)["translations"] for line in done.stdout.splitlines()]
 
 
-def alike(ours, theirs):
+def equal_fraction(ours, theirs):
     """The fraction of sentences with equal translations; the others have close scores."""
-    pairs = [(one[0], other[0]) for one, other in zip(ours, theirs, strict=True)]
-    difference = max(abs(one["score"] - other["score"]) for one, other in pairs)
-    share = np.mean([one["text"] == other["text"] for one, other in pairs])
-    print(f"{len(pairs)} sentences: {share:.2%} alike, scores within {difference:.1e}")
+    pairs = [(our[0], their[0]) for our, their in zip(ours, theirs, strict=True)]
+    difference = max(abs(our["score"] - their["score"]) for our, their in pairs)
+    share = np.mean([our["text"] == their["text"] for our, their in pairs])
+    print(f"{len(pairs)} sentences: {share:.2%} equal, scores within {difference:.1e}")
     assert difference <= 1e-4
     return share
 
@@ -82,9 +82,9 @@ def test_translations_equal_on_both_backends_batched_and_single(run):
     numbers = NUMBERS[:20]
     with ThreadPoolExecutor() as pool:
         torch = pool.submit(translations, run, numbers, "--backend", "torch")
-        by_alone, tf = alone_and_together(run, numbers, "--backend", "tf")
-    assert alike(torch.result(), tf) == 1.0
-    assert alike(tf, by_alone) == 1.0
+        one_by_one, tf = translate_one_by_one_and_together(run, numbers, "--backend", "tf")
+    assert equal_fraction(torch.result(), tf) == 1.0
+    assert equal_fraction(tf, one_by_one) == 1.0
 
 
 @pytest.mark.slow
@@ -103,42 +103,42 @@ def test_other_backend_computes_equal_score(run):
 def test_2000_translations_equal_on_both_backends(run, beam):
     numbers = np.random.default_rng(1).permutation(9000)[:2000] + 1000
     torch, tf = on_both(run, numbers, "--beam", beam)
-    by_alone = alone(run, numbers, "--beam", beam)
-    assert alike(torch, tf) >= 0.995
-    assert alike(torch, by_alone) >= 0.995
+    one_by_one = translate_one_by_one(run, numbers, "--beam", beam)
+    assert equal_fraction(torch, tf) >= 0.995
+    assert equal_fraction(torch, one_by_one) >= 0.995
 
 
-def alone(run, numbers, *options):
+def translate_one_by_one(run, numbers, *options):
     """Translations in batches of one: a line is written when the previous one is translated."""
-    return alone_and_together(run, numbers, *options)[0]
+    return translate_one_by_one_and_together(run, numbers, *options)[0]
 
 
-def alone_and_together(run, numbers, *options):
-    """What `alone` gives, and then translations of all of them at once, by the same process."""
-    given, found = lines("en", numbers), []
+def translate_one_by_one_and_together(run, numbers, *options):
+    """What `translate_one_by_one` gives, and then translations of all of them at once, by the same process."""
+    sentences, translations = lines("en", numbers), []
     with subprocess.Popen(
         [*TRAINER, "translate", str(run.path), "--json", *map(str, options)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
-        for part in (*([line] for line in given), given):
+        for part in (*([line] for line in sentences), sentences):
             process.stdin.write(text(part))
             process.stdin.flush()
-            found += [json.loads(process.stdout.readline())["translations"] for _ in part]
+            translations += [json.loads(process.stdout.readline())["translations"] for _ in part]
         process.stdin.close()
-    return found[: len(given)], found[len(given) :]
+    return translations[: len(sentences)], translations[len(sentences) :]
 
 
 @pytest.mark.slow
 def test_lines_that_cannot_be_translated_keep_their_place(run):
-    given = b"one two\n\n\xff\n" + b"seven " * 40_000 + b"\nthree four five six\r\nnine"
-    done = subprocess.run([*TRAINER, "translate", str(run.path)], input=given, capture_output=True, timeout=200)
+    source = b"one two\n\n\xff\n" + b"seven " * 40_000 + b"\nthree four five six\r\nnine"
+    done = subprocess.run([*TRAINER, "translate", str(run.path)], input=source, capture_output=True, timeout=200)
     assert done.returncode == 1
-    found = done.stdout.decode().split("\n")
-    assert [bool(line) for line in found] == [True, False, False, False, True, True, False]
-    told = done.stderr.decode()
-    assert "line 3: not UTF-8 (byte 0xff at 0)" in told
-    assert "line 4: longer than 65,536 bytes" in told
-    assert "2 of 6 lines could not be translated" in told
+    output = done.stdout.decode().split("\n")
+    assert [bool(line) for line in output] == [True, False, False, False, True, True, False]
+    messages = done.stderr.decode()
+    assert "line 3: not UTF-8 (byte 0xff at 0)" in messages
+    assert "line 4: longer than 65,536 bytes" in messages
+    assert "2 of 6 lines could not be translated" in messages
 
 
 def test_translate_answers_each_line_and_ends_quietly(run):
@@ -209,5 +209,5 @@ print(json.dumps([vocabulary.decode([piece for piece in row if piece > 3]) for r
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
-    ours = [found[0]["text"] for found in translations(run, numbers, "--beam", "1")]
+    ours = [candidates[0]["text"] for candidates in translations(run, numbers, "--beam", "1")]
     assert json.loads(done.stdout.splitlines()[-1]) == ours

@@ -61,10 +61,10 @@ def test_update_options_agree_on_all_backends(runs, which):
     same_framework = which[0] == "torch"
     np.testing.assert_allclose(run.losses, whole.losses, rtol=1e-6)
     assert norm_wise_difference(run.weights, whole.weights) < 1e-6
-    found, expected = slots(run), slots(whole)
-    assert found.keys() == expected.keys()
+    actual, expected = slots(run), slots(whole)
+    assert actual.keys() == expected.keys()
     for name, value in expected.items():
-        assert np.linalg.norm(found[name] - value) <= (1e-6 if same_framework else 2e-5) * np.linalg.norm(value), name
+        assert np.linalg.norm(actual[name] - value) <= (1e-6 if same_framework else 2e-5) * np.linalg.norm(value), name
     assert run.evals[-1].loss == pytest.approx(whole.evals[-1].loss, rel=1e-6)
     assert run.summary["examples"] == 25 * 24
 
@@ -81,6 +81,6 @@ def test_the_average_is_what_was_evaluated(runs):
     path = str(runs(("tf", "async")).path)
     recorded = runs(("tf", "async")).evals[-1].loss
     for options, weights, near in (([], "ema", True), (["--weights", "trained"], "trained", False)):
-        said = json.loads(trainer("evaluate", path, "--backend", "torch", *options, "--json").stdout)
-        assert said["weights"] == weights
-        assert (abs(said["loss"] - recorded) < 1e-6) == near
+        evaluation = json.loads(trainer("evaluate", path, "--backend", "torch", *options, "--json").stdout)
+        assert evaluation["weights"] == weights
+        assert (abs(evaluation["loss"] - recorded) < 1e-6) == near

@@ -126,8 +126,8 @@ def test_bandwidth_holds_in_both_directions(senders: list[int], receiver: int) -
         time.sleep(0.6)
         readings = []
         for _ in range(4):
-            asked = time.perf_counter()
-            readings.append((asked, bridge_counters(network), time.perf_counter()))
+            before = time.perf_counter()
+            readings.append((before, bridge_counters(network), time.perf_counter()))
             time.sleep(0.4)
         for process in [*running, sink]:
             process.communicate(timeout=30)
@@ -255,33 +255,33 @@ def kill_owner(cores: str, what: str, seconds: float) -> tuple[dict[str, Any], f
     owner = subprocess.Popen([sys.executable, "-c", OWNER, cores, what], stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert owner.stdout is not None
     with owner.stdout:
-        said = json.loads(owner.stdout.readline())
-        assert said["holder"] in marked(os.environ[MARK])
+        description = json.loads(owner.stdout.readline())
+        assert description["holder"] in marked(os.environ[MARK])
         owner.kill()
         start = time.monotonic()
         owner.wait()
-    while any(alive(pid) for pid in [*said["pids"], said["holder"]]) and time.monotonic() < start + seconds:
+    while any(alive(pid) for pid in [*description["pids"], description["holder"]]) and time.monotonic() < start + seconds:
         time.sleep(0.05)
-    return said, time.monotonic() - start, owner.pid
+    return description, time.monotonic() - start, owner.pid
 
 
 @pytest.mark.thorough
 @pytest.mark.faults
 def test_nothing_remains_after_the_owner_is_killed(groups: Path, mark: str) -> None:
-    said, seconds, owner = kill_owner("1.0", "leave", 12.0)
+    description, seconds, owner = kill_owner("1.0", "leave", 12.0)
     assert seconds < 10.0
-    assert len(said["pids"]) == 2
+    assert len(description["pids"]) == 2
     assert marked(mark) == []
     assert list(groups.glob(f"crosstrain-*-{owner}-*")) == []
 
 
 @pytest.mark.faults
 def test_holder_notices_end_while_fork_has_its_socket() -> None:
-    said, seconds, owner = kill_owner("None", "fork", 5.0)
+    description, seconds, owner = kill_owner("None", "fork", 5.0)
     (fork,) = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if pid != owner and os_session(pid) == owner]
     os.kill(fork, signal.SIGKILL)
     assert seconds < 2.0
-    assert not alive(said["holder"])
+    assert not alive(description["holder"])
 
 
 def os_session(pid: int) -> int:
@@ -369,18 +369,18 @@ def test_an_ordinary_user_can_have_virtual_nodes(open_folder: Path) -> None:
     environment |= {"PYTHONPATH": str(open_folder), "PYTHONDONTWRITEBYTECODE": "1"}
     argv = [*user, python, "-c", ORDINARY_USER, str(open_folder / "node_traffic.py")]
     done = subprocess.run(argv, env=environment, cwd="/", capture_output=True, text=True, timeout=60, check=True)
-    said = json.loads(done.stdout)
-    if "namespaces" in said["lacks"]:
-        pytest.skip(f"user namespaces are off here: {said['lacks']['namespaces']}")
-    assert said["rootless"]
-    assert "bandwidth" not in said["lacks"]
-    assert said["codes"] == [0, 0]
-    assert said["received"] == 2_000_000
-    assert said["status"] == {"Uid": str(os.geteuid() or 65534), "CapEff": "0000000000000000"}  # it cannot undo its own limits
-    assert said["counted"][0][1] > 2_000_000
-    if "cpu_quota" in said["lacks"]:
-        assert said["lack"][:2] == [2, "cpu_quota"]
-        assert "cores-per-node" in said["lack"][2]
+    description = json.loads(done.stdout)
+    if "namespaces" in description["lacks"]:
+        pytest.skip(f"user namespaces are off here: {description['lacks']['namespaces']}")
+    assert description["rootless"]
+    assert "bandwidth" not in description["lacks"]
+    assert description["codes"] == [0, 0]
+    assert description["received"] == 2_000_000
+    assert description["status"] == {"Uid": str(os.geteuid() or 65534), "CapEff": "0000000000000000"}  # it cannot undo its own limits
+    assert description["counted"][0][1] > 2_000_000
+    if "cpu_quota" in description["lacks"]:
+        assert description["lack"][:2] == [2, "cpu_quota"]
+        assert "cores-per-node" in description["lack"][2]
 
 
 def test_virtual_network_impossible_limits_are_refused() -> None:

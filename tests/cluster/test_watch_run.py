@@ -32,8 +32,8 @@ def started(folder, *arguments):
 
 def test_watch_shows_figures_of_run(tmp_path):
     with started(tmp_path, "--json", "--interval", "0.1") as watch:
-        asked = ["--backend", "toy", "--nodes", "2", "--epochs", "180", "--eval-every", "60epoch", "--sample-interval", "0.2"]
-        done = trainer("run", *asked, "--out", str(tmp_path), "--name", "run", "--json")
+        options = ["--backend", "toy", "--nodes", "2", "--epochs", "180", "--eval-every", "60epoch", "--sample-interval", "0.2"]
+        done = trainer("run", *options, "--out", str(tmp_path), "--name", "run", "--json")
         output, errors = watch.communicate(timeout=60)
     assert done.returncode == watch.returncode == 0, done.stderr + errors
     summary = {key: value for key, value in json.loads(done.stdout).items() if key != "path"}
@@ -58,8 +58,8 @@ def test_watch_shows_figures_of_run(tmp_path):
 @pytest.mark.thorough
 def test_watch_reports_killed_run(tmp_path):
     with started(tmp_path) as watch:
-        asked = ["run", "--backend", "toy", "--steps", "100000000", "--out", str(tmp_path), "--name", "run"]
-        with MarkedRun(asked, tmp_path) as run:
+        command = ["run", "--backend", "toy", "--steps", "100000000", "--out", str(tmp_path), "--name", "run"]
+        with MarkedRun(command, tmp_path) as run:
             records = tmp_path / "run" / "steps.jsonl"
             wait_until(lambda: records.exists() and records.stat().st_size > 100_000, 60, "updates")
             run.process.send_signal(signal.SIGKILL)

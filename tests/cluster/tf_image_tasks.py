@@ -94,13 +94,13 @@ def main(kind, who, path):
     if kind == "ops":
         ops_main(who, path)
         return
-    described, beside = json.loads(Path(path).read_text()), Path(path).parent
+    described, folder = json.loads(Path(path).read_text()), Path(path).parent
     if kind == "rank":
-        tasks.sync_main(int(who), described, beside)
+        tasks.sync_main(int(who), described, folder)
     elif kind == "half":
-        half_main(who, described, beside)
+        half_main(who, described, folder)
     else:
-        tasks.async_main(who, described, beside)
+        tasks.async_main(who, described, folder)
 
 
 if __name__ == "__main__":

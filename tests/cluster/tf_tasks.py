@@ -76,7 +76,7 @@ def run(session, job, rank, chosen, seed=0):
     for plan in chosen:
         middle = kept(session)
         losses.append(train(session, plan)[0])
-    found, end = session.evaluate("test"), kept(session)
+    sums, end = session.evaluate("test"), kept(session)
     session.load(middle if rank == 0 else None)
     again, _ = train(session, plan)
     repeated = kept(session)
@@ -84,7 +84,7 @@ def run(session, job, rank, chosen, seed=0):
     for _ in range(3):
         session.load(middle if rank == 0 else None)
         cut.append(np.concatenate([train(session, piece)[0] for piece in cut_at_random(plan, random)]))
-    evaluated = np.array([found.examples, found.sums["loss_sum"], found.sums["correct"], found.updates_applied])
+    evaluated = np.array([sums.examples, sums.sums["loss_sum"], sums.sums["correct"], sums.updates_applied])
     updates = np.array([end.updates, repeated.updates])
     return {
         "losses": np.concatenate(losses), "again": again, "cut": np.array(cut), "evaluated": evaluated, "updates": updates,

@@ -65,16 +65,16 @@ def flat(state):
 
 def read(path):
     """A state from what `flat` made, in read-only arrays."""
-    with np.load(path) as found:
+    with np.load(path) as arrays:
         parts = {"parameters": {}, "buffers": {}}
-        for key in found.files:
+        for key in arrays.files:
             kind, _, name = key.rpartition("/")
             if kind:
-                parts.setdefault(kind, {})[name] = found[key]
+                parts.setdefault(kind, {})[name] = arrays[key]
                 found_array = parts[kind][name]
                 found_array.flags.writeable = False
         slots = {kind.removeprefix("slots/"): values for kind, values in parts.items() if kind.startswith("slots/")}
-        return State(parts["parameters"], slots, int(found["updates"]), parts["buffers"])
+        return State(parts["parameters"], slots, int(arrays["updates"]), parts["buffers"])
 
 
 def steps(session, job, data, first, stop):
@@ -104,13 +104,13 @@ def run_rank(rank, folder, name, job_options, first_port, phase):
     else:
         session.load(read(middle) if rank == 0 else None)
     losses = steps(session, job, data, 3, 7)
-    found = session.evaluate("test")
+    evaluation = session.evaluate("test")
     end = session.state()
     if rank == 0:
         np.savez(
             folder / f"{name}-{phase}.npz",
             losses=losses,
-            evaluated=[found.examples, found.sums["loss_sum"], found.sums["correct"]],
+            evaluated=[evaluation.examples, evaluation.sums["loss_sum"], evaluation.sums["correct"]],
             **flat(end),
         )
     session.close()
@@ -137,7 +137,7 @@ def async_main(name, scenario, folder):
     results += session.drain()
     covered = sorted(result.first_step + place for result in results for place in range(result.count))
     losses = np.concatenate([result.losses for result in sorted(results, key=lambda result: result.first_step)])
-    found, state = session.evaluate("test"), session.state()
+    evaluation, state = session.evaluate("test"), session.state()
     np.savez(folder / "trained.npz", **flat(state))
     trained = read(folder / "trained.npz")
     session.load(read(folder / "initial.npz"))
@@ -145,12 +145,16 @@ def async_main(name, scenario, folder):
     session.load(State(trained.parameters, {}, trained.updates, trained.buffers))
     np.savez(folder / "without-slots.npz", **flat(session.state()))
     again = session.evaluate("test")
-    figures = {"losses": losses.tolist(), "covered": covered, "evaluated": [found.examples, found.sums["loss_sum"], found.sums["correct"]]}
+    figures = {
+        "losses": losses.tolist(),
+        "covered": covered,
+        "evaluated": [evaluation.examples, evaluation.sums["loss_sum"], evaluation.sums["correct"]],
+    }
     (folder / "figures.json").write_text(json.dumps({**figures, "again": [again.examples, again.sums["loss_sum"], again.sums["correct"]]}))
     return session.close()
 
 
 if __name__ == "__main__":
     kind, who, path = sys.argv[1:]
-    described, beside = json.loads(Path(path).read_text()), Path(path).parent
-    sync_main(int(who), described, beside) if kind == "rank" else async_main(who, described, beside)
+    described, folder = json.loads(Path(path).read_text()), Path(path).parent
+    sync_main(int(who), described, folder) if kind == "rank" else async_main(who, described, folder)

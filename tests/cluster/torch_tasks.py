@@ -97,13 +97,13 @@ def run_rank(rank, options, first_port):
         values, counted = train(session, plan)
         losses.append(values)
         examples += counted
-    found, end = session.evaluate("test"), copy.deepcopy(session.state())
+    evaluation, end = session.evaluate("test"), copy.deepcopy(session.state())
     session.load(middle if rank == 0 else None)
     again, _ = train(session, plan)
     repeated = session.state()
     session.close()
     session.close()
-    evaluated = np.array([found.examples, found.sums["loss_sum"], found.sums["correct"], found.updates_applied])
+    evaluated = np.array([evaluation.examples, evaluation.sums["loss_sum"], evaluation.sums["correct"], evaluation.updates_applied])
     updates = np.array([end.updates, repeated.updates])
     return {
         "losses": np.concatenate(losses), "again": again, "examples": np.array(examples), "evaluated": evaluated, "updates": updates,
@@ -196,16 +196,20 @@ def answer(session, command, state):
             results = session.train(Plan(*plan, learning_rates=np.array(command["rates"])))
         return [as_json(result) for result in results]
     if what == "evaluate":
-        found = session.evaluate(command["split"])
-        return [found.examples, found.sums["loss_sum"], found.sums["correct"], found.updates_applied]
+        evaluation = session.evaluate(command["split"])
+        return [evaluation.examples, evaluation.sums["loss_sum"], evaluation.sums["correct"], evaluation.updates_applied]
     if what == "state":
         state.append(copy.deepcopy(session.state()))
-        found = state[-1]
-        slots = {slot: {name: value.tolist() for name, value in values.items()} for slot, values in found.slots.items()}
-        return {"parameters": {name: value.tolist() for name, value in found.parameters.items()}, "slots": slots, "updates": found.updates}
+        newest = state[-1]
+        slots = {slot: {name: value.tolist() for name, value in values.items()} for slot, values in newest.slots.items()}
+        return {
+            "parameters": {name: value.tolist() for name, value in newest.parameters.items()},
+            "slots": slots,
+            "updates": newest.updates,
+        }
     if what == "load":
-        kept: State = state[command["which"]]
-        return session.load(kept)
+        chosen: State = state[command["which"]]
+        return session.load(chosen)
     return session.close()
 
 

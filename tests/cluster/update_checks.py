@@ -42,12 +42,12 @@ def test_the_moving_average_follows_its_formula(opened):
         for name, value in state.slots["ema"].items():
             assert np.linalg.norm(value - expected[name]) <= 1e-6 * np.linalg.norm(expected[name])
     by_average = session.evaluate("test").sums["loss_sum"]
-    given = State({name: value.copy() for name, value in session.state().slots["ema"].items()}, {}, 12)
+    averages = State({name: value.copy() for name, value in session.state().slots["ema"].items()}, {}, 12)
     by_weights = session.evaluate("test").sums["loss_sum"]
-    session.load(given)  # without a moving average, which then begins as the weights
+    session.load(averages)  # without a moving average, which then begins as the weights
     assert session.evaluate("test").sums["loss_sum"] == pytest.approx(by_average, rel=1e-6)
     assert by_weights == by_average
-    assert all(np.array_equal(value, given.parameters[name]) for name, value in session.state().slots["ema"].items())
+    assert all(np.array_equal(value, averages.parameters[name]) for name, value in session.state().slots["ema"].items())
     session.close()
 
 

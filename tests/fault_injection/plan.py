@@ -91,22 +91,22 @@ def planned(seed: int, per_kill: int, kinds: Sequence[str]) -> list[Fault]:
 
     `per_kill` of each kind of kill, a fifth as many of the others.
     """
-    found: list[Fault] = []
-    wanted = {name: [] for name in (each.name for each in COMBINATIONS)}
+    faults: list[Fault] = []
+    wanted = {name: [] for name in (combination.name for combination in COMBINATIONS)}
     for kind in kinds:
-        able = [each for each in COMBINATIONS if each.mode == "async" or kind != "ps"]
+        able = [candidate for candidate in COMBINATIONS if candidate.mode == "async" or kind != "ps"]
         for number in range(per_kill if kind in KILLS else max(1, per_kill // 5)):
             wanted[able[number % len(able)].name].append((kind, number))
     for combination in COMBINATIONS:
         drawn = random.Random(f"{seed} {combination.name} {per_kill} {' '.join(kinds)}")
         mine = wanted[combination.name]
         drawn.shuffle(mine)
-        rest = [each for each in mine if each[0] != "driver"]
+        rest = [item for item in mine if item[0] != "driver"]
         runs = [rest[begin : begin + PER_RUN] for begin in range(0, len(rest), PER_RUN)]
-        runs += [[each] for each in mine if each[0] == "driver"]
+        runs += [[item] for item in mine if item[0] == "driver"]
         for index, run in enumerate(runs):
             part = combination.steps // (len(run) + 1)
             steps = [part * (place + 1) + drawn.randrange(-part // 3, part // 3) for place in range(len(run))]
             for (kind, number), step in zip(run, steps, strict=True):
-                found.append(Fault(combination.name, kind, number, f"{combination.name}-{seed}-{index}", step, drawn.randrange(1000)))
-    return found
+                faults.append(Fault(combination.name, kind, number, f"{combination.name}-{seed}-{index}", step, drawn.randrange(1000)))
+    return faults

@@ -49,23 +49,24 @@ def tried(combination: Combination, faults: Sequence[Fault], reference: Path, fo
     path = folder / faults[0].run
     shutil.rmtree(path, ignore_errors=True)
     watched = Watched(path)
-    found: list[dict[str, Any]] = []
+    outcomes: list[dict[str, Any]] = []
     with MarkedRun(_command(combination, folder, path.name), folder) as run:
         for fault in faults:
-            outcome = _one(fault, watched, run, workers_rejoin=combination.workers_rejoin)
-            found.append({**fault.to_json(), **outcome})
+            outcome = _inject(fault, watched, run, workers_rejoin=combination.workers_rejoin)
+            outcomes.append({**fault.to_json(), **outcome})
             if outcome["problem"]:
                 break
-        wrong = next((each["problem"] for each in found if each["problem"]), "") or _end(run, faults[-1], combination, folder, path)
+        problems = [outcome["problem"] for outcome in outcomes if outcome["problem"]]
+        wrong = problems[0] if problems else _end(run, faults[-1], combination, folder, path)
     wrong = wrong or same_end(combination, path, reference)
-    for each in found:
-        each["problem"] = each["problem"] or wrong
+    for outcome in outcomes:
+        outcome["problem"] = outcome["problem"] or wrong
     if not wrong:
         shutil.rmtree(path)
-    return found
+    return outcomes
 
 
-def _one(fault: Fault, watched: Watched, run: MarkedRun, *, workers_rejoin: bool) -> dict[str, Any]:
+def _inject(fault: Fault, watched: Watched, run: MarkedRun, *, workers_rejoin: bool) -> dict[str, Any]:
     """Inject a fault at its step and watch; return it with the ``problem``."""
     if watched.wait(lambda: watched.step >= fault.step or run.process.poll() is not None, RUN_SECONDS) is None:
         return _outcome(f"step {fault.step} was not reached in {RUN_SECONDS:g} s: {run.stderr()[-500:]}")
@@ -139,22 +140,22 @@ def same_end(combination: Combination, path: Path, reference: Path) -> str:
 
     Sync runs: any bit of a loss or weight. Async: an accuracy difference above 0.02.
     """
-    one, other = RunReader(path), RunReader(reference)
+    run, undisturbed = RunReader(path), RunReader(reference)
     if combination.mode == "async":
-        found, expected = (reader.summary()["eval"]["accuracy"] for reader in (one, other))
+        accuracy, expected = (reader.summary()["eval"]["accuracy"] for reader in (run, undisturbed))
         applied = json.loads((path / "summary.json").read_text())["updates_applied"]
         if applied != combination.steps:
             return f"{applied} updates were applied of {combination.steps}"
-        if sorted(step for step, _ in _losses(one)) != list(range(combination.steps)):
+        if sorted(step for step, _ in _losses(run)) != list(range(combination.steps)):
             return "steps are missing, or there twice"
-        return "" if abs(found - expected) <= MAX_ACCURACY_APART else f"accuracy {found}, undisturbed {expected}"
-    losses = [_losses(reader) for reader in (one, other)]
+        return "" if abs(accuracy - expected) <= MAX_ACCURACY_APART else f"accuracy {accuracy}, undisturbed {expected}"
+    losses = [_losses(reader) for reader in (run, undisturbed)]
     if [step for step, _ in losses[0]] != list(range(combination.steps)):
         return "steps are missing, or there twice"
     if losses[0] != losses[1]:
         first = next(index for index, pair in enumerate(zip(*losses, strict=True)) if pair[0] != pair[1])
         return f"losses differ from step {first} on: {losses[0][first][1]} and {losses[1][first][1]}"
-    weights = [newest_sound(each)[0].arrays for each in (path, reference)]
+    weights = [newest_sound(folder)[0].arrays for folder in (path, reference)]
     differ = [name for name in weights[1] if not np.array_equal(weights[0][name], weights[1][name])]
     return f"weights differ: {differ}" if differ else ""
 

@@ -33,8 +33,8 @@ class Watched:
     @property
     def step(self) -> int:
         """How many updates are recorded; 0 before the first."""
-        found = self.lines("steps.jsonl", 20_000)
-        return found[-1]["step"] + found[-1]["count"] if found else 0
+        records = self.lines("steps.jsonl", 20_000)
+        return records[-1]["step"] + records[-1]["count"] if records else 0
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """The details of all events of a name."""
@@ -47,11 +47,11 @@ class Watched:
 
     def tasks(self) -> dict[str, tuple[int, int]]:
         """Node and process number of each live task by name, from the last samples."""
-        found: dict[str, tuple[int, int]] = {}
+        tasks: dict[str, tuple[int, int]] = {}
         for record in self.lines("system.jsonl"):
             for task in record["tasks"]:
-                found[task["task"]] = (record["node"], task["pid"])
-        return {name: where for name, where in found.items() if psutil.pid_exists(where[1])}
+                tasks[task["task"]] = (record["node"], task["pid"])
+        return {name: where for name, where in tasks.items() if psutil.pid_exists(where[1])}
 
     def agent(self, node: int, driver: int) -> int:
         """The process of a node's agent, a child of the driver."""

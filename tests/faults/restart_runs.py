@@ -23,9 +23,9 @@ JOB = {"backend": "toy", "nodes": 2, "network": "host", "steps": 3000, "eval_eve
 def train(out, name, policy=None, notifier=None, **more):
     job = resolve({**JOB, "out": out, "name": name, **more}, {}).job
     launcher = LocalLauncher(job, lambda text: None)
-    given = {} if policy is None else {"policy": policy}
+    options = {} if policy is None else {"policy": policy}
     invocation = driver.Invocation(["test"], {})
-    return driver.run(job, invocation, progress=QuietProgress(), launcher=launcher, notifier=notifier, **given)
+    return driver.run(job, invocation, progress=QuietProgress(), launcher=launcher, notifier=notifier, **options)
 
 
 def when(path, ready, act):
@@ -94,9 +94,9 @@ def trains(path):
 
 def losses(path):
     """The loss of each step, by its number: each is there once, in order."""
-    found = [(record.step + number, loss) for record in RunReader(path).steps() for number, loss in enumerate(record.losses)]
-    assert [step for step, _ in found] == list(range(len(found)))
-    return np.array([loss for _, loss in found])
+    steps = [(record.step + number, loss) for record in RunReader(path).steps() for number, loss in enumerate(record.losses)]
+    assert [step for step, _ in steps] == list(range(len(steps)))
+    return np.array([loss for _, loss in steps])
 
 
 def names(path):

@@ -30,10 +30,10 @@ def test_batch_signals_to_all_processes_are_handled_by_driver(tmp_path):
     """The driver saves and ends at the first notice, and further notices are none to hurry."""
     with local(tmp_path, "--epochs", "1000000", "--checkpoint-every", "1000000steps") as run:
         begun(run, tmp_path)
-        others = [*run.alive("launch.node.agent"), *run.alive("engine.task")]
-        assert len(others) == 4
+        pids = [*run.alive("launch.node.agent"), *run.alive("engine.task")]
+        assert len(pids) == 4
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
-            for pid in others:
+            for pid in pids:
                 os.kill(pid, number)
         before = steps_done(tmp_path)
         wait_until(lambda: steps_done(tmp_path) > before + 3, 60, "further steps")
@@ -69,8 +69,8 @@ def test_batch_signals_do_not_end_joined_node(tmp_path):
                 os.kill(pid, number)
         before = steps_done(tmp_path)
         wait_until(lambda: steps_done(tmp_path) > before + 3, 60, "further steps")
-        told = "trainer: node 1 has joined a run, which its driver alone ends: press Ctrl-C there (node 0, at 127.0.0.1)"
-        wait_until(lambda: told in second.stderr(), 10, "what Ctrl-C does on this node")
+        message = "trainer: node 1 has joined a run, which its driver alone ends: press Ctrl-C there (node 0, at 127.0.0.1)"
+        wait_until(lambda: message in second.stderr(), 10, "what Ctrl-C does on this node")
         first.process.send_signal(signal.SIGUSR2)
         assert (first.wait(60), second.wait(60)) == (75, 75), first.stderr()
 

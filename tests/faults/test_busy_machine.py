@@ -56,7 +56,7 @@ def test_run_with_busy_programs_is_starved_and_not_compared(tmp_path):
     compared = json.loads(trainer("compare", str(starved.path), str(short.path), "--json").stdout)
     faults = {fault["setting"]: fault["values"] for fault in compared["comparability"]["differences"]}
     assert faults["starved"] == [f"{node['starved_fraction']:.0%}", None]
-    assert [one["run"] for one in compared["conclusion"]["left_out"]] == ["starved"]
+    assert [entry["run"] for entry in compared["conclusion"]["left_out"]] == ["starved"]
     assert compared["conclusion"]["best"] == []
     assert all(axis["best"] is None for axis in compared["conclusion"]["axes"])
 
@@ -71,9 +71,9 @@ def test_run_with_busy_programs_is_starved_and_not_compared(tmp_path):
     ],
 )
 def test_run_waiting_for_tasks_or_cpu_limit_is_not_starved(tmp_path, shape):
-    others = psutil.cpu_percent(interval=1.0) / 100
-    if others > MAX_OTHERS:
-        pytest.skip(f"other programs use {others:.0%} of the processor")
+    load = psutil.cpu_percent(interval=1.0) / 100
+    if load > MAX_OTHERS:
+        pytest.skip(f"other programs use {load:.0%} of the processor")
     run = run_job(tmp_path, **shape)
     known = [node["starved_fraction"] for node in run.summary["per_node"]]
     assert all(fraction is None or fraction < 0.15 for fraction in known), known

@@ -44,7 +44,11 @@ def kill_while_saving(path, folder, *more):
     """Kill the driver while it writes a checkpoint; return whether a draft remains."""
     with MarkedRun(endless(path, *more), folder) as run:
         before = len(list_checkpoints(path)) and find_checkpoint(path)[0].meta.step
-        saved = lambda: any(int(found.name[5:]) > before + 2 for found in list_checkpoints(path) if found.name.startswith("step-"))  # noqa: E731
+
+        def saved():
+            steps = [int(checkpoint.name[5:]) for checkpoint in list_checkpoints(path) if checkpoint.name.startswith("step-")]
+            return any(step > before + 2 for step in steps)
+
         wait_until(lambda: (saved() and drafts(path)) or run.process.poll() is not None, 60, "a checkpoint in the making")
         assert run.process.poll() is None, run.stderr()
         os.kill(run.process.pid, signal.SIGKILL)

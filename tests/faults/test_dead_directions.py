@@ -33,7 +33,7 @@ def drawn(seed):
     """Return the pairs of sender and receiver whose link is dead, and how the cause must begin."""
     draw = random.Random(seed)
     node = draw.randrange(NODES)
-    first, second = [other for other in range(NODES) if other != node]
+    first, second = [candidate for candidate in range(NODES) if candidate != node]
     begins = f"node {node} is cut off from node {first} and node {second}"
     kind = draw.choice(["to", "from", "both", "pair"])
     print(f"--seed {seed}: {kind} {node}")
@@ -75,7 +75,7 @@ slow = pytest.mark.slow
 )
 @pytest.mark.parametrize("case", [0, pytest.param(1, marks=slow), pytest.param(2, marks=slow), pytest.param(3, marks=slow)])
 def test_the_node_that_is_cut_off_is_named_in_time(tmp_path, seed, backend, exchange, case):
-    dead, told = drawn(seed + case)
+    dead, message = drawn(seed + case)
     with started(tmp_path, backend, exchange) as run:
         begun(run, tmp_path)
         time.sleep(1)
@@ -85,7 +85,7 @@ def test_the_node_that_is_cut_off_is_named_in_time(tmp_path, seed, backend, exch
         status = json.loads((tmp_path / "run/status.json").read_text())
         seconds = datetime.fromisoformat(status["changed_at"]).timestamp() - cut
         print(f"{seconds:.1f} s: {status['cause']}")
-        assert status["cause"].startswith(told)
+        assert status["cause"].startswith(message)
         assert seconds < NODE_TIMEOUT_SECONDS + MORE_SECONDS
         wait_until(lambda: not run.alive(), 10, "the end of every process")
 
@@ -93,13 +93,13 @@ def test_the_node_that_is_cut_off_is_named_in_time(tmp_path, seed, backend, exch
 @pytest.mark.thorough
 @pytest.mark.parametrize("exchange", ["native", pytest.param("direct", marks=slow)])
 def test_restart_over_dead_link_is_reported_with_reason(tmp_path, seed, exchange):
-    dead, told = drawn(seed)
+    dead, message = drawn(seed)
     with started(tmp_path, "torch", exchange, "--max-restarts", "2") as run:
         begun(run, tmp_path)
         cut = time.time()
         lose(run, dead)
         assert run.wait(90) == 1
-        lines = [line for line in run.stderr().splitlines() if told in line]
+        lines = [line for line in run.stderr().splitlines() if message in line]
         assert [line.rpartition("; the run ")[2] for line in lines[:2]] == [
             "restarts from its beginning, as no checkpoint was saved",
             "starts again",

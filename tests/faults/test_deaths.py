@@ -72,8 +72,8 @@ def test_a_killed_task_fails_the_run_and_is_named(tmp_path, backend, mode, victi
         assert run.wait(10) == 1
         assert time.monotonic() - killed < 10
         assert run.alive() == []
-        found = status(tmp_path)
-        assert (found["state"], found["task"], found["exit_code"]) == ("failed", victim, 1)
+        status_of_run = status(tmp_path)
+        assert (status_of_run["state"], status_of_run["task"], status_of_run["exit_code"]) == ("failed", victim, 1)
         assert f"task {victim} " in run.stderr()
         assert "SIGKILL" in run.stderr()
 
@@ -114,7 +114,9 @@ def test_idle_connections_end_task_only_at_reported_limit(tmp_path, soft, hard, 
         with MarkedRun(job, tmp_path, before=[sys.executable, "-c", limits]) as run, ExitStack() as connections:
             training(run, tmp_path)
             pid = task_pid(run, tmp_path, "worker-1")
-            listening = [each.laddr for each in psutil.Process(pid).net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+            listening = [
+                connection.laddr for connection in psutil.Process(pid).net_connections("tcp") if connection.status == psutil.CONN_LISTEN
+            ]
             assert listening
             for address in listening:
                 for _ in range(strangers):
@@ -128,8 +130,8 @@ def test_idle_connections_end_task_only_at_reported_limit(tmp_path, soft, hard, 
                 assert run.wait(30) == 75, run.stderr()
             else:
                 assert run.wait(30) == 1
-                told = r'error: task worker-1 on node 1 was killed by SIGABRT; its log ends with "what\(\): .*Too many open files"'
-                assert re.search(told, run.stderr())
+                message = r'error: task worker-1 on node 1 was killed by SIGABRT; its log ends with "what\(\): .*Too many open files"'
+                assert re.search(message, run.stderr())
                 assert "Too many open files" in status(tmp_path)["cause"]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
@@ -195,9 +197,9 @@ def test_frozen_async_worker_is_named_while_others_train(tmp_path):
         assert run.process.poll() is None
         os.kill(pid, signal.SIGCONT)
         wait_until(lambda: "worker-1 has finished steps again" in run.stderr(), 40, "the worker's return")
-        told = [json.loads(line) for line in (tmp_path / "runs/run/events.jsonl").read_text().splitlines()]
-        told = [(line["event"], line["detail"]["worker"]) for line in told if line["event"].startswith("worker_")]
-        assert told == [("worker_silent", 1), ("worker_answers", 1)]
+        events = [json.loads(line) for line in (tmp_path / "runs/run/events.jsonl").read_text().splitlines()]
+        events = [(line["event"], line["detail"]["worker"]) for line in events if line["event"].startswith("worker_")]
+        assert events == [("worker_silent", 1), ("worker_answers", 1)]
 
 
 @pytest.mark.slow
@@ -243,9 +245,9 @@ def test_a_loss_that_is_not_finite_fails_the_run(tmp_path, more, code, state):
     done = trainer("run", *job)
     assert done.returncode == code
     assert "the loss of step 2 is not a number (number 1 in steps.jsonl, which counts from 0), at the learning rate 1e+30" in done.stderr
-    found = status(tmp_path)
-    assert (found["state"], found["exit_code"]) == (state, code)
-    assert code == 0 or "the loss of step 2 is not a number" in found["cause"]
+    status_of_run = status(tmp_path)
+    assert (status_of_run["state"], status_of_run["exit_code"]) == (state, code)
+    assert code == 0 or "the loss of step 2 is not a number" in status_of_run["cause"]
 
 
 @pytest.mark.quick_cases("toy-sync")

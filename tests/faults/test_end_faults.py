@@ -61,6 +61,6 @@ def test_error_during_end_is_logged_and_end_is_recorded(tmp_path, module, kind, 
         assert run.wait(60) == 1
     status = json.loads((tmp_path / "run/status.json").read_text())
     assert (status["state"], status["exit_code"], status["cause"]) == ("failed", 1, "of the start")
-    told = (tmp_path / "errors.txt").read_text()
-    assert "KeyError: 'of the end'" in told
-    assert "error: of the start" in told
+    messages = (tmp_path / "errors.txt").read_text()
+    assert "KeyError: 'of the end'" in messages
+    assert "error: of the start" in messages

@@ -152,12 +152,12 @@ def refusals(folder):
 def test_last_save_uses_reserved_space(disk, more, refused):
     done = run(disk, "--steps", "3000", *more)
     assert done.returncode == 0, done.stderr
-    found = refusals(disk)
-    assert [step for step in found if step != 1500] == refused  # that of 1,500 is under way when its evaluation ends the run
+    causes = refusals(disk)
+    assert [step for step in causes if step != 1500] == refused  # that of 1,500 is under way when its evaluation ends the run
     pattern = (
         r"No space left on device: [\d,]+ bytes are free, 2,600 are needed, and 8,388,608 are kept in reserve for the run's other records"
     )
-    assert all(re.fullmatch(pattern, cause) for cause in found.values())
+    assert all(re.fullmatch(pattern, cause) for cause in causes.values())
     steps = RunReader(disk / "run").summary()["steps"]
     assert [path.name for path in list_checkpoints(disk / "run")] == [f"step-{steps:09}"]
     assert steps == (1500 if "--until" in more else 3000)

@@ -31,16 +31,16 @@ def nodes(tmp_path):
         yield first, second
 
 
-def assert_told(run, folder, *words):
+def assert_reported(run, folder, *words):
     """The run has failed for reasons that name the node, and tells how to go on."""
-    told = run.stderr().splitlines()[-1]
+    message = run.stderr().splitlines()[-1]
     status = json.loads((folder / "run/status.json").read_text())
     assert (status["state"], status["task"], status["exit_code"]) == ("failed", "agent-1", 1)
     for word in words:
-        assert word in told
+        assert word in message
         assert word in status["cause"]
-    assert "saved last: step-0000" in told
-    assert f"To go on: trainer run --resume {shlex.quote(str(folder / 'run'))}" in told
+    assert "saved last: step-0000" in message
+    assert f"To go on: trainer run --resume {shlex.quote(str(folder / 'run'))}" in message
 
 
 def test_a_node_that_is_lost_ends_the_run_within_three_seconds(tmp_path, nodes):
@@ -50,11 +50,11 @@ def test_a_node_that_is_lost_ends_the_run_within_three_seconds(tmp_path, nodes):
     lost = time.monotonic()
     assert first.wait(20) == 1
     assert time.monotonic() - lost < 3
-    assert_told(first, tmp_path, "the agent of node 1 (host ", "127.0.0.1) has gone")
+    assert_reported(first, tmp_path, "the agent of node 1 (host ", "127.0.0.1) has gone")
     assert first.alive() == []
 
 
-def told_at(folder):
+def end_time(folder):
     """When the run's end was recorded, in seconds of time.time().
 
     The command itself may end later.
@@ -68,8 +68,8 @@ def test_frozen_node_is_named_once_run_stalls(tmp_path, nodes):
     os.kill(second.process.pid, signal.SIGSTOP)
     frozen = time.time()
     assert first.wait(40) == 1
-    assert told_at(tmp_path) - frozen < STALL_SECONDS + 2
-    assert_told(first, tmp_path, "stalled", "the agent of node 1 (host ", "127.0.0.1) does not answer")
+    assert end_time(tmp_path) - frozen < STALL_SECONDS + 2
+    assert_reported(first, tmp_path, "stalled", "the agent of node 1 (host ", "127.0.0.1) does not answer")
     assert first.alive() == []
     os.kill(second.process.pid, signal.SIGCONT)
     assert second.wait(10) == 1
@@ -86,7 +86,7 @@ def test_a_frozen_agent_of_this_machine_is_ended(tmp_path):
         os.kill(run.alive("crosstrain.launch.node.agent --node 1")[0], signal.SIGSTOP)
         frozen = time.time()
         assert run.wait(40) == 1
-        assert told_at(tmp_path) - frozen < STALL_SECONDS + 2
+        assert end_time(tmp_path) - frozen < STALL_SECONDS + 2
         assert "the agent of node 1 does not answer; no checkpoint was saved" in run.stderr()
         wait_until(lambda: not run.alive(), 5, f"the end of {run.alive()}")
         assert list((tmp_path / "tmp").iterdir()) == []

@@ -45,10 +45,10 @@ def check(path, summary, steps, worker):
     (failed,), (back,) = events(path, "task_failed"), events(path, "task_restarted")
     assert failed.detail["task"] == back.detail["task"] == f"worker-{worker}"
     assert back.detail["absent_seconds"] == pytest.approx(back.time_seconds - failed.time_seconds, abs=0.5)
-    own = [record.time_seconds for record in records if record.worker == worker]
-    assert min(own) < failed.time_seconds
-    assert max(own) > back.time_seconds
-    next_own = min(time for time in own if time > back.time_seconds)
+    times = [record.time_seconds for record in records if record.worker == worker]
+    assert min(times) < failed.time_seconds
+    assert max(times) > back.time_seconds
+    next_own = min(time for time in times if time > back.time_seconds)
     away = {record.worker for record in records if failed.time_seconds < record.time_seconds < next_own}
     assert away - {worker} == {0, 1, 2} - {worker}
     assert len(pids(path, f"worker-{worker}")) == 2

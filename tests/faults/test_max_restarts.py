@@ -81,12 +81,12 @@ def test_failure_beyond_max_restarts_ends_run_with_it(tmp_path):
 
 
 class Unreachable(LocalLauncher):
-    """Nodes that are lost cannot be had back until `there`."""
+    """Nodes that are lost cannot be had back until `reachable`."""
 
-    there = threading.Event()
+    reachable = threading.Event()
 
     def replace(self, node):
-        return super().replace(node) if self.there.is_set() else None
+        return super().replace(node) if self.reachable.is_set() else None
 
 
 @pytest.mark.thorough
@@ -95,16 +95,20 @@ def test_run_continues_on_remaining_nodes_until_all_return(tmp_path, monkeypatch
 
     monkeypatch.setattr(restart_runs, "LocalLauncher", Unreachable)
     monkeypatch.setattr("crosstrain.launch.driver.nodes.RETRY_SECONDS", 0.5)
-    Unreachable.there.clear()
+    Unreachable.reachable.clear()
     path = tmp_path / "run"
     slow = {**CADENCE, "nodes": 3, "global_batch_size": 32, "steps": 12_000}
     killer = when(path, list_checkpoints, lambda: agent(2).kill())
-    back = when(path, restarted, Unreachable.there.set)
+    back = when(path, restarted, Unreachable.reachable.set)
     _, summary = train(tmp_path, "run", max_restarts=1, min_nodes=2, **slow)
     killer.join()
     back.join()
-    found = names(path)
-    assert found.index("run_resized") < found.index("node_replaced") < len(found) - 1 - found[::-1].index("run_resized")
+    event_names = names(path)
+    assert (
+        event_names.index("run_resized")
+        < event_names.index("node_replaced")
+        < len(event_names) - 1 - event_names[::-1].index("run_resized")
+    )
     nodes = [event.detail["nodes"] for event in RunReader(path).events() if event.event == "run_resized"]
     assert nodes == [[0, 1], [0, 1, 2]]
     assert summary["steps"] == losses(path).size == 12_000
@@ -112,12 +116,12 @@ def test_run_continues_on_remaining_nodes_until_all_return(tmp_path, monkeypatch
 
 
 class OneByOne(LocalLauncher):
-    """Nodes that are lost cannot be had back until they are among `there`."""
+    """Nodes that are lost cannot be had back until they are among `reachable`."""
 
-    there: ClassVar[set[int]] = set()
+    reachable: ClassVar[set[int]] = set()
 
     def replace(self, node):
-        return super().replace(node) if node in self.there else None
+        return super().replace(node) if node in self.reachable else None
 
 
 def resized(path):
@@ -131,12 +135,12 @@ def test_two_lost_nodes_are_each_used_on_return(tmp_path, monkeypatch):
 
     monkeypatch.setattr(restart_runs, "LocalLauncher", OneByOne)
     monkeypatch.setattr("crosstrain.launch.driver.nodes.RETRY_SECONDS", 0.5)
-    OneByOne.there.clear()
+    OneByOne.reachable.clear()
     path = tmp_path / "run"
     threads = [
         when(path, list_checkpoints, lambda: [lost.kill() for lost in [agent(1), agent(2)]]),
-        when(path, lambda run: resized(run)[-1:] == [[0]], lambda: OneByOne.there.add(2)),
-        when(path, lambda run: resized(run)[-1:] == [[0, 2]], lambda: OneByOne.there.add(1)),
+        when(path, lambda run: resized(run)[-1:] == [[0]], lambda: OneByOne.reachable.add(2)),
+        when(path, lambda run: resized(run)[-1:] == [[0, 2]], lambda: OneByOne.reachable.add(1)),
         when(path, lambda run: resized(run)[-1:] == [[0, 1, 2]], lambda: os.kill(os.getpid(), signal.SIGTERM)),
     ]
     with pytest.raises(ResumableRunError):

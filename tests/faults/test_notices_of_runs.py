@@ -35,8 +35,8 @@ def command(out, port, *more):
 
 
 def test_failed_run_is_notified_and_address_not_recorded(tmp_path):
-    asked = ["--on-failure", f"cat > {tmp_path}/told; exit 5"]
-    with web_server() as (port, posted), MarkedRun(command(tmp_path, port, *asked), tmp_path) as run:
+    options = ["--on-failure", f"cat > {tmp_path}/told; exit 5"]
+    with web_server() as (port, posted), MarkedRun(command(tmp_path, port, *options), tmp_path) as run:
         path = tmp_path / "run"
         kill_when(path, trains).join()
         assert run.wait(20) == 1  # whatever the command has ended with
@@ -63,7 +63,7 @@ def test_interrupted_run_is_notified_despite_refusing_server(tmp_path):
             wait_until(lambda: run.process.poll() is not None or trains(tmp_path / "run"), 60, "the first step")
             os.kill(run.process.pid, signal.SIGTERM)
             assert run.wait(20) == 75
-        ((event, code),) = [(each["event"], each["exit_code"]) for each in documents(posted)]
+        ((event, code),) = [(document["event"], document["exit_code"]) for document in documents(posted)]
     assert (event, code) == ("interrupted", 75)
     assert "the answer was 404" in run.stderr()
     assert json.loads((tmp_path / "run/status.json").read_text())["state"] == "interrupted"

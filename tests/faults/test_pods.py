@@ -102,9 +102,9 @@ def test_lost_pod_ends_others_with_75_and_resumes(pods_of, tmp_path, backend, st
     arguments = ["run", *JOB, *job, "--name", "alone", "--out", str(tmp_path), "--network", "host"]
     with MarkedRun(arguments, tmp_path) as undisturbed:
         assert undisturbed.wait(60) == 0, undisturbed.stderr()
-    found = losses(pods.run)
-    assert len(found) == steps
-    np.testing.assert_array_equal(found, losses(tmp_path / "alone"))
+    recorded = losses(pods.run)
+    assert len(recorded) == steps
+    np.testing.assert_array_equal(recorded, losses(tmp_path / "alone"))
 
 
 @pytest.mark.parametrize("evicted", [[2], pytest.param([0, 1, 2], marks=pytest.mark.slow)])

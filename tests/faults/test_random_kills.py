@@ -84,14 +84,14 @@ class Traces:
     shared_memory: set[Path]
 
     @classmethod
-    def of(cls, runs):
+    def from_runs(cls, runs):
         pids = {pid for run in runs for pid in run.alive()}
         groups = {group for group in cpu_groups() if int(group.name.split("-")[2]) in pids}
         return cls({run.mark: run.namespaces() for run in runs}, groups, {path for pid in pids for path in shared_memory_of(pid)})
 
     def left(self):
         """What of it there still is."""
-        living = [pid for mark, own in self.namespaces.items() for pid in living_in(own, mark)]
+        living = [pid for mark, ids in self.namespaces.items() for pid in living_in(ids, mark)]
         return [*living, *(path for path in self.cpu_groups | self.shared_memory if path.exists())]
 
 
@@ -179,8 +179,8 @@ def test_killed_process_ends_run_is_named_and_cleaned_up(tmp_path, number):
         cluster = Cluster(case, tmp_path, stack)
         cluster.await_training()
         time.sleep(case.delay_seconds)
-        pid, blamed, told = cluster.victim()
-        traces = Traces.of(cluster.runs)
+        pid, blamed, message = cluster.victim()
+        traces = Traces.from_runs(cluster.runs)
         assert case.joined or any(traces.namespaces.values())
         own_temporary_files = temporary_files_of(pid, case, tmp_path / "tmp")
         os.kill(pid, case.signal)
@@ -191,7 +191,7 @@ def test_killed_process_ends_run_is_named_and_cleaned_up(tmp_path, number):
         wait_until(lambda: not cluster.alive(), 10, f"the end of {commands_of(cluster.alive())}")
         print(f"ended after {took:.1f} s", cluster.driver.stderr(), sep="\n")
         assert took < END_SECONDS
-        assert_told(cluster, pid, blamed, told)
+        assert_reported(cluster, pid, blamed, message)
         assert not listens(cluster.port)
         wait_until(lambda: not traces.left(), 5, f"the end of {traces.left()}")
         assert set(os.listdir(tmp_path / "tmp")) <= own_temporary_files
@@ -199,11 +199,11 @@ def test_killed_process_ends_run_is_named_and_cleaned_up(tmp_path, number):
 
 def commands_of(pids):
     """The command lines of those processes that are there yet."""
-    found = {}
+    commands = {}
     for pid in pids:
         with suppress(OSError):  # it has ended meanwhile
-            found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    return found
+            commands[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return commands
 
 
 def temporary_files_of(pid, case, folder):
@@ -214,17 +214,17 @@ def temporary_files_of(pid, case, folder):
     return {name for name in os.listdir(folder) if case.role == "agent" and case.joined and f"-{pid}-" in name}
 
 
-def assert_told(cluster, pid, blamed, told):
+def assert_reported(cluster, pid, blamed, message):
     case, codes = cluster.case, [run.process.returncode for run in cluster.runs]
     dead = next((place for place, run in enumerate(cluster.runs) if run.process.pid == pid), None)
     assert codes == [-case.signal if place == dead else 1 for place in range(len(codes))]
     assert all("Traceback" not in run.stderr() for run in cluster.runs)
     status = json.loads((cluster.directory / "status.json").read_text())
-    if told is None:
+    if message is None:
         return
     assert (status["state"], status["task"], status["exit_code"]) == ("failed", blamed, 1)
-    assert told in cluster.driver.stderr()
-    assert told in status["cause"]
+    assert message in cluster.driver.stderr()
+    assert message in status["cause"]
     if case.role == "task":
         assert f"was killed by {case.signal.name}" in status["cause"]
     summary = json.loads((cluster.directory / "summary.json").read_text())

@@ -109,9 +109,9 @@ def test_resize_node_lost_while_waiting_is_not_used(tmp_path):
     """Without a checkpoint the run starts from scratch, on other machines than the first node."""
 
     class Waits(Decides):
-        def decide(self, *asked):
+        def decide(self, *arguments):
             threading.Timer(0.2, agent(0).kill).start()
-            return super().decide(*asked)
+            return super().decide(*arguments)
 
     undisturbed, _ = train(tmp_path, "undisturbed", **THREE)
     policy, path = Waits(Resize(2, after_seconds=1.5)), tmp_path / "run"

@@ -124,8 +124,8 @@ def test_an_interrupt_ends_the_wait_for_another_attempt(tmp_path, saves):
 
     path = tmp_path / "run"
     kill_when(path, list_checkpoints if saves else trains)
-    told = "saved last: step-" if saves else "no checkpoint was saved"
-    with pytest.raises(InterruptedRunError, match=f"interrupted by the user; {told}") as ended:
+    message = "saved last: step-" if saves else "no checkpoint was saved"
+    with pytest.raises(InterruptedRunError, match=f"interrupted by the user; {message}") as ended:
         train(tmp_path, "run", Later(), steps=1_000_000, **({"checkpoint_every": "400steps"} if saves else {}))
     assert ended.value.exit_code == (75 if saves else 130)
     assert interrupted_with(path, ended.value.exit_code)

@@ -80,13 +80,13 @@ def ended(tmp_path_factory):
 def test_a_task_that_hangs_is_named_with_its_line(ended, hangs):
     folder, done = ended[hangs]
     assert done.returncode == 1, done.stderr
-    told = done.stderr.splitlines()[-1]
+    message = done.stderr.splitlines()[-1]
     stuck = folder / "own_models/stuck/toy.py"
-    found = re.search(rf"stalled: .*; (worker-\d) stands at {re.escape(str(stuck))}:(\d+) \({hangs}\); ", told)
-    assert found, done.stderr
-    task, line = found.groups()
+    match = re.search(rf"stalled: .*; (worker-\d) stands at {re.escape(str(stuck))}:(\d+) \({hangs}\); ", message)
+    assert match, done.stderr
+    task, line = match.groups()
     assert ("sleep(1)" in stuck.read_text().splitlines()[int(line) - 1]) == (hangs == "sleeps")
-    assert re.search(r"worker-\d, worker-\d stand at \S*exchange/(all_reduce|mesh|peer_links)\.py:\d+ \(", told)
+    assert re.search(r"worker-\d, worker-\d stand at \S*exchange/(all_reduce|mesh|peer_links)\.py:\d+ \(", message)
     status = json.loads((folder / "run/status.json").read_text())
     assert (status["task"], status["exit_code"]) == (task, 1)
     stacks = (folder / "run/logs/stacks.txt").read_text()
@@ -119,6 +119,6 @@ def test_an_async_worker_that_hangs_is_named_with_its_line(tmp_path):
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     stuck = tmp_path / "own_models/stuck/torch.py"
-    (told,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert "stalled" in told
-    assert re.search(rf"worker-\d stands at {re.escape(str(stuck))}:\d+ \(sleeps\); ", told), done.stderr
+    (message,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "stalled" in message
+    assert re.search(rf"worker-\d stands at {re.escape(str(stuck))}:\d+ \(sleeps\); ", message), done.stderr

@@ -58,8 +58,8 @@ def ended(request, tmp_path_factory):
 @pytest.mark.thorough
 @pytest.mark.parametrize("case", CASES)
 def test_a_warm_up_that_never_ends_is_ended_and_named(ended, case):
-    backend, found = ended
-    done, path = found[case]
+    backend, results = ended
+    done, path = results[case]
     assert done.returncode == 1, done.stderr
     assert seconds_of(path) < START_SECONDS[backend] + 15
     assert "task worker-0 on node 0" in done.stderr

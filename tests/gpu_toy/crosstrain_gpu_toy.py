@@ -19,11 +19,11 @@ class GpuToyBackend(ToyBackend):
     def model(self, task, job, spec):
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         print(f"{task.name} sees {visible} in order {os.environ.get('CUDA_DEVICE_ORDER')}", flush=True)
-        found = os.environ.get("GPU_TOY_SEES") or ("cpu" if visible in (None, "", "-1") else "gpu")
-        if job.device == "gpu" and found == "cpu":
+        seen = os.environ.get("GPU_TOY_SEES") or ("cpu" if visible in (None, "", "-1") else "gpu")
+        if job.device == "gpu" and seen == "cpu":
             raise UsageError("device: got 'gpu', but gpu-toy finds no GPU here")
         model = super().model(task, job, spec)
-        model.device_used = found
+        model.device_used = seen
         return model
 
     def open(self, task, job, spec, data):

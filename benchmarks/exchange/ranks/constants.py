@@ -106,7 +106,7 @@ def forget(mesh: Mesh) -> None:
 
 def measured(place: Place, mesh: Mesh, name: str, values: list[int], runners: dict[str, Make], tries: int) -> None:
     """Time all values in turns, for each runner by name; report the seconds of all tries."""
-    found: dict[str, dict[str, list[float]]] = {key: {str(value): [] for value in values} for key in runners}
+    seconds: dict[str, dict[str, list[float]]] = {key: {str(value): [] for value in values} for key in runners}
     for key, make in runners.items():
         for _ in range(tries):
             for value in values:
@@ -117,8 +117,8 @@ def measured(place: Place, mesh: Mesh, name: str, values: list[int], runners: di
                 mesh.barrier()
                 began = time.perf_counter()
                 run(iterations)
-                found[key][str(value)].append((time.perf_counter() - began) / iterations)
-    report(place, found)
+                seconds[key][str(value)].append((time.perf_counter() - began) / iterations)
+    report(place, seconds)
 
 
 def main() -> None:
@@ -128,16 +128,16 @@ def main() -> None:
     parser.add_argument("--values", type=lambda text: [int(word) for word in text.split(",")], required=True)
     parser.add_argument("--model", choices=tuple(TENSORS), default="alexnet")
     parser.add_argument("--compute-seconds", type=float, default=0.3)
-    given = parser.parse_args()
-    place = read_place(given)
+    options = parser.parse_args()
+    place = read_place(options)
     mesh = Mesh(place.task, 60.0, 10.0)
     runners: dict[str, Make] = {}
-    if given.constant == "BUCKET_BYTES":
-        backward = Backward(mesh, given.model, given.compute_seconds)
-        runners[given.model] = lambda: (backward.runner(), 1)
+    if options.constant == "BUCKET_BYTES":
+        backward = Backward(mesh, options.model, options.compute_seconds)
+        runners[options.model] = lambda: (backward.runner(), 1)
     else:
-        runners = {str(size): partial(adder_and_iterations, mesh, size) for size in given.sizes}
-    measured(place, mesh, given.constant, given.values, runners, given.tries)
+        runners = {str(size): partial(adder_and_iterations, mesh, size) for size in options.sizes}
+    measured(place, mesh, options.constant, options.values, runners, options.tries)
     mesh.barrier()
     mesh.close()
 

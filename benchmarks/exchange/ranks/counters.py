@@ -37,17 +37,17 @@ def count(run: Callable[[int], None], barrier: Callable[[], None], iterations: i
         if marks:
             for _ in range(iterations):
                 null.write(MARK)
-                one = time.perf_counter()
+                start = time.perf_counter()
                 run(1)
-                seconds.append(time.perf_counter() - one)
+                seconds.append(time.perf_counter() - start)
             null.write(MARK)
         else:
             run(iterations)
         taken, after = time.perf_counter() - began, _read()
     threads = {}
-    for key, (name, found) in after["threads"].items():
-        old = before["threads"].get(key, (name, dict.fromkeys(found, 0)))[1]
-        change = {what: (found[what] - old[what]) / iterations for what in found}
+    for key, (name, counts) in after["threads"].items():
+        old = before["threads"].get(key, (name, dict.fromkeys(counts, 0)))[1]
+        change = {what: (counts[what] - old[what]) / iterations for what in counts}
         if any(change.values()):
             threads[f"{name} {key}"] = change
     packets = {name: (after["packets"][name] - before["packets"][name]) / iterations for name in after["packets"]}
@@ -79,11 +79,11 @@ def _thread(path: Path) -> tuple[str, dict[str, float]]:
 
 
 def _packets() -> dict[str, int]:
-    found: dict[str, int] = {}
+    packets: dict[str, int] = {}
     for file, wanted in PACKETS.items():
         lines = Path(file).read_text().splitlines()
         for names, values in zip(lines[::2], lines[1::2], strict=True):
             kind, *columns = names.split()
             table = dict(zip(columns, values.split()[1:], strict=True))
-            found |= {name: int(table[name]) for name in wanted.get(kind.rstrip(":"), ()) if name in table}
-    return found
+            packets |= {name: int(table[name]) for name in wanted.get(kind.rstrip(":"), ()) if name in table}
+    return packets

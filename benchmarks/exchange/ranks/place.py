@@ -63,19 +63,19 @@ def iterations_of(size_bytes: int) -> int:
 def time_runs(run: Callable[[int], None], barrier: Callable[[], None], iterations: int, tries: int) -> list[float]:
     """Return for each try the mean seconds of one of many all-reduces in a row."""
     run(min(iterations, WARM_UP))
-    found = []
+    seconds = []
     for _ in range(tries):
         barrier()
         began = time.perf_counter()
         run(iterations)
-        found.append((time.perf_counter() - began) / iterations)
-    return found
+        seconds.append((time.perf_counter() - began) / iterations)
+    return seconds
 
 
-def report(place: Place, found: Mapping[str, Any]) -> None:
+def report(place: Place, results: Mapping[str, Any]) -> None:
     """Print the first rank's figures, in the one line that is read."""
     if place.rank == 0:
-        print("RESULT " + json.dumps(found), flush=True)
+        print("RESULT " + json.dumps(results), flush=True)
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -89,11 +89,13 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def read_place(given: argparse.Namespace) -> Place:
+def read_place(options: argparse.Namespace) -> Place:
     """Return this rank, as variables tell it; the process ends with the one that started it."""
-    die_with_parent(given.parent)
-    told = json.loads(os.environ["BENCHMARK_RANKS"])
-    return Place(told["rank"], told["ranks"], tuple(told["addresses"]), tuple(told["ports"]), told["secret"])
+    die_with_parent(options.parent)
+    description = json.loads(os.environ["BENCHMARK_RANKS"])
+    return Place(
+        description["rank"], description["ranks"], tuple(description["addresses"]), tuple(description["ports"]), description["secret"]
+    )
 
 
 def main(join: Callable[[Place], Adder]) -> None:
@@ -101,16 +103,13 @@ def main(join: Callable[[Place], Adder]) -> None:
 
     With `--marks` each is between two marks.
     """
-    given = arguments().parse_args()
-    place = read_place(given)
+    options = arguments().parse_args()
+    place = read_place(options)
     adder = join(place)
-    runs = ((size, adder.prepare(size // 4)) for size in given.sizes)
-    if given.count:
-        report(
-            place, {str(size): counters.count(adder.prepare(size // 4), adder.barrier, given.count, given.marks) for size in given.sizes}
-        )
+    runs = ((size, adder.prepare(size // 4)) for size in options.sizes)
+    if options.count:
+        report(place, {str(size): counters.count(run, adder.barrier, options.count, options.marks) for size, run in runs})
     else:
-        runs = ((size, adder.prepare(size // 4)) for size in given.sizes)
-        report(place, {str(size): time_runs(run, adder.barrier, iterations_of(size), given.tries) for size, run in runs})
+        report(place, {str(size): time_runs(run, adder.barrier, iterations_of(size), options.tries) for size, run in runs})
     adder.barrier()
     adder.close()

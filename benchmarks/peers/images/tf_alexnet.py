@@ -20,11 +20,11 @@ def initial_values(work: Workload) -> list[np.ndarray]:
 
     HWIO, [in, out], features in the order height, width, channel.
     """
-    found = [values.transpose(2, 3, 1, 0) if values.ndim == 4 else values.T for values in work.initial.values()]
+    weights = [values.transpose(2, 3, 1, 0) if values.ndim == 4 else values.T for values in work.initial.values()]
     first_dense = next(position for position, values in enumerate(work.initial.values()) if values.ndim == 2)
     dense = list(work.initial.values())[first_dense]
-    found[first_dense] = dense.reshape(len(dense), 256, 6, 6).transpose(2, 3, 1, 0).reshape(-1, len(dense))
-    return [np.ascontiguousarray(values) for values in found]
+    weights[first_dense] = dense.reshape(len(dense), 256, 6, 6).transpose(2, 3, 1, 0).reshape(-1, len(dense))
+    return [np.ascontiguousarray(values) for values in weights]
 
 
 def forward(weights: list[tf.Tensor], x_bhwc: tf.Tensor) -> tf.Tensor:

@@ -91,9 +91,9 @@ def compute(work: Workload, worker: int, workers: int) -> None:
     dist.recv(flat, 0)
     for batch in batches:
         loss = cross_entropy(linear(inputs[batch], weight, bias), labels[batch])
-        found = torch.autograd.grad(loss, (weight, bias))
-        weight_gradient.copy_(found[0])
-        bias_gradient.copy_(found[1])
+        gradients = torch.autograd.grad(loss, (weight, bias))
+        weight_gradient.copy_(gradients[0])
+        bias_gradient.copy_(gradients[1])
         dist.send(gradient, 0)
         dist.recv(flat, 0)
         losses.append(loss.detach())

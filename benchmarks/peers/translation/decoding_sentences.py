@@ -13,5 +13,5 @@ SENTENCES, LENGTH, SOURCE_LENGTH = 32, 50, 25
 def sentences(work: Workload) -> list[NDArray[np.integer]]:
     """Return sentences of one length, as many as all steps need, repeated if necessary."""
     column = work.data.column("train", "source")
-    found = np.flatnonzero(column.lengths == SOURCE_LENGTH)
-    return [column.example(int(index)) for index in np.resize(found, work.updates * SENTENCES)]
+    positions = np.flatnonzero(column.lengths == SOURCE_LENGTH)
+    return [column.example(int(index)) for index in np.resize(positions, work.updates * SENTENCES)]

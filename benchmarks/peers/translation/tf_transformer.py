@@ -121,8 +121,8 @@ def main() -> None:
     pieces, smoothing = work.spec.logits_per_position, work.spec.settings.smoothing
 
     def batch_of(name: str, chosen: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        own = tf.gather(lengths[name], chosen)
-        return tf.gather(tokens[name], chosen)[:, : tf.reduce_max(own)], own
+        lengths_of_batch = tf.gather(lengths[name], chosen)
+        return tf.gather(tokens[name], chosen)[:, : tf.reduce_max(lengths_of_batch)], lengths_of_batch
 
     def mean_loss(chosen: tf.Tensor) -> tf.Tensor:
         source, source_lengths = batch_of("source", chosen)
