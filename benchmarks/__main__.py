@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", description="The speed of trainer beside its peers; see docs/benchmarks.md."
+        prog="python -m benchmarks", description="The speed of trainer compared with its peers; see docs/benchmarks.md."
     )
     parser.add_argument("--group", nargs="+", choices=tuple(GROUPS), help="the rows of these groups (default: all)")
     parser.add_argument(
@@ -90,7 +90,7 @@ def chosen_rows(options: argparse.Namespace, *, gpu: bool) -> list[str]:
         return list(dict.fromkeys(row for rows in options.only for row in rows))
     groups = options.group or list(GROUPS)
     if "gpu" in groups and not gpu:
-        _log("no GPU that torch finds: the rows of group gpu are left out")
+        _log("no GPU that torch finds: the rows of group gpu are skipped")
         groups = [group for group in groups if group != "gpu"]
     return list(dict.fromkeys(row for group in groups for row in GROUPS[group]))
 

@@ -43,12 +43,12 @@ class Ours:
 class Peer:
     """A script in a folder of peers/, and how it is started.
 
-    `alone`: as it is; `tf_config`: a process a task, told by TF_CONFIG; `torchrun`: a torchrun a node; `variables`: a process a rank,
-    told by torchrun's variables (torchrun cannot give one node two ranks and the others one). `servers` counts the processes on node 0
-    besides the workers: a coordinator, a parameter server. `variant` is handed to the script. `like` is the contestant whose work and
+    `alone`: as it is; `tf_config`: a process a task, under TF_CONFIG; `torchrun`: a torchrun a node; `variables`: a process a rank,
+    under torchrun's variables (torchrun cannot give one node two ranks and the others one). `servers` counts the processes on node 0
+    on top of the workers: a coordinator, a parameter server. `variant` is handed to the script. `like` is the contestant whose work and
     threads it gets and whose losses it has to find: of each update, or only as a level where the order of updates or the framework's own
     dropout differs, or not at all (something that does not train). `most_repeats`: it takes no more turns than that, where its distance to
-    ours is so large that more would say nothing.
+    ours is so large that more would add nothing.
     """
 
     scene: str

@@ -30,7 +30,7 @@ SAME_LEVEL = 0.1
 """Largest relative difference between mean losses where the updates are not the same: asynchronous runs, the framework's own dropout."""
 
 PACE_RESULTS = 10
-"""How many results before a save, and after it, say how fast training goes without it."""
+"""Number of results before and after a save that show the speed without it."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def save_costs(counts: Sequence[int], seconds: Sequence[float], saves: Sequence[
 
     A result's own pace is its seconds an update; without the save it would have had the median pace of the results next to it, at most
     PACE_RESULTS on either side, that overlap no save. `counts` and `seconds` as in `window`, `saves` their begins and ends. A save
-    without such results has no cost to tell and is left out.
+    without such results has no known cost and is skipped.
     """
     begins, ends, updates = np.asarray(seconds[:-1]), np.asarray(seconds[1:]), np.asarray(counts[1:])
     lasting = ends - begins
@@ -151,7 +151,7 @@ def save_costs(counts: Sequence[int], seconds: Sequence[float], saves: Sequence[
 
 
 def differs(ours: Measured, theirs: Measured, losses: Literal["each", "level"], same_loss: float, same_mean: float) -> str | None:
-    """Say how a peer's losses show that it did other work than the product, or return None.
+    """Describe how a peer's losses differ from the product's, or return None.
 
     `each`: those of every update have to agree within `same_loss` (norm-wise), and the means within `same_mean`; `level`: only the
     means, and roughly.

@@ -77,7 +77,7 @@ def read_run(path: Path, warmup: int, target_tokens: NDArray[np.float64] | None 
     """Return a run's figures; `target_tokens` are those of each update, for text.
 
     Rates: updates after the warm-up over the wall time, on the driver's clock, from the arrival of the result that completes the warm-up
-    to that of the last one, so that nothing between two commands is left out. First step: from the start of the process to the
+    to that of the last one, so that the time between two commands is included. First step: from the start of the process to the
     arrival of the first result.
     """
     summary = json.loads((path / "summary.json").read_text())

@@ -59,7 +59,7 @@ def _with_shared_modules() -> str:
 
 
 def _stays(peer: Peer) -> bool:
-    """Whether the others are servers that nobody tells to end."""
+    """Whether the other processes are servers that do not end by themselves."""
     return peer.start == "tf_config" and bool(peer.servers)
 
 

@@ -21,7 +21,7 @@ class BridgedHosts:
     hub: str
 
     def within(self, host: int | None) -> list[str]:
-        """What stands before a command that is to run on a host; None for the hub."""
+        """The prefix of a command that is to run on a host; None for the hub."""
         return ["ip", "netns", "exec", self.hub if host is None else self.namespaces[host]]
 
     def in_network(self, host: int | None) -> list[str]:

@@ -58,7 +58,7 @@ def entries(values):
 
 
 def described(values):
-    """What ``checkpoint.json`` says of the model that some arrays are the state of."""
+    """The entry of ``checkpoint.json`` for the model of some arrays."""
     shapes = {
         kind: [[key.removeprefix(kind), list(value.shape)] for key, value in values.items() if key.startswith(kind)] for kind in KINDS
     }

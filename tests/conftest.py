@@ -27,7 +27,7 @@ hypothesis.settings.register_profile("untimed", deadline=None)  # how long an ex
 hypothesis.settings.load_profile("untimed")
 
 SEED_VARIABLE = "CROSSTRAIN_TEST_SEED"
-"""What tests draw their random cases from, as `--seed` says or drawn itself."""
+"""Seed of the tests' random cases, from `--seed` or drawn."""
 
 for unused in ("TRAINER_CALIBRATE", "TRAINER_TENSORBOARD"):  # shorter runs; tests about either ask for it
     os.environ.setdefault(unused, "false")
@@ -47,9 +47,9 @@ TOGETHER = "test_*.py"
 """Files whose tests share processes. Others (``*_checks.py``) have one to themselves, into which they import a framework."""
 
 DURATIONS = Path(__file__).with_name("durations.json")
-"""Seconds that tests took when `--record-durations` last measured them, and by files and classes the longest set-up of one of theirs.
+"""Seconds that tests took when `--record-durations` last measured them, and by files and classes the longest fixture set-up.
 
-What took less than `RECORDED_SECONDS` is left out.
+Times below `RECORDED_SECONDS` are omitted.
 """
 
 RECORDED_SECONDS = 0.05
@@ -57,8 +57,8 @@ RECORDED_SECONDS = 0.05
 LEFT_TO = {"clusters": "make clusters", "slow": "make conformance", "thorough": "make test-thorough"}
 """The command that runs the tests with a marker, the first of these that a test has; all others run by ``make test``."""
 
-LEFT_OUT = pytest.StashKey[Counter[str]]()
-"""How many tests of this session's folders were left out, by the command that runs them."""
+DESELECTED = pytest.StashKey[Counter[str]]()
+"""Number of deselected tests of this session's folders, by the command that runs them."""
 
 HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that processes ignore where the one that starts them does."""
@@ -71,7 +71,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, metavar="N", help="repeat the random cases of a session, which printed this at its beginning")
-    parser.addoption("--shorter-than", type=float, metavar="SECONDS", help=f"leave out tests that took longer by {DURATIONS.name}")
+    parser.addoption("--shorter-than", type=float, metavar="SECONDS", help=f"skip tests that took longer by {DURATIONS.name}")
     parser.addoption("--record-durations", action="store_true", help=f"write the seconds of the tests to {DURATIONS.name}")
 
 
@@ -84,13 +84,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(pool.close)
     if (seed := config.getoption("seed")) is not None:
         os.environ[SEED_VARIABLE] = str(seed)
-    config.stash[LEFT_OUT] = Counter()
+    config.stash[DESELECTED] = Counter()
     if config.getoption("record_durations") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(DurationRecorder())
 
 
 def pytest_report_header() -> str:
-    """Say what repeats the random cases of this session."""
+    """Return the header with the seed of the random cases."""
     return f"random cases: --seed {os.environ[SEED_VARIABLE]}"
 
 
@@ -140,7 +140,7 @@ class DurationRecorder:
         self.seconds: Counter[str] = Counter()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Add the time of a test's set-up, call or tear-down, where it passes."""
+        """Add the time of a phase of a test that passes."""
         if not report.passed:
             return
         self.seconds[report.nodeid] += report.duration
@@ -149,7 +149,7 @@ class DurationRecorder:
             self.seconds[scope] = max(self.seconds[scope], report.duration)
 
     def pytest_sessionfinish(self) -> None:
-        """Write one line a test, those of removed files left out."""
+        """Write one line a test, without those of removed files."""
         before = json.loads(DURATIONS.read_bytes()) if DURATIONS.exists() else {}
         ran = {_scope(test) for test in self.seconds}
         for scope in before.keys() & ran:  # perhaps not with all of its tests
@@ -167,28 +167,28 @@ def _is_there(test: str) -> bool:
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
-    """Count what is left out by the command that runs it."""
+    """Count deselected tests by the command that runs them."""
     for item in items:
-        item.config.stash[LEFT_OUT][next((LEFT_TO[marker] for marker in LEFT_TO if item.get_closest_marker(marker)), "make test")] += 1
+        item.config.stash[DESELECTED][next((LEFT_TO[marker] for marker in LEFT_TO if item.get_closest_marker(marker)), "make test")] += 1
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Send the counts of a worker process to the reporting one; all collect the same tests."""
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["left_out"] = dict(session.config.stash[LEFT_OUT])
+        session.config.workeroutput["deselected"] = dict(session.config.stash[DESELECTED])
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """Take the counts of a process that has ended."""
-    node.config.stash[LEFT_OUT] = Counter(getattr(node, "workeroutput", {}).get("left_out", {}))
+    node.config.stash[DESELECTED] = Counter(getattr(node, "workeroutput", {}).get("deselected", {}))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say how many tests which command runs; not where tests were chosen by their names."""
-    if (left_out := config.stash[LEFT_OUT]) and not config.option.keyword:
-        counts = ", ".join(f"{count:,} ({command})" for command, count in sorted(left_out.items()))
+    """Report the number of tests of other commands, unless tests were chosen by name."""
+    if (deselected := config.stash[DESELECTED]) and not config.option.keyword:
+        counts = ", ".join(f"{count:,} ({command})" for command, count in sorted(deselected.items()))
         terminalreporter.write_line(f"Tests left to other commands: {counts}")
 
 

@@ -34,7 +34,7 @@ class FakeGpu:
 
 
 def build_library(folder: Path) -> Path:
-    """Compile the stand-in into `folder`, which is returned; skips the test where it cannot be."""
+    """Compile the stand-in into `folder`, which is returned; skips the test without a compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler: GPUs cannot be feigned")

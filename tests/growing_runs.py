@@ -58,7 +58,7 @@ class GrowingRun:
         return self
 
     def end(self, state="succeeded", cause=None):
-        """End as this says, with a summary where that is well."""
+        """End in this state, with a summary after a success."""
         if state == "succeeded":
             self.writer.event(EventRecord("run_ended", self.seconds))
             spent = Clock(1.0, self.seconds, self.seconds - self.evaluated, self.evaluated, 0.0, self.seconds + 2)

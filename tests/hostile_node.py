@@ -35,7 +35,7 @@ RAW = {
     "a header of 15 MiB": [b'{"kind":"log","task":[' + b"[]," * (5 * 2**20) + b"[]]}\n"],
     "a header without an end": endless(b"{" * 2**20),
 }
-"""What is sent as it stands."""
+"""Bytes that are sent unchanged."""
 
 UNASKED = {
     "a done that nobody asked for": Message(

@@ -4,7 +4,7 @@ import importlib
 
 
 class ImportedLater:
-    """Stands for a module: its attributes are looked up when they are used."""
+    """Placeholder of a module: attributes are looked up when they are used."""
 
     def __init__(self, name):
         self._name = name

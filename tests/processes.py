@@ -119,7 +119,7 @@ def free_ports(count: int) -> int:
 def open_descriptors() -> set[tuple[str, str]]:
     """Return this process's descriptors, each as its number and what it is of.
 
-    A test compares what is there afterwards with what was there before, and not how many: what earlier tests left may be closed meanwhile.
+    A test compares what is there afterwards with what was there before, and not their number: earlier tests may have left some.
     """
     descriptors = set()
     for number in os.listdir("/proc/self/fd"):

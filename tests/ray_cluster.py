@@ -63,7 +63,7 @@ class RayNode:
 
     @property
     def within(self) -> list[str]:
-        """What stands before a command that is to run on the node."""
+        """The prefix of a command that is to run on the node."""
         return ["nsenter", f"--target={self.leader}", "--mount", "--pid", "--net"]
 
     def processes(self, *names: str) -> list[int]:
@@ -81,7 +81,7 @@ class RayNode:
         return pids
 
     def end(self) -> None:
-        """End all that runs there at once: the node's power fails."""
+        """Kill all processes of the node together, like a power failure."""
         self.process.kill()
         self.process.wait()
 
@@ -119,7 +119,7 @@ class RayCluster:
         }
 
     def restart(self, node: int, folder: Path) -> None:
-        """Start a node anew that has ended."""
+        """Restart a node that has ended."""
         self.nodes[node] = _start(self, node, folder)
 
 

@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 all_reduces = cut(calls)
                 columns[name] = column(counted, all_reduces, options.bytes)
                 print("\n" + traced_text(all_reduces), flush=True)
-                print(f"\nsockets told to send at once (TCP_NODELAY): {sum('TCP_NODELAY' in call.arguments for call in calls)}")
+                print(f"\nsockets without send delay (TCP_NODELAY): {sum('TCP_NODELAY' in call.arguments for call in calls)}")
                 if options.timeline:
                     print(
                         "\n"

@@ -93,7 +93,7 @@ def write_page(series: Series, text: str, facts: Mapping[str, Any], bits_per_sec
 
 
 def machine_text(facts: Mapping[str, Any], ranks: int) -> str:
-    """Say on what was measured, in a line for a table."""
+    """Return where this was measured, in a line for a table."""
     nodes = "virtual nodes" if facts["network"] == "isolated" else "nodes on loopback"
     versions = ", ".join(f"{package} {facts['versions'][package]}" for package in ("torch", "tensorflow"))
     return f"{ranks} {nodes} on {facts['cores_available']:g} cores of {facts['cpu_model']}, Linux {facts['kernel']}, {versions}"

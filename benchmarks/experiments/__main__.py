@@ -55,7 +55,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.experiments", description="The experiments of docs/experiments.md.")
     parser.add_argument("--only", nargs="+", type=_name, metavar="NAME", help=f"these experiments: {', '.join(EXPERIMENTS)}")
-    parser.add_argument("--shorter", type=_divisor, default=1, metavar="N", help="divide epochs or steps by this; the page says so")
+    parser.add_argument("--shorter", type=_divisor, default=1, metavar="N", help="divide epochs or steps by this; the page shows it")
     parser.add_argument(
         "--out", type=Path, default=Path("runs/experiments"), metavar="FOLDER", help="where the sweeps are (runs/experiments)"
     )
@@ -74,7 +74,7 @@ def sweep_arguments(name: str, out: Path, shorter: int) -> list[str]:
     budget: list[str] = []
     if shorter > 1:
         field, configured = ("steps", job.steps) if job.steps is not None else ("epochs", job.epochs)
-        assert configured is not None, "the configuration of an experiment says how long it trains"
+        assert configured is not None, "the configuration of an experiment has epochs or steps"
         budget = [f"--{field}", str(max(1, configured // shorter))]
     return [experiment.config, *experiment.options, *budget, "--out", str(out), "--name", name]
 

@@ -61,7 +61,7 @@ COLUMNS: Mapping[str, tuple[str, Show]] = {
     "waiting for peers": ("shares.waiting", _percent),
     "checkpoints": ("checkpoints.saved", count_text),
 }
-"""Columns by label: where a summary has the figure, and how it is written. Figures of nodes stand in node order, with a slash between."""
+"""Columns by label: where a summary has the figure, and how it is written. Figures of nodes are in node order, with a slash between."""
 
 
 def places(page: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the runs of an experiment say: figures by the settings of their points."""
+"""Results of an experiment's runs: figures by the settings of their points."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ START_SECONDS = 1.0
 """A task is ready so long after its start; what a framework takes to load is its own affair."""
 
 END_SECONDS = 0.02
-"""A task has ended so long after it was told to leave."""
+"""Time from a task's order to leave to its end."""
 
 LOG = b"[a task of a simulated node] ready\n" * 10
 
@@ -62,7 +62,7 @@ def sample_of_this_process() -> dict[str, Any]:
 
 @cache
 def described_host(backend: str) -> dict[str, Any]:
-    """Describe this machine, once for all nodes that are said to be like it."""
+    """Describe this machine, for all simulated nodes."""
     return describe_host(recorded_packages(backend))
 
 
@@ -86,7 +86,7 @@ class SimulatedAgent:
         self._alive()
 
     def hear(self, message: Message) -> None:
-        """Answer the driver, at once or when a real agent would have."""
+        """Answer the driver, immediately or when a real agent would have."""
         if message.get("to") is not None:
             self._command(message)
             return

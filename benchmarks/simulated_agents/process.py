@@ -49,7 +49,7 @@ class Connection:
         self.agent = SimulatedAgent(node, self.outgoing.tell, timers, pattern)
 
     def serve(self, events: int) -> bool:
-        """Hear and send what there is; return whether the run goes on for this agent."""
+        """Receive and send pending messages; return whether the run continues for this agent."""
         if events & selectors.EVENT_WRITE:
             self.outgoing.flush()
         if events & selectors.EVENT_READ:
@@ -78,7 +78,7 @@ def serve(connections: list[Connection], timers: Timers) -> int:
                 raise ConnectionError("a connection ended before it was served")
         while left := len(connections) - len(codes):
             seconds = timers.run()
-            for connection in connections:  # who could not be told all at once
+            for connection in connections:  # with unsent messages
                 if connection.outgoing.waiting and connection.incoming.descriptor >= 0:
                     connection.outgoing.flush()
             for key, events in selector.select(1.0 if seconds is None else seconds):

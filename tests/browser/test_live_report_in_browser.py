@@ -130,7 +130,7 @@ def test_live_page_new_run_is_added(page, tmp_path):
         page.wait("return document.querySelectorAll('input[data-line]').length === 3", SECONDS)
         assert page.run(labels) == [["global batch 20", True], ["global batch 40", True], ["second", False]]
         assert page.run(f"return {heading}.getBoundingClientRect().top") == pytest.approx(top, abs=2)
-        assert page.run("return scrollY") > scrolled + 200  # what stands above it has a conclusion and another picture now
+        assert page.run("return scrollY") > scrolled + 200  # the content above it has a conclusion and another picture now
         shown = "document.getElementById('plot-loss-0').data.filter(t => t.visible && t.meta.kind === 'line').map(t => t.meta.line)"
         page.wait(f"return JSON.stringify({shown}) === '[0,1]'", SECONDS)
         (first / "system.jsonl").write_text('{"schema":1}\n{"schema":1}\n')

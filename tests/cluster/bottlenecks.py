@@ -26,7 +26,7 @@ def _link(rng: random.Random, mode: str) -> Options:
     """A model of which sending the parameters once takes 40 to 80 ms.
 
     Logistic regression on S × S pixels and 10 classes has 120 S² bytes of parameters: 0.5 to 1.1 MB. A step on at most 16 examples takes a
-    few milliseconds, so that the link takes nine tenths of it. In async mode there are three nodes, as the worker beside the parameter
+    few milliseconds, so that the link takes nine tenths of it. In async mode there are three nodes, as the worker next to the parameter
     server is not held back by any link.
     """
     size = rng.randint(64, 96)

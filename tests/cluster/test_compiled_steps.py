@@ -83,7 +83,7 @@ def test_a_network_is_trained_as_without_compiling(backend, way, tmp_path):
 
 
 RESNET = {"model": "resnet18", "steps": 2, "optimizer": "sgd", "lr": 0.01}
-"""The second loss has gone through one compiled update, and the weights through two. Later losses tell nothing: the last stage normalises
+"""The second loss has gone through one compiled update, and the weights through two. Later losses show nothing: the last stage normalises
 each channel by twelve values, and a rounding that brings one of them above zero changes a gradient by up to percents. At equal weights
 gradients are within 1e-5 of float64's, compiled or not, save where that happens, and it happens to either. Without compiling, the third
 losses with one thread and with two are 1e-3 apart.

@@ -47,7 +47,7 @@ def test_it_trains_asynchronously(expected, tmp_path):
     """As many updates as batches, some of each worker; the result is as good as the reference."""
     run = run_job(tmp_path, backend="toy", mode="async", tensorboard=False, **OPTIONS)
     assert run.summary["updates_applied"] == len(run.losses) == 2 * len(expected.losses)
-    assert min(run.summary["updates_by_worker"]) > 0  # how many is up to the machine: work goes to whoever is free
+    assert min(run.summary["updates_by_worker"]) > 0  # how many depends on the machine: free workers get work
     data = open_dataset("digits")
     images, labels = data.inputs("test"), data.labels("test")
     logits = images.reshape(len(labels), -1) @ expected.weights["dense.weight"].T + expected.weights["dense.bias"]

@@ -92,7 +92,7 @@ def test_a_model_that_translates_is_scored_by_its_own_metric(repository, tmp_pat
     (package / "my_models/broken/__init__.py").write_text(BROKEN)
     (package / "my_models/broken/torch.py").write_text("from ..translator.torch import *")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])]))
-    large = np.random.default_rng(1).random(len(lines("de"))) < 0.5  # nothing says which German lines begin with a large letter
+    large = np.random.default_rng(1).random(len(lines("de"))) < 0.5  # German lines begin with a large letter at random
     (tmp_path / "digits.en").write_text(text(lines("en")))
     (tmp_path / "digits.de").write_text(text(line.capitalize() if up else line for line, up in zip(lines("de"), large, strict=True)))
     options = ["--data", f"parallel-text:{tmp_path}/digits:en-de?vocabulary=320,held-out=51", "--backend", "torch", "--no-calibrate"]

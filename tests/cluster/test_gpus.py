@@ -47,7 +47,7 @@ def lines(folder, file):
 
 
 def seen(folder):
-    """What each task says that it sees."""
+    """The GPUs that each task logs."""
     logs = "".join(path.read_text() for path in (folder / "run/logs").rglob("*.log"))
     return dict(re.findall(r"(\S+) sees (.*)", logs))
 

@@ -39,7 +39,7 @@ class TestVirtualNodes(LauncherConformance):
 
 @pytest.mark.thorough
 class TestSsh(LauncherConformance):
-    """With what stands for ssh and sshd on one machine; real ones are in `test_ssh.py`."""
+    """With replacements of ssh and sshd on one machine; real ones are in `test_ssh.py`."""
 
     launcher = "ssh"
     hosts = ("here", "there")

@@ -1,4 +1,4 @@
-"""Runs told to a real MLflow server, read back through its REST interface."""
+"""Runs logged to a real MLflow server, read back through its REST interface."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ PRELUDES = {
     "tf": "import json\nimport os\n\nimport tensorflow as tf",
 }
 
-BODIES = {  # more than any address space has, once training goes on; in sync mode on one of the workers alone
+BODIES = {  # more than any address space has, after the first step; in sync mode on one of the workers alone
     "torch": """
         global seen
         seen += context.training
@@ -66,7 +66,7 @@ def test_it_ends_the_run_and_is_named(backend, mode, workers, tmp_path):
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     (message,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    chief = (backend, mode) == ("tf", "async")  # TensorFlow's workers tell their chief, which names them
+    chief = (backend, mode) == ("tf", "async")  # TensorFlow's workers report to their chief, which names them
     whose = "chief-0" if chief else f"worker-{workers - 1}" if mode == "sync" else "worker-"
     assert f"as {'worker-' if chief else 'it ran out of memory ('}" in message
     assert "ran out of memory (" in message

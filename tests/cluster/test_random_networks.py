@@ -1,6 +1,6 @@
 """Whatever is built from the layers trains on both frameworks, with the same losses.
 
-The same network by default; in `make conformance` a hundred besides, others each time. A test's name has the seed, and
+The same network by default; in `make conformance` a hundred more, drawn each time. A test's name has the seed, and
 ``pytest tests/cluster/test_random_networks.py --seed N`` repeats one.
 """
 

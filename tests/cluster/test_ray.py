@@ -172,7 +172,7 @@ def test_nothing_is_left_when_the_driver_ends(cluster, tmp_path, name):
 @pytest.mark.faults
 @pytest.mark.parametrize("victim", ["NodeHolder", "ray_cluster.client", "node.agent"])
 def test_nothing_is_left_when_a_part_of_it_dies(cluster, tmp_path, victim):
-    """Ray's actor on the last node, the client beside the driver, or an agent."""
+    """Ray's actor on the last node, the client next to the driver, or an agent."""
     with run(cluster, tmp_path, *ENDLESS) as running:
         trains(running, tmp_path)
         node = cluster.nodes[0 if victim == "ray_cluster.client" else 2]

@@ -33,7 +33,7 @@ def run(out, name, **options):
 
 
 def resume(path, *arguments, code=0):
-    """Go on with a run; return what it is then, and what the command said."""
+    """Resume a run; return its result and the command's messages."""
     done = trainer("run", "--quiet", "--resume", str(path), *map(str, arguments))
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr

@@ -65,7 +65,7 @@ def test_slurm_part_of_allocation_runs_and_excess_is_refused(cluster, tmp_path):
 
 @pytest.mark.clusters
 def test_slurm_nodes_are_checked_without_run(cluster):
-    """What is wrong there is said of srun, which has carried the question."""
+    """Problems are reported for srun, which transports the check."""
 
     def looked(*more, code):
         command = [sys.executable, "-m", "crosstrain.cli.main", "doctor", "--launcher", "slurm", "--json", *more]

@@ -152,7 +152,7 @@ def test_interrupt_while_waiting_for_nodes_ends_run(tmp_path, number):
 
 @pytest.mark.thorough
 def test_a_wrong_secret_is_turned_away(tmp_path):
-    """The stranger ends with 2; the run goes on to wait for the right one, and works."""
+    """The stranger ends with 2; the run continues to wait for the right one, and works."""
     port = free_ports(1)
     shared = environment()
     arguments = by_rendezvous(tmp_path, port, "--name", "run", *BRIEF)

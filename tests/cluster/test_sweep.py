@@ -1,4 +1,4 @@
-"""`trainer sweep` as a user meets it: points, failures, interruptions, and going on."""
+"""`trainer sweep` as a user meets it: points, failures, interruptions and continuation."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def test_fp16_on_workers_scales_the_loss(tmp_path):
     assert figures["16"]["clean_steps"] == 1997
     moved = [name for name in start if name.startswith("parameters/")]
     first, second, third = (np.concatenate([state[name].ravel() for name in moved]) for state in (start, low, high))
-    # two workers are never quite alike; the scales are 32 apart
+    # two workers are never quite equal; the scales are 32 apart
     assert np.linalg.norm(third - second) < 0.3 * np.linalg.norm(second - first)
     reached = figures[f"{2.0**22:g}"]["loss_scale"]
     assert 2.0**4 < reached < 2.0**20

@@ -312,23 +312,23 @@ from bridge_counters import bridge_counters
 from crosstrain.launch.virtual.network import MissingCapabilityError
 from crosstrain.launch.virtual.network import VirtualNetwork, possible
 able = possible()
-said = {"rootless": able.rootless, "lacks": {capability: str(lack) for capability, lack in able.lacks.items()}}
+result = {"rootless": able.rootless, "lacks": {capability: str(lack) for capability, lack in able.lacks.items()}}
 if "namespaces" not in able.lacks:
     with VirtualNetwork(3, 1e9, lambda node: None) as network:
         sink = network.popen(0, [sys.executable, sys.argv[1], "sink", "5000", "2"], stdout=subprocess.PIPE, text=True)
         sink.stdout.readline()
         send = [sys.executable, sys.argv[1], "send", network.addresses[0], "5000", "1000000", "20"]
         senders = [network.popen(node, send, stdout=subprocess.DEVNULL) for node in (1, 2)]
-        said["codes"] = [sender.wait(timeout=30) for sender in senders]
-        said["received"] = int(sink.communicate(timeout=30)[0])
+        result["codes"] = [sender.wait(timeout=30) for sender in senders]
+        result["received"] = int(sink.communicate(timeout=30)[0])
         status = network.popen(0, ["cat", "/proc/self/status"], stdout=subprocess.PIPE, text=True).communicate()[0]
-        said["status"] = {line.split(":")[0]: line.split()[1] for line in status.splitlines() if line.startswith(("Uid", "CapEff"))}
-        said["counted"] = bridge_counters(network)
+        result["status"] = {line.split(":")[0]: line.split()[1] for line in status.splitlines() if line.startswith(("Uid", "CapEff"))}
+        result["counted"] = bridge_counters(network)
     try:
         VirtualNetwork(1, None, lambda node: 0.5).start()
     except MissingCapabilityError as lack:
-        said["lack"] = [lack.exit_code, lack.capability, str(lack)]
-print(json.dumps(said))
+        result["lack"] = [lack.exit_code, lack.capability, str(lack)]
+print(json.dumps(result))
 """
 
 

@@ -38,7 +38,7 @@ def main() -> int:
         if all((options.seed, fault.key) in known for fault in wanted):
             continue
         if time.monotonic() > until:
-            print("the time is over; the same command goes on", file=sys.stderr)
+            print("the time is over; the same command continues", file=sys.stderr)
             break
         combination = by_name[wanted[0].combination]
         print(f"{run}: {', '.join(fault.kind for fault in wanted)}", file=sys.stderr)

@@ -28,7 +28,7 @@ class Done:
     restarts: bool | None = True
     """None: it may, as a framework may or may not survive it."""
     alone: bool = False
-    """It is the one task that is started anew, and the others go on."""
+    """It is the only task that restarts; the others continue."""
 
 
 def inject(fault: Fault, run: Watched, driver: int, *, workers_rejoin: bool) -> Done:

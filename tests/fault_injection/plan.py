@@ -27,7 +27,7 @@ class Combination:
 
     @property
     def workers_rejoin(self) -> bool:
-        """Whether a worker that is lost is started anew alone, as the backend declares it."""
+        """Whether a lost worker restarts alone, as the backend declares it."""
         return self.mode == "async" and "worker" in load_backend(self.backend).capabilities.rejoins
 
     @property

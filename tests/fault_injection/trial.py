@@ -94,7 +94,7 @@ def _inject(fault: Fault, watched: Watched, run: MarkedRun, *, workers_rejoin: b
             lasted = f"the run ended: {run.stderr()[-800:]}"
         return _outcome(lasted, done.victim, None, None)
     alone, cause = watched.failures()[-1]
-    returns = ("task_restarted", "run_restarted")  # all tasks may have to start anew before the one is back
+    returns = ("task_restarted", "run_restarted")  # all tasks may have to restart before that one is back
 
     def came() -> bool:
         return sum(len(watched.events(name)) for name in returns) > restarted
@@ -104,13 +104,13 @@ def _inject(fault: Fault, watched: Watched, run: MarkedRun, *, workers_rejoin: b
     if alone and not came() and run.process.poll() is not None:
         return _outcome(blamed, done.victim, noticed, None)  # the others have come to the end before it was back
     if again is None or not came():
-        return _outcome(f"noticed ({cause}), and did not go on: {run.stderr()[-500:]}", done.victim, noticed, None)
+        return _outcome(f"noticed ({cause}), and did not continue: {run.stderr()[-500:]}", done.victim, noticed, None)
     size = (watched.path / "steps.jsonl").stat().st_size
     watched.wait(lambda: (watched.path / "steps.jsonl").stat().st_size > size, 30)
     if done.alone and not alone:
-        blamed = f"all tasks were started anew, where one would have done: {cause}"
+        blamed = f"all tasks restarted, although one was enough: {cause}"
     if done.restarts is False:
-        blamed = f"it was no reason to start anew: {cause}"
+        blamed = f"it was no reason to restart: {cause}"
     return _outcome(blamed, done.victim, noticed, time.monotonic() - began)
 
 

@@ -23,7 +23,7 @@ pytestmark = [
 BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(100000))"
 LOGREG = {"backend": "torch", "data": "glyphs28", "eval_every": "end", "tensorboard": False}
 TOY = {**LOGREG, "backend": "toy"}
-"""As much work a step, and no framework to be imported beside busy programs or with part of a core."""
+"""Equal work a step, without the import of a framework by busy machines or on part of a core."""
 
 
 @contextlib.contextmanager

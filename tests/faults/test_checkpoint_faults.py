@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.cluster]
 
 TOO_SMALL = "4m"
 LARGE = ("--data", "synthetic-images:size=64,classes=100,train=60,test=10", "--batch-size", "5")
-"""A model of 4.9 MB: what the last save may take besides, which is kept in reserve, is too little for it as well."""
+"""A model of 4.9 MB: the reserve of the last save is too small for it as well."""
 
 """Size of a disk on which no checkpoint has room."""
 

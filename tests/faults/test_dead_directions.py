@@ -129,7 +129,7 @@ def test_dead_direction_below_timeout_does_not_end_run(tmp_path, seed):
 
 @pytest.mark.slow
 def test_a_slow_link_that_is_full_is_not_dead(tmp_path):
-    """Its steps take several times the time-out, in which no task says anything."""
+    """Its steps take several times the timeout, without any message of a task."""
     more = ["--model", "cnn", "--bandwidth", "20kbit", "--start-timeout", "600", "--stall-timeout", "600", "--node-timeout", "3"]
     with started(tmp_path, "torch", "native", *more, "--steps", "1") as run:
         assert run.wait(300) == 0, run.stderr()

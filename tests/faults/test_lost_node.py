@@ -32,7 +32,7 @@ def nodes(tmp_path):
 
 
 def assert_reported(run, folder, *words):
-    """The run has failed for reasons that name the node, and tells how to go on."""
+    """Check that the failure names the node, and that the message shows how to resume."""
     message = run.stderr().splitlines()[-1]
     status = json.loads((folder / "run/status.json").read_text())
     assert (status["state"], status["task"], status["exit_code"]) == ("failed", "agent-1", 1)

@@ -80,7 +80,7 @@ def test_killed_worker_restarts_while_others_train(tmp_path, backend, steps):
 @pytest.mark.slow
 @pytest.mark.parametrize(("saves", "steps"), [("300steps", 40_000), ("end", 100_000)])
 def test_stopped_worker_is_killed_and_restarted(tmp_path, saves, steps):
-    """Others deliver while it stands still; or all wait for it, as a checkpoint does."""
+    """Others deliver during its pause; or all wait for it, as a checkpoint does."""
     path = tmp_path / "run"
     stopper = when(path, all_workers_train, send(path, signal.SIGSTOP))
     _, summary = train(tmp_path, "run", steps=steps, stall_timeout=8, checkpoint_every=saves, **ASYNC)

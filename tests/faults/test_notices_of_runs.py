@@ -35,7 +35,7 @@ def command(out, port, *more):
 
 
 def test_failed_run_is_notified_and_address_not_recorded(tmp_path):
-    options = ["--on-failure", f"cat > {tmp_path}/told; exit 5"]
+    options = ["--on-failure", f"cat > {tmp_path}/notice; exit 5"]
     with web_server() as (port, posted), MarkedRun(command(tmp_path, port, *options), tmp_path) as run:
         path = tmp_path / "run"
         kill_when(path, trains).join()
@@ -47,7 +47,7 @@ def test_failed_run_is_notified_and_address_not_recorded(tmp_path):
     assert (document["cause"], document["path"], document["name"]) == (status["cause"], str(path), "run")
     assert document["steps"] > 0
     assert document["seconds"] > 0
-    assert json.loads((tmp_path / "told").read_text()) == document
+    assert json.loads((tmp_path / "notice").read_text()) == document
     assert "--on-failure: could not notify that the run failed: it has ended with 5" in run.stderr()
     last = list(RunReader(path).events())[-1]
     assert (last.event, last.detail["how"]) == ("notice_failed", "on_failure")

@@ -88,7 +88,7 @@ def test_lost_pod_ends_others_with_75_and_resumes(pods_of, tmp_path, backend, st
 
     second = pods.start()
     pods.await_new_checkpoint(second)
-    kill(second[0])  # the driver, and all that it has told the others
+    kill(second[0])  # the driver, with all of its state
     assert codes(second, without=[0]) == {1: 75, 2: 75}, second[1].stderr()
 
     third = pods.start((0, 1))

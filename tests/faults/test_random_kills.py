@@ -38,12 +38,12 @@ CLUSTERS = [
 
 FULL = 24
 END_SECONDS = 12
-"""A lost peer is noticed at once; what a framework needs to end itself, and a driver to end it, is what takes time."""
+"""A lost peer is noticed immediately; the ends of framework and driver take time."""
 
 
 @dataclass
 class Case:
-    """What is killed: `role` says which kind of process, `place` which of them."""
+    """The process to kill: `role` is its kind, `place` selects among them."""
 
     backend: str
     mode: str
@@ -201,7 +201,7 @@ def commands_of(pids):
     """The command lines of those processes that are there yet."""
     commands = {}
     for pid in pids:
-        with suppress(OSError):  # it has ended meanwhile
+        with suppress(OSError):  # it has ended by now
             commands[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     return commands
 

@@ -115,7 +115,7 @@ def interrupted_with(path, code):
 @pytest.mark.usefixtures("signals_as_before")
 @pytest.mark.parametrize("saves", [True, False])
 def test_an_interrupt_ends_the_wait_for_another_attempt(tmp_path, saves):
-    """With a checkpoint the run can go on, and there is nothing newer to save."""
+    """With a checkpoint the run can be resumed, and there is nothing newer to save."""
 
     class Later:
         def decide(self, failure, attempts, nodes):
@@ -202,7 +202,7 @@ def test_start_with_taken_port_is_tried_three_times(tmp_path, stays):
 
 
 class Broken:
-    """A policy that answers as it is told, or raises that."""
+    """A policy that returns or raises its argument."""
 
     def __init__(self, answer):
         self.answer = answer

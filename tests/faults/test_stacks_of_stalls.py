@@ -33,7 +33,7 @@ def sleeps():
 def locks():
     mutex = ctypes.create_string_buffer(64)
     for _ in range(2):
-        ctypes.PyDLL(None).pthread_mutex_lock(mutex)  # which holds the interpreter's lock meanwhile
+        ctypes.PyDLL(None).pthread_mutex_lock(mutex)  # with the interpreter's lock
 
 
 def forward(parameters, x_bchw):

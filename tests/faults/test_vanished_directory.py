@@ -22,7 +22,7 @@ def path(tmp_path):
 def make_read_only(path):
     """Lay the directory over itself, read-only, which files that are open do not hinder.
 
-    It is made read-only beside the run first: laid over the directory and made read-only there, it could be refused as busy, where the run
+    It is made read-only elsewhere first: laid over the directory and made read-only there, it could be refused as busy, where the run
     has opened a file through it in between.
     """
     aside = path.parent / "read-only"

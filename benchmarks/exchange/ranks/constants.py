@@ -34,7 +34,7 @@ WORK_SHARES = {"alexnet": (0.11, 0.0, 0.3, 0.0, 0.16, 0.0, 0.2, 0.0, 0.14, 0.0, 
 """What part of a backward pass each takes: of AlexNet about as its layers' multiplications."""
 
 Make = Callable[[], tuple[Callable[[int], None], int]]
-"""Makes, with the constants that hold now, what repeats the work so many times, and says how often it is repeated in a try."""
+"""Makes a function that repeats the work, with the current constants, and the number of repeats of a try."""
 
 MATRIX = 256
 WARM_UP = 3
@@ -100,7 +100,7 @@ def adder_and_iterations(mesh: Mesh, size_bytes: int) -> tuple[Callable[[int], N
 
 
 def forget(mesh: Mesh) -> None:
-    """Have the mesh take its constants anew."""
+    """Reload the mesh's constants."""
     mesh._sums.clear()
 
 

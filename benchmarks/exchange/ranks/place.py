@@ -39,7 +39,7 @@ class Adder(Protocol):
 
 @dataclass(frozen=True)
 class Place:
-    """A rank, and what it was told."""
+    """A rank and its configuration."""
 
     rank: int
     ranks: int
@@ -90,7 +90,7 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def read_place(options: argparse.Namespace) -> Place:
-    """Return this rank, as variables tell it; the process ends with the one that started it."""
+    """Return this rank from its variables; the process ends with the one that started it."""
     die_with_parent(options.parent)
     description = json.loads(os.environ["BENCHMARK_RANKS"])
     return Place(

@@ -17,7 +17,7 @@ from transformers import MarianConfig, MarianMTModel, Trainer, TrainerCallback, 
 from workload import Timer, Workload, read_workload
 
 NO_LABEL = -100
-"""What Hugging Face's models leave out of the loss."""
+"""The label that Hugging Face's models exclude from the loss."""
 
 END = 2
 

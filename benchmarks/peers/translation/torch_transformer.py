@@ -75,7 +75,7 @@ class Layer(nn.Module):
         self.decodes = decodes
 
     def forward(self, x: torch.Tensor, memory: torch.Tensor | None, mask: torch.Tensor) -> torch.Tensor:
-        """Return what follows x; `mask` says where in the source may be attended to."""
+        """Return what follows x; `mask` has the source positions that may be attended to."""
         x = x + self.drop(self.own(self.own_norm(x), None, None if self.decodes else mask, causal=self.decodes))
         if self.decodes:
             x = x + self.drop(self.cross(self.cross_norm(x), memory, mask, causal=False))
