@@ -20,7 +20,7 @@ class BridgedHosts:
     addresses: tuple[str, ...]
     hub: str
 
-    def within(self, host: int | None) -> list[str]:
+    def command_prefix(self, host: int | None) -> list[str]:
         """The prefix of a command that is to run on a host; None for the hub."""
         return ["ip", "netns", "exec", self.hub if host is None else self.namespaces[host]]
 

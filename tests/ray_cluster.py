@@ -62,7 +62,7 @@ class RayNode:
     log: Path
 
     @property
-    def within(self) -> list[str]:
+    def command_prefix(self) -> list[str]:
         """The prefix of a command that is to run on the node."""
         return ["nsenter", f"--target={self.leader}", "--mount", "--pid", "--net"]
 
@@ -108,7 +108,7 @@ class RayCluster:
     def state(self) -> dict:
         """What the cluster has of placement groups and actors that are not gone, and its free CPUs."""
         script = STATE.format(address=self.address)
-        done = subprocess.run([*self.nodes[0].within, sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([*self.nodes[0].command_prefix, sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
         line = next((line for line in done.stdout.splitlines() if line.startswith("STATE")), None)
         assert line is not None, done.stdout + done.stderr
         state = json.loads(line.removeprefix("STATE"))
@@ -191,7 +191,7 @@ print("all are there")
     done = None
     while time.monotonic() < deadline:
         done = subprocess.run(
-            [*cluster.nodes[0].within, "timeout", "60", sys.executable, "-c", script], capture_output=True, text=True, check=False
+            [*cluster.nodes[0].command_prefix, "timeout", "60", sys.executable, "-c", script], capture_output=True, text=True, check=False
         )
         if done.returncode == 0:
             return

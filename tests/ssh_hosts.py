@@ -36,7 +36,7 @@ class SshHosts:
     @property
     def command_prefix(self) -> list[str]:
         """The prefix of a command that is to run next to the hosts."""
-        return self.hosts.within(None)
+        return self.hosts.command_prefix(None)
 
     @contextmanager
     def hidden(self, host: int, folder: Path):
@@ -75,7 +75,7 @@ def ssh_hosts(count: int, folder: Path):
         try:
             for host in range(count):
                 log = folder / f"sshd{host}.log"
-                daemons.append(subprocess.Popen([*hosts.within(host), sshd, "-D", "-f", folder / "sshd_config", "-E", log]))
+                daemons.append(subprocess.Popen([*hosts.command_prefix(host), sshd, "-D", "-f", folder / "sshd_config", "-E", log]))
             for host in range(count):
                 _await_port(ssh, host)
             yield ssh

@@ -99,7 +99,7 @@ def test_the_precision_is_that_of_the_workers(with_gpus, tmp_path):
 def test_node_with_too_few_gpus_is_named_before_start(with_gpus, tmp_path):
     """Two nodes started by a person: two workers on one GPU, and GPUs on one node only."""
 
-    def together(device, *gpus_of_second):
+    def run_both(device, *gpus_of_second):
         port, secret = free_port(), secrets.token_hex(16)
         job = [*BRIEF, "--nodes", "2", "--procs-per-node", "1,2", "--device", device, "--rendezvous", f"127.0.0.1:{port}"]
         first = with_gpus("first", FakeGpu("GPU-a"), TRAINER_SECRET=secret)
@@ -112,10 +112,10 @@ def test_node_with_too_few_gpus_is_named_before_start(with_gpus, tmp_path):
         assert not (tmp_path / "run").exists()
         return codes, driver.stderr()
 
-    codes, message = together("gpu", FakeGpu("GPU-b"))
+    codes, message = run_both("gpu", FakeGpu("GPU-b"))
     assert codes == (2, 2)
     assert re.search(r"--device: got 'gpu', .*\n  node 1 \(.*\): 2 workers, 1 GPU\n  → --device cpu", message), message
-    codes, message = together("auto")
+    codes, message = run_both("auto")
     assert codes == (2, 2)
     assert re.search(r"--device: got 'auto', .* not comparable:\n  node 1 \(.*\): 2 workers, no GPU\n", message), message
 

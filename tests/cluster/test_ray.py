@@ -26,7 +26,7 @@ def cluster(tmp_path_factory):
 
 def run(cluster, folder, *more, environment=()):
     job = ["run", "--eval-every", "end", "--out", str(folder), "--name", "run", "--launcher", "ray", "--ray-address", cluster.address]
-    return MarkedRun([*job, "--nodes", str(NODES), *more], folder, dict(environment), before=cluster.nodes[0].within)
+    return MarkedRun([*job, "--nodes", str(NODES), *more], folder, dict(environment), before=cluster.nodes[0].command_prefix)
 
 
 def losses(folder):
@@ -111,7 +111,7 @@ def test_ray_cluster_is_checked_without_run(cluster, tmp_path):
 
     def looked(*more, code=0):
         command = [sys.executable, "-m", "crosstrain.cli.main", "doctor", "--ray-address", cluster.address, "--json", *more]
-        done = subprocess.run([*cluster.nodes[0].within, *command], capture_output=True, text=True, timeout=90, check=False)
+        done = subprocess.run([*cluster.nodes[0].command_prefix, *command], capture_output=True, text=True, timeout=90, check=False)
         assert done.returncode == code, done.stderr
         document = json.loads(done.stdout)
         assert document["hosts"] == [f"node {node}" for node in range(NODES)]

@@ -59,7 +59,7 @@ def test_a_run_is_a_job_of_the_cluster(tmp_path):
     """Without Ray options: the nodes are the cluster's, and the output is only the run's."""
     with ray_cluster(2, tmp_path, dashboard=True) as cluster:
         job = ["run", "--backend", "torch", "--steps", "10", "--nodes", "2", "--out", str(tmp_path), "--name", "run"]
-        ask = [*cluster.nodes[0].within, *RAY, "job"]
+        ask = [*cluster.nodes[0].command_prefix, *RAY, "job"]
         listed = [*ask, "list", "--address", DASHBOARD]
         wait_until(lambda: subprocess.run(listed, capture_output=True).returncode == 0, 60, "the dashboard")
         submit = [*ask, "submit", "--address", DASHBOARD, "--", *TRAINER, *job]
@@ -104,7 +104,7 @@ def test_the_cluster_grows_for_a_run(tmp_path):
             "--ray-address",
             "auto",
         ]
-        with MarkedRun(job, tmp_path, before=head.within) as remote:
+        with MarkedRun(job, tmp_path, before=head.command_prefix) as remote:
             assert remote.wait(150) == 0, remote.stderr() + head.log.read_text()
             assert re.search(r"Ray: the run waits for 2 nodes with 1 CPU each; the cluster has 1 node, 0 of them large", remote.stderr())
         assert json.loads((tmp_path / "run/summary.json").read_text())["state"] == "succeeded"

@@ -114,7 +114,7 @@ def translate_one_by_one(run, numbers, *options):
 
 
 def translate_one_by_one_and_together(run, numbers, *options):
-    """What `translate_one_by_one` gives, and then translations of one batch of all, by the same process."""
+    """Translations in batches of one, then of one batch of all, by the same process."""
     sentences, translations = lines("en", numbers), []
     with subprocess.Popen(
         [*TRAINER, "translate", str(run.path), "--json", *map(str, options)],

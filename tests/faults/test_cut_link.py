@@ -39,7 +39,7 @@ def joined(entered, folder, hosts, *more):
     job += ["--rendezvous", "10.99.0.1:29400", *more]
     secret = {"TRAINER_SECRET": secrets.token_hex(16)}
     return [
-        entered.enter_context(MarkedRun([*job, "--node-rank", str(node)], folder, secret, before=hosts.within(node)))
+        entered.enter_context(MarkedRun([*job, "--node-rank", str(node)], folder, secret, before=hosts.command_prefix(node)))
         for node in range(NODES)
     ]
 
