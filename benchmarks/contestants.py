@@ -1,4 +1,4 @@
-"""What a contestant and a row are."""
+"""Definitions of contestants and rows."""
 
 from __future__ import annotations
 
@@ -97,5 +97,5 @@ class Row:
 
     @property
     def contestants(self) -> tuple[str, ...]:
-        """Who has to run for this row, ours first."""
+        """Contestants of this row, ours first."""
         return (self.ours, self.peer) if isinstance(self.peer, str) else (self.ours,)

@@ -1,4 +1,4 @@
-"""Where processes that are measured run: virtual nodes, or this machine itself."""
+"""Nodes of measured processes: virtual ones, or this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is trained in the rows: model, data, batch and rule, the same for both sides."""
+"""Workloads of the rows: model, data, batch and update rule, equal for both sides."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class BridgedHosts:
         return ["ip", "netns", "exec", self.hub if host is None else self.namespaces[host]]
 
     def in_network(self, host: int | None) -> list[str]:
-        """The same with this machine's own files, where /sys has the control groups too."""
+        """The prefix for a command with this machine's files; /sys has the control groups too."""
         return ["nsenter", f"--net=/run/netns/{self.hub if host is None else self.namespaces[host]}"]
 
     def set_link(self, host: int, state: str) -> None:

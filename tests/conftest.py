@@ -77,7 +77,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """All runs of a session fork their tasks from the same few processes; see `ForkServerPool`."""
+    """Share fork servers among all runs of a session; see `ForkServerPool`."""
     if sys.platform == "linux" and LENT_SERVERS_VARIABLE not in os.environ:
         pool = ForkServerPool()
         os.environ[LENT_SERVERS_VARIABLE] = pool.name
@@ -193,7 +193,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def _test(item: pytest.Item) -> str:
-    """What the cases of a parametrised test have in common."""
+    """The name that the cases of a parametrised test share."""
     return item.nodeid.partition("[")[0]
 
 
@@ -263,7 +263,7 @@ def _environment_put_back(before: dict[str, str]) -> list[str]:
 
 @pytest.fixture
 def signals_as_before(what_is_inherited_is_left: None) -> Iterator[None]:
-    """For a test that interrupts a run within this process, which ignores signals from then on."""
+    """Restore signal handlers after an interrupted run in this process."""
     before = {number: signal.getsignal(number) for number in HANDED_ON}
     yield
     for number, handler in before.items():
@@ -279,7 +279,7 @@ def _locked(path: Path, how: int) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def seed() -> int:
-    """What a test draws its random cases from; `--seed` repeats them."""
+    """Seed of a test's random cases; `--seed` repeats them."""
     return int(os.environ[SEED_VARIABLE])
 
 

@@ -67,7 +67,7 @@ def mutated(source, mutation):
 
 
 def drawn(tree, seed, count):
-    """So many mutants, spread evenly over the modules: (module, mutation)."""
+    """Draw mutants, spread evenly over the modules: (module, mutation)."""
     rng, modules = random.Random(seed), sorted(TESTED)
     pools = {module: rng.sample(all_of, len(all_of)) for module in modules for all_of in [mutations((tree / module).read_text())]}
     return [(module, pools[module].pop()) for number in range(count) if pools[module := modules[number % len(modules)]]]

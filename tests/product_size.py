@@ -34,7 +34,7 @@ def lines_of_docstrings(tree):
 
 
 def comment_columns(text):
-    """Where the comment of a line begins, by line."""
+    """Start columns of comments, by line."""
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     return {token.start[0]: token.start[1] for token in tokens if token.type == tokenize.COMMENT}
 

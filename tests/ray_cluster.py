@@ -101,12 +101,12 @@ class RayCluster:
         return f"{self.hosts.addresses[0]}:{PORT}"
 
     def of_run(self) -> list[int]:
-        """What runs on the nodes for a run, save the driver and its client."""
+        """Processes of a run on the nodes, except the driver and its client."""
         names = ("crosstrain.launch.node", "crosstrain.launch.preflight", "crosstrain.engine", "NodeHolder")
         return [pid for node in self.nodes if node.process.poll() is None for pid in node.processes(*names)]
 
     def state(self) -> dict:
-        """What the cluster has of placement groups and actors that are not gone, and its free CPUs."""
+        """Live placement groups and actors of the cluster, and its free CPUs."""
         script = STATE.format(address=self.address)
         done = subprocess.run([*self.nodes[0].command_prefix, sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
         line = next((line for line in done.stdout.splitlines() if line.startswith("STATE")), None)

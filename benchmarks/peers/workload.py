@@ -61,7 +61,7 @@ class Workload:
 
     @property
     def images_channels_last(self) -> NDArray[np.uint8]:
-        """The same as they are stored, uint8 [n, h, w, c], a map of the file."""
+        """The images as stored, uint8 [n, h, w, c], memory-mapped."""
         return self.data.images("train").transpose(0, 2, 3, 1)
 
     @cached_property
@@ -71,7 +71,7 @@ class Workload:
 
     @cached_property
     def inputs(self) -> NDArray[np.float32]:
-        """The same as rows, float32 [n, features]."""
+        """The images as rows, float32 [n, features]."""
         return self.inputs_nchw.reshape(len(self.labels), -1)
 
     @cached_property

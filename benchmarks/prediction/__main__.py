@@ -51,7 +51,7 @@ class Scene:
 
     @property
     def name(self) -> str:
-        """Its name on the command line."""
+        """The scene's name on the command line."""
         return f"{self.backend}-{self.mode}"
 
 

@@ -72,7 +72,7 @@ def _trained(backend: Backend, size: str, precision: str) -> dict[str, Contestan
 
 
 def _without_dropout(backend: Backend, precision: str) -> dict[str, Contestant]:
-    """The same without dropout, where every loss shows that both sides compute the same.
+    """Return contestants without dropout, whose losses must agree at every update.
 
     bf16 rounds more. One repeat is enough for that.
     """

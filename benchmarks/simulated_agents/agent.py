@@ -32,7 +32,7 @@ PHASES = ("opening the dataset and the model", "joining the cluster", "tracing t
 
 
 class Timers:
-    """What is to be done later, in the order of its time."""
+    """Scheduled calls in the order of their times."""
 
     def __init__(self) -> None:
         self._due: list[tuple[float, int, Callable[[], None]]] = []

@@ -48,7 +48,7 @@ logreg/simulated = benchmarks.simulated_agents.forward
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a run showed.
+    """Measurements of a run.
 
     `start_seconds`: from the command to the run clock, of which the driver's process worked `start_cpu_seconds`. `driver_cores` is what it
     used of a core while all trained, by the system's account of its own process (getrusage), without the agent of node 0, and

@@ -27,7 +27,7 @@ FLAGS = (
 
 
 class Browser:
-    """One tab, as these tests use it."""
+    """A tab of the browser."""
 
     def __init__(self, driver):
         self.driver = driver

@@ -1,4 +1,4 @@
-"""What the bridge of virtual nodes counts, at the other end of each node's cable."""
+"""Byte counters of the virtual nodes' bridge, at the other end of each link."""
 
 from pathlib import Path
 

@@ -108,7 +108,7 @@ def test_resume_auto_on_another_host_only_after_driver_ended(tmp_path):
 
 
 def test_driver_of_run_resumed_elsewhere_stops_writing(tmp_path):
-    """As one does that was cut off from the disk for long."""
+    """Like a driver that was cut off from the disk for long."""
     with MarkedRun([*command(tmp_path), "--steps", "100000000"], tmp_path) as run:
         wait_until(lambda: run.process.poll() is not None or list(tmp_path.glob("run/checkpoints/step-*")), 60, "a checkpoint")
         other_heartbeat = Heartbeat(tmp_path / "run")

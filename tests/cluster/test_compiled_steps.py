@@ -34,7 +34,7 @@ EVERY = [
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_once(tmp_path_factory):
-    """What torch has compiled is kept for the tests that follow: it takes half a minute."""
+    """Cache torch's compiled code for the following tests: it takes half a minute."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
         yield
@@ -155,7 +155,7 @@ def test_xla_loop_result_is_independent_of_its_length(more, tmp_path):
 
 @pytest.mark.thorough
 def test_compile_unsupported_by_xla_is_refused(tmp_path):
-    """It has no repeatable gradient of a max pool."""
+    """XLA has no repeatable gradient of a max pool."""
     settings = {"compile": "on", "deterministic": True, "model": "cnn", "data": "glyphs", "steps": 5}
     refused = trainer("run", "--backend", "tf", "--out", str(tmp_path), "--quiet", *options_of(settings))
     assert refused.returncode == 2, refused.stderr
@@ -165,7 +165,7 @@ def test_compile_unsupported_by_xla_is_refused(tmp_path):
 
 @pytest.mark.thorough
 def test_compile_auto_resume_reuses_choice(tmp_path):
-    """Also where the machine would choose otherwise by now: the record decides."""
+    """The recorded choice holds even if the machine would choose differently now."""
     result = run(tmp_path, "tf", "auto", nodes=2, **LOGREG)
     (choice,) = choices(result.path)
     assert result.summary["compiled"] is choice["compiled"]
@@ -197,7 +197,7 @@ def test_compile_auto_restart_reuses_choice(backend, tmp_path):
 
 @slow
 def test_compile_uneven_slices_compile_before_clock_starts(tmp_path):
-    """Of 10 examples three ranks have 4, 3 and 3: each warms up with the sizes of its own."""
+    """Of 10 examples three ranks have 4, 3 and 3: each warms up with its sizes."""
     job = {**LOGREG, "global_batch_size": 10, "nodes": 3}
     plain, compiled = (run(tmp_path / on, "torch", on, **job) for on in ("off", "on"))
     assert relative_difference(compiled.losses, plain.losses) <= 1e-5

@@ -35,7 +35,7 @@ def trainer(*arguments, code=0, **variables):
 
 
 class Model:
-    """One model's checkpoint, images to try it on, and our own logits of them."""
+    """A model's checkpoint, test images, and our logits of them."""
 
     def __init__(self, folder, name):
         self.name = name
@@ -48,7 +48,7 @@ class Model:
 
     @cached_property
     def logits(self):
-        """By our forward function, computed on first use."""
+        """Logits of our forward function, computed on first use."""
         return self.load(export_loaders.OURS, self.run)
 
     def load(self, program, folder):
@@ -95,7 +95,7 @@ SMALL, LARGE, NORMALISED = (pytest.param(name, marks=pytest.mark.slow) for name 
 
 
 class TestFormats:
-    """One class, so that one process has them all, and makes each export once."""
+    """Tests of one class run in one process, which makes each export once."""
 
     @pytest.mark.thorough
     @pytest.mark.parametrize("name", [SMALL, "cnn", LARGE, NORMALISED])
@@ -304,7 +304,7 @@ class TestWithoutAFramework:
 
 @pytest.mark.slow
 def test_export_refusal_prints_only_its_reason(tmp_path, monkeypatch):
-    """What a framework prints while it is imported is no part of it."""
+    """Output of a framework's import is not part of the message."""
     monkeypatch.setenv("PYTHONPATH", importable(tmp_path)["PYTHONPATH"])
     model = write_model(tmp_path, "only_torch", "torch")
     run_job(tmp_path, name="run", backend="torch", model=model, data="digits", steps=2, save_final=True)

@@ -34,7 +34,7 @@ def _toy_installed(monkeypatch):
 
 
 class Server:
-    """What the tests ask an MLflow server."""
+    """REST requests of the tests to an MLflow server."""
 
     def __init__(self, port):
         self.port = port

@@ -237,7 +237,7 @@ def test_best_checkpoint_is_kept_with_newest(tmp_path):
 
 @pytest.mark.thorough
 def test_the_few_best_of_all_evaluations_are_kept(tmp_path):
-    """Not the last that beat the one before; the run that is resumed knows which they are."""
+    """They are not the last ones that improved; a resumed run knows them."""
     options = {"eval_every": "10steps", "checkpoint_every": "1000steps", "keep": 2, "keep_best": "loss", "keep_best_count": 4}
 
     def kept_and_best(done):
@@ -375,7 +375,7 @@ class TestRefusals:
         ],
     )
     def test_what_does_not_fit_is_named_and_nothing_changes(self, copy, monkeypatch, capsys, arguments, message):
-        """In this process, as none of them starts any."""
+        """In this process, since none starts another."""
         monkeypatch.syspath_prepend(str(TOY))
         before = {path.name: path.read_bytes() for path in copy.iterdir() if path.is_file()}
         assert main(["run", "--quiet", "--resume", str(copy), *map(str, arguments)]) == 2

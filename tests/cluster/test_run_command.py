@@ -192,7 +192,7 @@ def test_host_network_counts_sockets(tmp_path):
     ],
 )
 def test_wrong_requests_end_with_2_and_leave_nothing(tmp_path, monkeypatch, capsys, arguments, key, hint):
-    """In this process, as none of them starts any; the next test has a process of its own."""
+    """In this process, since none starts another; the next test uses a process."""
     monkeypatch.syspath_prepend(str(TOY))
     code = main(["run", *(["--backend", "toy"] if "--backend" not in arguments else []), *arguments, "--out", str(tmp_path / "runs")])
     message = capsys.readouterr().err

@@ -89,7 +89,7 @@ def reference():
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Each run, made when it is first asked for: sync on so many workers, or async on two."""
+    """Return a function that makes a run on first use: sync on some workers, or async on two."""
     folder = tmp_path_factory.mktemp("runs")
 
     @cache

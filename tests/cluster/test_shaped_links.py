@@ -1,4 +1,4 @@
-"""What crosses a shaped link: pieces as large as the link's bucket holds, not single frames."""
+"""Frames on a shaped link: pieces as large as the link's bucket, not single frames."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def test_nothing_is_left_when_the_run_or_its_job_ends(cluster, tmp_path, how):
 @pytest.mark.clusters
 @pytest.mark.faults
 def test_slurm_spare_host_replaces_failed_host(cluster, tmp_path):
-    """In an allocation that outlives a node; of the failed one Slurm ends what runs there."""
+    """In an allocation that outlives a node; Slurm ends the processes of the failed one."""
     job = ["run", "--backend", "torch", "--nodes", "2", "--epochs", "1000000", "--checkpoint-every", "500steps", "--max-restarts", "3"]
     job += ["--eval-every", "end", "--out", str(tmp_path), "--name", "run"]
     before = [*cluster.command_prefix, "salloc", "--quiet", "--no-kill", "--nodes", "3", "--immediate=30"]

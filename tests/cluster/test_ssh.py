@@ -90,7 +90,7 @@ def test_a_host_that_does_not_answer_is_named_with_the_reason(hosts, tmp_path, m
 
 @pytest.mark.clusters
 def test_ssh_hosts_are_checked_concurrently(hosts, tmp_path):
-    """One has another key than the known one, one cannot reach the others; then all is well."""
+    """First one has an unknown key and one cannot reach the others; then all is well."""
 
     def looked():
         command = [*hosts.command_prefix, sys.executable, "-m", "crosstrain.cli.main", "doctor", "--hosts", "node[0-2]", "--json"]

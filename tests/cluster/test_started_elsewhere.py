@@ -137,7 +137,7 @@ def test_a_secret_is_required(tmp_path):
 @pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupt_while_waiting_for_nodes_ends_run(tmp_path, number):
-    """And not only the start time-out."""
+    """The interrupt ends it before the start timeout."""
     shared = environment()
     arguments = [*by_rendezvous(tmp_path, free_ports(1), "--name", "run", *BRIEF), "--nodes", "3", "--start-timeout", "300"]
     with MarkedRun([*arguments, "--node-rank", "0"], tmp_path, shared) as driver:

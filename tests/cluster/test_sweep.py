@@ -155,6 +155,6 @@ def test_killed_then_interrupted_then_finished(tmp_path):
 
 
 def trainer_when_at_work(started, out, arguments):
-    """The same sweep once more, while the first one runs."""
+    """Start the same sweep again while the first one runs."""
     wait_until(lambda: started.process.poll() is not None or document(out)["pid"] == started.process.pid, 30, "the sweep")
     return trainer(*arguments)

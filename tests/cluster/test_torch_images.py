@@ -129,7 +129,7 @@ def test_alexnet_on_two_workers_in_bf16(tmp_path):
 @pytest.mark.thorough
 @pytest.mark.parametrize("checks", ["torch_checks.py", "torch_async_checks.py"])
 def test_pieces(checks):
-    """In a process of their own, since they import torch."""
+    """In another process, since they import torch."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(FOLDER / checks)],
         capture_output=True, text=True, check=False, timeout=200,

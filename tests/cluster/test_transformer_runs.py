@@ -70,7 +70,7 @@ def test_loss_is_mean_over_target_tokens_of_all_workers(backend, workers, tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", [pytest.param("tf", marks=pytest.mark.slow), "torch"])
 def test_run_with_arguments_resumes_and_is_evaluated(backend, tmp_path):
-    """Its name is that of the arguments' one text, and the other framework takes its checkpoint."""
+    """Its name has the arguments, and the other framework loads its checkpoint."""
     job = {"model": "transformer?dropout=0.0&size=tiny", "data": "reversed", "steps": 20, "optimizer": "adam", "lr": 1e-3, "threads": 1}
     run = run_job(tmp_path, backend=backend, calibrate=False, eval_every="end", **job)
     assert json.loads((run.path / "job.json").read_text())["model"] == "transformer:tiny?dropout=0"

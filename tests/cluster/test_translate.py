@@ -72,7 +72,7 @@ def test_a_run_on_two_nodes_scores_each_sentence_once(run):
 
 
 def on_both(run, numbers, *options):
-    """What each backend translates, at the same time."""
+    """Translate with both backends concurrently."""
     with ThreadPoolExecutor() as pool:
         torch, tf = pool.map(lambda backend: translations(run, numbers, "--backend", backend, *options), ("torch", "tf"))
     return torch, tf

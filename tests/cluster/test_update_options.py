@@ -77,7 +77,7 @@ def test_update_options_change_the_weights(runs):
 
 @pytest.mark.thorough
 def test_the_average_is_what_was_evaluated(runs):
-    """Also by a process that only reads the checkpoint; the trained weights are there too."""
+    """Also by a process that only reads the checkpoint, which also has the trained weights."""
     path = str(runs(("tf", "async")).path)
     recorded = runs(("tf", "async")).evals[-1].loss
     for options, weights, near in (([], "ema", True), (["--weights", "trained"], "trained", False)):

@@ -41,7 +41,7 @@ tf.config.threading.set_inter_op_parallelism_threads(1)
 
 @pytest.fixture(name="opened")
 def opener():
-    """What the shared tests open a session with."""
+    """The function with which shared tests open a session."""
     return opened
 
 
@@ -267,7 +267,7 @@ def test_a_trace_is_written(monkeypatch, tmp_path):
 
 
 def test_scaled_gradients_are_clipped_as_unscaled():
-    """And an update whose gradients overflow changes neither weights nor their moving average."""
+    """An update with overflowing gradients changes neither weights nor moving average."""
     job, data = Job(backend="tf", clip_norm=0.01, ema_decay=0.9), Pictures(8)
     spec, weights = load(find("model", "logreg"), "model")(data.info), []
     for scaled in (False, True):

@@ -46,7 +46,7 @@ def open_task(name, job, first_port):
 
 
 def whole_epochs(job, data, epochs):
-    """One plan an epoch, with its short last batch."""
+    """Plans of one epoch each, with its short last batch."""
     steps = make_sampler(job, data).steps_per_epoch
     return [Plan(epoch * steps, steps, epoch, 0, np.full(steps, job.lr)) for epoch in range(epochs)]
 
@@ -60,7 +60,7 @@ def kept(session):
 
 
 def cut_at_random(plan, random):
-    """The same steps in plans of random lengths."""
+    """Split the steps into plans of random lengths."""
     borders = [0, *sorted(random.choice(np.arange(1, plan.count), random.integers(1, plan.count), replace=False).tolist()), plan.count]
     rates = plan.learning_rates
     return [Plan(plan.first_step + a, b - a, plan.epoch, plan.first_in_epoch + a, rates[a:b]) for a, b in itertools.pairwise(borders)]

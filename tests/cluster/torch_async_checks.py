@@ -220,7 +220,7 @@ def test_worker_refuses_invalid_loss_scale(fp16_on_the_cpu, scale):
 
 
 def test_chief_translates_fp16_model_in_float32():
-    """As it computes on the CPU."""
+    """The chief computes on the CPU."""
     translations = {}
     for precision in ("fp32", "fp16"):
         with chief_by_hand(Sentences(), model="transformer:tiny", precision=precision) as (session, worker, _):

@@ -41,7 +41,7 @@ ADDED = "small_networks.added"
 
 @pytest.fixture(name="opened")
 def opener():
-    """What the shared tests open a session with."""
+    """The function with which shared tests open a session."""
     return opened
 
 
@@ -224,7 +224,7 @@ def test_an_empty_slice_changes_no_buffer():
 
 
 def test_ddp_imports_no_compiler_unless_model_does():
-    """In a process of its own: a compiler that is imported stays."""
+    """In another process, since an imported compiler stays loaded."""
     script = (
         "import sys, torch\n"
         "from crosstrain.backends.torch.gradients import compiler_deferred, data_parallel\n"

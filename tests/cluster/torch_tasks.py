@@ -67,7 +67,7 @@ def task_of(cluster, name):
 
 
 def plans(job, data, epochs):
-    """One plan an epoch, of 20 steps at most, with a learning rate that changes at every step."""
+    """Plans of at most 20 steps of an epoch, with another learning rate at every step."""
     steps = min(20, make_sampler(job, data).steps_per_epoch)
     for epoch in range(epochs):
         rates = job.lr / (1.0 + 0.1 * np.arange(epoch * steps, (epoch + 1) * steps))

@@ -32,7 +32,7 @@ class Watched:
 
     @property
     def step(self) -> int:
-        """How many updates are recorded; 0 before the first."""
+        """Number of recorded updates."""
         records = self.lines("steps.jsonl", 20_000)
         return records[-1]["step"] + records[-1]["count"] if records else 0
 

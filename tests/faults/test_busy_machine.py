@@ -28,7 +28,7 @@ TOY = {**LOGREG, "backend": "toy"}
 
 @contextlib.contextmanager
 def busy_loops(count):
-    """So many programs of another session that never rest."""
+    """Start busy programs in another session."""
     loops = [subprocess.Popen([sys.executable, "-c", BUSY], start_new_session=True) for _ in range(count)]
     try:
         yield

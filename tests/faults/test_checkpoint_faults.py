@@ -84,7 +84,7 @@ def test_kill_during_save_resumes_from_sound_checkpoint(tmp_path):
 @READ
 @pytest.mark.usefixtures("either_way")
 def test_task_killed_during_save_fails_run_without_draft(tmp_path):
-    """With half a gigabyte, of which the kill comes in the middle."""
+    """The checkpoint has half a gigabyte, and the kill comes in the middle."""
     path = tmp_path / "run"
     large = ["--backend", "torch", "--model", "alexnet", "--data", "synthetic-images:size=63,train=8,test=2", "--batch-size", "1"]
     with MarkedRun(endless(path, *large, "--name", "run", "--out", str(tmp_path)), tmp_path) as run:

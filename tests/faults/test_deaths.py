@@ -271,7 +271,7 @@ def is_pending(pid, number):
 
 
 def test_second_ctrl_c_ends_immediately(tmp_path):
-    """With a frozen agent the clean end would take its time."""
+    """With a frozen agent a clean end takes longer."""
     with start(tmp_path) as run:
         training(run, tmp_path)
         os.kill(psutil.Process(task_pid(run, tmp_path, "worker-1")).ppid(), signal.SIGSTOP)

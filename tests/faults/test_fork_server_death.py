@@ -61,7 +61,7 @@ def test_dead_fork_server_restart_uses_tasks_of_agents(tmp_path, kill_server):
 @pytest.mark.thorough
 @pytest.mark.parametrize("mode", ["async", pytest.param("sync", marks=pytest.mark.slow)])
 def test_dead_fork_server_is_named_and_run_restarts(tmp_path, kill_server, seed, mode):
-    """Also where a worker could be started again alone: all tasks have ended."""
+    """Also where a single worker could restart: all tasks have ended."""
     job = {**JOB, "mode": mode, "steps": 2500 if mode == "sync" else 20_000}
     kill_server(tmp_path / "run", after=random.Random(seed).uniform(0, 2))
     path, summary = train(tmp_path, "run", max_restarts=1, checkpoint_every="250steps", **job)

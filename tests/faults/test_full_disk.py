@@ -185,7 +185,7 @@ def test_interrupted_save_uses_reserved_space_after_refusal(disk):
 @pytest.mark.thorough
 @pytest.mark.parametrize("disk", ["16m"], indirect=True)
 def test_run_with_successful_last_save_has_not_failed(disk):
-    """Whatever became of those before it."""
+    """Failed saves before it do not matter."""
     filler = disk / "filler"
     filler.write_bytes(bytes(9 << 20))  # what is left is no room for a checkpoint, and room for records
     path = disk / "run"

@@ -55,7 +55,7 @@ def test_a_node_that_is_lost_ends_the_run_within_three_seconds(tmp_path, nodes):
 
 
 def end_time(folder):
-    """When the run's end was recorded, in seconds of time.time().
+    """Recorded time of the run's end, in seconds of time.time().
 
     The command itself may end later.
     """

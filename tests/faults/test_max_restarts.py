@@ -33,7 +33,7 @@ def restarted(path):
 
 
 def newest_step(path):
-    """How many updates the newest checkpoint of a run has; 0 before there is one."""
+    """Number of updates of a run's newest checkpoint; 0 without one."""
     return max((int(checkpoint.name.rpartition("-")[2]) for checkpoint in list_checkpoints(path)), default=0)
 
 

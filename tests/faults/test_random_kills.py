@@ -90,7 +90,7 @@ class Traces:
         return cls({run.mark: run.namespaces() for run in runs}, groups, {path for pid in pids for path in shared_memory_of(pid)})
 
     def left(self):
-        """What of it there still is."""
+        """Return the remaining resources."""
         living = [pid for mark, ids in self.namespaces.items() for pid in living_in(ids, mark)]
         return [*living, *(path for path in self.cpu_groups | self.shared_memory if path.exists())]
 

@@ -22,7 +22,7 @@ WARM_UP = 10
 
 
 class Adder(Protocol):
-    """One way to add up float32 vectors over all ranks."""
+    """An implementation of an all-reduce of float32 vectors."""
 
     def prepare(self, elements: int) -> Callable[[int], None]:
         """Return a function that sums vectors of this size, a given number of times, and waits."""

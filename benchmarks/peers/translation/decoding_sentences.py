@@ -1,4 +1,4 @@
-"""What is decoded in the rows of decoding, the same for all."""
+"""Sentences of the decoding rows, equal for all."""
 
 from __future__ import annotations
 
