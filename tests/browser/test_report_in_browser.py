@@ -71,7 +71,7 @@ def test_page_narrow_screen_scrolls_only_vertically(browser, page, width):
     assert browser.run("return getComputedStyle(document.body).fontSize") == "16px"
 
 
-def test_the_page_follows_the_scheme_and_the_plots_with_it(browser, page):
+def test_page_and_plots_follow_colour_scheme(browser, page):
     seen = {}
     for scheme in ("light", "dark"):
         browser.screen(scheme=scheme)
@@ -130,7 +130,7 @@ def test_page_run_name_is_escaped(browser, pages):
     assert browser.run("return [typeof hacked, document.images.length]") == ["undefined", 0]
 
 
-def test_a_loss_that_blew_up_leaves_gaps(browser, pages):
+def test_page_infinite_losses_leave_gaps(browser, pages):
     browser.screen()
     browser.open(pages["odd"])
     pieces = "return document.querySelectorAll('#plot-loss-0 .scatterlayer .trace')[1].querySelectorAll('path.js-line').length"
@@ -140,7 +140,7 @@ def test_a_loss_that_blew_up_leaves_gaps(browser, pages):
     assert browser.run(crosses) == 3
 
 
-def test_the_keyboard_reaches_the_content_and_takes_runs_out(browser, pages):
+def test_page_keyboard_reaches_content_and_hides_runs(browser, pages):
     browser.screen()
     browser.open(pages["real"])
     body = browser.driver.find_element("css selector", "body")

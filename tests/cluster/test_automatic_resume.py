@@ -33,7 +33,7 @@ def steps_done(folder):
 
 
 @pytest.mark.thorough
-def test_the_same_command_serves_every_start(tmp_path):
+def test_resume_auto_same_command_starts_and_resumes(tmp_path):
     with MarkedRun(command(tmp_path), tmp_path) as first:
         wait_until(lambda: first.process.poll() is not None or list(tmp_path.glob("run/checkpoints/step-*")), 60, "a checkpoint")
         os.kill(first.process.pid, signal.SIGKILL)

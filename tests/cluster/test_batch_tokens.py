@@ -54,7 +54,7 @@ def examples_by_step(run):
 
 
 @pytest.mark.thorough
-def test_both_frameworks_take_the_same_batches(runs):
+def test_batch_tokens_give_equal_batches_on_both_backends(runs):
     torch_run, tf_run = runs["torch"], runs["tf"]
     np.testing.assert_allclose(torch_run.losses, tf_run.losses, rtol=2e-5)
     ends = [examples_by_step(run) for run in (torch_run, tf_run)]

@@ -14,7 +14,7 @@ JOB = {"backend": "torch", "nodes": 3, "batch_size": 10, "eval_every": "end", "c
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("mode", "update"), [("sync", 30), ("async", 10)])
-def test_it_ends_with_the_update_that_completes_it(mode, update, tmp_path):
+def test_budget_of_examples_ends_with_completing_update(mode, update, tmp_path):
     run = run_job(tmp_path, mode=mode, examples=1000, **JOB)
     assert 1000 <= run.summary["examples"] < 1000 + update
     done = trainer("run", "--resume", str(run.path), "--examples", "+500", "--quiet")
@@ -26,7 +26,7 @@ def test_it_ends_with_the_update_that_completes_it(mode, update, tmp_path):
     assert "--examples +5000" in again.stderr
 
 
-def test_two_budgets_are_refused():
+def test_two_budgets_of_a_run_are_refused():
     done = trainer("run", "--examples", "10", "--epochs", "1")
     assert (done.returncode, done.stdout) == (2, "")
     assert "--epochs and --examples: got '1' and '10'; give one of the two" in done.stderr

@@ -16,7 +16,7 @@ SLOW = {"bandwidth": "5mbit", "nodes": 2, "data": "glyphs28", "batch_size": 10, 
 
 
 @pytest.mark.thorough
-def test_an_interrupt_while_calibrating_leaves_a_complete_run(tmp_path):
+def test_interrupt_during_calibration_leaves_complete_run(tmp_path):
     """The slow link makes the calibration take some seconds, after the end of the training."""
     options = ["--backend", "torch", "--nodes", "2", "--bandwidth", "64kbit", "--steps", "4", "--calibrate", "--no-tensorboard"]
     with MarkedRun(["run", "--quiet", "--out", str(tmp_path), "--name", "run", *options], tmp_path) as run:

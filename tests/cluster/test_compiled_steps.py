@@ -76,7 +76,7 @@ def test_calibration_compiles_half_batch_only_if_compile_is_fast(backend, tmp_pa
 
 @slow
 @pytest.mark.parametrize(("backend", "way"), EVERY)
-def test_a_network_is_trained_as_without_compiling(backend, way, tmp_path):
+def test_compiled_network_equals_uncompiled(backend, way, tmp_path):
     plain, compiled = (run(tmp_path / how, backend, how, **CNN, **WAYS[way]) for how in ("off", "on"))
     assert relative_difference(compiled.losses, plain.losses) <= 1e-4
     assert norm_wise_difference(compiled.weights, plain.weights) <= 1e-4
@@ -117,7 +117,7 @@ def test_compiled_dropout_equals_uncompiled(backend, tmp_path):
 
 @slow
 @pytest.mark.parametrize(("backend", "job"), [("tf", LOGREG), ("torch", LOGREG), ("torch", DROPPING)])
-def test_deterministic_runs_repeat_to_the_bit(backend, job, tmp_path):
+def test_compiled_deterministic_runs_are_bit_identical(backend, job, tmp_path):
     first, second = (run(tmp_path / name, backend, "on", nodes=2, exchange="direct", deterministic=True, **job) for name in ("one", "two"))
     np.testing.assert_array_equal(first.losses, second.losses)
     assert norm_wise_difference(first.weights, second.weights) == 0
@@ -225,7 +225,7 @@ def test_compile_without_compiler_reports_what_to_install(tmp_path, monkeypatch)
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["tf", "torch"])
-def test_sequences_are_refused(backend, tmp_path):
+def test_compile_sequences_are_refused(backend, tmp_path):
     settings = {"compile": "on", "steps": 5, "model": "transformer:tiny", "data": "numbers"}
     refused = trainer("run", "--backend", backend, "--out", str(tmp_path), "--quiet", *options_of(settings))
     assert refused.returncode == 2, refused.stderr

@@ -67,7 +67,7 @@ def test_direct_exchange_training_options_equal_native(backend, name, tmp_path):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["torch", pytest.param("tf", marks=pytest.mark.slow)])
-def test_runs_repeat_to_the_bit_also_resumed(backend, tmp_path):
+def test_direct_exchange_resumed_runs_are_bit_identical(backend, tmp_path):
     job = {**LARGE, "nodes": 3, "deterministic": True, "checkpoint_every": "3steps"}
     first, second = (run(tmp_path, backend, "direct", name=name, **job) for name in ("one", "two"))
     np.testing.assert_array_equal(first.losses, second.losses)
@@ -81,7 +81,7 @@ def test_runs_repeat_to_the_bit_also_resumed(backend, tmp_path):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_parts_of_a_step_are_calibrated(backend, tmp_path):
+def test_direct_exchange_components_are_calibrated(backend, tmp_path):
     result = run(tmp_path, backend, "direct", nodes=2, global_batch_size=22, steps=60, calibrate=True)
     calibration = json.loads((result.path / "calibration.json").read_text())
     for worker in calibration["workers"]:

@@ -35,7 +35,7 @@ def expected():
 
 
 @pytest.mark.usefixtures("installed")
-def test_it_trains_synchronously(expected, tmp_path):
+def test_documented_backend_trains_synchronously(expected, tmp_path):
     run = run_job(tmp_path, backend="toy", tensorboard=False, **OPTIONS)
     assert relative_difference(run.losses, expected.losses) <= 1e-5
     assert norm_wise_difference(run.weights, expected.weights) <= 1e-5
@@ -43,7 +43,7 @@ def test_it_trains_synchronously(expected, tmp_path):
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("installed")
-def test_it_trains_asynchronously(expected, tmp_path):
+def test_documented_backend_trains_asynchronously(expected, tmp_path):
     """As many updates as batches, some of each worker; the result is as good as the reference."""
     run = run_job(tmp_path, backend="toy", mode="async", tensorboard=False, **OPTIONS)
     assert run.summary["updates_applied"] == len(run.losses) == 2 * len(expected.losses)

@@ -57,7 +57,7 @@ class TestNetns(documented_suite()):  # type: ignore[misc]
         cls.hosts = namespaces.namespaces
 
 
-def test_it_trains_and_looks_at_its_hosts(namespaces, tmp_path):
+def test_documented_launcher_trains_and_checks_hosts(namespaces, tmp_path):
     hosts = ["--launcher", "netns", "--hosts", ",".join(namespaces.namespaces)]
     job = ["--backend", "toy", "--steps", "20", "--batch-size", "30", "--no-tensorboard", "--out", str(tmp_path), "--name", "run"]
     done = trainer("run", *hosts, *job, "--quiet")

@@ -81,7 +81,7 @@ def build(data):
 
 
 @pytest.mark.thorough
-def test_a_model_that_translates_is_scored_by_its_own_metric(repository, tmp_path, monkeypatch):
+def test_translating_model_is_scored_by_custom_metric(repository, tmp_path, monkeypatch):
     """It stops the run, selects the best, and appears in the run, `evaluate` and tables.
 
     A broken one is refused.

@@ -103,7 +103,7 @@ def test_pixels_are_normalised_as_in_training(tmp_path, digits, backend):
 
 
 @pytest.mark.slow
-def test_a_relative_folder_means_the_same_from_anywhere(tmp_path):
+def test_evaluate_relative_folder_works_from_any_folder(tmp_path):
     """It is recorded as an absolute path: evaluation, export and resume work from any folder."""
     draw = np.random.default_rng(0)
     for split, number in (("train", 6), ("test", 2)):
@@ -143,7 +143,7 @@ def test_a_relative_folder_means_the_same_from_anywhere(tmp_path):
 
 
 @pytest.mark.thorough
-def test_the_backend_that_trained_it_is_the_default(run):
+def test_evaluate_default_backend_is_that_of_training(run):
     text = evaluate(run).stdout
     assert re.search(r"^logreg after 123 updates, trained by torch on digits$", text, re.MULTILINE)
     assert re.search(r"^accuracy  0\.\d{4}$", text, re.MULTILINE)
@@ -152,7 +152,7 @@ def test_the_backend_that_trained_it_is_the_default(run):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["tf", "torch"])
-def test_a_model_with_running_statistics(tmp_path, backend):
+def test_evaluate_uses_running_statistics(tmp_path, backend):
     """Both backends use the checkpoint's statistics: others would change the loss."""
     data = open_dataset("digits")
     save_model(tmp_path, "resnet18", info=data.info)
@@ -216,13 +216,13 @@ class TestWrongRequests:
     def test_evaluate_wrong_request_is_explained(self, run, capsys, arguments, message):
         assert re.search(message, refused(capsys, run, *arguments))
 
-    def test_predictions_overwrite_nothing(self, run, tmp_path, capsys):
+    def test_evaluate_predictions_overwrite_no_file(self, run, tmp_path, capsys):
         target = tmp_path / "mine.npz"
         target.write_bytes(b"mine")
         assert "nothing is overwritten" in refused(capsys, run, "--predictions", target)
         assert target.read_bytes() == b"mine"
 
-    def test_another_number_of_classes(self, tmp_path, capsys):
+    def test_evaluate_another_number_of_classes_is_refused(self, tmp_path, capsys):
         save_model(tmp_path, "logreg", (1, 8, 8), classes=7)
         message = refused(capsys, tmp_path, "--data", "digits")
         assert "'digits' has classes: 10, but the model was trained on 'glyphs' with classes: 7" in message

@@ -66,7 +66,7 @@ def _needs_the_processor():
 
 
 @pytest.mark.parametrize(("cause", "backend", "mode"), dealt())
-def test_the_cause_is_found(tmp_path, cause, backend, mode):
+def test_explain_finds_the_bottleneck(tmp_path, cause, backend, mode):
     options = draw(cause, backend, mode, SEED)
     run = run_job(tmp_path, environment={**os.environ, "TRAINER_CALIBRATE": "true"}, **options)
     done = trainer("explain", str(run.path), "--json")

@@ -141,7 +141,7 @@ class TestFormats:
             pytest.param("resnet18", "torch", marks=pytest.mark.slow),
         ],
     )
-    def test_the_code_of_its_readme_runs(self, models, name, format_name):
+    def test_export_readme_code_runs(self, models, name, format_name):
         folder = models(name).export(format_name)
         (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
         done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=200)
@@ -166,7 +166,7 @@ SIDES = (8, 28, 32, 33, 64)
         ("-", "safetensors", "resnet18"),
     ],
 )
-def test_pictures_of_every_size_in_batches_of_every_size(tmp_path, backend, format_name, name):
+def test_export_accepts_every_image_and_batch_size(tmp_path, backend, format_name, name):
     """The small models in grey too."""
     shapes = [(channels, side, side) for side in SIDES for channels in ((1, 3) if name in ("logreg", "cnn") else (3,))]
     checkpoints = [save_model(tmp_path / str(shape), name, shape) for shape in shapes]
@@ -205,13 +205,13 @@ class TestTheCommand:
         assert (described["mean"], described["std"], described["input_shape"]) == ([0.5], [0.25], [1, 8, 8])
 
     @pytest.mark.thorough
-    def test_classes_without_names_are_called_by_their_numbers(self, run, tmp_path):
+    def test_export_unnamed_classes_have_numbers(self, run, tmp_path):
         trainer("export", run, "--format", "safetensors", "-o", tmp_path / "numbered")
         described = json.loads((tmp_path / "numbered/model.json").read_text())
         assert described["class_names"] == [str(number) for number in range(10)]
         assert (described["input_name"], described["output_name"]) == ("images", "logits")
 
-    def test_nothing_is_overwritten(self, run, tmp_path):
+    def test_export_overwrites_no_file(self, run, tmp_path):
         target = tmp_path / "taken"
         target.mkdir()
         done = trainer("export", run, "--format", "safetensors", "-o", target, code=2)
@@ -228,11 +228,11 @@ class TestTheCommand:
             (["--format", "safetensors", "-o", "/proc/no/where"], r"--output: '/proc/no' cannot be written"),
         ],
     )
-    def test_a_wrong_request(self, run, arguments, message):
+    def test_export_wrong_request_is_explained(self, run, arguments, message):
         assert re.search(message, trainer("export", run, *arguments, code=2).stderr)
 
     @pytest.mark.thorough
-    def test_no_run(self, tmp_path):
+    def test_export_without_run_is_refused(self, tmp_path):
         for arguments in (["--format", "torch"], ["--describe"]):
             assert "allowed: the path of a run directory" in trainer("export", tmp_path / "none", *arguments, code=2).stderr
         assert "is not a run directory" in trainer("export", tmp_path, "--format", "torch", code=2).stderr
@@ -251,7 +251,7 @@ class TestTheCommand:
         assert not (tmp_path / "exports").exists()
 
     @pytest.mark.thorough
-    def test_every_file_is_described(self, run):
+    def test_export_describes_every_file(self, run):
         trainer("export", run, "--format", "safetensors")
         for name in "job.json", "calibration.json":
             (run / name).write_text("{}")
@@ -272,7 +272,7 @@ class TestTheCommand:
         done = trainer("export", tmp_path, "--describe", code=2)
         assert "no file of a run" in done.stderr
 
-    def test_damage_is_described(self, run):
+    def test_export_describes_damage(self, run):
         (run / "checkpoints/step-000000200/optimizer.safetensors").unlink()
         assert "optimizer.safetensors is missing" in trainer("export", run, "--describe").stdout.splitlines()[-1]
 
@@ -373,7 +373,7 @@ def test_a_forward_function_for_one_batch_size_is_refused(tmp_path, monkeypatch)
 
 
 @pytest.mark.thorough
-def test_a_termination_leaves_nothing(tmp_path):
+def test_export_terminated_leaves_no_file(tmp_path):
     save_model(tmp_path, "logreg", (1, 8, 8))
     command = [sys.executable, "-m", "crosstrain.cli.main", "export", str(tmp_path), "--format", "savedmodel"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

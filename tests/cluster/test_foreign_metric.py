@@ -60,7 +60,7 @@ def runs(made):
 
 
 @pytest.mark.parametrize(("backend", "mode"), COMBINATIONS)
-def test_the_run_stops_at_its_target(made, backend, mode):
+def test_custom_metric_stops_run_at_target(made, backend, mode):
     run = made(backend, mode)
     assert run.summary["target_reached"] is True
     assert run.evals[-1].metrics["mean_rank"] <= 1.9
@@ -70,14 +70,14 @@ def test_the_run_stops_at_its_target(made, backend, mode):
 
 
 @pytest.mark.parametrize(("backend", "mode"), COMBINATIONS)
-def test_the_best_is_kept_by_its_direction(made, backend, mode):
+def test_custom_metric_direction_selects_best_checkpoint(made, backend, mode):
     run = made(backend, mode)
     kept = {meta.step: meta.metrics["mean_rank"] for meta in map(peek_meta, list_checkpoints(run.path)) if meta.metrics}
     best = min(record.metrics["mean_rank"] for record in run.evals)
     assert best in kept.values()
 
 
-def test_both_frameworks_count_the_same(runs):
+def test_custom_metric_is_equal_on_both_backends(runs):
     tf_evals, torch_evals = (runs[backend, "sync"].evals for backend in ("tf", "torch"))
     for first, second in zip(tf_evals, torch_evals, strict=True):
         assert first.metrics == pytest.approx(second.metrics, abs=1e-2)
@@ -106,7 +106,7 @@ VIEWS = {
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_comparisons_have_it(runs, view):
+def test_custom_metric_is_in_comparisons(runs, view):
     command, texts = VIEWS[view]
     done = trainer(*command, *(str(run.path) for run in runs.values()))
     assert done.returncode == 0, done.stderr
@@ -114,7 +114,7 @@ def test_comparisons_have_it(runs, view):
     assert "eval_accuracy" in done.stdout or not re.search("(?<!top-5 )accuracy", done.stdout)
 
 
-def test_lists_and_conditions_have_it(runs):
+def test_custom_metric_is_in_lists_and_conditions(runs):
     out = str(runs["tf", "sync"].path.parent)
     assert "mean rank" in trainer("runs", "list", "--out", out).stdout
     rows = json.loads(trainer("runs", "list", "--out", out, "--where", "mean_rank<=1.9", "--sort", "mean_rank", "--json").stdout)["runs"]
@@ -125,13 +125,13 @@ def test_lists_and_conditions_have_it(runs):
     assert (wrong.returncode, "mean_rank" in wrong.stderr) == (2, True)
 
 
-def test_one_run_shows_it(runs):
+def test_custom_metric_is_shown_for_one_run(runs):
     path = str(runs["torch", "async"].path)
     assert "test mean rank" in trainer("runs", "show", path).stdout
     assert "test mean rank" in trainer("watch", path).stdout
 
 
-def test_tables_for_other_programs_have_it(runs, tmp_path):
+def test_custom_metric_is_in_exported_tables(runs, tmp_path):
     paths = [str(run.path) for run in runs.values()]
     for what, names in (("evals", ["loss", "top5", "mean_rank"]), ("summary", ["eval_top5", "best_eval_mean_rank"])):
         file = tmp_path / f"{what}.csv"
@@ -142,7 +142,7 @@ def test_tables_for_other_programs_have_it(runs, tmp_path):
 
 
 @pytest.mark.slow
-def test_pictures_and_pages_have_it(runs, tmp_path):
+def test_custom_metric_is_in_plots_and_pages(runs, tmp_path):
     paths = [str(run.path) for run in runs.values()]
     assert trainer("plot", *paths, "--output", str(tmp_path / "plots")).returncode == 0
     names = {path.stem.split(".")[0] for path in (tmp_path / "plots").iterdir()}
@@ -193,7 +193,7 @@ def test_unknown_metric_is_refused(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_checkpoint_is_evaluated_by_it(runs):
+def test_custom_metric_evaluates_checkpoint(runs):
     run = runs["torch", "sync"]
     done = trainer("evaluate", str(run.path), "--trust-run", "--json", environment=ENVIRONMENT)
     assert done.returncode == 0, done.stderr

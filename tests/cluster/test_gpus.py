@@ -86,7 +86,7 @@ def test_virtual_nodes_divide_gpus_of_machine(with_gpus, tmp_path):
     assert [gpu["visible_as"] for gpu in started["visible_gpus"]] == ["2", "0", "1"]
 
 
-def test_the_precision_is_that_of_the_workers(with_gpus, tmp_path):
+def test_recorded_precision_is_that_of_workers(with_gpus, tmp_path):
     """Parameter servers are on CPUs, and compute nothing of the model."""
     environment = with_gpus("here", FakeGpu("GPU-a"), GPU_TOY_SEES="")
     with MarkedRun([*BRIEF, "--mode", "async", "--out", str(tmp_path)], tmp_path, environment) as run:

@@ -16,7 +16,7 @@ WITH_NAMES = ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/hosts &&
 HOST = "mine-master-0"
 
 
-def test_pods_of_a_pytorch_job_wait_for_the_name_of_the_first(tmp_path):
+def test_pytorch_job_pods_wait_for_name_of_first_pod(tmp_path):
     """The variables are the operator's; the driver first gets a former address, the other none."""
     names = {rank: tmp_path / f"hosts-{rank}" for rank in range(2)}
     names[0].write_text(f"192.0.2.7 {HOST}\n")

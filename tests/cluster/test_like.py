@@ -37,7 +37,7 @@ def like(earlier, *options, run="first"):
     return trainer("run", "--out", str(earlier.path.parent), "--like", run, *options, "--quiet")
 
 
-def test_it_is_the_same_run_again(earlier):
+def test_like_repeats_the_run(earlier):
     done = like(earlier, "--name", "again")
     assert done.returncode == 0, done.stderr
     again = read_run(earlier.path.parent / "again")

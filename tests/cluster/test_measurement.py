@@ -113,7 +113,7 @@ class TestAlone:
             assert sampled[-1] == pytest.approx(truth, rel=0.02)
 
     @pytest.mark.thorough
-    def test_no_direction_passes_the_bandwidth(self, tmp_path):
+    def test_network_bytes_per_direction_stay_below_bandwidth(self, tmp_path):
         """A parameter server at its maximum: close to the limit, and at most 5 % above it.
 
         The link is slow enough to be the limit on a machine that has little time for the tasks, too.

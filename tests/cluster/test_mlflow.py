@@ -160,7 +160,7 @@ def test_mlflow_metrics_of_custom_model(tmp_path, server):
     assert (pairs(run, "params")["until"], pairs(run, "params")["model"]) == ("mean_rank<=2", "foreign_metrics.ranked")
 
 
-def test_a_run_and_its_continuation(tmp_path, server):
+def test_mlflow_has_run_and_its_continuation(tmp_path, server):
     options = ["--backend", "toy", "--nodes", "2", "--epochs", "300", "--eval-every", "150epoch", "--sample-interval", "0.1"]
     mlflow_options = ["--mlflow", server.address.replace("http://", "http://someone:secret@"), "--mlflow-experiment", "one"]
     done = trainer("run", *options, *mlflow_options, "--until", "accuracy>=0.9", "--out", str(tmp_path), "--name", "first", "--json")
@@ -271,7 +271,7 @@ def test_mlflow_server_down_does_not_fail_run(tmp_path, server):
 
 
 @pytest.mark.slow
-def test_a_database_without_a_server(tmp_path):
+def test_mlflow_database_without_server(tmp_path):
     uri = f"sqlite:///{tmp_path}/tracking.db"
     done = trainer("run", "--backend", "toy", "--steps", "20", "--out", str(tmp_path), "--name", "run", "--mlflow", uri, "--json")
     assert done.returncode == 0, done.stderr

@@ -45,7 +45,7 @@ BODIES = {  # more than any address space has, after the first step; in sync mod
         pytest.param("tf", "async", 2, marks=pytest.mark.slow),
     ],
 )
-def test_it_ends_the_run_and_is_named(backend, mode, workers, tmp_path):
+def test_out_of_memory_ends_run_and_names_task(backend, mode, workers, tmp_path):
     model = write_model(tmp_path, "hungry", backend, prelude=PRELUDES[backend], body=BODIES[backend])
     options = ["--backend", backend, "--mode", mode, "--model", model, "--data", "digits", "--lr", "5", "--on-nan", "continue"]
     cluster = [

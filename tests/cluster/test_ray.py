@@ -53,7 +53,7 @@ def nothing_is_left(cluster):
     return True
 
 
-def test_the_same_result_as_here(cluster, tmp_path):
+def test_ray_run_equals_local_run(cluster, tmp_path):
     job = ["--backend", "torch", "--steps", "20", "--batch-size", "30", "--monitor"]
     (tmp_path / "local").mkdir()
     with run(cluster, tmp_path, *job) as remote:
@@ -69,7 +69,7 @@ def test_the_same_result_as_here(cluster, tmp_path):
 
 @pytest.mark.clusters
 @pytest.mark.parametrize(("backend", "mode"), [("tf", "async"), ("tf", "sync"), ("torch", "async")])
-def test_every_backend_and_mode(cluster, tmp_path, backend, mode):
+def test_ray_runs_every_backend_and_mode(cluster, tmp_path, backend, mode):
     with run(cluster, tmp_path, "--backend", backend, "--mode", mode, "--steps", "20", "--json") as remote:
         assert remote.wait(120) == 0, remote.stderr()
         assert json.loads(remote.stdout())["steps"] == 20
@@ -131,7 +131,7 @@ def test_ray_cluster_is_checked_without_run(cluster, tmp_path):
 
 
 @pytest.mark.clusters
-def test_from_outside_of_the_cluster(cluster, tmp_path):
+def test_ray_run_from_outside_of_cluster(cluster, tmp_path):
     """Through Ray's client server; the agents dial the machine that is no node."""
     job = ["run", "--backend", "torch", "--steps", "20", "--nodes", str(NODES), "--out", str(tmp_path), "--name", "run"]
     address = f"ray://{cluster.hosts.addresses[0]}:10001"
@@ -156,7 +156,7 @@ def test_a_lost_actor_is_replaced(cluster, tmp_path):
 @pytest.mark.clusters
 @pytest.mark.faults
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
-def test_nothing_is_left_when_the_driver_ends(cluster, tmp_path, name):
+def test_ray_driver_end_leaves_no_process(cluster, tmp_path, name):
     with run(cluster, tmp_path, *ENDLESS, "--checkpoint-every", "100000steps") as running:
         trains(running, tmp_path)
         assert len(cluster.of_run()) >= 3 * NODES
@@ -171,7 +171,7 @@ def test_nothing_is_left_when_the_driver_ends(cluster, tmp_path, name):
 @pytest.mark.clusters
 @pytest.mark.faults
 @pytest.mark.parametrize("victim", ["NodeHolder", "ray_cluster.client", "node.agent"])
-def test_nothing_is_left_when_a_part_of_it_dies(cluster, tmp_path, victim):
+def test_ray_killed_process_leaves_no_process(cluster, tmp_path, victim):
     """Ray's actor on the last node, the client next to the driver, or an agent."""
     with run(cluster, tmp_path, *ENDLESS) as running:
         trains(running, tmp_path)

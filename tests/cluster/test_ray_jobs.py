@@ -86,7 +86,7 @@ def growing_cluster(folder):
             yield head
 
 
-def test_the_cluster_grows_for_a_run(tmp_path):
+def test_ray_cluster_grows_for_run(tmp_path):
     """Initially it has no node; the run reports the wait, and the nodes are free at the end."""
     with growing_cluster(tmp_path) as head:
         job = [

@@ -290,7 +290,7 @@ def test_checkpoints_by_time(tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_target_stops_no_run_twice(tmp_path):
+def test_reached_target_does_not_stop_resumed_run(tmp_path):
     part = run(tmp_path, "part", backend="toy", until="accuracy>=0.85", epochs=20, eval_every="1epoch")
     assert part.summary["target_reached"] is True
     resumed, _ = resume(part.path, "--epochs", "+2")
@@ -374,7 +374,7 @@ class TestRefusals:
             (["--steps", "+x"], "--steps"),
         ],
     )
-    def test_what_does_not_fit_is_named_and_nothing_changes(self, copy, monkeypatch, capsys, arguments, message):
+    def test_resume_mismatch_is_named_and_changes_nothing(self, copy, monkeypatch, capsys, arguments, message):
         """In this process, since none starts another."""
         monkeypatch.syspath_prepend(str(TOY))
         before = {path.name: path.read_bytes() for path in copy.iterdir() if path.is_file()}
@@ -476,7 +476,7 @@ class TestRefusals:
             assert busy.process.poll() is None
 
     @pytest.mark.thorough
-    def test_plus_belongs_to_resume(self, tmp_path):
+    def test_plus_without_resume_is_refused(self, tmp_path):
         done = trainer("run", "--backend", "toy", "--epochs", "+1", "--out", str(tmp_path))
         assert done.returncode == 2
         assert "--resume" in done.stderr

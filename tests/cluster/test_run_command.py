@@ -29,7 +29,7 @@ def run(out, **options):
     return run_job(out, backend="toy", tensorboard=False, **options)
 
 
-def test_evaluates_after_every_epoch_and_at_the_end(tmp_path):
+def test_run_evaluates_after_every_epoch_and_at_end(tmp_path):
     done = run(tmp_path, epochs=3)
     assert [record.step for record in done.evals] == [45, 90, 135]
     assert [record.epoch for record in done.evals] == [1, 2, 3]
@@ -69,18 +69,18 @@ def test_skipped_data_files_are_counted_and_named(tmp_path):
 
 
 @pytest.mark.thorough
-def test_evaluates_every_so_many_steps_and_at_the_end(tmp_path):
+def test_run_evaluates_every_n_steps_and_at_end(tmp_path):
     done = run(tmp_path, steps=50, eval_every="20steps")
     assert [record.step for record in done.evals] == [20, 40, 50]
 
 
 @pytest.mark.thorough
-def test_evaluates_at_the_end_only(tmp_path):
+def test_run_evaluates_only_at_end(tmp_path):
     assert [record.step for record in run(tmp_path, steps=50, eval_every="end").evals] == [50]
 
 
 @pytest.mark.thorough
-def test_evaluates_by_time(tmp_path):
+def test_run_evaluates_by_time(tmp_path):
     done = run(tmp_path, epochs=300, eval_every="0.2s")
     assert len(done.evals) >= 2
     assert done.evals[0].time_seconds >= 0.2
@@ -203,7 +203,7 @@ def test_wrong_requests_end_with_2_and_leave_nothing(tmp_path, monkeypatch, caps
     assert not list(tmp_path.glob("runs/*"))
 
 
-def test_a_wrong_request_of_a_process_ends_it_with_2(tmp_path):
+def test_wrong_request_exit_code_is_2(tmp_path):
     done = trainer("run", "--backend", "toy", "--batch-size", "0", "--out", str(tmp_path / "runs"))
     assert done.returncode == 2
     assert "--batch-size" in done.stderr
@@ -215,7 +215,7 @@ def test_a_wrong_request_of_a_process_ends_it_with_2(tmp_path):
 class TestProfiledSpeed:
     @pytest.mark.quick_cases("torch")
     @pytest.mark.parametrize("backend", ["torch", "tf"])
-    def test_a_speed_is_that_of_the_steps_that_were_not_traced(self, tmp_path, backend):
+    def test_speed_excludes_traced_steps(self, tmp_path, backend):
         job = ("--backend", backend, "--steps", "2000", "--no-calibrate", "--no-save-final", "--json", "--quiet", "--out", str(tmp_path))
         done = trainer("run", *job, "--profile", "20", "--name", "run")
         assert done.returncode == 0, done.stderr
@@ -232,7 +232,7 @@ class TestProfiledSpeed:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["torch", "tf"])
-def test_tracing_asynchronous_steps_is_counted_apart(tmp_path, backend):
+def test_traced_async_steps_are_counted_separately(tmp_path, backend):
     done = run_job(tmp_path, backend=backend, mode="async", nodes=2, steps=600, profile=20, calibrate=False)
     profiled = [record for record in done.steps if record.profiled_seconds is not None]
     first_plain = next(index for index, record in enumerate(done.steps) if record.profiled_seconds is None)
@@ -246,7 +246,7 @@ def test_tracing_asynchronous_steps_is_counted_apart(tmp_path, backend):
 
 
 @pytest.mark.thorough
-def test_a_trace_of_all_updates_leaves_no_speed(tmp_path):
+def test_trace_of_all_updates_leaves_speed_unknown(tmp_path):
     done = trainer("run", "--backend", "torch", "--steps", "20", "--profile", "20", "--json", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
@@ -257,7 +257,7 @@ def test_a_trace_of_all_updates_leaves_no_speed(tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_trace_that_is_longer_than_the_run_is_missed(tmp_path):
+def test_trace_longer_than_run_is_reported(tmp_path):
     done = trainer("run", "--backend", "torch", "--steps", "3", "--profile", "50", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "nothing was traced: the run ended before the 50 steps of --profile were over" in done.stderr

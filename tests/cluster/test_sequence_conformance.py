@@ -115,7 +115,7 @@ def test_model_that_decodes_ignoring_position_fails(passes, backend):
 
 
 @pytest.mark.thorough
-def test_backends_that_differ_fail(passes):
+def test_differing_backends_fail(passes):
     (sound,), (broken,) = passes("sound", "torch").values(), passes("unmasked", "torch").values()
     with pytest.raises(AssertionError):
         suite.test_logits_of_positions_agree({"one": sound, "other": broken})

@@ -116,14 +116,14 @@ def test_losses_are_weighted_by_tokens_on_any_number_of_workers(backend, workers
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("backend", [pytest.param("tf", marks=pytest.mark.slow), "torch"])
-def test_async_workers_learn_it_too(backend, runs, reference):
+def test_sequences_async_workers_learn(backend, runs, reference):
     run = runs(backend, "async")
     assert len(run.losses) == 120
     assert run.evals[-1].metrics["tag_accuracy"] > 0.8
     assert run.evals[0].metrics["perplexity"] > run.evals[-1].metrics["perplexity"]
 
 
-@pytest.mark.slow  # without the marker test_it_is_evaluated_on_either_framework below, and tests/cluster/test_resume.py with images
+@pytest.mark.slow  # without the marker test_sequences_are_evaluated_on_both_backends below, and tests/cluster/test_resume.py with images
 def test_a_checkpoint_goes_from_one_framework_to_the_other(runs, tmp_path):
     """And from three workers to one."""
     path = shutil.copytree(runs("tf", 3).path, tmp_path / "copy")
@@ -145,7 +145,7 @@ def test_a_checkpoint_goes_from_one_framework_to_the_other(runs, tmp_path):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["tf", "torch"])
-def test_it_is_evaluated_on_either_framework(backend, runs, reference):
+def test_sequences_are_evaluated_on_both_backends(backend, runs, reference):
     done = trainer("evaluate", str(runs("torch", 3).path), "--backend", backend, "--trust-run", "--json", environment=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["tag_accuracy"] == pytest.approx(reference[2], abs=1e-3)
@@ -175,7 +175,7 @@ def test_sequences_image_only_options_are_refused(arguments, words, runs, tmp_pa
 
 
 @pytest.mark.thorough
-def test_the_tables_and_lists_show_it(runs):
+def test_sequences_are_in_tables_and_lists(runs):
     for arguments in (
         ["compare", str(runs("tf", 3).path), str(runs("torch", 3).path)],
         ["explain", str(runs("torch", "async").path)],
@@ -194,7 +194,7 @@ def test_the_tables_and_lists_show_it(runs):
         (["run", "--model", "crosstrain_sequences.tagger", "--data", "tagged", "--augment", "flip"], "has no images"),
     ],
 )
-def test_a_model_on_data_that_it_cannot_read(arguments, words, tmp_path):
+def test_model_on_incompatible_data_is_refused(arguments, words, tmp_path):
     done = trainer(*arguments, "--backend", "torch", "--out", str(tmp_path), environment=ENVIRONMENT)
     assert done.returncode == 2
     assert words in done.stderr

@@ -90,7 +90,7 @@ def test_slurm_nodes_are_checked_without_run(cluster):
 @pytest.mark.clusters
 @pytest.mark.faults
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGUSR1", "scancel"])
-def test_nothing_is_left_when_the_run_or_its_job_ends(cluster, tmp_path, how):
+def test_slurm_end_of_run_or_job_leaves_no_process(cluster, tmp_path, how):
     more = ["--backend", "torch", "--epochs", "1000000", "--checkpoint-every", "100000steps"]
     with allocated(cluster, tmp_path, *more) as run:
         steps = tmp_path / "run/steps.jsonl"
@@ -143,7 +143,7 @@ def test_slurm_spare_host_replaces_failed_host(cluster, tmp_path):
 
 @pytest.mark.clusters
 @pytest.mark.parametrize(("backend", "mode"), [("tf", "async"), ("tf", "sync"), ("torch", "async")])
-def test_every_backend_and_mode(cluster, tmp_path, backend, mode):
+def test_slurm_runs_every_backend_and_mode(cluster, tmp_path, backend, mode):
     with allocated(cluster, tmp_path, "--backend", backend, "--mode", mode, "--steps", "20", "--json") as run:
         assert run.wait(120) == 0, run.stderr()
         assert json.loads(run.stdout())["steps"] == 20

@@ -43,7 +43,7 @@ def agents(hosts):
 
 
 @pytest.mark.thorough
-def test_the_same_result_as_here(hosts, tmp_path):
+def test_ssh_run_equals_local_run(hosts, tmp_path):
     job = ["--backend", "torch", "--steps", "20", "--batch-size", "30", "--monitor"]
     (tmp_path / "local").mkdir()
     with run(hosts, tmp_path, *job) as remote:
@@ -79,7 +79,7 @@ def test_the_same_result_as_here(hosts, tmp_path):
     ],
     ids=["unknown", "no-interpreter", "no-crosstrain", "not-let-in"],
 )
-def test_a_host_that_does_not_answer_is_named_with_the_reason(hosts, tmp_path, more, message):
+def test_ssh_unreachable_host_is_named_with_reason(hosts, tmp_path, more, message):
     with run(hosts, tmp_path, "--backend", "torch", "--steps", "2", *more) as failed:
         assert failed.wait(60) == 1
         assert re.search(message, failed.stderr()), failed.stderr()
@@ -148,7 +148,7 @@ def test_ssh_custom_data_and_models(hosts, tmp_path):
 @pytest.mark.clusters
 @pytest.mark.faults
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
-def test_nothing_is_left_when_the_driver_ends(hosts, tmp_path, name):
+def test_ssh_driver_end_leaves_no_process(hosts, tmp_path, name):
     with run(hosts, tmp_path, "--backend", "torch", "--epochs", "1000000", "--checkpoint-every", "100000steps") as running:
         steps = tmp_path / "run/steps.jsonl"
         wait_until(lambda: running.process.poll() is not None or (steps.exists() and steps.stat().st_size), 90, "the first step")
@@ -185,7 +185,7 @@ def test_ssh_cut_link_names_its_host(hosts, tmp_path):
 
 @pytest.mark.clusters
 @pytest.mark.parametrize(("backend", "mode"), [("tf", "async"), ("tf", "sync"), ("torch", "async")])
-def test_every_backend_and_mode(hosts, tmp_path, backend, mode):
+def test_ssh_runs_every_backend_and_mode(hosts, tmp_path, backend, mode):
     with run(hosts, tmp_path, "--backend", backend, "--mode", mode, "--steps", "20", "--json") as remote:
         assert remote.wait(120) == 0, remote.stderr()
         assert json.loads(remote.stdout())["steps"] == 20

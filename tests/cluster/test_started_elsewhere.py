@@ -151,7 +151,7 @@ def test_interrupt_while_waiting_for_nodes_ends_run(tmp_path, number):
 
 
 @pytest.mark.thorough
-def test_a_wrong_secret_is_turned_away(tmp_path):
+def test_wrong_secret_is_refused(tmp_path):
     """The stranger ends with 2; the run continues to wait for the right one, and works."""
     port = free_ports(1)
     shared = environment()

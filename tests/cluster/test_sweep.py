@@ -37,7 +37,7 @@ def states(out):
 
 
 @pytest.mark.slow
-def test_a_run_for_each_point_and_none_twice(tmp_path):
+def test_sweep_runs_each_point_once(tmp_path):
     done = sweep(tmp_path, "--grid", "batch_size=16,32", "--repeats", "2", "--epochs", "1", "--json", "--quiet")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -114,7 +114,7 @@ def test_sweep_point_without_run_directory_has_command_output(tmp_path):
 
 @pytest.mark.thorough
 @pytest.mark.faults
-def test_killed_then_interrupted_then_finished(tmp_path):
+def test_sweep_killed_and_interrupted_is_finished(tmp_path):
     """The sweep is killed in its first point and interrupted in the second; both resume."""
     epochs = 100
     arguments = ["sweep", "--backend", "toy", "--no-tensorboard", "--out", str(tmp_path), "--name", "s", "--grid", "batch_size=32,24"]

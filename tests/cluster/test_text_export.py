@@ -89,7 +89,7 @@ def translations(rows):
 
 @pytest.mark.slow  # both frameworks export a search, half a minute of a core
 @pytest.mark.parametrize("name", FORMATS)
-def test_the_readmes_code_translates_without_trainer(translated, name):
+def test_text_export_readme_code_translates(translated, name):
     printed, together, alone, text = translated[name]
     assert printed == [text]
     assert all(row for row in translations(alone))
@@ -98,12 +98,12 @@ def test_the_readmes_code_translates_without_trainer(translated, name):
 
 
 @pytest.mark.slow
-def test_both_formats_are_one_model(translated):
+def test_text_export_formats_translate_equally(translated):
     assert translations(translated["torch"][2]) == translations(translated["savedmodel"][2])
 
 
 @pytest.mark.thorough
-def test_figures_are_claimed_of_the_weights_that_were_evaluated(run, tmp_path):
+def test_text_export_figures_are_of_evaluated_weights(run, tmp_path):
     def described(name, *options):
         trainer("export", run, "--format", "safetensors", "-o", tmp_path / name, *options)
         description = json.loads((tmp_path / name / "model.json").read_text())

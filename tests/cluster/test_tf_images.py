@@ -29,7 +29,7 @@ RESUMED = {
 
 @pytest.mark.slow  # of the torch backend without this marker, and of logistic regression in the conformance suite
 @pytest.mark.parametrize("name", RESUMED)
-def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(tmp_path, name):
+def test_tf_resumed_run_is_bit_identical(tmp_path, name):
     """Trained without a break, and by fresh processes from the state in its middle."""
     options = {**RESUMED[name], "deterministic": True}
     for phase in ("whole", "resumed"):

@@ -272,7 +272,7 @@ def test_staleness_and_counts_by_hand(tmp_path):
 
 
 @pytest.mark.slow  # without the marker tests/unit/test_lost_workers.py has workers die at several servers
-def test_two_servers_and_a_death(tmp_path):
+def test_two_servers_with_killed_worker_apply_each_update_once(tmp_path):
     """Two workers on two shards: every planned update once, evaluation and state are right.
 
     A killed worker disturbs nobody.

@@ -53,7 +53,7 @@ def resumed(tmp_path_factory):
 
 @pytest.mark.slow  # the conformance suite has one of logistic regression without this marker
 @pytest.mark.parametrize("name", RESUMED)
-def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(resumed, name):
+def test_torch_resumed_run_is_bit_identical(resumed, name):
     folder = resumed(name)
     with np.load(folder / f"{name}-whole.npz") as whole, np.load(folder / f"{name}-resumed.npz") as again:
         assert len(whole["losses"]) == 4

@@ -94,7 +94,7 @@ def test_run_with_arguments_resumes_and_is_evaluated(backend, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_async_workers_learn_it(precision, tmp_path):
+def test_transformer_async_workers_learn(precision, tmp_path):
     job = {"model": "transformer:tiny", "data": "reversed", "optimizer": "adam", "lr": 1e-3, "warmup_steps": 20, "epochs": 3, "threads": 1}
     for backend in ("tf", "torch"):
         run = run_job(tmp_path, backend=backend, mode="async", procs_per_node=2, precision=precision, batch_size=16, **job)

@@ -76,7 +76,7 @@ def test_update_options_change_the_weights(runs):
 
 
 @pytest.mark.thorough
-def test_the_average_is_what_was_evaluated(runs):
+def test_ema_weights_are_evaluated(runs):
     """Also by a process that only reads the checkpoint, which also has the trained weights."""
     path = str(runs(("tf", "async")).path)
     recorded = runs(("tf", "async")).evals[-1].loss

@@ -166,7 +166,7 @@ def test_cpu_quota_holds_from_the_first_instruction(groups: Path) -> None:
     assert not group.exists()
 
 
-def test_the_process_is_the_program_itself(three: VirtualNetwork, tmp_path: Path) -> None:
+def test_virtual_node_process_is_the_program(three: VirtualNetwork, tmp_path: Path) -> None:
     program = "import os, signal, sys; print(os.getpid(), os.getppid(), os.getcwd(), os.environ['MARK'], len(os.listdir('/proc/self/fd')))"
     process = three.popen(0, [*PYTHON, "-c", program], stdout=subprocess.PIPE, text=True, cwd=tmp_path, env={"MARK": "seen"})
     written, _ = process.communicate(timeout=30)
@@ -213,7 +213,7 @@ def test_virtual_network_close_removes_everything(mark: str) -> None:
         network.popen(0, ["true"])
 
 
-def test_a_killed_holder_is_noticed_and_costs_no_node(groups: Path) -> None:
+def test_killed_holder_is_noticed_and_nodes_survive(groups: Path) -> None:
     with VirtualNetwork(2, None, lambda _: 1.0) as network, VirtualNetwork(2, None, lambda _: 1.0) as another:
         os.kill(network.holder_pid, signal.SIGKILL)
         sink = start_sink(network, 0, 1)
@@ -291,7 +291,7 @@ def os_session(pid: int) -> int:
         return -1
 
 
-def test_a_later_run_sweeps_what_a_killed_holder_left(groups: Path) -> None:
+def test_later_run_removes_leftovers_of_killed_holder(groups: Path) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
     stale = groups / f"crosstrain-{os.stat('/proc/self/ns/pid').st_ino}-{ended.pid}-1-2-node0"

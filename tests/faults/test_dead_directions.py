@@ -74,7 +74,7 @@ slow = pytest.mark.slow
     ],
 )
 @pytest.mark.parametrize("case", [0, pytest.param(1, marks=slow), pytest.param(2, marks=slow), pytest.param(3, marks=slow)])
-def test_the_node_that_is_cut_off_is_named_in_time(tmp_path, seed, backend, exchange, case):
+def test_cut_off_node_is_named_in_time(tmp_path, seed, backend, exchange, case):
     dead, message = drawn(seed + case)
     with started(tmp_path, backend, exchange) as run:
         begun(run, tmp_path)
@@ -128,7 +128,7 @@ def test_dead_direction_below_timeout_does_not_end_run(tmp_path, seed):
 
 
 @pytest.mark.slow
-def test_a_slow_link_that_is_full_is_not_dead(tmp_path):
+def test_saturated_slow_link_does_not_end_run(tmp_path):
     """Its steps take several times the timeout, without any message of a task."""
     more = ["--model", "cnn", "--bandwidth", "20kbit", "--start-timeout", "600", "--stall-timeout", "600", "--node-timeout", "3"]
     with started(tmp_path, "torch", "native", *more, "--steps", "1") as run:

@@ -160,7 +160,7 @@ def test_a_killed_agent_fails_the_run_and_leaves_nothing(tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_frozen_task_is_a_stall(tmp_path):
+def test_frozen_task_stalls_run(tmp_path):
     with start(tmp_path, "toy", "sync", "--stall-timeout", "3") as run:
         training(run, tmp_path)
         os.kill(task_pid(run, tmp_path, "worker-2"), signal.SIGSTOP)

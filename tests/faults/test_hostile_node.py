@@ -37,7 +37,7 @@ def peak_bytes(pid):
 @pytest.mark.parametrize(
     "attack", [pytest.param(name, marks=pytest.mark.slow if name in LIKE_ANOTHER else ()) for name in hostile_node.ATTACKS]
 )
-def test_a_node_that_attacks_is_cut_off_and_named(tmp_path, attack):
+def test_attacking_node_is_disconnected_and_named(tmp_path, attack):
     job = ["run", "--backend", "toy", "--nodes", "2", "--epochs", "1000000", "--eval-every", "end", "--stall-timeout", "3"]
     job += ["--sample-interval", "0.2", "--rendezvous", f"127.0.0.1:{free_ports(1)}", "--out", str(tmp_path), "--name", "run"]
     secret = {"TRAINER_SECRET": secrets.token_hex(16)}

@@ -215,7 +215,7 @@ class Broken:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("answer", "words"), [(ValueError("no idea"), "no idea"), (None, "decided None")])
-def test_a_policy_that_fails_hides_nothing(tmp_path, answer, words):
+def test_failing_restart_policy_is_logged_and_cause_kept(tmp_path, answer, words):
     kill_when(tmp_path / "run", trains)
     with pytest.raises(RunFailedError, match="worker-1"):
         train(tmp_path, "run", Broken(answer), steps=10**9)
@@ -226,6 +226,6 @@ def test_a_policy_that_fails_hides_nothing(tmp_path, answer, words):
     )
 
 
-def test_a_restart_lies_ahead():
+def test_restart_with_negative_delay_is_refused():
     with pytest.raises(ValueError, match="-5 seconds"):
         Restart(-5.0)

@@ -77,7 +77,7 @@ def ended(tmp_path_factory):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("hangs", ["sleeps", "locks"])
-def test_a_task_that_hangs_is_named_with_its_line(ended, hangs):
+def test_hanging_task_is_named_with_its_line(ended, hangs):
     folder, done = ended[hangs]
     assert done.returncode == 1, done.stderr
     message = done.stderr.splitlines()[-1]
@@ -96,7 +96,7 @@ def test_a_task_that_hangs_is_named_with_its_line(ended, hangs):
 
 
 @pytest.mark.slow
-def test_an_async_worker_that_hangs_is_named_with_its_line(tmp_path):
+def test_hanging_async_worker_is_named_with_its_line(tmp_path):
     """While the others train, or after their work: the chief or the driver notices it."""
     prelude = """
     import os

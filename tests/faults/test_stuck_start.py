@@ -57,7 +57,7 @@ def ended(request, tmp_path_factory):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("case", CASES)
-def test_a_warm_up_that_never_ends_is_ended_and_named(ended, case):
+def test_endless_warm_up_ends_run_and_is_named(ended, case):
     backend, results = ended
     done, path = results[case]
     assert done.returncode == 1, done.stderr
