@@ -18,10 +18,10 @@ PAIRS = {"": 20_000, ".test": 8}
 """Behind the files' prefix, and how many. The test split is short: every run ends with its translation, which the clock does not see."""
 
 WORDS = 12_000
-"""Of each language. The frequent ones become one piece of the vocabulary, the others two or three."""
+"""Words of each language. The frequent ones become one piece of the vocabulary, the others two or three."""
 
 MEDIAN_WORDS, SPREAD, MAX_WORDS = 17.0, 0.6, 70
-"""Of a source sentence; SPREAD is the standard deviation of the logarithms. In pieces that is a mean of about 25 and at most about 100."""
+"""Words of a source sentence; SPREAD is the standard deviation of the logarithms. In pieces: mean about 25, maximum about 100."""
 
 TARGET_SPREAD = 0.15
 """Standard deviation of how many times as long as its source a target is, around 1."""

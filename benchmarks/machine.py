@@ -12,7 +12,7 @@ from crosstrain.monitor.host import describe_host
 
 PACKAGES = ("crosstrain", "tensorflow", "keras", "torch", "torchvision", "lightning", "accelerate", "transformers", "ctranslate2", "numpy")
 BUSY_LOAD = 0.5
-"""More runnable processes than this before the first run, and somebody else uses the machine."""
+"""With more runnable processes before the first run, other programs use the machine."""
 
 
 def describe(network: str, threads: int | None) -> dict[str, Any]:

@@ -24,7 +24,7 @@ UNITS: Mapping[Figure, tuple[str, float]] = {
     "padding_share": ("of positions", 1),
     "exchange_seconds": ("s", 1),
 }
-"""How a figure is shown: its unit, and what that is of the figure's own."""
+"""Unit of a figure in tables, and its size in the figure's own unit."""
 HEADER = ("row", "unit", "ours", "peer", "ratio", "target", "met")
 
 

@@ -33,8 +33,8 @@ for unused in ("TRAINER_CALIBRATE", "TRAINER_TENSORBOARD"):  # shorter runs; tes
     os.environ.setdefault(unused, "false")
 _NO_OWN_FILE = tempfile.TemporaryDirectory(prefix="crosstrain-test-config-")  # removed when this process ends
 os.environ["XDG_CONFIG_HOME"] = _NO_OWN_FILE.name  # the user's own options are not for tests
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # runs of several tests share the cores: what waits must not keep one busy
-os.environ.setdefault("CROSSTRAIN_TEST_MARK", "none")  # on whatever is started without a mark of its own; see processes.py
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # runs of several tests share the cores: waiting must not keep one busy
+os.environ.setdefault("CROSSTRAIN_TEST_MARK", "none")  # on processes without another mark; see processes.py
 os.environ.setdefault(SEED_VARIABLE, str(secrets.randbits(32)))  # one for all processes of a session
 
 GATE, MACHINE = Path(__file__), Path(__file__).with_name("processes.py")
@@ -47,7 +47,7 @@ TOGETHER = "test_*.py"
 """Files whose tests share processes. Others (``*_checks.py``) have one to themselves, into which they import a framework."""
 
 DURATIONS = Path(__file__).with_name("durations.json")
-"""Seconds that tests took when `--record-durations` last measured them, and by files and classes the longest fixture set-up.
+"""Durations of tests when `--record-durations` last measured them, and by files and classes the longest fixture set-up.
 
 Times below `RECORDED_SECONDS` are omitted.
 """
@@ -65,7 +65,7 @@ HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signa
 
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell's background job is started so, and whatever the tests start would inherit it: Ctrl-C would do nothing.
+    # A shell's background job ignores SIGINT, which processes of tests would inherit: Ctrl-C would do nothing.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -122,7 +122,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     measured, seconds = json.loads(DURATIONS.read_bytes()), Counter[str]()
     if (limit := config.getoption("shorter_than")) is not None:
-        longest = Counter[str]()  # of the cases of a test: they may share what the first of them computes
+        longest = Counter[str]()  # of the cases of a test: they may share the results of the first
         for item in items:
             longest[_test(item)] = max(longest[_test(item)], measured.get(item.nodeid, 0.0), measured.get(_scope(item.nodeid), 0.0))
         config.hook.pytest_deselected(items=[item for item in items if longest[_test(item)] > limit])

@@ -85,7 +85,7 @@ def killed(module, mutation, seed, tree):
     link.parent.mkdir(exist_ok=True)
     link.unlink(missing_ok=True)
     link.symlink_to("..")
-    shutil.rmtree(tree / ".hypothesis", ignore_errors=True)  # what one mutant failed on is no example for the next
+    shutil.rmtree(tree / ".hypothesis", ignore_errors=True)  # failures of a mutant are no examples for the next
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--hypothesis-seed", str(seed)]
     command += ["-m", "not slow and not clusters", *tests]
     try:

@@ -20,7 +20,7 @@ HUB = "10.99.0.254"
 """The address of the hosts' bridge."""
 
 FOLDER = Path("/tmp/ray")
-"""Where Ray keeps what it needs; paths of sockets have to be short."""
+"""Folder of Ray's files; paths of sockets have to be short."""
 
 RAY = (sys.executable, "-m", "ray.scripts.scripts")
 """The command `ray` of this environment."""

@@ -17,7 +17,7 @@ from ..processes import Group, MeasurementError, environment
 RANKS = Path(__file__).parent / "ranks"
 
 ADDERS = {"direct": "mesh.py", "gloo": "gloo.py", "TensorFlow": "tf_ring.py"}
-"""Who adds up, by the name that tables give."""
+"""All-reduce implementations by the names in tables."""
 
 
 def run_ranks(

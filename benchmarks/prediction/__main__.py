@@ -37,7 +37,7 @@ BANDWIDTHS = ("100mbit", "300mbit", "1gbit")
 TIMEOUT_SECONDS = 300.0
 
 MAX_FOREIGN_CORES = 0.15
-"""What others may use of the machine during a run, the system's own work among them."""
+"""Maximum usage by other programs during a run, including the system's own work."""
 
 TRIES = 4
 

@@ -164,7 +164,7 @@ def _ray_train(folder: Path) -> Iterator[Trained]:
             place += [f"--node-ip-address={network.addresses[node]}", "--num-cpus=2", f"--object-store-memory={RAY_STORE_BYTES}"]
             place += [f"--temp-dir={folder}/{node}", "--disable-usage-stats"]
             start(f"ray-{node}", node, "ray.scripts.scripts", "start", "--block", *place)
-            output = folder / f"ray-{node}.out"  # one after another: each gives up where its own processes take 15 s to start
+            output = folder / f"ray-{node}.out"  # sequential: each fails if its processes take 15 s to start
             _wait(lambda output=output: "Ray runtime started" in output.read_text(), f"node {node} of the Ray cluster")
         options = ["--folder", str(folder), "--address", head, "--nodes", str(NODES), "--checkpoint-every", str(CHECKPOINT_EVERY)]
         start("driver", 0, "benchmarks.recovery.ray_train_script", *options)
@@ -215,7 +215,7 @@ def measured(name: str) -> Recovery:
     """Return one repeat of a contestant."""
     with tempfile.TemporaryDirectory() as place, CONTESTANTS[name](Path(place)) as trained:
         _wait(lambda: trained.step() >= KILL_AFTER_STEPS, f"{KILL_AFTER_STEPS} updates of {name}", START_SECONDS)
-        time.sleep(3.0)  # so that what a start leaves to do is done: spare processes have loaded
+        time.sleep(3.0)  # the start is complete: spare processes have loaded
         memory, victim = _memory(), trained.victim()
         os.kill(victim, signal.SIGKILL)
         began = time.monotonic()
@@ -242,7 +242,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", choices=[*CONTESTANTS], action="append", help="these alone; may be repeated")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what was started is ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that started processes are ended
     recoveries: dict[str, list[Recovery]] = {name: [] for name in options.only or CONTESTANTS}
     for repeat in range(options.repeats):
         for name, results in recoveries.items():

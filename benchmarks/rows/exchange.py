@@ -19,7 +19,7 @@ LOGREG_STEPS = 12_000
 """Three times as many updates as by the frameworks' collectives take about as long."""
 
 ALEXNET_PARAMETERS = 61_100_840
-"""What an update exchanges, 4 bytes each."""
+"""Parameters that an update exchanges, 4 bytes each."""
 
 RING = Reference(
     2 * (NODES - 1) / NODES * 4 * ALEXNET_PARAMETERS / LINK_BYTES_PER_SECOND, "2 (n − 1) / n of the bytes at the speed of the link"

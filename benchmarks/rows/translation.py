@@ -34,7 +34,7 @@ BASE = replace(TINY, model="transformer:base", batch_tokens=512, warmup=2, fewes
 TINY_STEPS, BASE_STEPS = 50, 10
 
 TINY_OPTIONS, BASE_OPTIONS = (*WITHOUT_STATE, "--steps-per-call", "10"), (*WITHOUT_STATE, "--steps-per-call", "2")
-"""A result after so many steps, so that the clock can start after the warm-up."""
+"""Steps between results, so that the clock can start after the warm-up."""
 
 BY_HAND = {
     "torch": ("translation/torch_transformer.py", ("by hand", "nn.Transformer")),
@@ -46,7 +46,7 @@ TRAINERS, TRAINERS_REPEATS = (
     {"Lightning": "translation/torch_transformer_lightning.py", "MarianMT": "translation/torch_marian_trainer.py"},
     3,
 )
-"""What a user would pick, and how often it is measured at most: it is far behind."""
+"""Trainers that a user would pick, and their maximum number of repeats: they are far behind."""
 
 
 def _by_hand(backend: Backend, name: str, scene: str, steps: int, *, exact: bool) -> dict[str, Contestant]:
@@ -95,7 +95,7 @@ RING = Reference(2 * (NODES - 1) / NODES * 4 * BASE_PARAMETERS / LINK_BYTES_PER_
 """Each node sends and receives 2 (n − 1) / n times the bytes of the gradients (Patarasuk and Yuan 2009)."""
 
 EXCHANGES: dict[str, tuple[str, ...]] = {"": (), "-direct": ("--exchange", "direct")}
-"""What an exchange's row is called by, and its options."""
+"""Suffixes of the rows of exchanges, and their options."""
 
 NETWORK: dict[str, Contestant] = {
     f"{backend} base ×3{named}": Ours(

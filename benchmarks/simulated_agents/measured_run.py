@@ -36,7 +36,7 @@ MAX_START_SECONDS = 300.0
 MAX_END_SECONDS = 120.0
 
 SETTLED_FRACTION = 0.1
-"""Of the training, at its beginning and its end, in which the driver is not measured."""
+"""Fraction of the training at each end in which the driver is not measured."""
 
 _ENTRY_POINTS = """[crosstrain.backends]
 simulated = benchmarks.simulated_agents.backend:BACKEND

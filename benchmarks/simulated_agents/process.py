@@ -27,10 +27,10 @@ from crosstrain.launch.launchers.rendezvous import apply_membership
 from .agent import SimulatedAgent, Timers, described_host, sample_of_this_process
 
 LOADED = "loaded"
-"""What a process prints when it is about to join: loading Python many times over on one machine is no part of a cluster's start."""
+"""Printed by a process that is about to join: loading Python many times on one machine is not part of a start."""
 
 JOINING_AT_A_TIME = 32
-"""Of each process: real nodes join at the same moment."""
+"""Concurrent joins of each process: real nodes join at the same moment."""
 
 
 class Connection:
@@ -54,7 +54,7 @@ class Connection:
             self.outgoing.flush()
         if events & selectors.EVENT_READ:
             self.incoming.fill()
-        while (message := self.incoming.next()) is not None:  # also what was read with the welcome
+        while (message := self.incoming.next()) is not None:  # also messages read with the welcome
             self.agent.hear(message[0])
         return self.agent.exit_code is None and not self.incoming.ended
 

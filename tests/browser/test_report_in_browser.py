@@ -196,7 +196,7 @@ def test_a_page_is_a_few_screens_long(browser, pages, name, screens):
     browser.open(pages[name])
     assert browser.run("return document.documentElement.scrollHeight") <= screens * 800
     first = browser.run("return document.querySelector('.best').getBoundingClientRect().bottom")
-    assert first < 250  # the answer is what the eye first meets
+    assert first < 250  # the answer comes first
 
 
 def test_page_link_to_closed_section_opens_it(browser, pages):

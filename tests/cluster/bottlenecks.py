@@ -84,4 +84,4 @@ def _convolutions(rng: random.Random, batch: tuple[int, int]) -> Options:
 
 
 CAUSES: Mapping[str, Callable[[random.Random, str], Options]] = {"network": _link, "peers": _slow_node, "data": _data, "compute": _compute}
-"""What holds a run back, by the verdict that names it, and the function (random numbers, mode) → options that makes such a run."""
+"""Bottlenecks by their verdicts, and the function (random numbers, mode) → options that makes such a run."""

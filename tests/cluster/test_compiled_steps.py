@@ -203,7 +203,7 @@ def test_compile_uneven_slices_compile_before_clock_starts(tmp_path):
     assert relative_difference(compiled.losses, plain.losses) <= 1e-5
     assert compiled.summary["run_seconds"] < compiled.summary["init_seconds"]
     slowest = max(record.seconds for record in RunReader(compiled.path).steps())
-    assert slowest < 2.0  # what a compilation takes longer than
+    assert slowest < 2.0  # less than any compilation takes
 
 
 @pytest.mark.thorough

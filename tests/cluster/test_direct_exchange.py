@@ -19,7 +19,7 @@ pytestmark = pytest.mark.cluster
 
 BACKENDS = ("torch", "tf")
 LARGE = {"model": "cnn", "data": "glyphs", "global_batch_size": 12, "steps": 6, "optimizer": "adam", "lr": 1e-3, "eval_every": "end"}
-"""Of 1.7 million parameters: their gradients travel in shares, and in several buckets."""
+"""A model of 1.7 million parameters: gradients are sent in shares, and in several buckets."""
 
 OTHERS = {
     "accumulated, clipped": {"accumulate": 2, "clip_norm": 0.5},

@@ -20,7 +20,7 @@ from crosstrain.launch.virtual.network import possible
 
 SEED = int(os.environ["CROSSTRAIN_TEST_SEED"])
 MAX_OTHERS = 0.3
-"""Of all cores. The limits drawn leave less than that over; with more, other programs decide what a quick node gets."""
+"""Fraction of all cores. The drawn limits leave less than that; with more, other programs decide what a quick node gets."""
 
 COMBINATIONS = [(backend, mode) for backend in ("tf", "torch") for mode in ("sync", "async")]
 

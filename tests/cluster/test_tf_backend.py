@@ -226,7 +226,7 @@ def stop_a_worker(cluster, chosen):
     results = cluster.train(chosen[0])
     before = cluster.ask("version")
     worker.send_signal(signal.SIGSTOP)
-    time.sleep(0.02)  # what had left the worker arrives
+    time.sleep(0.02)  # messages that had left the worker arrive
     cluster.send("version")
     for plan in chosen[1:]:
         cluster.send_plan(plan)
@@ -234,7 +234,7 @@ def stop_a_worker(cluster, chosen):
     try:
         while len(answers) < len(chosen):
             answers.append(cluster.read(5))
-        time.sleep(0.5)  # the other worker finishes what is outstanding
+        time.sleep(0.5)  # the other worker finishes the outstanding steps
         after = cluster.ask("version")
         counted = after - answers[0], after - before
     except queue.Empty:

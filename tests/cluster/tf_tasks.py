@@ -149,7 +149,7 @@ def taken_main(scenario):
 
 
 def late_main(scenario):
-    BACKEND.probe()  # the import is not what is timed
+    BACKEND.probe()  # the import is not timed
     began = time.monotonic()
     with pytest.raises(RunFailedError, match="start_timeout"):
         open_task("worker-0", Job(backend="tf", nodes=2, start_timeout=2), scenario["port"] + 10)

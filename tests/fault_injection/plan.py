@@ -61,7 +61,7 @@ KILLS = ("worker", "chief", "ps", "agent", "driver")
 """Processes that are killed (SIGKILL). The chief of a sync run is rank 0."""
 
 KINDS = (*KILLS, "pause-task", "pause-agent", "pause-driver", "stop-task", "stop-agent", "cut", "reset")
-"""What is done. pause: SIGSTOP for 5 s; stop: for ever; cut: a node's link is down for 3 s; reset: its connections are."""
+"""Kinds of faults. pause: SIGSTOP for 5 s; stop: for ever; cut: a node's link is down for 3 s; reset: its connections are."""
 
 PER_RUN = 5
 """Faults of one run; the death of the driver is a run of its own."""

@@ -22,7 +22,7 @@ from .watched import Watched
 RUN_SECONDS = 600.0
 MAX_ACCURACY_APART = 0.02
 LASTS_SECONDS = {"pause-task": 7, "pause-agent": 7, "pause-driver": 7, "cut": 6, "reset": 3}
-"""How long after a fault that need not end anything a restart for it is awaited."""
+"""Seconds to wait for a restart after a fault that needs none."""
 
 
 def undisturbed(combination: Combination, folder: Path) -> Path:
@@ -102,7 +102,7 @@ def _inject(fault: Fault, watched: Watched, run: MarkedRun, *, workers_rejoin: b
     again = watched.wait(lambda: came() or run.process.poll() is not None, 90)
     blamed = "" if done.blamed in cause else f"blamed was: {cause}"
     if alone and not came() and run.process.poll() is not None:
-        return _outcome(blamed, done.victim, noticed, None)  # the others have come to the end before it was back
+        return _outcome(blamed, done.victim, noticed, None)  # the others reached the end before it was back
     if again is None or not came():
         return _outcome(f"noticed ({cause}), and did not continue: {run.stderr()[-500:]}", done.victim, noticed, None)
     size = (watched.path / "steps.jsonl").stat().st_size

@@ -12,7 +12,7 @@ import pytest
 from crosstrain.conformance.runs import run_job, trainer
 
 MAX_OTHERS = 0.1
-"""Of all cores: with more in use, a run alone is none."""
+"""Fraction of all cores: with more in use, a run is not alone."""
 
 pytestmark = [
     pytest.mark.faults,

@@ -28,7 +28,7 @@ def either_way(way, monkeypatch):
 
 
 READ = pytest.mark.parametrize("way", ["read", pytest.param("sent", marks=pytest.mark.slow)])
-"""Where the driver's files decide: how it came by what it writes makes little difference."""
+"""Cases that depend on the driver's files: the origin of its data makes little difference."""
 
 
 def endless(path, *more):

@@ -187,7 +187,7 @@ def test_interrupted_save_uses_reserved_space_after_refusal(disk):
 def test_run_with_successful_last_save_has_not_failed(disk):
     """Failed saves before it do not matter."""
     filler = disk / "filler"
-    filler.write_bytes(bytes(9 << 20))  # what is left is no room for a checkpoint, and room for records
+    filler.write_bytes(bytes(9 << 20))  # the rest has room for records, but not for a checkpoint
     path = disk / "run"
     options = ["--backend", "toy", "--no-tensorboard", "--quiet", "--name", "run", "--out", str(disk), "--eval-every", "end"]
     with MarkedRun(["run", *options, "--steps", "20000", "--checkpoint-every", "2000steps"], disk) as process:

@@ -39,7 +39,7 @@ def test_failed_run_is_notified_and_address_not_recorded(tmp_path):
     with web_server() as (port, posted), MarkedRun(command(tmp_path, port, *options), tmp_path) as run:
         path = tmp_path / "run"
         kill_when(path, trains).join()
-        assert run.wait(20) == 1  # whatever the command has ended with
+        assert run.wait(20) == 1  # regardless of the exit code of the command
         (document,) = documents(posted)
         assert run.alive() == []
     status = json.loads((path / "status.json").read_text())

@@ -130,7 +130,7 @@ def test_resize_lost_unused_node_changes_nothing(tmp_path):
 
     def lose_another_and_then_a_task():
         agent(2).kill()
-        time.sleep(0.5)  # the driver has heard of it by then, and trains on
+        time.sleep(0.5)  # the driver has noticed it by then, and trains on
         kill_when(path, trains, "worker-0")
 
     kill_when(path, trains)

@@ -150,7 +150,7 @@ def test_failure_during_interrupted_save_does_not_restart(tmp_path):
     def act():
         victim = pids(path, "worker-1")[-1]
         os.kill(victim, signal.SIGSTOP)
-        time.sleep(0.5)  # what had been sent is done, or waits for this worker
+        time.sleep(0.5)  # sent steps are done, or wait for this worker
         interrupt()
         time.sleep(0.5)
         os.kill(victim, signal.SIGKILL)

@@ -31,7 +31,7 @@ TENSORS = {
 """Elements of gradients from the first layer to the last: AlexNet's 244 MB, most of them in three layers; and 64 layers of 1 MiB."""
 
 WORK_SHARES = {"alexnet": (0.11, 0.0, 0.3, 0.0, 0.16, 0.0, 0.2, 0.0, 0.14, 0.0, 0.05, 0.0, 0.03, 0.0, 0.01, 0.0), "layers": (1 / 64,) * 64}
-"""What part of a backward pass each takes: of AlexNet about as its layers' multiplications."""
+"""Fractions of a backward pass: for AlexNet about as its layers' multiplications."""
 
 Make = Callable[[], tuple[Callable[[int], None], int]]
 """Makes a function that repeats the work, with the current constants, and the number of repeats of a try."""

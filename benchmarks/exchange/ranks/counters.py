@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 MARK = b"all-reduce"
-"""What is written before and after each counted all-reduce, so that a trace of system calls can be cut there."""
+"""Written before and after each counted all-reduce, to split a trace of system calls there."""
 
 WARM_UP = 50
 

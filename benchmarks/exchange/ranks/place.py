@@ -16,7 +16,7 @@ from crosstrain.core.cluster import Cluster, Task, TaskSpec
 from crosstrain.core.process import die_with_parent
 
 WORK_BYTES, MAX_ITERATIONS = 64 << 20, 200
-"""An all-reduce is repeated until it has moved about so many bytes, and so often at most."""
+"""An all-reduce is repeated until it has moved about this many bytes, up to a maximum."""
 
 WARM_UP = 10
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from workload import Timer, Workload, read_workload
 
 CONVOLUTIONS = ((4, "VALID", True), (1, "SAME", True), (1, "SAME", False), (1, "SAME", False), (1, "SAME", True))
-"""Stride, padding, and whether a pool follows, of each. The first one's input is padded beforehand: explicit paddings, which `conv2d` would
+"""Stride, padding and following pool of each layer. The first one's input is padded beforehand: explicit paddings, which `conv2d` would
 take, leave the fast kernels (measured: in bfloat16 more than ten times slower)."""
 
 

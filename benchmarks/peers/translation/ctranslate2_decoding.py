@@ -17,7 +17,7 @@ from text_batches import positions
 from workload import Timer, Workload, read_workload
 
 SPECIAL = ("<blank>", "<s>", "</s>", "<unk>")
-"""What CTranslate2 calls the first four pieces."""
+"""CTranslate2's names of the first four pieces."""
 
 EPSILON = 1e-6
 

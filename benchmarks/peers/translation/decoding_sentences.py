@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from workload import Workload
 
 SENTENCES, LENGTH, SOURCE_LENGTH = 32, 50, 25
-"""Of a step, and the pieces of a translation and of a sentence."""
+"""Sentences of a step, pieces of a translation and of a sentence."""
 
 
 def sentences(work: Workload) -> list[NDArray[np.integer]]:
