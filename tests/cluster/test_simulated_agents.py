@@ -1,4 +1,4 @@
-"""Twenty nodes whose agents are simulated: the driver takes them for real ones, from their joining to their end."""
+"""Twenty nodes with simulated agents: the driver handles them like real ones."""
 
 import pytest
 
