@@ -345,5 +345,5 @@ def _state(text: str) -> str:
 
 
 STATES = ("starting", "running", "succeeded", "failed", "interrupted")
-State = Annotated[str, AfterValidator(_state)]
+State = Annotated[str, AfterValidator(_state), msgspec.Meta(pattern=rf"\A(?:{'|'.join(STATES)})\Z")]
 Moment = Annotated[str, Field(max_length=100), AfterValidator(_moment)]

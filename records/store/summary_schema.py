@@ -214,14 +214,21 @@ class Summary(JsonObject):
     per_node: Annotated[list[NodeSummary], Field(max_length=MAX_NODES)]
 
     @model_validator(mode="after")
-    def _numbered(self) -> Self:
-        rates = training_rates(vars(self), [vars(node) for node in self.per_node])
-        for number, (node, own) in enumerate(zip(self.per_node, rates, strict=True)):  # in node order
-            node.node = number
-            for name, rate in own.items():
-                if getattr(node, name) is None:  # missing in earlier releases
-                    setattr(node, name, rate)
+    def _complete_nodes(self) -> Self:
+        complete_nodes(vars(self), [vars(node) for node in self.per_node])
         return self
+
+
+MODELS_WITH_METRICS = {"eval": _Evaluation, "best_eval": _Evaluation, "translated": _Translated}  # by field of the summary
+
+
+def complete_nodes(summary: Mapping[str, Any], nodes: Sequence[dict[str, Any]]) -> None:
+    """Number the nodes of a summary, and add their training rates where earlier releases did not write them."""
+    for number, (node, rates) in enumerate(zip(nodes, training_rates(summary, nodes), strict=True)):
+        node["node"] = number
+        for name, rate in rates.items():
+            if node[name] is None:
+                node[name] = rate
 
 
 def training_rates(summary: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> list[dict[str, float | None]]:

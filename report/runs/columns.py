@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from ...core.errors import UsageError
@@ -189,6 +190,8 @@ COLUMNS: tuple[Column, ...] = (
 FIGURES: tuple[str, ...] = tuple(one.key for one in COLUMNS)  # keys of every row, in order
 # Figures that depend on CPU contention: all of work, but not memory.
 TIMED_FIGURES = frozenset(one.key for one in COLUMNS if one.group in WORK and one.show is not bytes_text)
+_PATHS = tuple((column.key, column.path, column.of_node) for column in COLUMNS)
+_COMPUTED = {column.key: column.of for column in COLUMNS if column.of is not None}
 _OF_METRICS = ("eval_", "best_eval_", "end_")
 _BESIDE_SCORES = frozenset(("split", "step", "sentences", "signature", "seconds"))  # other keys of a summary's final translation
 
@@ -201,7 +204,8 @@ def figure_type(name: str) -> Any:
 
 def metric_figures(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the keys of rows that are not in `FIGURES`: further metrics, each once, in order."""
-    return list(dict.fromkeys(name for row in rows for name in row if name not in FIGURES and name.startswith(_OF_METRICS)))
+    names = dict.fromkeys(chain.from_iterable(rows))
+    return [name for name in names if name not in FIGURES and name.startswith(_OF_METRICS)]
 
 
 def metrics_of(evaluation: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -218,8 +222,8 @@ def metrics_at_the_end(summary: Mapping[str, Any]) -> dict[str, Any]:
 def row(summary: Mapping[str, Any]) -> dict[str, Any]:
     """Return a summary as a flat row; ``node_`` figures are lists in node order."""
     nodes = summary["per_node"]
-    flat = {one.key: [reach(node, one.path) for node in nodes] if one.of_node else reach(summary, one.path) for one in COLUMNS}
-    flat |= {one.key: one.of(flat) for one in COLUMNS if one.of is not None}
+    flat = {key: [reach(node, path) for node in nodes] if of_node else reach(summary, path) for key, path, of_node in _PATHS}
+    flat |= {key: compute(flat) for key, compute in _COMPUTED.items()}
     for kind in ("eval", "best_eval"):
         flat.update({f"{kind}_{name}": value for name, value in metrics_of(summary.get(kind)).items()})
     return flat | {f"end_{name}": value for name, value in metrics_at_the_end(summary).items()}
@@ -229,7 +233,7 @@ def reach(value: Any, path: Sequence[str]) -> Any:
     """Return the value at a path of keys; None if null or missing."""
     for name in path:
         if value is None:
-            return None
+            break
         value = value.get(name)
     return value
 

@@ -45,7 +45,7 @@ def check_readable(path: Path) -> None:
 
 def is_run(path: Path) -> bool:
     """Return whether a folder has ``job.json`` or ``status.json``."""
-    return os.path.isfile(path / "status.json") or os.path.isfile(path / "job.json")
+    return os.path.isfile(f"{path}/status.json") or os.path.isfile(f"{path}/job.json")
 
 
 def find_sweep(text: str, out: Path) -> Path | None:
@@ -73,9 +73,13 @@ def run_names(out: Path, passed_over: list[Path] | None = None) -> Iterator[str]
 def _folders(path: Path) -> list[str]:
     try:
         with os.scandir(path) as entries:
-            return [entry.name for entry in entries if not entry.name.startswith(".") and os.path.isdir(path / entry.name)]
+            return [entry.name for entry in entries if not entry.name.startswith(".") and _is_folder(entry)]
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return []
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()  # the latter raises for a link to itself
 
 
 def find_run(text: str, out: Path) -> Path:

@@ -54,7 +54,8 @@ def run_row(run: Run) -> dict[str, Any]:
     created, problem = None, None
     try:
         created = str(run.status["created_at"])
-        figures = flat_row(run.summary) if run.has_summary else _without_summary(run)
+        summary = run.known_figures
+        figures = _without_summary(run) if summary is None else flat_row(summary)
         state = run.state
     except (TrainerError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         problem = str(error) if isinstance(error, TrainerError) else f"{run.path}: {type(error).__name__}: {error}"

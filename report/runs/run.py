@@ -177,6 +177,11 @@ class Run:
         return self._reader.summary()
 
     @property
+    def known_figures(self) -> Mapping[str, Any] | None:
+        """The summary without fields of later releases, for lists: faster if not read yet."""
+        return self._summary if "_summary" in vars(self) else self._reader.known_figures()
+
+    @property
     def has_summary(self) -> bool:
         """Whether the run has figures."""
         return self._summary is not None
