@@ -8,10 +8,12 @@ import os
 import threading
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from datetime import datetime
+from functools import cache
 from pathlib import Path, PurePath
-from typing import Annotated, Any, Literal, TypeVar
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
@@ -22,7 +24,7 @@ from ...core.console import is_text, spelled
 from ...core.drafts import replacing
 from ...core.errors import RunFailedError, TrainerError, writing
 from ...core.job import MAX_NODES
-from .schema import SCHEMA, EvalRecord, EventRecord, StepRecord, SystemRecord, TaskSample
+from .schema import SCHEMA, EvalRecord, EventRecord, Float32, StepRecord, SystemRecord, TaskSample
 
 Record = StepRecord | EvalRecord | EventRecord | SystemRecord
 R = TypeVar("R", StepRecord, EvalRecord, EventRecord, SystemRecord)
@@ -114,61 +116,57 @@ def _float(value: float | None) -> str:
     return repr(float(value)) if math.isfinite(value) else f'"{_name(value)}"'
 
 
-def _number(value: Any) -> float:
-    return NON_FINITE[value] if isinstance(value, str) else float(value)
+Revive = Callable[[Any], Any]
 
 
-def _losses(values: list[Any]) -> tuple[float, ...]:
+@cache
+def _reviver(declared: Any) -> Revive | None:
+    """Return the function that restores the figures in a JSON value of a declared type; None if it has none."""
+    # Values of another type are returned as they are, for msgspec to name. A figure with bounds is never NaN.
+    kind, parts = get_origin(declared), get_args(declared)
+    if declared == tuple[Float32, ...]:
+        return _revive_float32s
+    if declared is float:
+        return _revive_float
+    if is_dataclass(declared):
+        return _object_reviver(declared)
+    revive = next((revive for part in parts if (revive := _reviver(part))), None) if kind is not Annotated else None
+    if revive is None or kind in (Union, UnionType):
+        return revive
+    if kind is tuple:
+        return lambda value: _revive_list(value, revive)
+    return lambda value: {name: revive(item) for name, item in value.items()} if isinstance(value, dict) else value
+
+
+def _object_reviver(record: Any) -> Revive:
+    revivers = {name: revive for name, hint in get_type_hints(record, include_extras=True).items() if (revive := _reviver(hint))}
+
+    def revive_object(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {**value, **{name: revive(value[name]) for name, revive in revivers.items() if name in value}}
+
+    return revive_object
+
+
+def _revive_float(value: Any) -> Any:
+    return NON_FINITE.get(value, value) if isinstance(value, str) else value
+
+
+def _revive_list(values: Any, revive: Revive) -> Any:
+    return [revive(value) for value in values] if isinstance(values, list) else values
+
+
+def _revive_float32s(values: Any) -> Any:
     """Return float32 values as the Python floats before writing."""
     try:
-        return tuple(array("f", values))
+        return array("f", values).tolist()
     except TypeError:
-        return tuple(array("f", [_number(value) for value in values]))
-
-
-def _step_fields(value: Mapping[str, Any]) -> dict[str, Any]:
-    rates, staleness = value["learning_rates"], value.get("staleness")
-    return {
-        **_known(StepRecord, value),
-        "losses": _made("losses", _losses, value["losses"]),
-        "learning_rates": _made("learning_rates", lambda found: tuple(map(_number, found)), rates),
-        "staleness": None if staleness is None else _made("staleness", tuple, staleness),
-    }
-
-
-def _made(name: str, make: Callable[[Any], Any], item: Any) -> Any:
+        named = _revive_list(values, _revive_float)
     try:
-        return make(item)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise ValueError(f"{name} has a value of another kind") from None
-
-
-def _known(kind: type[Any], value: Mapping[str, Any]) -> dict[str, Any]:
-    """Keep known fields: later releases of the schema may write more."""
-    return {field.name: _figure(str(field.type), value[field.name]) for field in fields(kind) if field.name in value}
-
-
-def _figure(declared: str, item: Any) -> Any:
-    return NON_FINITE.get(item, item) if isinstance(item, str) and declared.startswith("float") else item
-
-
-def _system_fields(value: Mapping[str, Any]) -> dict[str, Any]:
-    tasks = _made("tasks", lambda tasks: [_known(TaskSample, task) for task in tasks], value.get("tasks", ()))
-    return {**_known(SystemRecord, value), "tasks": tasks}
-
-
-def _eval_fields(value: Mapping[str, Any]) -> dict[str, Any]:
-    metrics = value["metrics"] if "metrics" in value else {"accuracy": value["accuracy"]}  # format of earlier releases
-    figures = _made("metrics", lambda metrics: {name: _figure("float", figure) for name, figure in metrics.items()}, metrics)
-    return {**_known(EvalRecord, value), "metrics": figures}
-
-
-_FIELDS: Mapping[type, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-    StepRecord: _step_fields,
-    SystemRecord: _system_fields,
-    EvalRecord: _eval_fields,
-    EventRecord: lambda value: _known(EventRecord, value),
-}
+        return array("f", named).tolist()
+    except TypeError:
+        return named
 
 
 def no_record(kind: type, error: ValueError) -> str:
@@ -183,12 +181,13 @@ def decode(kind: type[R], value: Any) -> R:
         raise ValueError("no JSON object")
     if value.get("schema") != SCHEMA:
         raise ValueError(f"schema {value.get('schema')!r}, and this release reads schema {SCHEMA}")
+    if kind is EvalRecord and "metrics" not in value and "accuracy" in value:  # format of earlier releases
+        value = {**value, "metrics": {"accuracy": value["accuracy"]}}
+    revive = _reviver(kind)
     try:
-        record: R = msgspec.convert(_FIELDS[kind](value), kind)
+        record: R = msgspec.convert(value if revive is None else revive(value), kind)
     except msgspec.ValidationError as error:
         raise ValueError(str(error)) from error
-    except KeyError as error:
-        raise ValueError(f"{error.args[0]} is missing") from error
     except UnicodeEncodeError as error:
         names = [spelled(name) for name, item in value.items() if not is_text(json.dumps({name: item}, ensure_ascii=False))]
         raise ValueError(f"{', '.join(names)[:80]} has half of a character") from error

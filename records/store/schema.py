@@ -30,6 +30,7 @@ def _with_number(hint: Any, number: Any) -> Any:
 Index = Annotated[int, msgspec.Meta(ge=0, lt=2**20)]  # number of a node or worker; only readers check bounds
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]  # a float64 counts exactly up to here
 Seconds = Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]  # thirty thousand years; never NaN, as it is an axis
+Float32 = Annotated[float, msgspec.Meta(description="float32")]  # in lines with the nine digits that identify it
 MAX_PROBLEMS = 64
 MAX_PROBLEM_CHARACTERS = 1000  # of a monitor, per sample or line
 
@@ -48,7 +49,7 @@ class StepRecord:
     time_seconds: Seconds
     seconds: Seconds
     examples: Count
-    losses: tuple[float, ...]
+    losses: tuple[Float32, ...]
     learning_rates: tuple[float, ...]
     data_wait_seconds: Seconds | None = None
     network_wait_seconds: Seconds | None = None
