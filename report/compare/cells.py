@@ -10,7 +10,7 @@ from rich.cells import cell_len as text_width
 
 from ...core.setting import TARGET
 from ...records.text import UNKNOWN, bytes_text, count_text, lines_of, statistic
-from ..runs.columns import Column, Show, bytes_rate, decimal, plain
+from ..runs.columns import Column, decimal, plain
 from .rows import Row
 
 MARK = "†"  # a figure that is not comparable with the first row's
@@ -31,7 +31,7 @@ def cell(entry: Row, one: Column, marks: Collection[str] = (), node: int | str |
     elif one.key == "time_to_target_seconds" and entry.converged == 0:
         return "not reached"
     fewer = "" if isinstance(node, str) else _of_fewer(entry, one)
-    return _spread(one.show, value, half) + fewer + (MARK if value is not None and one.group in marks else "")
+    return _spread(one, value, half) + fewer + (MARK if value is not None and one.group in marks else "")
 
 
 def cells(entries: Sequence[Row], marks: Sequence[Collection[str]], one: Column, node: int | str | None = None) -> list[str]:
@@ -59,11 +59,12 @@ def _of_fewer(entry: Row, one: Column) -> str:
     return f" ({entry.converged} of {len(entry.runs)}{'' if count in (None, entry.converged) else f', n={count}'})"
 
 
-def _spread(show: Show, value: Any, half: float | None) -> str:
+def _spread(column: Column, value: Any, half: float | None) -> str:
+    show = column.show
     if not half or show in (count_text, plain):
         return show(value)
-    if show in (bytes_text, bytes_rate):
-        return f"{show(value)} ± {bytes_text(half, per_second=show is bytes_rate, like=value)}"
+    if column.unit in ("bytes", "bytes/s"):
+        return f"{show(value)} ± {bytes_text(half, per_second=column.unit == 'bytes/s', like=value)}"
     return f"{show(value)} ± {f'{half:.2f}' if show is decimal else show(half)}"
 
 

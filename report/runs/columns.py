@@ -47,6 +47,16 @@ def _percent(value: float | None) -> str:
     return UNKNOWN if value is None else f"{100 * value:.0f}%"
 
 
+SPEEDS = ("examples/s", "steps/s")
+_SHOWN: Mapping[str, Show] = {
+    **dict.fromkeys(SPEEDS, partial(rate_text, unit="")),
+    "s": duration_text,
+    "bytes": bytes_text,
+    "bytes/s": bytes_rate,
+    "%": _percent,
+}  # how figures of a unit are shown
+
+
 def _batch(value: float | str | None) -> str:
     return value if isinstance(value, str) else count_text(value)  # a text if batches have a number of tokens
 
@@ -77,13 +87,15 @@ class Column:
     of: Callable[[Mapping[str, Any]], Any] | None = None  # computes it from a row's other figures; `path` then has its type alone
     derived: bool = False  # follows from others, so the table of one run omits it
     averaged: bool = True  # whether the mean of repeats has a meaning
+    unit: str = ""  # of the values; that of a speed is its label, and texts by `_SHOWN` have it
 
     def __post_init__(self) -> None:
-        """Set what follows from the key."""
-        label = self.label or self.key.replace("_", " ")
+        """Set what follows from key and unit."""
+        label = self.label or (self.unit if self.unit in SPEEDS else self.key.replace("_", " "))
         key, fields = self.key.removeprefix("node_"), (NodeSummary if self.of_node else Summary).model_fields
         path = self.path or ((key,) if key in fields else tuple(key.rsplit("_", 1)))
-        for name, value in (("label", label), ("header", self.header or label), ("path", path)):
+        show = _SHOWN.get(self.unit, plain) if self.show is plain else self.show
+        for name, value in (("label", label), ("header", self.header or label), ("path", path), ("show", show)):
             object.__setattr__(self, name, value)
 
     @property
@@ -132,33 +144,42 @@ COLUMNS: tuple[Column, ...] = (
     Column("updates_applied"),
     Column("examples", show=count_text, line=2),
     Column("epochs", show=decimal),
-    Column("examples_per_second", "examples/s", partial(rate_text, unit=""), SPEED, better=1, line=3, speed=1, listed=(9, 100)),
-    Column("steps_per_second", "steps/s", partial(rate_text, unit=""), STEPS, line=4, speed=2),
-    Column("init_seconds", "start-up time", duration_text, SPEED, line=6, speed=5),
-    Column("train_seconds", "training time", duration_text, TIME, line=7, speed=4),
-    Column("profile_seconds", "profiling time", duration_text, None, "profiling", line=18, only_with="profiled_updates"),
+    Column("examples_per_second", unit="examples/s", group=SPEED, better=1, line=3, speed=1, listed=(9, 100)),
+    Column("steps_per_second", unit="steps/s", group=STEPS, line=4, speed=2),
+    Column("init_seconds", "start-up time", unit="s", group=SPEED, line=6, speed=5),
+    Column("train_seconds", "training time", unit="s", group=TIME, line=7, speed=4),
+    Column("profile_seconds", "profiling time", unit="s", header="profiling", line=18, only_with="profiled_updates"),
     Column("profiled_updates", "profiled updates", count_text, None, "profiled", line=17, only_with="profiled_updates"),
-    Column("run_seconds", "run time (after start-up)", duration_text, TIME, "run time", names=("time",), line=5, speed=3),
-    Column("total_seconds", "total time", duration_text, TIME),
+    Column("run_seconds", "run time (after start-up)", unit="s", group=TIME, header="run time", names=("time",), line=5, speed=3),
+    Column("total_seconds", "total time", unit="s", group=TIME),
     Column("final_train_loss", "final train loss", number_text, LOSS, "train loss", names=("train_loss",), line=8),
     Column("target"),
     Column("target_reached"),
     Column(
-        "time_to_target_seconds", "time to target", duration_text, TARGET, better=-1, names=("time_to_target",), line=12, listed=(30, 9)
+        "time_to_target_seconds", "time to target", unit="s", group=TARGET, better=-1, names=("time_to_target",), line=12, listed=(30, 9)
     ),
     Column("restarts", show=count_text, line=14, only_with="restarts", averaged=False),
-    Column("restart_seconds_lost", "lost by restarts", duration_text, None, "lost", line=15, only_with="restarts"),
+    Column("restart_seconds_lost", "lost by restarts", unit="s", header="lost", line=15, only_with="restarts"),
     Column("worker_restarts", averaged=False),
-    Column("worker_absent_seconds", "workers absent", duration_text, None, "absent", line=16, only_with="restarts"),
+    Column("worker_absent_seconds", "workers absent", unit="s", header="absent", line=16, only_with="restarts"),
     Column("eval_loss", "test loss", number_text, LOSS, names=("loss",), line=9, listed=(10, 7)),
     Column("eval_accuracy", "test accuracy", number_text, METRICS, header="accuracy", names=("accuracy",), line=10),
     Column("best_eval_accuracy", "best accuracy", number_text, METRICS),
-    Column("step_seconds_p50", "median step", seconds_text, STEPS),
-    Column("step_seconds_p95", "step, 95th percentile", seconds_text, STEPS),
+    Column("step_seconds_p50", "median step", seconds_text, STEPS, unit="s"),
+    Column("step_seconds_p95", "step, 95th percentile", seconds_text, STEPS, unit="s"),
     Column("group_size", path=("step_seconds", "group_size")),
-    Column("staleness_mean", "mean staleness (updates)", decimal, header="staleness", names=("staleness",), line=13, learning=True),
-    Column("staleness_p95", "staleness p95", decimal),
-    Column("staleness_max", "staleness max", decimal),
+    Column(
+        "staleness_mean",
+        "mean staleness (updates)",
+        decimal,
+        header="staleness",
+        unit="updates",
+        names=("staleness",),
+        line=13,
+        learning=True,
+    ),
+    Column("staleness_p95", "staleness p95", decimal, unit="updates"),
+    Column("staleness_max", "staleness max", decimal, unit="updates"),
     Column(
         "eval_error",
         "test error",
@@ -172,24 +193,31 @@ COLUMNS: tuple[Column, ...] = (
         derived=True,
     ),
     Column("node_cpu_cores_used_mean", "CPU cores used", decimal, RESOURCES, header="CPU cores", names=("cpu",), line=1),
-    Column("node_cpu_fraction_mean", "CPU share", _percent, RESOURCES, "CPU", line=2, derived=True),
-    Column("node_memory_rss_bytes_max", "peak RSS", bytes_text, RESOURCES, names=("memory",), line=3),
-    Column("node_memory_pss_bytes_max", "sampled PSS", bytes_text, RESOURCES, names=("pss",), line=4),
-    Column("node_network_sent_bytes_per_second", "sent over the whole run", bytes_rate, RESOURCES, names=("sent",)),
-    Column("node_network_received_bytes_per_second", "received over the whole run", bytes_rate, RESOURCES, names=("received",)),
-    Column("node_network_sent_bytes_per_train_second", f"sent{IN_TRAINING}", bytes_rate, RESOURCES, names=("sent_in_training",), line=5),
+    Column("node_cpu_fraction_mean", "CPU share", unit="%", group=RESOURCES, header="CPU", line=2, derived=True),
+    Column("node_memory_rss_bytes_max", "peak RSS", unit="bytes", group=RESOURCES, names=("memory",), line=3),
+    Column("node_memory_pss_bytes_max", "sampled PSS", unit="bytes", group=RESOURCES, names=("pss",), line=4),
+    Column("node_network_sent_bytes_per_second", "sent over the whole run", unit="bytes/s", group=RESOURCES, names=("sent",)),
+    Column("node_network_received_bytes_per_second", "received over the whole run", unit="bytes/s", group=RESOURCES, names=("received",)),
+    Column(
+        "node_network_sent_bytes_per_train_second",
+        f"sent{IN_TRAINING}",
+        unit="bytes/s",
+        group=RESOURCES,
+        names=("sent_in_training",),
+        line=5,
+    ),
     Column(
         "node_network_received_bytes_per_train_second",
         f"received{IN_TRAINING}",
-        bytes_rate,
-        RESOURCES,
+        unit="bytes/s",
+        group=RESOURCES,
         names=("received_in_training",),
         line=6,
     ),
 )
 FIGURES: tuple[str, ...] = tuple(one.key for one in COLUMNS)  # keys of every row, in order
 # Figures that depend on CPU contention: all of work, but not memory.
-TIMED_FIGURES = frozenset(one.key for one in COLUMNS if one.group in WORK and one.show is not bytes_text)
+TIMED_FIGURES = frozenset(one.key for one in COLUMNS if one.group in WORK and one.unit != "bytes")
 _PATHS = tuple((column.key, column.path, column.of_node) for column in COLUMNS)
 _COMPUTED = {column.key: column.of for column in COLUMNS if column.of is not None}
 _OF_METRICS = ("eval_", "best_eval_", "end_")
