@@ -126,13 +126,13 @@ def sentence_sums(hypotheses: Sequence[str], references: Sequence[str], tokenize
     bleu, chrf = _scorers(tokenizer)
     import numpy as np  # agents, which load this file, do without
 
-    found = np.zeros(len(SUMS), np.int64)
+    sums = np.zeros(len(SUMS), np.int64)
     pairs = list(zip(hypotheses, references, strict=True))
     if pairs:
         exact = sum(hypothesis == reference for hypothesis, reference in pairs)
         parts = [np.array(scorer._extract_corpus_statistics(hypotheses, [references])).sum(axis=0) for scorer in (bleu, chrf)]
-        found[:] = np.concatenate([[len(pairs), exact], *parts])
-    return found.astype(np.float64)
+        sums[:] = np.concatenate([[len(pairs), exact], *parts])
+    return sums.astype(np.float64)
 
 
 def _score(names: Sequence[str], which: int, tokenizer: str, sums: Mapping[str, float]) -> float:
@@ -235,7 +235,7 @@ def read_metrics(job: Mapping[str, Any]) -> tuple[MetricInfo, ...]:
     listed = job.get("metrics")
     if listed is None:
         return ACCURACY.info, LOSS
-    return (*(MetricInfo(one["name"], one["label"], one["better"]) for one in listed), LOSS)
+    return (*(MetricInfo(metric["name"], metric["label"], metric["better"]) for metric in listed), LOSS)
 
 
 def read_translation_metrics(job: Mapping[str, Any]) -> frozenset[str]:

@@ -56,16 +56,16 @@ def lost_cpu(nodes: Sequence[CpuUse], machines: Sequence[str | None]) -> list[Lo
     the node's potential use: waits for tasks or a quota are no loss. Foreign use is lost once, however many nodes waited for it.
     """
     foreign = [_foreign(node, _same_machine(nodes, machines, index)) for index, node in enumerate(nodes)]
-    lost = [_lost(node, others) for node, others in zip(nodes, foreign, strict=True)]
-    found: list[LostCpu | None] = []
-    for index, (node, others, own) in enumerate(zip(nodes, foreign, lost, strict=True)):
-        if others is None or node.used is None:
-            found.append(None)
+    lost = [_lost(node, foreign_cores) for node, foreign_cores in zip(nodes, foreign, strict=True)]
+    losses: list[LostCpu | None] = []
+    for index, (node, foreign_cores, lost_cores) in enumerate(zip(nodes, foreign, lost, strict=True)):
+        if foreign_cores is None or node.used is None:
+            losses.append(None)
             continue
         all_lost = sum(cores or 0.0 for cores in _same_machine(lost, machines, index))
-        share = None if own is None else own * min(1.0, others / all_lost) if all_lost else 0.0
-        found.append(LostCpu(others, share, node.used, node.seconds))
-    return found
+        share = None if lost_cores is None else lost_cores * min(1.0, foreign_cores / all_lost) if all_lost else 0.0
+        losses.append(LostCpu(foreign_cores, share, node.used, node.seconds))
+    return losses
 
 
 def mean_over_segments(segments: Iterable[LostCpu | None]) -> LostCpu | None:
@@ -82,24 +82,24 @@ def mean_over_segments(segments: Iterable[LostCpu | None]) -> LostCpu | None:
 
 
 def _same_machine(figures: Sequence[_Figure], machines: Sequence[str | None], index: int) -> list[_Figure]:
-    own = machines[index]
-    return [figure for figure, where in zip(figures, machines, strict=True) if own is None or where is None or where == own]
+    machine = machines[index]
+    return [figure for figure, where in zip(figures, machines, strict=True) if machine is None or where is None or where == machine]
 
 
 def _foreign(node: CpuUse, here: Sequence[CpuUse]) -> float | None:
     """Return the cores used by other programs; `here`: all nodes of the machine."""
-    own = [figure for other in here for figure in (other.used, other.trainer)]
-    if node.machine is None or None in own:
+    run_cores = [figure for neighbour in here for figure in (neighbour.used, neighbour.trainer)]
+    if node.machine is None or None in run_cores:
         return None
-    return max(0.0, node.machine - sum(figure or 0.0 for figure in own))
+    return max(0.0, node.machine - sum(figure or 0.0 for figure in run_cores))
 
 
 def _lost(node: CpuUse, foreign: float | None) -> float | None:
     """Return the cores lost to `foreign` ones, bounded by any granted quota, as the kernel counts throttling as waiting."""
     if foreign is None or node.used is None or node.waited is None or node.available is None or node.machine is None:
         return None
-    besides = node.machine - node.used
-    waited = max(0.0, node.waited - (node.throttled or 0.0)) * (min(1.0, foreign / besides) if besides > 0 else 0.0)
+    other_cores = node.machine - node.used
+    waited = max(0.0, node.waited - (node.throttled or 0.0)) * (min(1.0, foreign / other_cores) if other_cores > 0 else 0.0)
     most = node.available if node.granted is None else min(node.available, node.granted)
     return max(0.0, min(waited, foreign, most - node.used))
 
@@ -309,8 +309,8 @@ class _Node:
 
 
 def _one(values: Iterable[str]) -> str | list[str] | None:
-    found = sorted(set(values))
-    return found[0] if len(found) == 1 else found or None
+    names = sorted(set(values))
+    return names[0] if len(names) == 1 else names or None
 
 
 def network_source(nodes: Iterable[Mapping[str, Any]]) -> str | list[str] | None:
@@ -334,11 +334,11 @@ def per_node(
     `machines` are equal where nodes share one; contention is unknown without them. `resumed_seconds` are run times of resumptions, perhaps
     from more nodes than now, whose use is not that of other programs.
     """
-    found = {node: _Node(clock.run_seconds) for node in range(nodes)}
+    usage = {node: _Node(clock.run_seconds) for node in range(nodes)}
     for sample in with_segments(samples, resumed_seconds):
-        found.setdefault(sample.node, _Node(clock.run_seconds)).add(sample)
+        usage.setdefault(sample.node, _Node(clock.run_seconds)).add(sample)
     train = list(clock.train_seconds_by_node) + [None] * nodes
-    lost = [None] * nodes if machines is None else _lost_cpu(found, dict(enumerate(machines)))
+    lost = [None] * nodes if machines is None else _lost_cpu(usage, dict(enumerate(machines)))
     return [
         {
             "node": index,
@@ -348,7 +348,7 @@ def per_node(
             "cpu_cores_lost": None if loss is None else loss.lost,
             "starved_fraction": None if loss is None else loss.fraction,
         }
-        for (index, node), loss in zip(islice(found.items(), nodes), lost, strict=True)
+        for (index, node), loss in zip(islice(usage.items(), nodes), lost, strict=True)
     ]
 
 
@@ -356,7 +356,7 @@ def _lost_cpu(nodes: Mapping[int, _Node], machines: Mapping[int, str]) -> list[L
     """Return each node's contention; `nodes` may include former ones, whose use counts as the run's on every machine."""
     by_node: dict[int, list[LostCpu | None]] = {index: [] for index in nodes}
     for segment in {segment: None for node in nodes.values() for segment in node.segments}:
-        there = {index: node.cpu_use(segment) for index, node in nodes.items() if segment in node.segments}
-        for index, lost in zip(there, lost_cpu([*there.values()], [machines.get(index) for index in there]), strict=True):
+        usage = {index: node.cpu_use(segment) for index, node in nodes.items() if segment in node.segments}
+        for index, lost in zip(usage, lost_cpu([*usage.values()], [machines.get(index) for index in usage]), strict=True):
             by_node[index].append(lost)
     return [mean_over_segments(by_node[index]) for index in machines]

@@ -131,8 +131,8 @@ def _best(evals: Iterable[EvalRecord], headline: MetricInfo) -> EvalRecord | Non
 
 
 def _translated(events: Sequence[EventRecord], steps: int) -> dict[str, Any] | None:
-    found = [dict(record.detail) for record in events if record.event == "translated" and record.detail.get("step") == steps]
-    return found[-1] if found else None
+    details = [dict(record.detail) for record in events if record.event == "translated" and record.detail.get("step") == steps]
+    return details[-1] if details else None
 
 
 def _target(until: str | None, evals: Iterable[EvalRecord]) -> dict[str, Any]:
@@ -148,14 +148,14 @@ def _patience(job: Job, infos: Sequence[MetricInfo], evals: Iterable[EvalRecord]
     if not job.patience:
         return None
     info = next((info for info in infos if info.name == job.keep_best), infos[0])
-    found = Improvements(info, ((record.step, record.figure(info.name)) for record in evals))
+    improvements = Improvements(info, ((record.step, record.figure(info.name)) for record in evals))
     return {
         "metric": info.name,
         "evaluations": job.patience,
-        "without_improvement": found.since,
-        "exhausted": found.since >= job.patience,
-        "best": found.best,
-        "best_step": found.best_step,
+        "without_improvement": improvements.since,
+        "exhausted": improvements.since >= job.patience,
+        "best": improvements.best,
+        "best_step": improvements.best_step,
     }
 
 
@@ -253,7 +253,7 @@ def summarise(
         "samples_thinned": lines.thinned,
     }
     rates = training_rates(summary, nodes)
-    return {**summary, "per_node": [{**node, **own} for node, own in zip(nodes, rates, strict=True)]}
+    return {**summary, "per_node": [{**node, **node_rates} for node, node_rates in zip(nodes, rates, strict=True)]}
 
 
 def _restarts(events: Sequence[EventRecord]) -> dict[str, Any]:

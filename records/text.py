@@ -209,16 +209,17 @@ class NodeSamples:
     def rows(self, nodes: int | None = None) -> list[Mapping[str, str]]:
         """Return the texts of each node in node order, or of many together; `nodes`: current number."""
         samples = self.samples.copy()  # other threads may draw it
-        found = [
+        node_figures = [
             _figures(*samples[node], [*self._pauses, (self._paused_since, math.inf)])
             for node in sorted(samples)
             if nodes is None or node < nodes
         ]
-        lines = lines_of(len(found))
-        if lines == [*range(len(found))]:
-            return [_row(str(figures["node"]), figures, self._of) for figures in found]
+        lines = lines_of(len(node_figures))
+        if lines == [*range(len(node_figures))]:
+            return [_row(str(figures["node"]), figures, self._of) for figures in node_figures]
+        known = {key: [figures[key] for figures in node_figures] for key in node_figures[0]}
         return [
-            _row(f"{name} of {len(found):,}", {key: statistic(str(name), [one[key] for one in found]) for key in found[0]}, self._of)
+            _row(f"{name} of {len(node_figures):,}", {key: statistic(str(name), values) for key, values in known.items()}, self._of)
             for name in lines
         ]
 
@@ -276,10 +277,10 @@ def code_text(code: Mapping[str, Any] | None) -> str | None:
     """Return the code's description from ``env.json``, or None; ``(perhaps changed)``: unknown whether tracked files differed."""
     if code is None:
         return None
-    release, own, typed_in = (code.get("packages") or {}).get("crosstrain"), code.get("crosstrain"), code.get("typed_in")
-    if release is None and own is None and typed_in is None:
+    release, package, typed_in = (code.get("packages") or {}).get("crosstrain"), code.get("crosstrain"), code.get("typed_in")
+    if release is None and package is None and typed_in is None:
         return None
-    crosstrain = f"crosstrain{f' {release}' if release else ''}{f' at commit {_commit(own)}' if own else ''}"
+    crosstrain = f"crosstrain{f' {release}' if release else ''}{f' at commit {_commit(package)}' if package else ''}"
     return f"{crosstrain}, typed in a work tree at commit {_commit(typed_in)}" if typed_in else crosstrain
 
 

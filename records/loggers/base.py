@@ -65,7 +65,7 @@ class Spacing:
         self.seconds = seconds
         self._points = 0
 
-    def over(self, since_seconds: float, now_seconds: float) -> bool:
+    def is_due(self, since_seconds: float, now_seconds: float) -> bool:
         """Return whether a point may follow one at `since_seconds`."""
         return now_seconds - since_seconds >= self.seconds
 
@@ -102,7 +102,7 @@ class TrainingCurve:
             self._profile_seconds += record.profiled_seconds
         self._loss_sum += sum(record.losses)
         self._learning_rate = record.learning_rates[-1] if record.learning_rates else math.nan
-        return self._point(record.time_seconds) if self._spacing.over(self._since, record.time_seconds) else None
+        return self._point(record.time_seconds) if self._spacing.is_due(self._since, record.time_seconds) else None
 
     def rest(self, now: float) -> dict[str, float] | None:
         """Return the last point of the remaining updates, if any."""

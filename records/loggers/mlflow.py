@@ -39,7 +39,7 @@ class NodeFigures:
         if record.initialising:
             return None
         now = record.time_seconds
-        if self._since is not None and not self._spacing.over(self._since, now):
+        if self._since is not None and not self._spacing.is_due(self._since, now):
             return None
         self._since = now
         self._spacing.count()
@@ -178,7 +178,7 @@ class MLflowWriter(CurveLogger):
         with self._lock:
             left = len(self._points) + self._lost
         if left or self._thread.is_alive() or not self._answers:
-            self._say("mlflow_incomplete", points=left, run_id=self._run_id)
+            self._report_event("mlflow_incomplete", points=left, run_id=self._run_id)
         with self._report_lock:
             self._abandoned = True
 
@@ -205,19 +205,19 @@ class MLflowWriter(CurveLogger):
                 if self._answers:
                     self._answers = False
                     lines = str(error).splitlines()
-                    self._say("mlflow_lost", cause=f"{type(error).__name__}: {lines[0] if lines else ''}")
+                    self._report_event("mlflow_lost", cause=f"{type(error).__name__}: {lines[0] if lines else ''}")
             else:
                 if not self._answers:
                     self._answers = True
-                    self._say("mlflow_back", points_lost=self._lost)
+                    self._report_event("mlflow_back", points_lost=self._lost)
             if closing:
                 return
             self._closing.wait(SEND_SECONDS if self._answers else RETRY_SECONDS)
 
     def _make_run(self) -> str:
         name = self._job.mlflow_experiment
-        found = self._client.get_experiment_by_name(name)
-        experiment = self._client.create_experiment(name) if found is None else found.experiment_id
+        experiment_found = self._client.get_experiment_by_name(name)
+        experiment = self._client.create_experiment(name) if experiment_found is None else experiment_found.experiment_id
         tags = {
             "mlflow.source.name": self._command,
             "mlflow.source.type": "LOCAL",
@@ -226,7 +226,7 @@ class MLflowWriter(CurveLogger):
         }
         made = self._client.create_run(experiment, start_time=self._began_ms, tags=tags, run_name=self._path.name)
         run_id: str = made.info.run_id
-        self._say("mlflow_started", run_id=run_id, experiment=name, uri=self._uri)
+        self._report_event("mlflow_started", run_id=run_id, experiment=name, uri=self._uri)
         return run_id
 
     def _describe(self, run_id: str) -> None:
@@ -250,7 +250,7 @@ class MLflowWriter(CurveLogger):
                     self._points.extendleft(reversed(batch))
                 raise
 
-    def _say(self, event: str, **detail: Any) -> None:
+    def _report_event(self, event: str, **detail: Any) -> None:
         with self._report_lock:
             if not self._abandoned:
                 self._report(event, **detail)

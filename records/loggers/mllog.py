@@ -130,7 +130,7 @@ class MLLogWriter(RunLogger):
 
     def _describe(self, began_unix_seconds: float) -> None:
         job = self._job
-        asked = {"model": job.model, "data": job.data, "backend": job.backend, "mode": job.mode}
+        settings = {"model": job.model, "data": job.data, "backend": job.backend, "mode": job.mode}
         self._line(began_unix_seconds, _POINT, "cache_clear", False, {})  # the system's caches are not cleared
         self._line(began_unix_seconds, _START, "init_start", None, {})
         facts: dict[str, Any] = {
@@ -145,7 +145,7 @@ class MLLogWriter(RunLogger):
             **_declared(job),
         }
         for key, value in facts.items():
-            self._line(began_unix_seconds, _POINT, key, value, asked if key == "submission_benchmark" else {})
+            self._line(began_unix_seconds, _POINT, key, value, settings if key == "submission_benchmark" else {})
 
     def _end_block(self, time_seconds: float) -> None:
         if self._in_block:
@@ -167,13 +167,13 @@ class MLLogWriter(RunLogger):
 
 
 def _declared(job: Job) -> dict[str, Any]:
-    values, found = job.model_dump(mode="json"), {}
+    values, settings = job.model_dump(mode="json"), {}
     for name, declared in DECLARED.items():
         rule = declared.compare
         only_if = declared.requires or (None if rule is None else rule.only_if)
         if declared.mllog is not None and (only_if is None or only_if.holds(values)):
-            found[declared.mllog.format(**values)] = values[name]
-    found["opt_adamw_weight_decay" if job.optimizer == "adamw" else "opt_weight_decay"] = job.weight_decay
+            settings[declared.mllog.format(**values)] = values[name]
+    settings["opt_adamw_weight_decay" if job.optimizer == "adamw" else "opt_weight_decay"] = job.weight_decay
     if job.clip_norm:
-        found["opt_gradient_clip_norm"] = job.clip_norm
-    return found
+        settings["opt_gradient_clip_norm"] = job.clip_norm
+    return settings

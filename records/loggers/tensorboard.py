@@ -27,8 +27,8 @@ OURS = ("accuracy", *NAMES, "perplexity", "token_accuracy")  # built-in models' 
 
 def figures(metrics: Sequence[MetricInfo]) -> tuple[str, ...]:
     """Return the tags of the view's figures for runs with these and other metrics."""
-    own = (*(f"eval/{info.name}" for info in metrics), *(f"summary/{name}" for name in END_FIGURES))
-    return tuple(dict.fromkeys((*own, *(f"eval/{name}" for name in OURS))))
+    run_figures = (*(f"eval/{info.name}" for info in metrics), *(f"summary/{name}" for name in END_FIGURES))
+    return tuple(dict.fromkeys((*run_figures, *(f"eval/{name}" for name in OURS))))
 
 
 _STATUS = {"succeeded": "STATUS_SUCCESS", "failed": "STATUS_FAILURE", "interrupted": "STATUS_FAILURE"}

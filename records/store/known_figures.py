@@ -53,9 +53,9 @@ def _msgspec_type(declared: Any, metadata: Sequence[Any] = ()) -> Any:
         return _integer(bounds)
     if declared is float:  # longer integers are too large for the schema
         bounds = ({} if "gt" in bounds else {"ge": float(-_INT64)}) | {"le": float(_INT64)} | bounds
-    other = Annotated[declared, msgspec.Meta(**bounds)] if bounds else declared
+    bounded = Annotated[declared, msgspec.Meta(**bounds)] if bounds else declared
     stays_whole = any(isinstance(item, WrapValidator) for item in metadata)
-    return _integer(bounds) | other if stays_whole else other
+    return _integer(bounds) | bounded if stays_whole else bounded
 
 
 def _integer(bounds: Mapping[str, float]) -> Any:

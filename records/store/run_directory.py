@@ -322,8 +322,8 @@ class RunReader:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         if not (self.path / "job.json").is_file() and not (self.path / "status.json").is_file():
-            found = "it has neither job.json nor status.json" if self.path.is_dir() else "there is no such folder"
-            raise UsageError(f"run: {str(path)!r} is not a run directory ({found}). Runs are made under --out, by default in runs/.")
+            problem = "it has neither job.json nor status.json" if self.path.is_dir() else "there is no such folder"
+            raise UsageError(f"run: {str(path)!r} is not a run directory ({problem}). Runs are made under --out, by default in runs/.")
 
     @property
     def name(self) -> str:

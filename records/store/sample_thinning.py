@@ -68,10 +68,10 @@ def _merge(merged: dict[str, tuple[int, float]], name: str, samples: list[System
     for sample, value in zip(samples, values, strict=True):
         if value is None:
             continue
-        own, highest = sample.merged_as(name)
-        count, largest = count + own, max(largest, value if highest is None else highest)
-        weight = sample.interval_seconds if name in _OF_TIME else own
-        total, weights, total_of_all = total + value * weight, weights + weight, total_of_all + value * own
+        count_here, highest = sample.merged_as(name)
+        count, largest = count + count_here, max(largest, value if highest is None else highest)
+        weight = sample.interval_seconds if name in _OF_TIME else count_here
+        total, weights, total_of_all = total + value * weight, weights + weight, total_of_all + value * count_here
     if not count:
         return None
     merged[name] = (count, largest)
@@ -113,7 +113,7 @@ class SampleThinner:
     def add(self, sample: SystemRecord) -> list[SystemRecord]:
         """Add a sample with the thinner's `time_seconds`; return the lines to write."""
         node, now = sample.node, sample.time_seconds
-        self._look_at(now)
+        self._adapt(now)
         lines = []
         waiting = self._waiting.setdefault(node, [])
         before = self._last.get(node)
@@ -140,7 +140,7 @@ class SampleThinner:
         self._lines += len(lines)
         return lines
 
-    def _look_at(self, now: float) -> None:
+    def _adapt(self, now: float) -> None:
         if self._began is None:
             self._began = self._stretch_began = now
         self._came += 1

@@ -241,8 +241,8 @@ def training_rates(summary: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]
     longest = max((node.get("train_seconds") or 0.0 for node in nodes), default=0.0) if summary.get("resumed") else 0.0
     rates = []
     for node in nodes:
-        own = node.get("train_seconds")
-        seconds = whole * own / longest if longest and own is not None else whole
+        node_seconds = node.get("train_seconds")
+        seconds = whole * node_seconds / longest if longest and node_seconds is not None else whole
         known = seconds >= 1e-6 and not summary.get("restart_seconds_lost")
         amounts = {name: node.get(name) if known else None for name in ("network_sent_bytes", "network_received_bytes")}
         rates.append({f"{name}_per_train_second": None if amount is None else amount / seconds for name, amount in amounts.items()})

@@ -215,19 +215,19 @@ COLUMNS: tuple[Column, ...] = (
         line=6,
     ),
 )
-FIGURES: tuple[str, ...] = tuple(one.key for one in COLUMNS)  # keys of every row, in order
+FIGURES: tuple[str, ...] = tuple(column.key for column in COLUMNS)  # keys of every row, in order
 # Figures that depend on CPU contention: all of work, but not memory.
-TIMED_FIGURES = frozenset(one.key for one in COLUMNS if one.group in WORK and one.unit != "bytes")
+TIMED_FIGURES = frozenset(column.key for column in COLUMNS if column.group in WORK and column.unit != "bytes")
 _PATHS = tuple((column.key, column.path, column.of_node) for column in COLUMNS)
 _COMPUTED = {column.key: column.of for column in COLUMNS if column.of is not None}
 _OF_METRICS = ("eval_", "best_eval_", "end_")
-_BESIDE_SCORES = frozenset(("split", "step", "sentences", "signature", "seconds"))  # other keys of a summary's final translation
+_NO_SCORES = frozenset(("split", "step", "sentences", "signature", "seconds"))  # other keys of a summary's final translation
 
 
 def figure_type(name: str) -> Any:
-    """Return the pydantic type of one of `FIGURES`; each may be None. Raises KeyError."""
-    one = {one.key: one for one in COLUMNS}[name]
-    return list[summary_type(("per_node", *one.path))] if one.of_node else summary_type(one.path)  # type: ignore[misc]
+    """Return the pydantic type of column of `FIGURES`; each may be None. Raises KeyError."""
+    column = {column.key: column for column in COLUMNS}[name]
+    return list[summary_type(("per_node", *column.path))] if column.of_node else summary_type(column.path)  # type: ignore[misc]
 
 
 def metric_figures(rows: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -244,7 +244,7 @@ def metrics_of(evaluation: Mapping[str, Any] | None) -> dict[str, Any]:
 def metrics_at_the_end(summary: Mapping[str, Any]) -> dict[str, Any]:
     """Return the scores of the final translation, by name."""
     scores = summary.get("translated") or {}
-    return {name: value for name, value in scores.items() if name not in _BESIDE_SCORES and value is not None}
+    return {name: value for name, value in scores.items() if name not in _NO_SCORES and value is not None}
 
 
 def row(summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -295,39 +295,43 @@ def run_columns(runs: Iterable[Run]) -> list[Column]:
     """Return the lines of a table of figures of these runs, with their own metrics."""
     # The error, 1 − accuracy, has a line if a run has the accuracy of a classifier, and none a metric of that name.
     known = list(runs)
-    lines = sorted((one for one in COLUMNS if one.line and not one.of_node), key=lambda one: one.line)
-    lines = [one for one in lines if not one.only_with or any(run.summary.get(one.only_with) for run in known)]
-    place = next(index for index, one in enumerate(lines) if one.group == METRICS)
-    of_classifiers = {one.key: one for one in lines if one.group == METRICS}
-    own = {one.key: one for one in metric_columns(known)} or {"eval_accuracy": of_classifiers["eval_accuracy"]}
-    metrics = [own.pop("eval_accuracy")] if "eval_accuracy" in own else []
-    if "eval_error" not in own and (any(ACCURACY.info in run.metrics for run in known) or not known):
+    lines = sorted((column for column in COLUMNS if column.line and not column.of_node), key=lambda column: column.line)
+    lines = [column for column in lines if not column.only_with or any(run.summary.get(column.only_with) for run in known)]
+    place = next(index for index, column in enumerate(lines) if column.group == METRICS)
+    of_classifiers = {column.key: column for column in lines if column.group == METRICS}
+    by_metric = {column.key: column for column in metric_columns(known)} or {"eval_accuracy": of_classifiers["eval_accuracy"]}
+    metrics = [by_metric.pop("eval_accuracy")] if "eval_accuracy" in by_metric else []
+    if "eval_error" not in by_metric and (any(ACCURACY.info in run.metrics for run in known) or not known):
         metrics.append(of_classifiers["eval_error"])
-    return [*lines[:place], *metrics, *own.values(), *(one for one in lines[place:] if one.group != METRICS)]
+    return [*lines[:place], *metrics, *by_metric.values(), *(column for column in lines[place:] if column.group != METRICS)]
 
 
 def node_columns() -> list[Column]:
     """Return the figures of each node in tables."""
-    return [one for one in COLUMNS if one.line and one.of_node]
+    return [column for column in COLUMNS if column.line and column.of_node]
 
 
-def figure_key(option: str, given: str, figures: Iterable[str], names: Mapping[str, str]) -> str:
+def figure_key(option: str, text: str, figures: Iterable[str], names: Mapping[str, str]) -> str:
     """Return the key among `figures` that `given` names, also by further `names`. Raises UsageError, with the option."""
     # A metric has precedence over further names, as it is the run's own.
     known = list(dict.fromkeys(figures))
     every = {**names} | {key.replace("eval_", "", 1): key for key in known} | {key: key for key in known}
-    name = given.strip().lower().replace("-", "_")
+    name = text.strip().lower().replace("-", "_")
     if name in every:
         return every[name]
     close = nearest(name, [*known, *every])
     parts = [key for key in known if name and name in key]
     near = list(dict.fromkeys([*([close] if close else []), *parts]))[:4]
     hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else f"Some are: {', '.join(names)}."
-    raise UsageError(f"{option}: got {given!r}; allowed: a figure of the rows that --json prints. {hint}")
+    raise UsageError(f"{option}: got {text!r}; allowed: a figure of the rows that --json prints. {hint}")
 
 
 def column(text: str, further: Sequence[Column] = ()) -> Column:
     """Return the column of a key or short name, also in `further`. Raises UsageError."""
-    best = [Column(f"best_{one.key}", f"best {one.header}", one.show, one.group) for one in further if one.key.startswith("eval_")]
-    known = {one.key: one for one in (*COLUMNS, *best, *further)}
-    return known[figure_key("--metric", text, known, {name: one.key for one in COLUMNS for name in one.names})]
+    best = [
+        Column(f"best_{column.key}", f"best {column.header}", column.show, column.group)
+        for column in further
+        if column.key.startswith("eval_")
+    ]
+    known = {column.key: column for column in (*COLUMNS, *best, *further)}
+    return known[figure_key("--metric", text, known, {name: column.key for column in COLUMNS for name in column.names})]

@@ -108,9 +108,9 @@ _NonFinite = Literal["NaN", "Infinity", "-Infinity"]
 _Number = float | _NonFinite
 
 
-def _line(record: type, names: str, optional: str = "", **others: Any) -> Any:
+def _line(record: type, names: str, optional: str = "", **types_by_field: Any) -> Any:
     """Return the type of a record's lines with these fields alone; `optional` ones may be missing."""
-    types = {"schema": Literal[1], **line_fields(record, _Number, **others)}
+    types = {"schema": Literal[1], **line_fields(record, _Number, **types_by_field)}
     required: list[Any] = [(name, types[name]) for name in ("schema", *names.split())]
     defaults = {field.name: field.default for field in fields(record)}
     missing = [(name, types[name], None if defaults[name] is MISSING else defaults[name]) for name in optional.split()]
@@ -270,29 +270,29 @@ def read_samples(path: Path, resumed: Sequence[float]) -> list[NodeSeries]:
         for line in lines:
             line.part_began_seconds = segments.began_seconds(line.time_seconds, line.part_began_seconds)
             by_node.setdefault(line.node, []).append(line)
-    found = [_node(node, by_node[node]) for node in sorted(by_node)]
-    return [node for node in found if len(node.time_seconds)]
+    nodes = [_node(node, by_node[node]) for node in sorted(by_node)]
+    return [node for node in nodes if len(node.time_seconds)]
 
 
 def _node(node: int, lines: Sequence[Any]) -> NodeSeries:
     time_seconds = _column([line.time_seconds for line in lines])
     intervals = _column([line.interval_seconds for line in lines])
     began = _column([line.part_began_seconds for line in lines])
-    goes_on = np.diff(began, prepend=0.0) != 0
+    is_new_segment = np.diff(began, prepend=0.0) != 0
     sent, received = _column([line.network_sent_bytes for line in lines]), _column([line.network_received_bytes for line in lines])
-    kept = (time_seconds > began) | (began == 0)
+    is_counted = (time_seconds > began) | (began == 0)
     return NodeSeries(
         node,
-        time_seconds[kept],
-        _column([line.cpu_cores_used for line in lines])[kept],
-        _column([line.memory_rss_bytes for line in lines])[kept],
-        _rises(sent, time_seconds, intervals, goes_on)[kept],
-        _rises(received, time_seconds, intervals, goes_on)[kept],
-        _column([_gpu_utilization(line.gpus or ()) for line in lines])[kept],
+        time_seconds[is_counted],
+        _column([line.cpu_cores_used for line in lines])[is_counted],
+        _column([line.memory_rss_bytes for line in lines])[is_counted],
+        _rises(sent, time_seconds, intervals, is_new_segment)[is_counted],
+        _rises(received, time_seconds, intervals, is_new_segment)[is_counted],
+        _column([_gpu_utilization(line.gpus or ()) for line in lines])[is_counted],
         next((float(line.cores_available) for line in reversed(lines) if line.cores_available is not None), None),
         next((line.network_source for line in reversed(lines) if line.network_source is not None), None),
-        np.array([line.samples for line in lines], np.int64)[kept],
-        max((peak for line in compress(lines, kept) if (peak := _highest_memory(line)) is not None), default=None),
+        np.array([line.samples for line in lines], np.int64)[is_counted],
+        max((peak for line in compress(lines, is_counted) if (peak := _highest_memory(line)) is not None), default=None),
     )
 
 
@@ -314,15 +314,15 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _rises(counter: Floats, time_seconds: Floats, intervals: Floats, goes_on: NDArray[np.bool_]) -> Floats:
-    """Return the rise per second since the sample before; `goes_on` marks a new segment."""
+def _rises(counter: Floats, time_seconds: Floats, intervals: Floats, is_new_segment: NDArray[np.bool_]) -> Floats:
+    """Return the rise per second since the sample before; `is_new_segment` marks a new segment."""
     # A delayed sample arrives just before the next, whose rise is then over the time of both, to avoid a false peak.
-    rise = np.where(goes_on, np.nan, np.diff(counter, prepend=np.nan))
+    rise = np.where(is_new_segment, np.nan, np.diff(counter, prepend=np.nan))
     seconds = np.diff(time_seconds, prepend=np.nan)
-    at_its_heels = (seconds[1:] < _HELD_UP * intervals[1:]) & (seconds[1:] >= 0)
+    follows_closely = (seconds[1:] < _HELD_UP * intervals[1:]) & (seconds[1:] >= 0)
     known = (seconds > 0) & (rise >= 0)
     rates = np.where(known, rise / np.where(known, seconds, 1.0), np.nan)
-    for late in np.flatnonzero(at_its_heels) + 1:
+    for late in np.flatnonzero(follows_closely) + 1:
         if late >= 2 and known[late - 1] and rise[late] >= 0:
             rates[late] = (rise[late] + rise[late - 1]) / (seconds[late] + seconds[late - 1])
     return rates
