@@ -16,10 +16,10 @@ MIN_SECONDS = 2.0  # shorter samples are dominated by the end of initialisation,
 
 @dataclass(frozen=True, slots=True)
 class CpuUse:
-    """CPU use of a node in a segment, in cores (CPU seconds per second); None where not observed.
+    """CPU use of a node in a segment, in cores; None where not observed.
 
-    `used` by its tasks, `waited` for a core by their threads, `trainer` used by agent and driver, `machine` by all programs on its
-    `available` cores. With a quota: `granted` in periods in which it ran, and `throttled` by it.
+    Cores are CPU seconds per second: `used` by its tasks, `waited` for a core by their threads, `trainer` used by agent and driver,
+    `machine` by all programs on its `available` cores. With a quota: `granted` in periods in which it ran, and `throttled` by it.
     """
 
     used: float | None
@@ -34,7 +34,10 @@ class CpuUse:
 
 @dataclass(frozen=True, slots=True)
 class LostCpu:
-    """CPU contention of a node, in cores: other programs used `foreign`; its tasks `lost` part of that."""
+    """CPU contention of a node, in cores.
+
+    Other programs used `foreign`; its tasks `lost` part of that.
+    """
 
     foreign: float
     lost: float | None
@@ -95,7 +98,10 @@ def _foreign(node: CpuUse, here: Sequence[CpuUse]) -> float | None:
 
 
 def _lost(node: CpuUse, foreign: float | None) -> float | None:
-    """Return the cores lost to `foreign` ones, bounded by any granted quota, as the kernel counts throttling as waiting."""
+    """Return the cores lost to `foreign` ones, bounded by any granted quota.
+
+    The kernel counts throttling as waiting.
+    """
     if foreign is None or node.used is None or node.waited is None or node.available is None or node.machine is None:
         return None
     other_cores = node.machine - node.used
@@ -105,7 +111,10 @@ def _lost(node: CpuUse, foreign: float | None) -> float | None:
 
 
 def rate_between(before: SystemRecord | None, record: SystemRecord, name: str) -> float | None:
-    """Return a counter's slope between samples; None across segments, without figures, or where it fell (source restarted)."""
+    """Return a counter's slope between samples.
+
+    None across segments, without figures, or where it fell (its source restarted).
+    """
     if before is None or before.part_began_seconds != record.part_began_seconds:
         return None
     first, last = getattr(before, name), getattr(record, name)
@@ -117,7 +126,10 @@ def rate_between(before: SystemRecord | None, record: SystemRecord, name: str) -
 
 
 class Counter:
-    """Increase of a counter over `seconds` of the run clock; falls (its source restarted) are ignored."""
+    """Increase of a counter over `seconds` of the run clock.
+
+    Falls (its source restarted) are ignored.
+    """
 
     def __init__(self) -> None:
         self.increase: float | None = None
@@ -205,7 +217,10 @@ class Lines:
 
 
 class _Node:
-    """Figures of one node; counters span the clock's start and end, so that short runs miss nothing."""
+    """Figures of one node.
+
+    Counters span the clock's start and end, so that short runs miss nothing.
+    """
 
     def __init__(self, run_seconds: float) -> None:
         self._run_seconds = run_seconds
@@ -353,7 +368,10 @@ def per_node(
 
 
 def _lost_cpu(nodes: Mapping[int, _Node], machines: Mapping[int, str]) -> list[LostCpu | None]:
-    """Return each node's contention; `nodes` may include former ones, whose use counts as the run's on every machine."""
+    """Return each node's contention.
+
+    `nodes` may include former ones, whose use counts as the run's on every machine.
+    """
     by_node: dict[int, list[LostCpu | None]] = {index: [] for index in nodes}
     for segment in {segment: None for node in nodes.values() for segment in node.segments}:
         usage = {index: node.cpu_use(segment) for index, node in nodes.items() if segment in node.segments}

@@ -74,7 +74,10 @@ class _Steps(StepTimes):
             self.by_worker[record.worker] += record.count
 
     def figures(self, job: Job, clock: Clock) -> dict[str, Any]:
-        """Return the figures of the steps alone; short async runs have no speed, as groups begun before a trace would distort it."""
+        """Return the figures of the steps alone.
+
+        Short async runs have no speed, as groups begun before a trace would distort it.
+        """
         train_seconds = max(0.0, clock.train_seconds - self.profile_seconds)
         least = MIN_ASYNC_GROUPS * job.workers if job.mode == "async" else 1
         known = train_seconds > 0 and (not self.profiled_steps or len(self._counts) >= least)
@@ -186,7 +189,10 @@ def read_job(values: Mapping[str, Any]) -> Job:
 
 @dataclass(frozen=True)
 class DriverFacts:
-    """Facts that records do not have: the largest group of nodes on the same cores, workers' reports, machines by node, and of the data."""
+    """Facts that records do not have.
+
+    The largest group of nodes on the same cores, workers' reports, machines by node, and facts of the data.
+    """
 
     nodes_sharing_cores: int | None = None
     padding_share: float | None = None
@@ -269,7 +275,10 @@ def _restarts(events: Sequence[EventRecord]) -> dict[str, Any]:
 
 
 def _absences(events: Iterable[EventRecord]) -> tuple[int, float]:
-    """Return the restarts of single workers, and the seconds until each, or all, took part again."""
+    """Return the restarts of single workers, and the seconds of absence.
+
+    Each is absent until it, or all, took part again.
+    """
     since: dict[Any, float] = {}
     count, seconds = 0, 0.0
     for record in events:

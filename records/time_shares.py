@@ -15,7 +15,10 @@ Shares = dict[str, Any]
 
 
 class StepTimes:
-    """Times of a segment's updates, by worker in async mode; without profiled and first groups, as the first plan is short."""
+    """Times of a segment's updates, by worker in async mode.
+
+    Without profiled and first groups, as the first plan is short.
+    """
 
     def __init__(self) -> None:
         self.profile_seconds = 0.0
@@ -57,7 +60,10 @@ class StepTimes:
 def time_shares(
     calibration: Mapping[str, Any] | None, mode: str, times: StepTimes, clock: Clock, part_began_seconds: float = 0.0
 ) -> Shares | None:
-    """Return a summary's ``time_shares`` of the last, calibrated segment; None without calibration."""
+    """Return a summary's ``time_shares`` of the last, calibrated segment.
+
+    None without calibration.
+    """
     if calibration is None:
         return None
     measured: Sequence[Mapping[str, Any]] = calibration["workers"]
@@ -95,14 +101,20 @@ def time_shares(
 
 
 def _waited_part(measured: Sequence[Mapping[str, Any]], mode: str, waited: float | None) -> float:
-    """Return the awaited fraction of calibrated data time: on rank 0 in sync mode, else on all; 1 if unknown."""
+    """Return the awaited fraction of calibrated data time.
+
+    On rank 0 in sync mode, else on all; 1 if unknown.
+    """
     calibrated = [worker["data_seconds"] for worker in measured if mode == "async" or worker["worker"] == 0]
     read = sum(calibrated) / len(calibrated) if calibrated else 0.0
     return 1.0 if waited is None or read <= 0 else min(1.0, waited / read)
 
 
 def _computing(worker: Mapping[str, Any], step: float | None, calibration: Mapping[str, Any]) -> float:
-    """Return computing time in a step: calibrated, but at most twice the half batch's where other programs disturbed it."""
+    """Return the computing time in a step, as calibrated.
+
+    At most twice the half batch's where other programs disturbed it.
+    """
     seconds: float = worker["compute_seconds"]
     half: float | None = worker.get("half_compute_seconds")
     if step is None or seconds <= step or not half:
@@ -112,10 +124,10 @@ def _computing(worker: Mapping[str, Any], step: float | None, calibration: Mappi
 
 
 def _components(step: float | None, data: float, compute: float, slowest: float | None, *, alone: bool) -> Shares:
-    """Return the components of a worker's step, its own work scaled down to the step.
+    """Return the components of a worker's step, its work scaled down to the step.
 
-    `slowest` is the longest own work of sync workers; an async worker waits for the parameter server. The rest of the step of a sync worker
-    that is `alone` counts as computing. Rounded, own work may exceed the step by the last digit.
+    `slowest` is the longest work of sync workers; an async worker waits for the parameter server. The rest of the step of a sync worker
+    that is `alone` counts as computing. Rounded, the work may exceed the step by the last digit.
     """
     if step is None:
         return dict.fromkeys(COMPONENTS)
@@ -161,7 +173,10 @@ def _nodes(workers: Sequence[Shares]) -> list[Shares]:
 
 
 def resumed_seconds(described: Mapping[str, Any]) -> list[float]:
-    """Return the run times in seconds at which a ``job.json``'s run was resumed, without undone ones."""
+    """Return the run times in seconds at which a ``job.json``'s run was resumed.
+
+    Without undone resumptions.
+    """
     resumptions: list[float] = []
     for segment in described.get("segments", ())[1:]:
         resumptions = [*(seconds for seconds in resumptions if seconds < segment["run_seconds"]), segment["run_seconds"]]
@@ -196,7 +211,10 @@ class SegmentTracker:
         self._last_seconds = -math.inf
 
     def began_seconds(self, time_seconds: float, recorded: float | None) -> float:
-        """Return the start of the sample's segment on the run clock; `said` is the record's own."""
+        """Return the start of the sample's segment on the run clock.
+
+        `recorded` is that of the record.
+        """
         if recorded is not None:
             self._began_seconds = recorded
             self._next = [seconds for seconds in self._next if seconds > recorded]

@@ -24,7 +24,10 @@ SYSTEM_SPACING_SECONDS = 1.0  # at first; MLflow's own monitor uses 10 s
 
 
 class NodeFigures:
-    """Node samples as points under MLflow's names; traffic counts from the first sample of training."""
+    """Samples of a node as points under MLflow's names.
+
+    Traffic counts from the first sample of training.
+    """
 
     def __init__(self) -> None:
         self.points = 0
@@ -57,7 +60,10 @@ class NodeFigures:
         return {name: value for name, value in known.items() if value is not None}
 
     def _count(self, record: SystemRecord) -> None:
-        """Add traffic since the first sample of training, in later segments since the last one before the clock."""
+        """Add traffic since the first sample of training.
+
+        In later segments since the last one before the clock.
+        """
         if record.initialising or record.part_began_seconds != self._segment:
             for counter in self._traffic.values():
                 counter.reset()
@@ -95,7 +101,10 @@ Point = tuple[str, float, int, int]  # key, value, Unix time in milliseconds, st
 
 
 def check_mlflow(uri: str) -> None:
-    """Raise MissingPackageError without mlflow, UsageError without a listener at an http address; no import."""
+    """Check that mlflow is installed and that a server listens, without an import.
+
+    Raises MissingPackageError, or UsageError without a listener at an http address.
+    """
     if not module_exists("mlflow"):
         raise MissingPackageError("mlflow: the package is not installed. Install it with: pip install 'crosstrain[mlflow]'")
     parts = urlsplit(uri)
@@ -116,7 +125,10 @@ def check_mlflow(uri: str) -> None:
 
 
 class MLflowWriter(CurveLogger):
-    """Logger of a run to a new MLflow run; thread-safe, never blocks. Steps are updates, under ``system/`` samples."""
+    """Thread-safe logger to a new MLflow run, which never blocks.
+
+    Steps are updates; samples are under ``system/``.
+    """
 
     def __init__(
         self,
@@ -127,7 +139,10 @@ class MLflowWriter(CurveLogger):
         report: Callable[..., None],
         zero_unix_seconds: float | None = None,
     ) -> None:
-        """Start logging the run in `path`, whose `command` started then. Raises UsageError where mlflow cannot be imported."""
+        """Start logging the run in `path`, whose `command` started then.
+
+        Raises UsageError where mlflow cannot be imported.
+        """
         super().__init__(FIRST_SPACING_SECONDS, zero_unix_seconds)
         self._mlflow, self._client = load_mlflow(job.mlflow)
         self._path = path.absolute()
@@ -165,7 +180,10 @@ class MLflowWriter(CurveLogger):
             self._cause = str(record.detail["cause"])[:MAX_TAG_CHARACTERS]
 
     def on_end(self, state: str, summary: Mapping[str, Any] | None) -> None:
-        """Log the rest of the curve, ``summary/…``, and the status: FINISHED, FAILED, or KILLED if interrupted."""
+        """Log the rest of the curve, ``summary/…`` and the status.
+
+        The status is FINISHED, FAILED, or KILLED if interrupted.
+        """
         super().on_end(state, summary)
         self._status = _STATUS.get(state, "FAILED")
 

@@ -28,10 +28,16 @@ _START, _STOP, _POINT = "INTERVAL_START", "INTERVAL_END", "POINT_IN_TIME"
 
 
 class MLLogWriter(RunLogger):
-    """Writer of a run's event log, thread-safe: epochs from 1, `samples_count` in examples, times in ms of Unix time, never falling."""
+    """Thread-safe writer of a run's event log.
+
+    Epochs count from 1, `samples_count` is in examples, times are ms of Unix time and never fall.
+    """
 
     def __init__(self, path: Path, job: Job, sizes: Sizes, began_unix_seconds: float, zero_unix_seconds: float | None = None) -> None:
-        """Open the log; the run clock was 0 at `zero_unix_seconds`, by default such that the first event is now."""
+        """Open the log; the run clock was 0 at `zero_unix_seconds`.
+
+        By default it is such that the first event is now.
+        """
         self._job = job
         self._sizes = sizes
         self._zero = zero_unix_seconds

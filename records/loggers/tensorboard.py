@@ -104,7 +104,10 @@ FIRST_SPACING_SECONDS = 0.1  # between the training curves' points at first
 
 
 def _without_tensorflow() -> None:
-    """Make tensorboard use its own file functions, as builds without tensorflow do with a module of this name."""
+    """Make tensorboard use its file functions without tensorflow.
+
+    Builds without tensorflow do that with a module of this name.
+    """
     sys.modules.setdefault("tensorboard.compat.notf", ModuleType("tensorboard.compat.notf"))
 
 
@@ -130,7 +133,10 @@ class _EventFile:
 
 
 class TensorBoardWriter(CurveLogger):
-    """Writer of a run's event file, thread-safe. Steps are updates in ``train/`` and ``eval/``, run-clock ms in ``system/``."""
+    """Thread-safe writer of a run's event file.
+
+    Steps are updates in ``train/`` and ``eval/``, run-clock ms in ``system/``.
+    """
 
     def __init__(
         self,
@@ -139,7 +145,10 @@ class TensorBoardWriter(CurveLogger):
         zero_unix_seconds: float | None = None,
         metrics: Sequence[MetricInfo] = (),
     ) -> None:
-        """Open a new event file in `path`; replayed records get the wall time of the run clock since `zero_unix_seconds`."""
+        """Open a new event file in `path`.
+
+        Replayed records get the wall time of the run clock since `zero_unix_seconds`.
+        """
         super().__init__(FIRST_SPACING_SECONDS, zero_unix_seconds)
         _without_tensorflow()
         self._events: Any = importlib.import_module("tensorboard.compat.proto.event_pb2")

@@ -229,7 +229,10 @@ _KINDS: Mapping[str, type[JsonObject]] = {
 
 
 def checked_document(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a document with defaults or null for missing fields. Raises DamagedRunError, naming file and field."""
+    """Return a document with defaults or null for missing fields.
+
+    Raises DamagedRunError, naming file and field.
+    """
     version = fields.get("schema")
     if version != SCHEMA:
         raise DamagedRunError(f"{path}: has schema {version!r}; this release reads {SCHEMA}.")

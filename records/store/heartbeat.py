@@ -38,7 +38,10 @@ class Heartbeat:
         threading.Thread(target=self._count_beats, name=HEARTBEAT, daemon=True).start()
 
     def settle(self) -> None:
-        """Wait until a former driver has noticed. Raises UsageError where another process has resumed the run."""
+        """Wait until a former driver has noticed.
+
+        Raises UsageError where another process has resumed the run.
+        """
         time.sleep(2 * BEAT_SECONDS)
         try:
             self._beat()

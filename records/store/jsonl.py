@@ -92,7 +92,10 @@ def _shallow(record: Record | TaskSample) -> dict[str, Any]:
 
 
 def _encode_step(record: StepRecord) -> bytes:
-    """Format a step line at a third of the cost of ``json.dumps``; nine digits identify every float32."""
+    """Format a step line at a third of the cost of ``json.dumps``.
+
+    Nine digits identify every float32.
+    """
     staleness = "null" if record.staleness is None else f"[{('%d,' * len(record.staleness) % tuple(record.staleness))[:-1]}]"
     return (
         f'{{"schema":{SCHEMA},"step":{record.step:d},"count":{record.count:d},"epoch":{record.epoch:d}'
@@ -121,7 +124,7 @@ Revive = Callable[[Any], Any]
 
 @cache
 def _reviver(declared: Any) -> Revive | None:
-    """Return the function that restores the figures in a JSON value of a declared type; None if it has none."""
+    """Return what restores the figures in a JSON value of a declared type, if it has any."""
     # Values of another type are returned as they are, for msgspec to name. A figure with bounds is never NaN.
     kind, parts = get_origin(declared), get_args(declared)
     if declared == tuple[Float32, ...]:
@@ -176,7 +179,10 @@ def no_record(kind: type, error: ValueError) -> str:
 
 
 def decode(kind: type[R], value: Any) -> R:
-    """Return a JSON object's record, with types and bounds checked. Raises ValueError, naming the field."""
+    """Return a JSON object's record, with types and bounds checked.
+
+    Raises ValueError, naming the field.
+    """
     if not isinstance(value, dict):
         raise ValueError("no JSON object")
     if value.get("schema") != SCHEMA:
@@ -197,7 +203,10 @@ def decode(kind: type[R], value: Any) -> R:
 
 
 def _expect_agreement(record: StepRecord) -> None:
-    """Raise ValueError where lists differ from a group's size; learning rates may be one or none."""
+    """Raise ValueError where lists differ from a group's size.
+
+    Learning rates may be one or none.
+    """
     for name, values, sizes in (
         ("losses", record.losses, (record.count,)),
         ("learning_rates", record.learning_rates, (record.count, 1, 0)),
@@ -229,7 +238,10 @@ def _objects(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str
 
 
 def read_records(path: Path, kind: type[R]) -> Iterator[R]:
-    """Yield a file's records, skipping a torn last line. Raises DamagedRunError with file and line."""
+    """Yield a file's records, skipping a torn last line.
+
+    Raises DamagedRunError with file and line.
+    """
     try:
         for number, value in _objects(path, read_lines(path)):
             try:
@@ -244,7 +256,10 @@ def read_records(path: Path, kind: type[R]) -> Iterator[R]:
 
 
 def append_whole(descriptor: int, data: bytes) -> None:
-    """Append in one write if possible. Raises OSError, and truncates, as half a record would damage the file."""
+    """Append in one write if possible.
+
+    Raises OSError, and truncates, as half a record would damage the file.
+    """
     written = os.write(descriptor, data)
     if written == len(data):
         return
@@ -268,7 +283,10 @@ class LineFile:
         self._lock = threading.Lock()
 
     def write(self, record: Record) -> int:
-        """Append a record; return its bytes. Raises DiskError, RunFailedError beyond readers' limits, ValueError once closed."""
+        """Append a record; return its bytes.
+
+        Raises DiskError, RunFailedError beyond readers' limits, ValueError once closed.
+        """
         line = encode(record)
         if not is_readable_line(line):
             raise RunFailedError(
@@ -296,7 +314,10 @@ def write_document(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def overwrite_document(path: Path, value: Mapping[str, Any]) -> None:
-    """Overwrite a short JSON file in place, also on a full disk; readers may see half. Raises DiskError."""
+    """Overwrite a short JSON file in place, also on a full disk; readers may see half.
+
+    Raises DiskError.
+    """
     text = _document_text(value).encode()
     with writing(path), path.open("r+b") as file:  # "wb" would first release its space
         file.write(text)

@@ -1,4 +1,4 @@
-"""Fast reading of the fields of ``summary.json`` that this release knows, for lists of thousands of runs.
+"""Fast reading of the known fields of ``summary.json``, for lists of thousands of runs.
 
 Its msgspec types are derived from the pydantic schema and accept no value that this would refuse.
 """
@@ -91,7 +91,10 @@ _Metrics: Any = msgspec.defstruct("_Metrics", [("values", dict[str, _msgspec_typ
 
 
 def read_known_figures(path: Path) -> dict[str, Any] | None:
-    """Return the known fields of a ``summary.json``; None if `checked_document` has to decide, also if it is missing."""
+    """Return the known fields of a ``summary.json``.
+
+    None if `checked_document` has to decide, also if it is missing.
+    """
     try:
         with open_regular(path) as file:
             data = file.read(min(os.fstat(file.fileno()).st_size, MAX_VALUES) + 1)

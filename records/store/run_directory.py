@@ -109,7 +109,10 @@ class RunWriter:
     """Writer of a locked run directory; records may come from several threads."""
 
     def __init__(self, path: Path, created: datetime) -> None:
-        """Open an existing directory. Raises UsageError where another process writes into it, DiskError."""
+        """Open an existing directory.
+
+        Raises UsageError where another process writes into it, DiskError.
+        """
         self.path = path
         self._lock: int | None = _locked(path)
         self._identity = os.fstat(self._lock)
@@ -128,9 +131,10 @@ class RunWriter:
 
     @classmethod
     def create(cls, job: Job, *, now: datetime | None = None) -> RunWriter:
-        """Make ``<out>/<date>-<time>-<model>-<backend>-<mode>-<nodes>n-<suffix>/`` (or `job.name`), private to the owner.
+        """Make a run directory, private to the owner.
 
-        Raises UsageError where `job.name` is taken or `job.out` unwritable, DiskError, with nothing left, on a full disk.
+        It is ``<out>/<date>-<time>-<model>-<backend>-<mode>-<nodes>n-<suffix>/``, or `job.name`. Raises UsageError where `job.name` is
+        taken or `job.out` unwritable, DiskError, with nothing left, on a full disk.
         """
         created = now or datetime.now().astimezone()
         try:
@@ -148,7 +152,10 @@ class RunWriter:
 
     @classmethod
     def reopen(cls, path: Path) -> RunWriter:
-        """Append to an ended run, after a remote driver's time to notice. Raises UsageError where another process resumes it too."""
+        """Append to an ended run, after a remote driver's time to notice.
+
+        Raises UsageError where another process resumes it too.
+        """
         status = RunReader(path).status()
         writer = cls(path, datetime.fromisoformat(status["created_at"]))
         if status["state"] in _LIVE and _alive(status["driver"]) is None:
@@ -160,7 +167,10 @@ class RunWriter:
         return writer
 
     def cut(self, step: int, run_seconds: float) -> None:
-        """Truncate the records to a checkpoint (`cut_records`), while nothing is written. Raises DiskError."""
+        """Truncate the records to a checkpoint (`cut_records`), while nothing is written.
+
+        Raises DiskError.
+        """
         self._close_files()
         try:
             with writing(self.path):
@@ -179,7 +189,10 @@ class RunWriter:
     def write_status(
         self, state: RunState, *, cause: str | None = None, exit_code: int | None = None, task: str | None = None, pid: int | None = None
     ) -> None:
-        """Replace ``status.json``, a final one also on a full disk; `task` failed first. Raises DiskError."""
+        """Replace ``status.json``, a final one also on a full disk; `task` failed first.
+
+        Raises DiskError.
+        """
         self.check()
         with self._status_lock:
             status = {
@@ -252,7 +265,10 @@ class RunWriter:
         self._heartbeat.check()
 
     def log_path(self, node: int, task: str) -> Path:
-        """Return ``logs/<node>/<task>.log``, in a new folder. Raises UnsafeNameError for an unsafe task."""
+        """Return ``logs/<node>/<task>.log``, in a new folder.
+
+        Raises UnsafeNameError for an unsafe task.
+        """
         path = inside(self.path, f"logs/{node}/{task}.log")
         with writing(path.parent):
             for part in (path.parent.parent, path.parent):  # never recreates a removed run directory
@@ -317,7 +333,10 @@ def _driver(pid: int) -> dict[str, Any]:
 
 
 class RunReader:
-    """Reader of a run directory, also live or crashed. Raises UsageError for another folder, DamagedRunError if unreadable."""
+    """Reader of a run directory, also live or crashed.
+
+    Raises UsageError for another folder, DamagedRunError if unreadable.
+    """
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -476,7 +495,10 @@ class FileUse:
 
 
 def describe_folder(folder: Path) -> list[FileUse]:
-    """Return a row per file below a run directory or checkpoint, by name; vanishing files are skipped."""
+    """Return a row per file below a run directory or checkpoint, by name.
+
+    Vanishing files are skipped.
+    """
     rows = []
     for path in folder.rglob("*"):
         with suppress(FileNotFoundError):

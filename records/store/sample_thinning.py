@@ -19,7 +19,10 @@ _OF_TIME = frozenset({"cpu_cores_used", "cpu_fraction"})  # slopes, whose means 
 
 
 def merge_samples(samples: Iterable[SystemRecord]) -> SystemRecord:
-    """Merge a node's consecutive samples, without rounding means of bytes. No counter may fall. Raises IndexError without samples."""
+    """Merge a node's consecutive samples, without rounding means of bytes.
+
+    No counter may fall. Raises IndexError without samples.
+    """
     known = [*samples]
     last = known[-1]
     if len(known) == 1:

@@ -223,7 +223,10 @@ MODELS_WITH_METRICS = {"eval": _Evaluation, "best_eval": _Evaluation, "translate
 
 
 def complete_nodes(summary: Mapping[str, Any], nodes: Sequence[dict[str, Any]]) -> None:
-    """Number the nodes of a summary, and add their training rates where earlier releases did not write them."""
+    """Number the nodes of a summary, and add missing training rates.
+
+    Earlier releases did not write them.
+    """
     for number, (node, rates) in enumerate(zip(nodes, training_rates(summary, nodes), strict=True)):
         node["node"] = number
         for name, rate in rates.items():
@@ -232,10 +235,10 @@ def complete_nodes(summary: Mapping[str, Any], nodes: Sequence[dict[str, Any]]) 
 
 
 def training_rates(summary: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> list[dict[str, float | None]]:
-    """Return each node's sent and received bytes per second of training, including profiled updates.
+    """Return each node's sent and received bytes per second of training.
 
-    A node in some segments only has their training time. None after a restart, whose repeated work has bytes but no training time, and
-    below a microsecond.
+    Profiled updates are included. A node in some segments only has their training time. None after a restart, whose repeated work has bytes
+    but no training time, and below a microsecond.
     """
     whole = summary["train_seconds"] + (summary.get("profile_seconds") or 0.0)
     longest = max((node.get("train_seconds") or 0.0 for node in nodes), default=0.0) if summary.get("resumed") else 0.0
@@ -250,7 +253,10 @@ def training_rates(summary: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]
 
 
 def summary_type(path: Sequence[str]) -> Any:
-    """Return the type, or None, of the figure at `path`; others of evaluations are metrics. Raises KeyError."""
+    """Return the type, or None, of the figure at `path`.
+
+    Other figures of evaluations are metrics. Raises KeyError.
+    """
     declared: Any = Summary
     for name in path:
         owner = next(kind for kind in type_parts(declared) if isinstance(kind, type) and issubclass(kind, JsonObject))

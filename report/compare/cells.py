@@ -17,9 +17,9 @@ MARK = "†"  # a figure that is not comparable with the first row's
 
 
 def cell(entry: Row, column: Column, marks: Collection[str] = (), node: int | str | None = None) -> str:
-    """Return a figure as text: a mean with ± half its 95 % interval, marked if its kind is in `marks`.
+    """Return a figure as text: a mean with ± half its 95 % interval.
 
-    `node` is a line of `node_lines`; the text is empty for a missing node.
+    It is marked if its kind is in `marks`. `node` is a line of `node_lines`; the text is empty for a missing node.
     """
     value, half = entry.figures.get(column.key), entry.half_widths.get(column.key)
     if isinstance(node, str):
@@ -74,7 +74,10 @@ def relative_text(value: float | None, *, marked: bool = False) -> str:
 
 
 def relative_to_first(entries: Sequence[Row], column: Column) -> list[float | None]:
-    """Return how many times as good as the first row's each figure is; None if either is unknown, or a run missed its target."""
+    """Return how many times as good as the first row's each figure is.
+
+    None if either is unknown, or a run missed its target.
+    """
     values = [entry.figures.get(column.key) if column.group != TARGET or entry.all_converged else None for entry in entries]
     if column.better > 0:
         return [None if value is None or not values[0] else value / values[0] for value in values]
@@ -82,7 +85,10 @@ def relative_to_first(entries: Sequence[Row], column: Column) -> list[float | No
 
 
 def relative(entries: Sequence[Row], marks: Sequence[Collection[str]], column: Column) -> list[str]:
-    """Return the ratios to the first row's figure as texts, marked if its kind is in a row's `marks`."""
+    """Return the ratios to the first row's figure as texts.
+
+    They are marked if the figure's kind is in a row's `marks`.
+    """
     values = relative_to_first(entries, column)
     return [relative_text(value, marked=column.group in row_marks) for value, row_marks in zip(values, marks, strict=True)]
 

@@ -42,7 +42,7 @@ class ScalingPoint:
 
 @dataclass(frozen=True, slots=True)
 class ScalingSeries:
-    """Rows with a fixed global (``strong``) or worker (``weak``) batch, in the order of their nodes."""
+    """Rows with a fixed global (``strong``) or worker (``weak``) batch, by their nodes."""
 
     kind: Kind
     batch: int
@@ -64,9 +64,10 @@ class ScalingSeries:
 
 
 def scaling(entries: Sequence[Row], series: Callable[[Row], Any]) -> tuple[list[ScalingSeries], list[int]]:
-    """Return the series of some rows, on at least two numbers of nodes each, and the indices of the rows in none.
+    """Return the series of some rows, and the indices of the rows in none.
 
-    `series` returns a key of all that may not differ in a series but the batch. A row may be in a series of each kind.
+    A series has at least two numbers of nodes. `series` returns a key of all that may not differ in a series but the batch. A row may be in
+    a series of each kind.
     """
     all_series: list[ScalingSeries] = []
     for kind, batch in _BATCH.items():

@@ -109,7 +109,7 @@ def _cells(comparison: Comparison, column: Column, node: int | str | None = None
 
 
 def _observed(comparison: Comparison, columns: Sequence[Column]) -> list[TextColumn]:
-    """Return the figures that a row has, and after some of them those relative to the first row's."""
+    """Return the figures that a row has, some followed by their ratio to the first row's."""
     shown: list[TextColumn] = []
     for column in columns:
         shown.append((column.header, _cells(comparison, column)))

@@ -1,4 +1,7 @@
-"""Settings and environment of a run as hashable values; None if unrecorded or not applicable."""
+"""Settings and environment of a run as hashable values.
+
+None if unrecorded or not applicable.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,10 @@ def shown_saving(value: tuple[str, bool]) -> str:
 
 
 def job_field(key: str, none: str | None = None, applies: Callable[[Run], bool] | None = None) -> Value:
-    """Read a field of the job, `none` if it is None, if it `applies`; its default if the run is older than the field."""
+    """Read a field of the job, `none` if it is None, if it `applies`.
+
+    Its default if the run is older than the field.
+    """
     default = Job.model_fields[key].default
 
     def value(run: Run) -> Any:

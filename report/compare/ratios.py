@@ -248,7 +248,10 @@ def _duration(summary: Mapping[str, Any], with_target: bool) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The mean of a figure's repeats, and their standard deviation (n − 1; None for one value or a non-finite one)."""
+    """The mean of a figure's repeats, and their standard deviation.
+
+    It is that of n − 1; None for one value or a non-finite one.
+    """
 
     mean: float
     sigma: float | None

@@ -1,4 +1,4 @@
-"""Columns: what rows, tables, lists, CSV, LaTeX and `--metric` show of a run, each declared once in `COLUMNS`."""
+"""Columns of rows, tables, lists, CSV and LaTeX, each declared once in `COLUMNS`."""
 
 from __future__ import annotations
 
@@ -68,7 +68,10 @@ def _error(figures: Mapping[str, Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A figure of a run: its key in a flat row, and how tables show it. Keys that begin with ``node_`` have a value per node."""
+    """A figure of a run: its key in a flat row, and how tables show it.
+
+    Keys that begin with ``node_`` have a value per node.
+    """
 
     key: str
     label: str = ""  # by default the key in words
@@ -312,7 +315,10 @@ def node_columns() -> list[Column]:
 
 
 def figure_key(option: str, text: str, figures: Iterable[str], names: Mapping[str, str]) -> str:
-    """Return the key among `figures` that `given` names, also by further `names`. Raises UsageError, with the option."""
+    """Return the key among `figures` that `text` names, also by further `names`.
+
+    Raises UsageError, with the option.
+    """
     # A metric has precedence over further names, as it is the run's own.
     known = list(dict.fromkeys(figures))
     every = {**names} | {key.replace("eval_", "", 1): key for key in known} | {key: key for key in known}

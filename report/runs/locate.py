@@ -108,7 +108,10 @@ def _resolve_each(texts: Sequence[str], out: Path) -> Iterator[list[Path]]:
 
 
 def find_readable_runs(texts: Sequence[str], out: Path, *, with_figures: bool = False) -> tuple[list[Run], list[Run]]:
-    """Return runs named directly or with readable documents (else all), and the folders' other runs."""
+    """Return the readable runs that are named or in named folders, and the folders' other runs.
+
+    A run that is named directly counts as readable, and so do all runs of a folder without a readable one.
+    """
     readable: dict[str, Run] = {}
     skipped: dict[str, Run] = {}
     for paths in _resolve_each(texts, out):

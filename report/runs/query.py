@@ -1,4 +1,7 @@
-"""The runs of a folder as flat rows of figures; filters such as ``accuracy>=0.9``, and sort orders."""
+"""The runs of a folder as flat rows of figures, with filters and sort orders.
+
+A filter is such as ``accuracy>=0.9``.
+"""
 
 from __future__ import annotations
 

@@ -109,7 +109,10 @@ _Number = float | _NonFinite
 
 
 def _line(record: type, names: str, optional: str = "", **types_by_field: Any) -> Any:
-    """Return the type of a record's lines with these fields alone; `optional` ones may be missing."""
+    """Return the type of a record's lines with these fields alone.
+
+    `optional` ones may be missing.
+    """
     types = {"schema": Literal[1], **line_fields(record, _Number, **types_by_field)}
     required: list[Any] = [(name, types[name]) for name in ("schema", *names.split())]
     defaults = {field.name: field.default for field in fields(record)}
