@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -23,64 +22,47 @@ from .schema import SCHEMA
 from .summary_schema import MODELS_WITH_METRICS, Summary, complete_nodes
 
 _INT64 = 2**63 - 1
-
-
-def _bounds(metadata: Sequence[Any]) -> dict[str, Any]:
-    parts = [part for item in metadata for part in (item.metadata if isinstance(item, FieldInfo) else [item])]
-    bounds = {
-        name: value
-        for part in parts
-        for name in ("ge", "gt", "le", "lt", "max_length", "pattern")
-        if (value := getattr(part, name, None)) is not None
-    }
-    if "gt" in bounds:  # narrows `ge`, and msgspec takes one of them
-        bounds.pop("ge", None)
-    return bounds
+_BOUNDS = ("ge", "gt", "le", "lt", "max_length", "pattern")
 
 
 def _msgspec_type(declared: Any, metadata: Sequence[Any] = ()) -> Any:
     origin, arguments = get_origin(declared), get_args(declared)
     if origin is Annotated:
-        return _msgspec_type(arguments[0], [*metadata, *arguments[1:]])
+        info = FieldInfo.from_annotation(declared)
+        return _msgspec_type(info.annotation, [*metadata, *info.metadata])
     if origin in (Union, UnionType):
         return Union[tuple(map(_msgspec_type, arguments))]  # noqa: UP007 — of a tuple of types
+    if declared in MODELS_WITH_METRICS.values():
+        return dict[str, Any]
     if origin in (list, dict):
         declared = origin[tuple(map(_msgspec_type, arguments))]
     elif isinstance(declared, type) and issubclass(declared, JsonObject):
-        return dict[str, Any] if _has_metrics(declared) else _struct(declared)
-    bounds = _bounds(metadata)
+        return _struct(declared)
+    bounds = {name: bound for part in metadata for name in _BOUNDS if (bound := getattr(part, name, None)) is not None}
+    if declared not in (int, float):
+        return Annotated[declared, msgspec.Meta(**bounds)] if bounds else declared
+    # Of a bound and a strict one, that of 64 bits also, the narrower counts; longer integers are too large for the schema.
+    least, most = max(bounds.pop("ge", -_INT64), -_INT64), min(bounds.pop("le", _INT64), _INT64)
+    low, high = bounds.pop("gt", -math.inf), bounds.pop("lt", math.inf)
+    whole = msgspec.Meta(ge=max(math.ceil(least), low + 1), le=min(math.floor(most), high - 1))
+    integer = Annotated[int, whole]
     if declared is int:
-        return _integer(bounds)
-    if declared is float:  # longer integers are too large for the schema
-        bounds = ({} if "gt" in bounds else {"ge": float(-_INT64)}) | {"le": float(_INT64)} | bounds
-    bounded = Annotated[declared, msgspec.Meta(**bounds)] if bounds else declared
-    stays_whole = any(isinstance(item, WrapValidator) for item in metadata)
-    return _integer(bounds) | bounded if stays_whole else bounded
+        return integer
+    lower, upper = {"gt": low} if low >= least else {"ge": least}, {"lt": high} if high <= most else {"le": most}
+    real = Annotated[float, msgspec.Meta(**lower, **upper)]
+    return integer | real if any(isinstance(part, WrapValidator) for part in metadata) else real  # some whole numbers stay such
 
 
-def _integer(bounds: Mapping[str, float]) -> Any:
-    least = max(bounds.get("ge", -math.inf), math.floor(bounds["gt"]) + 1 if "gt" in bounds else -math.inf, -_INT64)
-    most = min(bounds.get("le", math.inf), math.ceil(bounds["lt"]) - 1 if "lt" in bounds else math.inf, _INT64)
-    return Annotated[int, msgspec.Meta(ge=math.ceil(least), le=math.floor(most))]
-
-
-def _has_metrics(model: type[JsonObject]) -> bool:
-    return "__pydantic_extra__" in vars(model).get("__annotations__", {})
-
-
-@cache
 def _struct(model: type[JsonObject]) -> type[msgspec.Struct]:
     """Return a model's fields and defaults as a struct, which skips unknown fields."""
     fields: list[Any] = []
     for name, info in model.model_fields.items():
-        declared = _msgspec_type(info.annotation, info.metadata)
         factory: Any = info.default_factory
-        if info.is_required():
-            fields.append((name, declared))
-        elif factory is None:
-            fields.append((name, declared, info.default))
+        if factory is not None:
+            default = msgspec.field(default_factory=factory if factory in (list, dict) else _struct(factory))
         else:
-            fields.append((name, declared, msgspec.field(default_factory=_struct(factory) if factory not in (list, dict) else factory)))
+            default = msgspec.NODEFAULT if info.is_required() else info.default
+        fields.append((name, _msgspec_type(info.annotation, info.metadata), default))
     return msgspec.defstruct(model.__name__, fields, kw_only=True, gc=False)
 
 
