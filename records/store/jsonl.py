@@ -7,10 +7,10 @@ import math
 import os
 import threading
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from datetime import datetime
-from functools import cache
 from pathlib import Path, PurePath
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -122,7 +122,6 @@ def _float(value: float | None) -> str:
 Revive = Callable[[Any], Any]
 
 
-@cache
 def _reviver(declared: Any) -> Revive | None:
     """Return what restores the figures in a JSON value of a declared type, if it has any."""
     # Values of another type are returned as they are, for msgspec to name. A figure with bounds is never NaN.
@@ -162,17 +161,18 @@ def _revive_list(values: Any, revive: Revive) -> Any:
 
 def _revive_float32s(values: Any) -> Any:
     """Return float32 values as the Python floats before writing."""
-    try:
+    with suppress(TypeError):
         return array("f", values).tolist()
-    except TypeError:
-        named = _revive_list(values, _revive_float)
-    try:
+    named = _revive_list(values, _revive_float)
+    with suppress(TypeError):
         return array("f", named).tolist()
-    except TypeError:
-        return named
+    return named
 
 
-def no_record(kind: type, error: ValueError) -> str:
+_REVIVERS = {kind: _object_reviver(kind) for kind in get_args(Record)}
+
+
+def no_record(kind: type, error: Exception) -> str:
     """Describe a line for which `decode` has raised an error."""
     article = "an" if kind.__name__[0] in "AEIOU" else "a"
     return f"not {article} {kind.__name__} that this release reads ({error})"
@@ -189,9 +189,8 @@ def decode(kind: type[R], value: Any) -> R:
         raise ValueError(f"schema {value.get('schema')!r}, and this release reads schema {SCHEMA}")
     if kind is EvalRecord and "metrics" not in value and "accuracy" in value:  # format of earlier releases
         value = {**value, "metrics": {"accuracy": value["accuracy"]}}
-    revive = _reviver(kind)
     try:
-        record: R = msgspec.convert(value if revive is None else revive(value), kind)
+        record: R = msgspec.convert(_REVIVERS[kind](value), kind)
     except msgspec.ValidationError as error:
         raise ValueError(str(error)) from error
     except UnicodeEncodeError as error:
@@ -216,25 +215,11 @@ def _expect_agreement(record: StepRecord) -> None:
             raise ValueError(f"{record.count} updates with {len(values)} {name}")
 
 
-def _objects(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line number, object); only the last line may be torn, by a crash."""
-    torn: int | None = None
-    for number, line in enumerate(lines, 1):
-        if torn is not None:
-            raise DamagedRunError(
-                f"{path}, line {torn}: not a whole JSON record, and more lines follow it. The file was damaged after it was written."
-            )
-        try:
-            value = parse_json(line)
-        except NotJsonError:
-            torn = number
-            continue
-        except UnreadableError as error:
-            raise DamagedRunError(f"{path}, line {number}: {error}.") from error
-        if isinstance(value, dict):
-            yield number, value
-        else:
-            torn = number
+def torn_line(path: Path, number: int) -> DamagedRunError:
+    """Return the error for a line that is no JSON object and not the last, which a crash may tear."""
+    return DamagedRunError(
+        f"{path}, line {number}: not a whole JSON record, and more lines follow it. The file was damaged after it was written."
+    )
 
 
 def read_records(path: Path, kind: type[R]) -> Iterator[R]:
@@ -242,13 +227,24 @@ def read_records(path: Path, kind: type[R]) -> Iterator[R]:
 
     Raises DamagedRunError with file and line.
     """
+    torn: int | None = None
     try:
-        for number, value in _objects(path, read_lines(path)):
+        for number, line in enumerate(read_lines(path), 1):
+            if torn is not None:
+                raise torn_line(path, torn)
+            value = None
             try:
-                record = decode(kind, value)
+                value = parse_json(line)
+                record = decode(kind, value) if isinstance(value, dict) else None
+            except NotJsonError:
+                record = None
             except ValueError as error:
-                raise DamagedRunError(f"{path}, line {number}: {no_record(kind, error)}.") from error
-            yield record
+                problem = error if value is None else no_record(kind, error)
+                raise DamagedRunError(f"{path}, line {number}: {problem}.") from error
+            if record is None:
+                torn = number
+            else:
+                yield record
     except FileNotFoundError:
         return
     except UnreadableError as error:

@@ -362,16 +362,6 @@ class RunReader:
         """Return ``env.json``, or None if missing."""
         return self._document("env.json")
 
-    def env(self) -> list[dict[str, Any]]:
-        """Return each node's description, in node order; empty where the run ended earlier."""
-        document = self.environment()
-        return [] if document is None else list(document["nodes"])
-
-    def code(self) -> dict[str, Any] | None:
-        """Return the description of the driver's code, or None."""
-        document = self.environment()
-        return None if document is None else document.get("code")
-
     def status(self) -> dict[str, Any]:
         """Return ``status.json``."""
         return self._required("status.json")

@@ -58,9 +58,11 @@ def selected_table(comparison: Comparison, columns: Sequence[Column]) -> list[Co
     shown: list[TextColumn] = []
     for column in columns:
         if column.of_node:
-            shown += [(named_node(node, label, column.header), _cells(comparison, column, node)) for node, label in lines]
+            shown += [
+                (named_node(node, label, column.header), cells(comparison.entries, comparison.marks, column, node)) for node, label in lines
+            ]
         else:
-            shown.append((column.header, _cells(comparison, column)))
+            shown.append((column.header, cells(comparison.entries, comparison.marks, column)))
     return [_block("", comparison, shown)]
 
 
@@ -104,15 +106,11 @@ def _scaling(comparison: Comparison) -> ComparisonTable:
     return ComparisonTable("Scaling", ("scaling", *names, "nodes", "speed-up", "efficiency"), tuple(rows), len(names) + 1, len(names) + 1)
 
 
-def _cells(comparison: Comparison, column: Column, node: int | str | None = None) -> list[str]:
-    return cells(comparison.entries, comparison.marks, column, node)
-
-
 def _observed(comparison: Comparison, columns: Sequence[Column]) -> list[TextColumn]:
     """Return the figures that a row has, some followed by their ratio to the first row's."""
     shown: list[TextColumn] = []
     for column in columns:
-        shown.append((column.header, _cells(comparison, column)))
+        shown.append((column.header, cells(comparison.entries, comparison.marks, column)))
         if column.better:
             shown.append((f"relative to {comparison.entries[0].label}", relative(comparison.entries, comparison.marks, column)))
     return [(header, texts) for header, texts in shown if any(text not in ("-", "") for text in texts)]

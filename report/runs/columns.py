@@ -33,14 +33,7 @@ def plain(value: Any) -> str:
     return UNKNOWN if value is None else str(value)
 
 
-def decimal(value: float | None) -> str:
-    """Return a figure with two decimals."""
-    return number_text(value, 2)
-
-
-def bytes_rate(value: float | None) -> str:
-    """Return bytes per second."""
-    return bytes_text(value, per_second=True)
+decimal = partial(number_text, digits=2)
 
 
 def _percent(value: float | None) -> str:
@@ -52,7 +45,7 @@ _SHOWN: Mapping[str, Show] = {
     **dict.fromkeys(SPEEDS, partial(rate_text, unit="")),
     "s": duration_text,
     "bytes": bytes_text,
-    "bytes/s": bytes_rate,
+    "bytes/s": partial(bytes_text, per_second=True),
     "%": _percent,
 }  # how figures of a unit are shown
 

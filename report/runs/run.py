@@ -326,8 +326,7 @@ def diverged_text(summary: Mapping[str, Any]) -> str | None:
     return None if since is None else f"The loss was not finite (NaN or infinite) {since}: speed and resources are not those of training."
 
 
-class _Line(msgspec.Struct, gc=False):
-    count: int
+_Line: Any = msgspec.defstruct("StepRecord", [("count", int)], gc=False)
 
 
 def lost_updates(run: Run) -> str | None:
@@ -336,7 +335,7 @@ def lost_updates(run: Run) -> str | None:
         return None
     path, made = run.path / "steps.jsonl", int(run.summary["steps"])
     try:
-        recorded = sum(line.count for lines in read_pieces(path, _Line, "StepRecord") for line in lines)
+        recorded = sum(line.count for lines in read_pieces(path, _Line) for line in lines)
     except DamagedRunError as error:
         return str(error).removesuffix(".")
     if recorded == made:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.bounded_json import MAX_LINE_BYTES, UnreadableError, open_regular
-from ...records.store.jsonl import DamagedRunError
+from ...records.store.jsonl import DamagedRunError, no_record, torn_line
 from ...records.store.run_directory import RunReader
 from ...records.store.schema import GpuSample, StepRecord, SystemRecord, line_fields
 from ...records.time_shares import SegmentTracker, resumed_seconds
@@ -24,14 +24,14 @@ _PIECE_BYTES = 4 << 20
 L = TypeVar("L", bound=msgspec.Struct)
 
 
-def read_pieces(path: Path, kind: type[L], name: str, check: Callable[[L], None] = lambda _: None) -> Iterator[list[L]]:
+def read_pieces(path: Path, kind: type[L], check: Callable[[L], None] = lambda _: None) -> Iterator[list[L]]:
     """Yield the lines of a file as `kind`, in pieces; none if missing. Raises DamagedRunError."""
-    # A torn last line is skipped. `name` is the record's type in messages; `check` raises ValueError for contradicting fields.
+    # A torn last line is skipped. Messages have the name of `kind`; `check` raises ValueError for contradicting fields.
     decoder = msgspec.json.Decoder(kind)
     number, torn = 1, None
     for piece in _pieces(path):
         if torn is not None:
-            raise _damage(path, torn)
+            raise torn_line(path, torn)
         count = piece.count(b"\n") + (not piece.endswith(b"\n"))
         try:
             lines = decoder.decode_lines(piece)
@@ -40,7 +40,7 @@ def read_pieces(path: Path, kind: type[L], name: str, check: Callable[[L], None]
         except (msgspec.DecodeError, ValueError, RecursionError):
             lines = []
         if len(lines) != count:
-            lines, torn = _one_by_one(path, piece, number, name, decoder, check)
+            lines, torn = _one_by_one(path, piece, number, decoder, check)
         yield lines
         number += count
 
@@ -67,38 +67,26 @@ def _pieces(path: Path) -> Iterator[bytes]:
 
 
 def _one_by_one(
-    path: Path, piece: bytes, number: int, name: str, decoder: msgspec.json.Decoder[L], check: Callable[[L], None]
+    path: Path, piece: bytes, number: int, decoder: msgspec.json.Decoder[L], check: Callable[[L], None]
 ) -> tuple[list[L], int | None]:
     """Return the lines of a piece, the number of the first, and that of a torn last one."""
     lines: list[L] = []
     torn: int | None = None
     for current, text in enumerate(piece.removesuffix(b"\n").split(b"\n"), number):
         if torn is not None:
-            raise _damage(path, torn)
+            raise torn_line(path, torn)
         try:
             line = decoder.decode(text)
             check(line)
-        except msgspec.ValidationError as error:
-            raise _unknown(path, current, name, error) from error
-        except msgspec.DecodeError:
+            lines.append(line)
+        except ValueError as error:
+            if type(error) is not msgspec.DecodeError:  # its subclass is for JSON of another type
+                raise DamagedRunError(f"{path}, line {current}: {no_record(decoder.type, error)}.") from error
             torn = current
         except RecursionError:
-            raise _unknown(path, current, name, UnreadableError("it is nested too deep")) from None
-        except ValueError as error:
-            raise _unknown(path, current, name, error) from error
-        else:
-            lines.append(line)
+            deep = UnreadableError("it is nested too deep")
+            raise DamagedRunError(f"{path}, line {current}: {no_record(decoder.type, deep)}.") from None
     return lines, torn
-
-
-def _damage(path: Path, number: int) -> DamagedRunError:
-    return DamagedRunError(
-        f"{path}, line {number}: not a whole JSON record, and more lines follow it. The file was damaged after it was written."
-    )
-
-
-def _unknown(path: Path, number: int, name: str, error: Exception) -> DamagedRunError:
-    return DamagedRunError(f"{path}, line {number}: not a {name} that this release reads ({error}).")
 
 
 Integers = NDArray[np.int64]
@@ -216,7 +204,7 @@ def read_steps(run: Path, learning_rates: bool = False) -> StepSeries:
     """Return the updates; `learning_rates` double time and memory. Raises DamagedRunError."""
     columns: dict[str, array[Any]] = {name: array(code) for name, code in _TYPECODES.items()}
     kind = _RatedStepLine if learning_rates else _StepLine
-    for lines in read_pieces(run / "steps.jsonl", kind, "StepRecord", _sizes_agree):
+    for lines in read_pieces(run / "steps.jsonl", kind, _sizes_agree):
         _add(columns, lines)
     return _series(columns, learning_rates)
 
@@ -269,7 +257,7 @@ def read_samples(path: Path, resumed: Sequence[float]) -> list[NodeSeries]:
     """Return the samples of a ``system.jsonl``; `resumed` is from `resumed_seconds`."""
     by_node: dict[int, list[Any]] = {}
     segments = SegmentTracker(resumed)
-    for lines in read_pieces(path, _SystemLine, "SystemRecord"):
+    for lines in read_pieces(path, _SystemLine):
         for line in lines:
             line.part_began_seconds = segments.began_seconds(line.time_seconds, line.part_began_seconds)
             by_node.setdefault(line.node, []).append(line)

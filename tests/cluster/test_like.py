@@ -44,10 +44,11 @@ def test_it_is_the_same_run_again(earlier):
 
 
 def test_a_run_records_the_code_that_made_it(earlier, repository):
-    found = RunReader(earlier.path).code()
+    environment = RunReader(earlier.path).environment()
+    found = environment["code"]
     assert found == {**provenance(Path.cwd()), "crosstrain": work_tree(repository)}
     assert found["packages"]["torch"] == version("torch")
-    assert RunReader(earlier.path).env()[0]["cpu_flags"]
+    assert environment["nodes"][0]["cpu_flags"]
 
 
 def test_one_thing_is_another(earlier):

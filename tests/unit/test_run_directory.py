@@ -184,7 +184,7 @@ def test_run_is_read_back(tmp_path):
     assert [list(reader.steps()), list(reader.evals())] == [[STEP] * 2, [EVALUATION] * 2]
     assert [list(reader.events()), list(reader.system())] == [[EVENT] * 2, [SYSTEM] * 2]
     assert reader.job()["mode"] == "sync"
-    assert [(node["cpu"], node["gpus"]) for node in reader.env()] == [("a", None), ("b", None)]
+    assert [(node["cpu"], node["gpus"]) for node in reader.environment()["nodes"]] == [("a", None), ("b", None)]
     summary = reader.summary()
     assert {name: value for name, value in summary.items() if value is not None} == {
         "schema": SCHEMA,
