@@ -219,7 +219,7 @@ class Summary(JsonObject):
         return self
 
 
-MODELS_WITH_METRICS: Mapping[str, type[JsonObject]] = {"eval": _Evaluation, "best_eval": _Evaluation, "translated": _Translated}  # by field of the summary
+MODELS_WITH_METRICS: Mapping[str, type[JsonObject]] = {"eval": _Evaluation, "best_eval": _Evaluation, "translated": _Translated}
 
 
 def complete_nodes(summary: Mapping[str, Any], nodes: Sequence[dict[str, Any]]) -> None:
