@@ -14,7 +14,7 @@ from ...core.plugins import BUILT_IN
 from ...core.units import Target, parse_bandwidth
 from ...records.text import bytes_text
 from ..runs.columns import reach
-from ..runs.run import Run, batch_text, examples_of, real_batch
+from ..runs.run import Run, batch_text, count_examples, real_batch
 
 Value = Callable[[Run], Any]
 # Packages of built-in backends, for runs that do not record them.
@@ -203,7 +203,7 @@ def budget(run: Run) -> tuple[str, int]:
     if steps is None:
         return "epochs", run.job.get("epochs") or DEFAULT_EPOCHS
     batch = run.summary["global_batch_size"] if run.summary["mode"] == "sync" else run.summary["batch_size"]
-    return "examples", examples_of(run.job, steps, batch)
+    return "examples", count_examples(run.job, steps, batch)
 
 
 def single_process(run: Run) -> bool:

@@ -20,7 +20,7 @@ from ..runs.columns import COLUMNS, Column
 from .cells import relative_to_first
 from .comparison import Comparison
 from .comparison_tables import ComparisonTable, above, below, default_tables, selected_table
-from .run_tables import aligned, columns_of, plain_table, to_text
+from .run_tables import aligned, plain_table, side_by_side_table, to_text
 
 _MAX_COLUMNS = 4  # by default, more runs have rows instead of columns
 _PROSE = 120  # maximum line length of sentences, and without a terminal of a table with columns
@@ -45,7 +45,7 @@ def as_text(comparison: Comparison, columns: Sequence[Column] = (), *, layout: s
 def _side_by_side(comparison: Comparison, layout: str, width: int | None) -> Table | None:
     if layout == "rows":
         return None
-    table = columns_of(comparison.entries, comparison.marks)
+    table = side_by_side_table(comparison.entries, comparison.marks)
     if layout == "columns":
         return table
     fits = max(map(text_width, to_text(table).splitlines())) <= (width or _PROSE)

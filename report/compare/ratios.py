@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
 
-from ..runs.columns import COLUMNS, TIMED_FIGURES, metrics_at_the_end, metrics_of, reach
+from ..runs.columns import COLUMNS, TIMED_FIGURES, evaluation_metrics, metrics_at_the_end, reach
 from ..runs.cpu_starvation import cpu_starvation
 from ..runs.run import number
 
@@ -204,7 +204,7 @@ def aggregate(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     staying, dropped = drop_fastest_and_slowest(summaries)
     timed = [summary for summary in staying if cpu_starvation(summary) is None] or staying
     with_target = summaries[0]["target"] is not None
-    evaluated = dict.fromkeys(name for summary in summaries for name in metrics_of(summary.get("eval")))
+    evaluated = dict.fromkeys(name for summary in summaries for name in evaluation_metrics(summary.get("eval")))
     metrics = {name: ("eval", name) for name in evaluated if name not in FIGURES}
     at_the_end = dict.fromkeys(name for summary in summaries for name in metrics_at_the_end(summary))
     metrics |= {f"end_{name}": ("translated", name) for name in at_the_end}

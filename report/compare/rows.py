@@ -53,9 +53,9 @@ class Row:
 def make_entries(runs: Sequence[Run], *, fold: bool = True, by: Sequence[Factor] = ()) -> list[Row]:
     """Return the rows in order; with `fold`, repeats that agree in `by` are one row."""
     if not fold:
-        return _unique_labels([entry_of([run]) for run in runs])
+        return _unique_labels([make_entry([run]) for run in runs])
     firsts = [copies[0] for copies in measurements(runs)]
-    return _unique_labels([entry_of(group) for group in group_equal_runs(firsts, without={"seed"}, by=by)])
+    return _unique_labels([make_entry(group) for group in group_equal_runs(firsts, without={"seed"}, by=by)])
 
 
 def tells_apart(rows: Sequence[Row], settings: Sequence[Factor], factor: Factor) -> bool:
@@ -75,7 +75,7 @@ def _unique_labels(entries: Sequence[Row]) -> list[Row]:
     ]
 
 
-def entry_of(runs: Sequence[Run]) -> Row:
+def make_entry(runs: Sequence[Run]) -> Row:
     """Return the row of the runs of one job, at least one."""
     summaries = [run.summary for run in runs]
     converged = None if summaries[0]["target"] is None else sum(bool(summary["target_reached"]) for summary in summaries)

@@ -21,7 +21,7 @@ from ..runs.columns import COLUMNS, IN_TRAINING, Column, node_columns, run_colum
 from ..runs.run import Run, batch_text, diverged_text
 from .caveats import changed_text
 from .cells import MARK, cell, cells, named_node, node_lines, relative
-from .rows import Row, entry_of
+from .rows import Row, make_entry
 
 ACROSS_MODES = (
     "A step is one update of the parameters: of the global batch in sync mode, of one worker's batch in async mode.\n"
@@ -43,7 +43,7 @@ def one_run(summary: Mapping[str, Any], job: Mapping[str, Any] | None = None, pa
     """Return the end-of-run table: the figures, then what each node used."""
     # `job` is the run's ``job.json``, with the segments of a resumed run; `path` the run directory, for a suggested command.
     run = Run.of_documents(summary, job or {}, label=str(summary["run"]))
-    entry = _as_shown(entry_of([run]))
+    entry = _as_shown(make_entry([run]))
     main = plain_table(show_header=False)
     main.add_column(no_wrap=True)
     main.add_column(no_wrap=True)
@@ -133,7 +133,7 @@ def _nodes(entry: Row, pss: bool) -> Table:
     return table
 
 
-def columns_of(entries: Sequence[Row], marks: Sequence[Collection[str]]) -> Table:
+def side_by_side_table(entries: Sequence[Row], marks: Sequence[Collection[str]]) -> Table:
     """Return a table with a column per row of a comparison; `marks` are by row."""
     shown = [_as_shown(entry) for entry in entries]
     main = _figure_lines(shown, marks)

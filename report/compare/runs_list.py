@@ -50,7 +50,7 @@ _METRICS = (20, 10)  # places of metrics in the list, as of `Column.listed`
 
 def runs_table(rows: Sequence[Row], width: int | None = None, requested: Sequence[str] = ()) -> tuple[str, list[str]]:
     """Return a table of `rows`, and the titles dropped to fit `width` characters (None: any)."""
-    # Names are never shortened, as other commands take them. Figures `asked` for (keys of a row) always have a column.
+    # Names are never shortened, as other commands take them. The `requested` figures (keys of a row) always have a column.
     metrics = [Column(figure, show=partial(_any, figure), listed=_METRICS) for figure in _evaluated(rows, requested)]
     usual = sorted((column for column in (*COLUMNS, _CREATED, *metrics) if any(column.listed)), key=lambda column: column.listed[0])
     further = [

@@ -80,7 +80,7 @@ class Column:
     learning: bool = False  # whether in the table of learning with a row per run, as all figures of `LEARNING` are
     listed: tuple[int, int] = (0, 0)  # place in the list of runs, and in the order of those dropped on a narrow terminal (0: never)
     only_with: str = ""  # shown only if a run's summary has this figure
-    of: Callable[[Mapping[str, Any]], Any] | None = None  # computes it from a row's other figures; `path` then has its type alone
+    compute: Callable[[Mapping[str, Any]], Any] | None = None  # from a row's other figures; `path` then has its type alone
     derived: bool = False  # follows from others, so the table of one run omits it
     averaged: bool = True  # whether the mean of repeats has a meaning
     unit: str = ""  # of the values; that of a speed is its label, and texts by `_SHOWN` have it
@@ -183,7 +183,7 @@ COLUMNS: tuple[Column, ...] = (
         METRICS,
         header="error",
         path=("eval", "accuracy"),
-        of=_error,
+        compute=_error,
         names=("error",),
         line=11,
         derived=True,
@@ -215,7 +215,7 @@ FIGURES: tuple[str, ...] = tuple(column.key for column in COLUMNS)  # keys of ev
 # Figures that depend on CPU contention: all of work, but not memory.
 TIMED_FIGURES = frozenset(column.key for column in COLUMNS if column.group in WORK and column.unit != "bytes")
 _PATHS = tuple((column.key, column.path, column.of_node) for column in COLUMNS)
-_COMPUTED = {column.key: column.of for column in COLUMNS if column.of is not None}
+_COMPUTED = {column.key: column.compute for column in COLUMNS if column.compute is not None}
 _OF_METRICS = ("eval_", "best_eval_", "end_")
 _NO_SCORES = frozenset(("split", "step", "sentences", "signature", "seconds"))  # other keys of a summary's final translation
 
@@ -232,7 +232,7 @@ def metric_figures(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     return [name for name in names if name not in FIGURES and name.startswith(_OF_METRICS)]
 
 
-def metrics_of(evaluation: Mapping[str, Any] | None) -> dict[str, Any]:
+def evaluation_metrics(evaluation: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the metrics of an evaluation in a summary, by name."""
     return {name: value for name, value in (evaluation or {}).items() if name not in RESERVED_NAMES}
 
@@ -249,7 +249,7 @@ def row(summary: Mapping[str, Any]) -> dict[str, Any]:
     flat = {key: [reach(node, path) for node in nodes] if of_node else reach(summary, path) for key, path, of_node in _PATHS}
     flat |= {key: compute(flat) for key, compute in _COMPUTED.items()}
     for kind in ("eval", "best_eval"):
-        flat.update({f"{kind}_{name}": value for name, value in metrics_of(summary.get(kind)).items()})
+        flat.update({f"{kind}_{name}": value for name, value in evaluation_metrics(summary.get(kind)).items()})
     return flat | {f"end_{name}": value for name, value in metrics_at_the_end(summary).items()}
 
 

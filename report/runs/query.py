@@ -87,7 +87,7 @@ _UNITS = {"min": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(d
 
 
 def figure_name(key: str, name: str, further: Sequence[str] = ()) -> str:
-    """Return the row key that `given` names. Raises UsageError, with the option `key`."""
+    """Return the row key that `name` gives. Raises UsageError, with the option `key`."""
     return figure_key(key, name, [*FIGURES, *further], ALIASES)
 
 

@@ -283,7 +283,7 @@ def real_batch(job: Mapping[str, Any], batch: int) -> int:
     return min(batch, train_size(job) or batch)
 
 
-def examples_of(job: Mapping[str, Any], steps: int, batch: int) -> int:
+def count_examples(job: Mapping[str, Any], steps: int, batch: int) -> int:
     """Return the examples of `steps` updates; the last of an epoch may be smaller."""
     size = train_size(job)
     if size is None or job.get("batch_tokens") is not None:
