@@ -79,7 +79,7 @@ def _one_by_one(
             line = decoder.decode(text)
             check(line)
             lines.append(line)
-        except ValueError as error:
+        except (msgspec.DecodeError, ValueError) as error:
             if type(error) is not msgspec.DecodeError:  # its subclass is for JSON of another type
                 raise DamagedRunError(f"{path}, line {current}: {no_record(decoder.type, error)}.") from error
             torn = current
