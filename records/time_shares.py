@@ -72,11 +72,7 @@ def time_shares(
     costs = {
         worker["worker"]: (part * worker["data_seconds"], _computing(worker, steps[worker["worker"]], calibration)) for worker in measured
     }
-    overlap: float | None = None
-    slowest: float | None = None
-    if mode == "sync":
-        slowest = max((sum(cost) for cost in costs.values()), default=0.0)
-        overlap = _overlap(measured, steps, slowest)
+    slowest = max((sum(cost) for cost in costs.values()), default=0.0) if mode == "sync" else None
     alone = len(measured) == 1
     workers = [
         {
@@ -92,7 +88,7 @@ def time_shares(
     return {
         "method": "calibration",
         "part_began_seconds": part_began_seconds,
-        "overlap_fraction": overlap,
+        "overlap_fraction": None if slowest is None else _overlap(measured, steps, slowest),
         "run": _run(clock, times.profile_seconds),
         "workers": workers,
         "nodes": _nodes(workers),
