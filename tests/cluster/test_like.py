@@ -47,10 +47,11 @@ def test_like_repeats_the_run(earlier):
 
 
 def test_a_run_records_the_code_that_made_it(earlier, repository):
-    code = RunReader(earlier.path).code()
+    environment = RunReader(earlier.path).environment()
+    code = environment["code"]
     assert code == {**provenance(Path.cwd()), "crosstrain": work_tree(repository)}
     assert code["packages"]["torch"] == version("torch")
-    assert RunReader(earlier.path).env()[0]["cpu_flags"]
+    assert environment["nodes"][0]["cpu_flags"]
 
 
 def test_like_with_one_changed_setting(earlier):
