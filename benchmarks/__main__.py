@@ -1,4 +1,7 @@
-"""The command: ``python -m benchmarks [--group GROUP …] [--only ROW …] [--repeats N] [--quick] [--json FILE] …``."""
+"""Entry point of the benchmarks.
+
+Usage: ``python -m benchmarks [--group GROUP …] [--only ROW …] [--repeats N] [--quick] [--json FILE] …``
+"""
 
 from __future__ import annotations
 
@@ -23,18 +26,21 @@ QUICK_DIVISOR = 10
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, print the table, and return the exit code: 0, 1 where a run failed (a missed target is no failure), 130 after a signal."""
-    given = parse(arguments)
+    """Measure, print the table and return the exit code.
+
+    Codes: 0 (a missed target included), 1 if a run failed, 130 after a signal.
+    """
+    options = parse(arguments)
     for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell in the background has it ignored
         signal.signal(number, signal.default_int_handler)
     began = time.monotonic()
-    facts = machine.describe(given.network, given.threads)
+    facts = machine.describe(options.network, options.threads)
     print(machine.sentence(facts), flush=True)
-    rows = chosen_rows(given, gpu=bool(facts["gpu"]))
-    shorter = QUICK_DIVISOR if given.quick else 1
+    rows = chosen_rows(options, gpu=bool(facts["gpu"]))
+    shorter = QUICK_DIVISOR if options.quick else 1
     try:
-        kept = KeptResults(given.out, facts, shorter)
-        session = Session(given.repeats, shorter, given.network, given.threads, given.timeout, _say, kept)
+        kept = KeptResults(options.out, facts, shorter)
+        session = Session(options.repeats, shorter, options.network, options.threads, options.timeout, _log, kept)
         prepare({work_of(CONTESTANTS[name]).data for name in needed(rows)})
         session.run(needed(rows))
     except KeyboardInterrupt:
@@ -45,20 +51,22 @@ def main(arguments: list[str] | None = None) -> int:
         return error.exit_code
     results = [compute(name, ROWS[name], session.runs) for name in rows]
     took = f"; took {(time.monotonic() - began) / 60:.0f} min"
-    print(f"medians [smallest–largest] of {given.repeats} interleaved repeats{took}" + (", SHORT RUNS (--quick)" if given.quick else ""))
+    print(
+        f"medians [smallest–largest] of {options.repeats} interleaved repeats{took}" + (", SHORT RUNS (--quick)" if options.quick else "")
+    )
     print()
     print(render(results))
     for problem in session.problems:
         print(f"\nfailed: {problem}")
-    if given.json is not None:
-        given.json.write_text(_to_json(facts, given, session, results) + "\n", encoding="utf-8")
+    if options.json is not None:
+        options.json.write_text(_to_json(facts, options, session, results) + "\n", encoding="utf-8")
     return 1 if session.problems else 0
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", description="The speed of trainer beside its peers; see docs/benchmarks.md."
+        prog="python -m benchmarks", description="The speed of trainer compared with its peers; see docs/benchmarks.md."
     )
     parser.add_argument("--group", nargs="+", choices=tuple(GROUPS), help="the rows of these groups (default: all)")
     parser.add_argument(
@@ -76,21 +84,21 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def chosen_rows(given: argparse.Namespace, *, gpu: bool) -> list[str]:
-    """Return the rows that were asked for; those of a GPU, where there is none, only where they were named."""
-    if given.only:
-        return list(dict.fromkeys(row for rows in given.only for row in rows))
-    groups = given.group or list(GROUPS)
+def chosen_rows(options: argparse.Namespace, *, gpu: bool) -> list[str]:
+    """Return the selected rows; without a GPU its rows only if they were named."""
+    if options.only:
+        return list(dict.fromkeys(row for rows in options.only for row in rows))
+    groups = options.group or list(GROUPS)
     if "gpu" in groups and not gpu:
-        _say("no GPU that torch finds: the rows of group gpu are left out")
+        _log("no GPU that torch finds: the rows of group gpu are skipped")
         groups = [group for group in groups if group != "gpu"]
     return list(dict.fromkeys(row for group in groups for row in GROUPS[group]))
 
 
 def _rows(name: str) -> list[str]:
-    found = [row for row in ROWS if fnmatchcase(row, name)]
-    if found:
-        return found
+    matches = [row for row in ROWS if fnmatchcase(row, name)]
+    if matches:
+        return matches
     near = nearest(name, ROWS)
     raise argparse.ArgumentTypeError(f"no row {name!r}; " + (f"did you mean {near!r}?" if near else f"rows: {', '.join(ROWS)}"))
 
@@ -101,12 +109,12 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _to_json(facts: dict[str, object], given: argparse.Namespace, session: Session, results: list[Result]) -> str:
+def _to_json(facts: dict[str, object], options: argparse.Namespace, session: Session, results: list[Result]) -> str:
     runs = {name: [run and run.to_json() for run in repeats] for name, repeats in session.runs.items()}
     document = {
         "machine": facts,
-        "repeats": given.repeats,
-        "quick": given.quick,
+        "repeats": options.repeats,
+        "quick": options.quick,
         "rows": [result.to_json() for result in results],
         "runs": runs,
         "problems": session.problems,
@@ -114,7 +122,7 @@ def _to_json(facts: dict[str, object], given: argparse.Namespace, session: Sessi
     return json.dumps(document, indent=2, ensure_ascii=False)
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""What a contestant and a row are."""
+"""Definitions of contestants and rows."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Ours:
 class Peer:
     """A script in a folder of peers/, and how it is started.
 
-    `alone`: as it is; `tf_config`: a process a task, told by TF_CONFIG; `torchrun`: a torchrun a node; `variables`: a process a rank,
-    told by torchrun's variables (torchrun cannot give one node two ranks and the others one). `servers` counts the processes on node 0
-    besides the workers: a coordinator, a parameter server. `variant` is handed to the script. `like` is the contestant whose work and
+    `alone`: as it is; `tf_config`: a process a task, under TF_CONFIG; `torchrun`: a torchrun a node; `variables`: a process a rank,
+    under torchrun's variables (torchrun cannot give one node two ranks and the others one). `servers` counts the processes on node 0
+    on top of the workers: a coordinator, a parameter server. `variant` is handed to the script. `like` is the contestant whose work and
     threads it gets and whose losses it has to find: of each update, or only as a level where the order of updates or the framework's own
     dropout differs, or not at all (something that does not train). `most_repeats`: it takes no more turns than that, where its distance to
-    ours is so large that more would say nothing.
+    ours is so large that more would add nothing.
     """
 
     scene: str
@@ -82,8 +82,9 @@ class Reference:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: `figure` of `ours` against that of `peer` (or a `reference`, or alone). `target` bounds what is compared.
+    """One row of the table: `figure` of `ours` against `peer`, a `reference` or nothing.
 
+    `target` bounds what is compared.
     `relation`: the ratio ours ÷ peer; or by how many copies of the saved state ours exceeds the peer, for figures in bytes.
     """
 
@@ -96,5 +97,5 @@ class Row:
 
     @property
     def contestants(self) -> tuple[str, ...]:
-        """Who has to run for this row, ours first."""
+        """Contestants of this row, ours first."""
         return (self.ours, self.peer) if isinstance(self.peer, str) else (self.ours,)

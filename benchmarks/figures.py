@@ -1,4 +1,4 @@
-"""What one run is measured by, and what many of them come to: medians, spread, ratios of neighbours, and whether a target is met."""
+"""Figures of a run and of repeats: medians, ranges, ratios and targets."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ SAME_LEVEL = 0.1
 """Largest relative difference between mean losses where the updates are not the same: asynchronous runs, the framework's own dropout."""
 
 PACE_RESULTS = 10
-"""How many results before a save, and after it, say how fast training goes without it."""
+"""Number of results before and after a save that show the speed without it."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One run. Rates are those after the warm-up. `losses` has one an update, from the first; a peer may show fewer, or none.
+    """The figures of one run. Rates are those after the warm-up.
 
-    `mean_loss` is over the first `mean_over` updates after the warm-up. `monitor_cores` is the busiest node's cost of watching, in
-    cores; None where nothing watched. `threads` are those of each task.
+    `losses` has one for each update, from the first; a peer may have fewer, or none. `mean_loss` is over the first `mean_over` updates
+    after the warm-up. `monitor_cores` is the monitoring cost of the busiest node, in cores; None without monitoring. `threads` are those
+    of each task.
 
-    `peak_memory_bytes` is the resident memory of the run's largest process, which trains, at its peak, as wait4(2) tells whoever started
-    the run (its descendants are in it where their parents waited for them); `tree_memory_bytes` the sum over all of the run's processes of
-    their own peaks. `data_wait_fraction` is the part of a step that gathers its batch, `time_to_target_seconds` on the run clock.
-    Of saving: `saves` in the measured window, the longest stall, the bytes of a checkpoint, and the median of `save_costs`. Of text:
-    target tokens without padding, and the part of all positions that is padding. `exchange_seconds` is an all-reduce of all gradients by
-    itself, on the slowest worker. None where not measured.
+    `peak_memory_bytes` is the peak resident memory of the largest process, which trains, from wait4(2) (with its descendants if their
+    parents waited for them); `tree_memory_bytes` the sum of the peaks of all processes. `data_wait_fraction` is the fraction of a step
+    that gathers its batch, `time_to_target_seconds` on the run clock. Saving: `saves` in the measured window, the longest stall, the
+    bytes of a checkpoint, and the median of `save_costs`. Text: target tokens without padding, and the fraction of padding.
+    `exchange_seconds` is a separate all-reduce of all gradients, on the slowest worker. None if not measured.
     """
 
     steps_per_second: float
@@ -86,7 +86,7 @@ class Spread:
     most: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
+    def from_values(cls, values: Sequence[float]) -> Spread:
         """Raises ValueError where there are none."""
         if not values:
             raise ValueError("no figures to summarise")
@@ -94,21 +94,27 @@ class Spread:
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    """Return ours ÷ theirs for each repeat: neighbours in time, so that what the machine did meanwhile is in both."""
-    return [mine / other for mine, other in zip(ours, theirs, strict=True)]
+    """Return ours ÷ theirs for each repeat.
+
+    Neighbours in time are compared, so both include the same load of the machine.
+    """
+    return [mine / theirs_of_run for mine, theirs_of_run in zip(ours, theirs, strict=True)]
 
 
 def copies(ours: Sequence[Measured], theirs: Sequence[Measured], figure: Figure) -> list[float]:
-    """Return for each repeat by how many checkpoints a figure in bytes exceeds the peer's. The product saved a checkpoint in every one."""
+    """Return for each repeat by how many checkpoints a figure in bytes exceeds the peer's.
+
+    The product saved a checkpoint in every one.
+    """
     return [
-        (getattr(mine, figure) - getattr(other, figure)) / mine.checkpoint_bytes
-        for mine, other in zip(ours, theirs, strict=True)
+        (getattr(mine, figure) - getattr(peer, figure)) / mine.checkpoint_bytes
+        for mine, peer in zip(ours, theirs, strict=True)
         if mine.checkpoint_bytes is not None
     ]
 
 
 def window(counts: Sequence[int], seconds: Sequence[float], warmup: int) -> tuple[int, float]:
-    """Return the updates and the seconds between the result that completes the warm-up and the last result.
+    """Return the updates and seconds from the end of the warm-up to the last result.
 
     `counts` are the updates in each result, `seconds` when it arrived. Raises ValueError where nothing follows the warm-up.
     """
@@ -124,7 +130,7 @@ def save_costs(counts: Sequence[int], seconds: Sequence[float], saves: Sequence[
 
     A result's own pace is its seconds an update; without the save it would have had the median pace of the results next to it, at most
     PACE_RESULTS on either side, that overlap no save. `counts` and `seconds` as in `window`, `saves` their begins and ends. A save
-    without such results has no cost to tell and is left out.
+    without such results has no known cost and is skipped.
     """
     begins, ends, updates = np.asarray(seconds[:-1]), np.asarray(seconds[1:]), np.asarray(counts[1:])
     lasting = ends - begins
@@ -132,11 +138,11 @@ def save_costs(counts: Sequence[int], seconds: Sequence[float], saves: Sequence[
     quiet = ~touched.any(axis=0)
     costs = []
     for mine in touched:
-        found = np.flatnonzero(mine)
-        if not len(found):
+        positions = np.flatnonzero(mine)
+        if not len(positions):
             continue
         near = np.concatenate(
-            [np.flatnonzero(quiet[: found[0]])[-PACE_RESULTS:], found[-1] + np.flatnonzero(quiet[found[-1] :])[:PACE_RESULTS]]
+            [np.flatnonzero(quiet[: positions[0]])[-PACE_RESULTS:], positions[-1] + np.flatnonzero(quiet[positions[-1] :])[:PACE_RESULTS]]
         )
         if len(near):
             pace = np.median(lasting[near] / updates[near])
@@ -145,7 +151,7 @@ def save_costs(counts: Sequence[int], seconds: Sequence[float], saves: Sequence[
 
 
 def differs(ours: Measured, theirs: Measured, losses: Literal["each", "level"], same_loss: float, same_mean: float) -> str | None:
-    """Say how a peer's losses show that it did other work than the product, or return None.
+    """Describe how a peer's losses differ from the product's, or return None.
 
     `each`: those of every update have to agree within `same_loss` (norm-wise), and the means within `same_mean`; `level`: only the
     means, and roughly.
@@ -157,10 +163,10 @@ def differs(ours: Measured, theirs: Measured, losses: Literal["each", "level"], 
     if not abs(theirs.mean_loss - expected) <= (same_mean if losses == "each" else SAME_LEVEL) * expected:
         return f"mean loss {theirs.mean_loss:.6g} instead of {expected:.6g}"
     count = min(len(ours.losses), len(theirs.losses)) if losses == "each" else 0
-    mine, other = _array(ours.losses[:count]), _array(theirs.losses[:count])
-    if count and not float(np.linalg.norm(mine - other)) <= same_loss * float(np.linalg.norm(mine)):
-        worst = int(np.argmax(np.abs(mine - other)))
-        return f"loss {other[worst]:.6g} instead of {mine[worst]:.6g} at update {worst}"
+    mine, peer = _array(ours.losses[:count]), _array(theirs.losses[:count])
+    if count and not float(np.linalg.norm(mine - peer)) <= same_loss * float(np.linalg.norm(mine)):
+        worst = int(np.argmax(np.abs(mine - peer)))
+        return f"loss {peer[worst]:.6g} instead of {mine[worst]:.6g} at update {worst}"
     return None
 
 

@@ -1,8 +1,7 @@
-"""Parallel text for the translation rows: made-up words, drawn alike on every machine, in sentences as long as those of a real corpus.
+"""Generated parallel text for the translation rows, equal on every machine.
 
-Nothing is downloaded, and nothing can be learnt but which words are frequent: what is measured is throughput. What matters for that is
-like real text: how lengths are spread (log-normal, as those of sentences are), that source and target differ in length, and that few words
-are frequent and most are rare (Zipf's law).
+Nothing is downloaded, and only word frequencies can be learnt: throughput is measured. Text is realistic in what affects that: lengths are
+log-normal, source and target differ in length, and few words are frequent and most are rare (Zipf's law).
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ PAIRS = {"": 20_000, ".test": 8}
 """Behind the files' prefix, and how many. The test split is short: every run ends with its translation, which the clock does not see."""
 
 WORDS = 12_000
-"""Of each language. The frequent ones become one piece of the vocabulary, the others two or three."""
+"""Words of each language. The frequent ones become one piece of the vocabulary, the others two or three."""
 
 MEDIAN_WORDS, SPREAD, MAX_WORDS = 17.0, 0.6, 70
-"""Of a source sentence; SPREAD is the standard deviation of the logarithms. In pieces that is a mean of about 25 and at most about 100."""
+"""Words of a source sentence; SPREAD is the standard deviation of the logarithms. In pieces: mean about 25, maximum about 100."""
 
 TARGET_SPREAD = 0.15
 """Standard deviation of how many times as long as its source a target is, around 1."""
@@ -54,16 +53,19 @@ def write_text() -> None:
 def _words(language: int) -> list[str]:
     """Return different words of two to four syllables, the most frequent first."""
     random = np.random.Generator(np.random.Philox([SEED, 1, language]))
-    found: dict[str, None] = {}
-    while len(found) < WORDS:
+    vocabulary: dict[str, None] = {}
+    while len(vocabulary) < WORDS:
         drawn = random.integers(len(CONSONANTS) * len(VOWELS), size=random.integers(2, 5)).tolist()
         syllables = [CONSONANTS[number // len(VOWELS)] + VOWELS[number % len(VOWELS)] for number in drawn]
-        found["".join(syllables) + ("" if language else "n")] = None
-    return list(found)
+        vocabulary["".join(syllables) + ("" if language else "n")] = None
+    return list(vocabulary)
 
 
 def _sentences(count: int, split: int) -> tuple[list[NDArray[np.int64]], list[NDArray[np.int64]]]:
-    """Return the words of sources and targets, by rank. A target has its source's words, a few left out or said twice."""
+    """Return the words of sources and targets, by rank.
+
+    A target has its source's words, a few omitted or repeated.
+    """
     random = np.random.Generator(np.random.Philox([SEED, 2, split]))
     shares = 1.0 / np.arange(1, WORDS + 1)
     lengths = np.clip(np.round(MEDIAN_WORDS * np.exp(SPREAD * random.standard_normal(count))), 1, MAX_WORDS).astype(int)

@@ -1,7 +1,7 @@
-"""Results that an earlier call left in a folder, so that a long table can be made a row at a time, and goes on after an interruption.
+"""Stored results of earlier calls, so a long table can be made in parts.
 
-What is kept is a repeat of a scene as a whole, since ratios are those of neighbours in time. It is taken up again only where machine,
-versions, code, settings and the definitions of all that took part are the same: they are in its file, and the file's name is their digest.
+A stored result is one repeat of a whole scene, since ratios compare neighbours in time. It is reused only if machine, versions, code,
+settings and definitions of all contestants are the same: they are in its file, whose name is their digest.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ REPOSITORY = Path(__file__).parents[1]
 
 
 def code_digest() -> str:
-    """Return a digest of all Python files of the repository but its tests: sha256, in hexadecimal."""
+    """Return the digest of all Python files except the tests: sha256, in hexadecimal."""
     digest = hashlib.sha256()
     packages = [folder for folder in REPOSITORY.iterdir() if (folder / "__init__.py").exists() and folder.name != "tests"]
     for path in sorted(path for package in packages for path in package.rglob("*.py")):
@@ -35,7 +35,10 @@ def code_digest() -> str:
 
 
 class KeptFiles:
-    """Results as files in a folder, each under the digest of what it was measured by and of; or none where there is no folder."""
+    """Results as files in a folder, named by the digest of their definition.
+
+    Without a folder there are none.
+    """
 
     def __init__(self, folder: Path | None, facts: Mapping[str, Any], **settings: Any) -> None:
         """Take the machine's `facts` (`machine.describe`) and all settings that change a result."""
@@ -47,7 +50,10 @@ class KeptFiles:
             self._conditions = {**kept, **settings, "code": code_digest()}
 
     def find(self, definition: Mapping[str, Any]) -> Any | None:
-        """Return what was kept under a definition, a JSON value, or None. Raises UsageError for a file that is no result."""
+        """Return the stored JSON value of a definition, or None.
+
+        Raises UsageError for an invalid file.
+        """
         if self._folder is None:
             return None
         path = self._file(definition)
@@ -74,13 +80,19 @@ class KeptFiles:
 
 
 class KeptResults:
-    """The results in a folder, or none where there is no folder. `facts` are those of `machine.describe`; `shorter` divides steps."""
+    """The results in a folder, or none without a folder.
+
+    `facts` are those of `machine.describe`; `shorter` divides steps.
+    """
 
     def __init__(self, folder: Path | None, facts: Mapping[str, Any], shorter: int) -> None:
         self._files = KeptFiles(folder, facts, shorter=shorter)
 
     def find(self, scene: Mapping[str, Contestant], repeat: int) -> dict[str, Measured] | None:
-        """Return what the contestants of a scene were measured by in a repeat, or None. Raises UsageError for a file that is no result."""
+        """Return the stored figures of a scene's contestants in a repeat, or None.
+
+        Raises UsageError for an invalid file.
+        """
         runs = self._files.find(_definition(scene, repeat))
         try:
             return runs and {name: Measured(**{**runs[name], "losses": tuple(runs[name]["losses"])}) for name in scene}
@@ -97,4 +109,4 @@ class KeptResults:
 
 
 def _definition(scene: Mapping[str, Contestant], repeat: int) -> dict[str, Any]:
-    return {"repeat": repeat, "contestants": {name: asdict(found) for name, found in scene.items()}}
+    return {"repeat": repeat, "contestants": {name: asdict(contestant) for name, contestant in scene.items()}}

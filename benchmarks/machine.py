@@ -1,4 +1,4 @@
-"""What the figures were measured on."""
+"""Description of the machine that was measured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from crosstrain.monitor.host import describe_host
 
 PACKAGES = ("crosstrain", "tensorflow", "keras", "torch", "torchvision", "lightning", "accelerate", "transformers", "ctranslate2", "numpy")
 BUSY_LOAD = 0.5
-"""More runnable processes than this before the first run, and somebody else uses the machine."""
+"""With more runnable processes before the first run, other programs use the machine."""
 
 
 def describe(network: str, threads: int | None) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def _version(name: str) -> str | None:
 
 def sentence(machine: dict[str, Any]) -> str:
     """Return the first lines of the report."""
-    versions = ", ".join(f"{name} {found or 'missing'}" for name, found in machine["versions"].items())
+    versions = ", ".join(f"{name} {version or 'missing'}" for name, version in machine["versions"].items())
     network = {"isolated": "virtual nodes (namespaces joined by a bridge), both sides", "host": "loopback, both sides"}[machine["network"]]
     threads = "as many a task as trainer chooses, the same for its peers" if machine["threads"] is None else f"{machine['threads']} a task"
     device = f"CPU, and in the rows of group gpu {machine['gpu']}" if machine["gpu"] else "CPU only"

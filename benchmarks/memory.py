@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def peak_bytes(pid: int) -> int:
-    """Return the largest resident memory that a process has had since its program was started; 0 where it is gone."""
+    """Return the peak resident memory of a process's program; 0 if the process is gone."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
@@ -37,16 +37,19 @@ class TreeMemory:
 
 
 def _with_descendants(pid: int) -> list[int]:
-    """Return a process and its descendants; a kernel that lists no children gives the process alone."""
-    found = [pid]
-    for parent in found:
+    """Return a process and its descendants.
+
+    If the kernel lists no children, return the process alone.
+    """
+    pids = [pid]
+    for parent in pids:
         try:
             tasks = list(Path(f"/proc/{parent}/task").iterdir())
         except FileNotFoundError:
             continue
         for task in tasks:
             try:
-                found += [int(child) for child in (task / "children").read_text().split()]
+                pids += [int(child) for child in (task / "children").read_text().split()]
             except (FileNotFoundError, ProcessLookupError):
                 continue
-    return found
+    return pids

@@ -1,4 +1,4 @@
-"""Where processes that are measured run: virtual nodes, or this machine itself."""
+"""Nodes of measured processes: virtual ones, or this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PORTS = 8
 
 @dataclass(frozen=True)
 class Nodes:
-    """Where processes run: an address a node, the interface that leads to the others, and how to start a process there."""
+    """Nodes of a run: an address each, the interface between them, and how to start a process."""
 
     addresses: tuple[str, ...]
     interface: str
@@ -27,7 +27,10 @@ class Nodes:
 
 @contextmanager
 def nodes(count: int, network: str, bits_per_second: float | None = None) -> Iterator[Nodes]:
-    """Make the nodes; a single one is this machine itself, as for the product. Virtual ones may have links of limited speed."""
+    """Make the nodes; a single one is this machine, as for the product.
+
+    Virtual ones may have links of limited speed.
+    """
     if count == 1 or network == "host":
         block = PortBlock()
         try:

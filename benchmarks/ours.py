@@ -1,4 +1,4 @@
-"""One run of the product, as a user starts it, and its figures from the run directory that it wrote."""
+"""One run of the product, started as by a user, and its figures from its run directory."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def run_ours(run: Ours, shorter: int, network: str, threads: int | None, folder:
         group.wait_for("trainer", timeout_seconds)
         peak, tree = group.peak_bytes("trainer"), group.tree_bytes("trainer")
     weights = None if run.work.batch_tokens is None else target_tokens(run.work, run.nodes, run.work.warmup + steps)
-    found = replace(read_run(folder / "run", run.work.warmup, weights), peak_memory_bytes=peak, tree_memory_bytes=tree)
-    if run.checkpoint_seconds is not None and not found.saves:
+    run_figures = replace(read_run(folder / "run", run.work.warmup, weights), peak_memory_bytes=peak, tree_memory_bytes=tree)
+    if run.checkpoint_seconds is not None and not run_figures.saves:
         raise MeasurementError(
             "no checkpoint was saved while the clock ran: this machine needs more steps for that (benchmarks/rows/images.py)"
         )
-    return found
+    return run_figures
 
 
 def target_tokens(work: Work, workers: int, updates: int) -> NDArray[np.float64]:
@@ -69,15 +69,15 @@ def target_tokens(work: Work, workers: int, updates: int) -> NDArray[np.float64]
 
 
 def steps_of(contestant: Contestant, work: Work, shorter: int) -> int:
-    """Return a contestant's steps after the warm-up: a quick pass has fewer, but not too few for a figure."""
+    """Return a contestant's steps after the warm-up; a quick pass has fewer."""
     return max(contestant.steps // shorter, min(work.fewest_steps, contestant.steps))
 
 
 def read_run(path: Path, warmup: int, target_tokens: NDArray[np.float64] | None = None) -> Measured:
-    """Return a run's figures; `target_tokens` are those of each update, where it is text that was trained on.
+    """Return a run's figures; `target_tokens` are those of each update, for text.
 
     Rates: updates after the warm-up over the wall time, on the driver's clock, from the arrival of the result that completes the warm-up
-    to that of the last one, so that nothing between two commands is left out. First step: from the start of the process to the
+    to that of the last one, so that the time between two commands is included. First step: from the start of the process to the
     arrival of the first result.
     """
     summary = json.loads((path / "summary.json").read_text())
@@ -122,13 +122,19 @@ def read_run(path: Path, warmup: int, target_tokens: NDArray[np.float64] | None 
 
 
 def _data_fraction(summary: Mapping[str, Any]) -> float | None:
-    """Return what part of a step gathering its batch takes, on the worker where it is most; None where the run was not calibrated."""
+    """Return the maximum fraction of a step that a worker gathers its batch.
+
+    None without calibration.
+    """
     shares = summary["time_shares"]
     return None if shares is None else max(worker["data_seconds"] / worker["step_seconds"] for worker in shares["workers"])
 
 
 def _exchange(path: Path) -> float | None:
-    """Return how long an all-reduce of the gradients takes by itself, on the worker where it is longest; None where there was none."""
+    """Return the maximum over workers of the seconds of a separate gradient all-reduce.
+
+    None without such a measurement.
+    """
     calibrated = path / "calibration.json"
     if not calibrated.exists():
         return None
@@ -137,7 +143,10 @@ def _exchange(path: Path) -> float | None:
 
 
 def _saves(path: Path, begin: float, end: float) -> list[dict[str, Any]]:
-    """Return of each checkpoint saved between two times on the run clock what its event tells. A save that failed is an error."""
+    """Return the events of checkpoints saved between two times on the run clock.
+
+    A save that failed is an error.
+    """
     events: list[dict[str, Any]] = [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines()]
     failed = [event["detail"] for event in events if event["event"] == "checkpoint_failed"]
     if failed:

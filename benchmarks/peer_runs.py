@@ -1,4 +1,4 @@
-"""One run of a peer: its processes on one or three nodes, told about each other in the way that the framework documents."""
+"""One run of a peer: its processes on one or three nodes, as its framework documents."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from .workload import Work
 
 @dataclass(frozen=True)
 class Place:
-    """A process to be: its name, node, command before the script, and variables. The first one of a run reports."""
+    """A process to start: name, node, command before the script, and variables.
+
+    The first one of a run reports.
+    """
 
     name: str
     node: int
@@ -37,15 +40,17 @@ def run_peer(peer: Peer, work: Work, steps: int, threads: int, network: str, fol
     }
     script = [str(peer.path), *(str(word) for pair in arguments.items() for word in pair)]
     with nodes(peer.workers, network) as made, Group(folder) as group:
-        found = places(peer, made)
-        for place in found:
-            own = {"BENCHMARK_FOLDER": str(folder), "TMPDIR": str(folder), "PYTHONPATH": _with_shared_modules()}
-            variables = environment({**place.variables, **own}, gpu=peer.gpu)
+        processes = places(peer, made)
+        for place in processes:
+            shared = {"BENCHMARK_FOLDER": str(folder), "TMPDIR": str(folder), "PYTHONPATH": _with_shared_modules()}
+            variables = environment({**place.variables, **shared}, gpu=peer.gpu)
             group.start(place.name, [*place.before, *script], variables, made.start(place.node))
-        output = group.wait_for(found[0].name, timeout_seconds)
-        group.wait_for_rest([place.name for place in found[1:]] if not _stays(peer) else [])
+        output = group.wait_for(processes[0].name, timeout_seconds)
+        group.wait_for_rest([place.name for place in processes[1:]] if not _stays(peer) else [])
         measured = _read(output, peer, work)
-        return replace(measured, peak_memory_bytes=group.peak_bytes(found[0].name), tree_memory_bytes=group.tree_bytes(found[0].name))
+        return replace(
+            measured, peak_memory_bytes=group.peak_bytes(processes[0].name), tree_memory_bytes=group.tree_bytes(processes[0].name)
+        )
 
 
 def _with_shared_modules() -> str:
@@ -54,7 +59,7 @@ def _with_shared_modules() -> str:
 
 
 def _stays(peer: Peer) -> bool:
-    """Whether the others are servers that nobody tells to end."""
+    """Whether the other processes are servers that do not end by themselves."""
     return peer.start == "tf_config" and bool(peer.servers)
 
 
@@ -62,20 +67,20 @@ def _read(output: str, peer: Peer, work: Work) -> Measured:
     lines = [line for line in output.splitlines() if line.startswith("RESULT ")]
     if len(lines) != 1:
         raise MeasurementError(f"{peer.script} printed {len(lines)} results")
-    found = json.loads(lines[0].removeprefix("RESULT "))
-    rate = found["steps"] / found["seconds"]
+    report = json.loads(lines[0].removeprefix("RESULT "))
+    rate = report["steps"] / report["seconds"]
     return Measured(
         steps_per_second=rate,
         examples_per_second=None if work.batch_size is None else rate * work.batch_size * (1 if peer.servers else peer.workers),
-        first_step_seconds=found["first_step_seconds"],
+        first_step_seconds=report["first_step_seconds"],
         monitor_cores=None,
-        threads=found["threads"],
-        warmup=found["warmup"],
-        steps=found["steps"],
-        losses=tuple(found["losses"]),
-        mean_loss=found["mean_loss"],
-        mean_over=found["mean_over"],
-        target_tokens_per_second=found["target_tokens"] / found["seconds"] if "target_tokens" in found else None,
+        threads=report["threads"],
+        warmup=report["warmup"],
+        steps=report["steps"],
+        losses=tuple(report["losses"]),
+        mean_loss=report["mean_loss"],
+        mean_over=report["mean_over"],
+        target_tokens_per_second=report["target_tokens"] / report["seconds"] if "target_tokens" in report else None,
     )
 
 

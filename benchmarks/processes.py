@@ -1,4 +1,4 @@
-"""Processes that are measured: started with the same environment on both sides, watched, and gone afterwards."""
+"""Measured processes: equal environments, monitored, and removed at the end."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ class MeasurementError(Exception):
 
 
 def environment(extra: Mapping[str, str], *, gpu: bool = False) -> dict[str, str]:
-    """Return this process's environment without what would steer either side, and without GPUs unless `gpu`; plus `extra`."""
+    """Return this process's environment without variables that affect either side, plus `extra`.
+
+    Without GPUs unless `gpu`.
+    """
     steering = ("TRAINER_", "TF_", "OMP_", "MKL_", "KMP_", "GLOO_", "SLURM_", "TORCHELASTIC_")
     contract = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
     kept = {
@@ -50,7 +53,7 @@ def environment(extra: Mapping[str, str], *, gpu: bool = False) -> dict[str, str
 
 
 class Group:
-    """Processes of one run. Leaving the block kills those that are left, with all that they started."""
+    """Processes of one run; leaving the block kills the rest and their descendants."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -74,14 +77,17 @@ class Group:
         self._trees[name] = TreeMemory(process.pid)
 
     def wait_for(self, leader: str, timeout_seconds: float) -> str:
-        """Wait until the leader has ended; return its standard output. Raises MeasurementError where any process fails, or in time."""
+        """Wait for the leader's end and return its standard output.
+
+        Raises MeasurementError if a process fails or after the time limit.
+        """
         deadline = time.monotonic() + timeout_seconds
         process = dict(self._processes)[leader]
         next_look = 0.0
         while self._poll(leader, process) is None:
-            for name, other in self._processes:
-                if self._poll(name, other) not in (None, 0):
-                    raise MeasurementError(self._failure(name, f"ended with code {other.returncode}"))
+            for name, member in self._processes:
+                if self._poll(name, member) not in (None, 0):
+                    raise MeasurementError(self._failure(name, f"ended with code {member.returncode}"))
             if time.monotonic() > next_look:
                 next_look = time.monotonic() + LOOKS_EVERY_SECONDS
                 self._trees[leader].look()
@@ -93,18 +99,21 @@ class Group:
         return (self._folder / f"{leader}.out").read_text(errors="replace")
 
     def peak_bytes(self, name: str) -> int | None:
-        """Return the peak resident memory of the largest among a process that has ended and those of its descendants that were waited for.
+        """Return the peak resident memory of an ended process and its awaited descendants.
 
-        It is what wait4(2) says. None where the process was not waited for by `wait_for`.
+        The largest process counts, as reported by wait4(2). None if `wait_for` did not wait for the process.
         """
         return self._peaks.get(name)
 
     def tree_bytes(self, name: str) -> int | None:
-        """Return the sum over a leader and all of its descendants of their peak resident memory, as seen every second."""
+        """Return the sum of peak resident memory of a leader and its descendants, every second."""
         return self._trees[name].most_bytes
 
     def _poll(self, name: str, process: subprocess.Popen[Any]) -> int | None:
-        """Return the code of a process that has ended. It is waited for here, since Popen does not tell what the process has used."""
+        """Return the exit code of an ended process.
+
+        It is waited for here, since Popen does not report the process's usage.
+        """
         if process.returncode is None:
             pid, status, usage = os.wait4(process.pid, os.WNOHANG)
             if pid:
@@ -113,7 +122,7 @@ class Group:
         return process.returncode
 
     def wait_for_rest(self, names: Sequence[str]) -> None:
-        """Give others the time to leave in good order. Raises MeasurementError where one fails or stays."""
+        """Wait for the other processes to exit. Raises MeasurementError if one fails or remains."""
         deadline = time.monotonic() + GRACE_SECONDS
         for name in names:
             try:

@@ -27,16 +27,19 @@ FRAMEWORKS = {"tf": "tensorflow", "torch": "torch"}
 
 
 def needed(rows: Sequence[str]) -> list[str]:
-    """Return the contestants of some rows in the order of the table of contestants; a peer brings the run it is compared with."""
+    """Return the contestants of some rows in the order of the table of contestants.
+
+    A peer brings the run it is compared with.
+    """
     names = {name for row in rows for name in ROWS[row].contestants}
-    names |= {found.like for name in names if isinstance(found := CONTESTANTS[name], Peer)}
+    names |= {contestant.like for name in names if isinstance(contestant := CONTESTANTS[name], Peer)}
     return [name for name in CONTESTANTS if name in names]
 
 
 def prepare(datasets: Iterable[str]) -> None:
-    """Prepare what is missing, so that no run has to; in processes of their own, so that this one stays small.
+    """Prepare what the runs need, in separate processes, so this one stays small.
 
-    A process inherits its starter's peak memory until it runs its own program, and wait4(2) counts that in. Raises UsageError.
+    A process inherits its starter's peak memory until it executes its program, and wait4(2) includes that. Raises UsageError.
     """
     names = sorted(datasets)
     if DATA in names:
@@ -57,41 +60,46 @@ def work_of(contestant: Contestant) -> Work:
 
 @dataclass
 class Session:
-    """Runs contestants. `runs` has a list of repeats for each, None where a run failed; `problems` says what was wrong."""
+    """Runs contestants. `runs` has a list of repeats for each, None for a failed run.
+
+    `problems` has the reasons.
+    """
 
     repeats: int
     shorter: int
     network: str
     threads: int | None
     timeout_seconds: float
-    say: Callable[[str], None]
+    log: Callable[[str], None]
     kept: KeptResults
     runs: dict[str, list[Measured | None]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
     def run(self, names: Sequence[str]) -> None:
-        """Run all: within a scene A B C, A B C, …; what is compared is at most a scene's length apart."""
+        """Run all: within a scene A B C, A B C, …; compared runs are at most a scene apart."""
         for scene in dict.fromkeys(CONTESTANTS[name].scene for name in names):
             everybody = {name: CONTESTANTS[name] for name in names if CONTESTANTS[name].scene == scene}
             read = False
-            for repeat in range(min(self.repeats, *(work_of(found).most_repeats or self.repeats for found in everybody.values()))):
-                present = {name: found for name, found in everybody.items() if not _has_done_enough(found, repeat)}
+            for repeat in range(
+                min(self.repeats, *(work_of(contestant).most_repeats or self.repeats for contestant in everybody.values()))
+            ):
+                present = {name: contestant for name, contestant in everybody.items() if not _has_done_enough(contestant, repeat)}
                 for name in everybody.keys() - present.keys():
                     self.runs[name].append(None)
-                if found := self.kept.find(present, repeat):
-                    for name, run in found.items():
+                if result := self.kept.find(present, repeat):
+                    for name, run in result.items():
                         self.runs.setdefault(name, []).append(run)
-                    self.say(f"{repeat + 1}/{self.repeats} {scene}: kept from an earlier call")
+                    self.log(f"{repeat + 1}/{self.repeats} {scene}: kept from an earlier call")
                     continue
                 if not read:
-                    self._read_framework(next(one.backend for one in present.values() if isinstance(one, Ours)))
+                    self._read_framework(next(contestant.backend for contestant in present.values() if isinstance(contestant, Ours)))
                     read = True
                 for name in present:
                     self._run(name, repeat)
                 self.kept.keep(present, repeat, {name: self.runs[name][repeat] for name in present})
 
     def _read_framework(self, backend: str) -> None:
-        """Import the framework once, so that the first contestant is not the one that reads it from the disk."""
+        """Import the framework once, so the first contestant does not read it from the disk."""
         subprocess.run([sys.executable, "-c", f"import {FRAMEWORKS[backend]}"], check=True, env=environment({}), stderr=subprocess.DEVNULL)
 
     def _run(self, name: str, repeat: int) -> None:
@@ -101,14 +109,14 @@ class Session:
             measured = self._measure(contestant, repeat)
         except MeasurementError as error:
             self.problems.append(f"{name}, repeat {repeat + 1}: {error}")
-            self.say(f"{name}: FAILED\n    {error}")
+            self.log(f"{name}: FAILED\n    {error}")
             measured = None
         self.runs.setdefault(name, []).append(measured)
         if measured is not None:
             first = "" if measured.first_step_seconds is None else f", first step after {measured.first_step_seconds:.1f} s"
             took = time.monotonic() - began
             rate = f"{measured.steps_per_second:,.{0 if measured.steps_per_second >= 100 else 2}f}"
-            self.say(f"{repeat + 1}/{self.repeats} {name}: {rate} steps/s{first} (run of {took:.0f} s)")
+            self.log(f"{repeat + 1}/{self.repeats} {name}: {rate} steps/s{first} (run of {took:.0f} s)")
 
     def _measure(self, contestant: Contestant, repeat: int) -> Measured:
         with tempfile.TemporaryDirectory(prefix="trainer-benchmark-") as name:
@@ -123,11 +131,11 @@ class Session:
                 raise MeasurementError(f"{contestant.like!r} gave no figures to compare with")
             work = work_of(contestant)
             steps = steps_of(contestant, work, self.shorter)
-            found = run_peer(contestant, work, steps, ours.threads, self.network, folder, self.timeout_seconds)
-        other_work = None if contestant.losses == "none" else differs(ours, found, contestant.losses, work.same_loss, work.same_mean)
+            peer_figures = run_peer(contestant, work, steps, ours.threads, self.network, folder, self.timeout_seconds)
+        other_work = None if contestant.losses == "none" else differs(ours, peer_figures, contestant.losses, work.same_loss, work.same_mean)
         if other_work:
             raise MeasurementError(f"does other work than {contestant.like!r}: {other_work}")
-        return found
+        return peer_figures
 
 
 def _has_done_enough(contestant: Contestant, repeat: int) -> bool:

@@ -24,13 +24,13 @@ UNITS: Mapping[Figure, tuple[str, float]] = {
     "padding_share": ("of positions", 1),
     "exchange_seconds": ("s", 1),
 }
-"""How a figure is shown: its unit, and what that is of the figure's own."""
+"""Unit of a figure in tables, and its size in the figure's own unit."""
 HEADER = ("row", "unit", "ours", "peer", "ratio", "target", "met")
 
 
 @dataclass(frozen=True)
 class Result:
-    """A row with its figures. `met` is None where there is no target; `ours` is None where no repeat gave figures.
+    """A row with its figures; `met` is None without a target, `ours` None without figures.
 
     `ratio` is what the row's `relation` compares: the ratio, or copies of the state.
     """
@@ -52,18 +52,21 @@ class Result:
 
 
 def compute(name: str, row: Row, runs: Mapping[str, Sequence[Measured | None]]) -> Result:
-    """Put a row together from each contestant's runs, in order of repeats; a repeat counts where all that the row needs has the figure."""
-    turns = zip(*(runs[each] for each in row.contestants), strict=True)
+    """Compute a row from its contestants' runs, in order of repeats.
+
+    A repeat counts if it has all figures that the row needs.
+    """
+    turns = zip(*(runs[contestant] for contestant in row.contestants), strict=True)
     complete = [turn for turn in turns if all(run is not None and getattr(run, row.figure) is not None for run in turn)]
     if not complete:
         return Result(name, row, None, None, None, None if row.target is None else False, 0)
-    found = list(zip(*complete, strict=True))
-    ours = [getattr(run, row.figure) for run in found[0]]
+    columns = list(zip(*complete, strict=True))
+    ours = [getattr(run, row.figure) for run in columns[0]]
     if row.peer is None:
-        return Result(name, row, Spread.of(ours), None, None, _met(row, Spread.of(ours).median), len(ours))
-    theirs = [row.peer.value] * len(ours) if isinstance(row.peer, Reference) else [getattr(run, row.figure) for run in found[1]]
-    compared = Spread.of(copies(found[0], found[1], row.figure) if row.relation == "copies" else ratios(ours, theirs))
-    return Result(name, row, Spread.of(ours), Spread.of(theirs), compared, _met(row, compared.median), len(ours))
+        return Result(name, row, Spread.from_values(ours), None, None, _met(row, Spread.from_values(ours).median), len(ours))
+    theirs = [row.peer.value] * len(ours) if isinstance(row.peer, Reference) else [getattr(run, row.figure) for run in columns[1]]
+    compared = Spread.from_values(copies(columns[0], columns[1], row.figure) if row.relation == "copies" else ratios(ours, theirs))
+    return Result(name, row, Spread.from_values(ours), Spread.from_values(theirs), compared, _met(row, compared.median), len(ours))
 
 
 def _met(row: Row, value: float) -> bool | None:
@@ -73,7 +76,7 @@ def _met(row: Row, value: float) -> bool | None:
 
 
 def render(results: Sequence[Result]) -> str:
-    """Return the table as text: medians with [smallest–largest]; the ratio is the median of the repeats' ratios."""
+    """Format the table: medians with [min–max]; the ratio is the median of the repeats' ratios."""
     cells = [HEADER, *(_cells(result) for result in results)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(HEADER))]
     left = {0, 1, len(HEADER) - 1}

@@ -1,4 +1,4 @@
-"""What is trained in the rows: model, data, batch and rule, the same for both sides."""
+"""Workloads of the rows: model, data, batch and update rule, equal for both sides."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ SEED = 0
 
 @dataclass(frozen=True)
 class Work:
-    """One workload. `batch_size` is a worker's, or `batch_tokens` the most target tokens of its batch, padding included.
+    """One workload: `batch_size` per worker, or `batch_tokens` target tokens of a batch at most.
 
-    `warmup` are the updates before the clock starts (real ones, on both sides). `fewest_steps` bounds how much a quick pass may shorten a
-    run. `same_loss` is the largest relative difference (norm-wise) between the losses of two programs that do the same updates: rounding
-    grows with the depth of the model. `same_mean` is that of the means over the whole run, where rounding has had thousands of updates to
-    grow. `beta2` and `epsilon` are Adam's. `most_repeats`: more than so many repeats are not taken, where a run is long or only checks.
+    Padding is included. `warmup` are the updates before the clock starts (real ones, on both sides). `fewest_steps` bounds how much a
+    quick pass may shorten a run. `same_loss` is the maximum relative difference (norm-wise) between the losses of two programs with equal
+    updates: rounding grows with the depth of the model. `same_mean` is that of the means over the whole run, where rounding has had
+    thousands of updates to grow. `beta2` and `epsilon` are Adam's. `most_repeats` limits the repeats of a run that is long or only
+    checks.
     """
 
     model: str

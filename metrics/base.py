@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 
 class Improvements:
-    """Counts evaluations since a metric's best value. `best` and `best_step` are None before the first."""
+    """Count of evaluations since a metric's best value.
+
+    `best` and `best_step` are None before the first.
+    """
 
     def __init__(self, info: MetricInfo, earlier: Iterable[tuple[int, float]] = ()) -> None:
         """`earlier`: (updates, value) of each previous evaluation."""
@@ -122,17 +125,20 @@ def _scorers(tokenizer: str) -> tuple[Any, Any]:
 
 
 def sentence_sums(hypotheses: Sequence[str], references: Sequence[str], tokenizer: str) -> NDArray[np.float64]:
-    """Return the translations' contribution to `SUMS`. Raises ValueError for different numbers of sentences."""
+    """Return the translations' contribution to `SUMS`.
+
+    Raises ValueError for different numbers of sentences.
+    """
     bleu, chrf = _scorers(tokenizer)
     import numpy as np  # agents, which load this file, do without
 
-    found = np.zeros(len(SUMS), np.int64)
+    sums = np.zeros(len(SUMS), np.int64)
     pairs = list(zip(hypotheses, references, strict=True))
     if pairs:
         exact = sum(hypothesis == reference for hypothesis, reference in pairs)
         parts = [np.array(scorer._extract_corpus_statistics(hypotheses, [references])).sum(axis=0) for scorer in (bleu, chrf)]
-        found[:] = np.concatenate([[len(pairs), exact], *parts])
-    return found.astype(np.float64)
+        sums[:] = np.concatenate([[len(pairs), exact], *parts])
+    return sums.astype(np.float64)
 
 
 def _score(names: Sequence[str], which: int, tokenizer: str, sums: Mapping[str, float]) -> float:
@@ -142,7 +148,10 @@ def _score(names: Sequence[str], which: int, tokenizer: str, sums: Mapping[str, 
 
 
 def metrics(tokenizer: str) -> tuple[Metric, ...]:
-    """Return BLEU (the headline), chrF and exact matches. Raises UsageError for an unknown tokenizer."""
+    """Return BLEU (the headline), chrF and exact matches.
+
+    Raises UsageError for an unknown tokenizer.
+    """
     check_tokenizer(tokenizer)
     bleu, chrf, exact = NAMES
     return (
@@ -177,7 +186,10 @@ class MetricInfo:
     better: Better
 
     def improves(self, new: float, old: float | None) -> bool:
-        """Return whether `new` is better than `old`. NaN is never better; any number beats NaN or None."""
+        """Return whether `new` is better than `old`.
+
+        NaN is never better; any number beats NaN or None.
+        """
         if math.isnan(new):
             return False
         if old is None or math.isnan(old):
@@ -195,7 +207,10 @@ class MetricInfo:
 
 @dataclass(frozen=True, slots=True)
 class Metric(MetricInfo):
-    """A metric computed by `value` from named sums, within `bounds`. Raises ValueError for invalid names or bounds."""
+    """A metric computed by `value` from named sums, within `bounds`.
+
+    Raises ValueError for invalid names or bounds.
+    """
 
     value: Callable[[Mapping[str, float]], float]
     bounds: tuple[float, float] | None = None
@@ -231,15 +246,21 @@ def described_metrics(infos: Sequence[MetricInfo]) -> list[dict[str, str]]:
 
 
 def read_metrics(job: Mapping[str, Any]) -> tuple[MetricInfo, ...]:
-    """Return a run's metrics, the headline first and the loss last. Older runs have only the accuracy."""
+    """Return a run's metrics, the headline first and the loss last.
+
+    Older runs have only the accuracy.
+    """
     listed = job.get("metrics")
     if listed is None:
         return ACCURACY.info, LOSS
-    return (*(MetricInfo(one["name"], one["label"], one["better"]) for one in listed), LOSS)
+    return (*(MetricInfo(metric["name"], metric["label"], metric["better"]) for metric in listed), LOSS)
 
 
 def read_translation_metrics(job: Mapping[str, Any]) -> frozenset[str]:
-    """Return the names of a run's translation metrics. ``job.json`` of older runs does not list them."""
+    """Return the names of a run's translation metrics.
+
+    ``job.json`` of older runs does not list them.
+    """
     listed = job.get("translation_metrics")
     if listed is None and job.get("translation_signatures"):
         listed = NAMES

@@ -16,10 +16,10 @@ MIN_SECONDS = 2.0  # shorter samples are dominated by the end of initialisation,
 
 @dataclass(frozen=True, slots=True)
 class CpuUse:
-    """CPU use of a node in a segment, in cores (CPU seconds per second); None where not observed.
+    """CPU use of a node in a segment, in cores; None where not observed.
 
-    `used` by its tasks, `waited` for a core by their threads, `trainer` used by agent and driver, `machine` by all programs on its
-    `available` cores. With a quota: `granted` in periods in which it ran, and `throttled` by it.
+    Cores are CPU seconds per second: `used` by its tasks, `waited` for a core by their threads, `trainer` used by agent and driver,
+    `machine` by all programs on its `available` cores. With a quota: `granted` in periods in which it ran, and `throttled` by it.
     """
 
     used: float | None
@@ -34,7 +34,10 @@ class CpuUse:
 
 @dataclass(frozen=True, slots=True)
 class LostCpu:
-    """CPU contention of a node, in cores: other programs used `foreign`; its tasks `lost` part of that."""
+    """CPU contention of a node, in cores.
+
+    Other programs used `foreign`; its tasks `lost` part of that.
+    """
 
     foreign: float
     lost: float | None
@@ -56,16 +59,16 @@ def lost_cpu(nodes: Sequence[CpuUse], machines: Sequence[str | None]) -> list[Lo
     the node's potential use: waits for tasks or a quota are no loss. Foreign use is lost once, however many nodes waited for it.
     """
     foreign = [_foreign(node, _same_machine(nodes, machines, index)) for index, node in enumerate(nodes)]
-    lost = [_lost(node, others) for node, others in zip(nodes, foreign, strict=True)]
-    found: list[LostCpu | None] = []
-    for index, (node, others, own) in enumerate(zip(nodes, foreign, lost, strict=True)):
-        if others is None or node.used is None:
-            found.append(None)
+    lost = [_lost(node, foreign_cores) for node, foreign_cores in zip(nodes, foreign, strict=True)]
+    losses: list[LostCpu | None] = []
+    for index, (node, foreign_cores, lost_cores) in enumerate(zip(nodes, foreign, lost, strict=True)):
+        if foreign_cores is None or node.used is None:
+            losses.append(None)
             continue
         all_lost = sum(cores or 0.0 for cores in _same_machine(lost, machines, index))
-        share = None if own is None else own * min(1.0, others / all_lost) if all_lost else 0.0
-        found.append(LostCpu(others, share, node.used, node.seconds))
-    return found
+        share = None if lost_cores is None else lost_cores * min(1.0, foreign_cores / all_lost) if all_lost else 0.0
+        losses.append(LostCpu(foreign_cores, share, node.used, node.seconds))
+    return losses
 
 
 def mean_over_segments(segments: Iterable[LostCpu | None]) -> LostCpu | None:
@@ -82,30 +85,36 @@ def mean_over_segments(segments: Iterable[LostCpu | None]) -> LostCpu | None:
 
 
 def _same_machine(figures: Sequence[_Figure], machines: Sequence[str | None], index: int) -> list[_Figure]:
-    own = machines[index]
-    return [figure for figure, where in zip(figures, machines, strict=True) if own is None or where is None or where == own]
+    machine = machines[index]
+    return [figure for figure, where in zip(figures, machines, strict=True) if machine is None or where is None or where == machine]
 
 
 def _foreign(node: CpuUse, here: Sequence[CpuUse]) -> float | None:
     """Return the cores used by other programs; `here`: all nodes of the machine."""
-    own = [figure for other in here for figure in (other.used, other.trainer)]
-    if node.machine is None or None in own:
+    run_cores = [figure for neighbour in here for figure in (neighbour.used, neighbour.trainer)]
+    if node.machine is None or None in run_cores:
         return None
-    return max(0.0, node.machine - sum(figure or 0.0 for figure in own))
+    return max(0.0, node.machine - sum(figure or 0.0 for figure in run_cores))
 
 
 def _lost(node: CpuUse, foreign: float | None) -> float | None:
-    """Return the cores lost to `foreign` ones, bounded by any granted quota, as the kernel counts throttling as waiting."""
+    """Return the cores lost to `foreign` ones, bounded by any granted quota.
+
+    The kernel counts throttling as waiting.
+    """
     if foreign is None or node.used is None or node.waited is None or node.available is None or node.machine is None:
         return None
-    besides = node.machine - node.used
-    waited = max(0.0, node.waited - (node.throttled or 0.0)) * (min(1.0, foreign / besides) if besides > 0 else 0.0)
+    other_cores = node.machine - node.used
+    waited = max(0.0, node.waited - (node.throttled or 0.0)) * (min(1.0, foreign / other_cores) if other_cores > 0 else 0.0)
     most = node.available if node.granted is None else min(node.available, node.granted)
     return max(0.0, min(waited, foreign, most - node.used))
 
 
 def rate_between(before: SystemRecord | None, record: SystemRecord, name: str) -> float | None:
-    """Return a counter's slope between samples; None across segments, without figures, or where it fell (source restarted)."""
+    """Return a counter's slope between samples.
+
+    None across segments, without figures, or where it fell (its source restarted).
+    """
     if before is None or before.part_began_seconds != record.part_began_seconds:
         return None
     first, last = getattr(before, name), getattr(record, name)
@@ -117,7 +126,10 @@ def rate_between(before: SystemRecord | None, record: SystemRecord, name: str) -
 
 
 class Counter:
-    """Increase of a counter over `seconds` of the run clock; falls (its source restarted) are ignored."""
+    """Increase of a counter over `seconds` of the run clock.
+
+    Falls (its source restarted) are ignored.
+    """
 
     def __init__(self) -> None:
         self.increase: float | None = None
@@ -205,7 +217,10 @@ class Lines:
 
 
 class _Node:
-    """Figures of one node; counters span the clock's start and end, so that short runs miss nothing."""
+    """Figures of one node.
+
+    Counters span the clock's start and end, so that short runs miss nothing.
+    """
 
     def __init__(self, run_seconds: float) -> None:
         self._run_seconds = run_seconds
@@ -309,8 +324,8 @@ class _Node:
 
 
 def _one(values: Iterable[str]) -> str | list[str] | None:
-    found = sorted(set(values))
-    return found[0] if len(found) == 1 else found or None
+    names = sorted(set(values))
+    return names[0] if len(names) == 1 else names or None
 
 
 def network_source(nodes: Iterable[Mapping[str, Any]]) -> str | list[str] | None:
@@ -334,11 +349,11 @@ def per_node(
     `machines` are equal where nodes share one; contention is unknown without them. `resumed_seconds` are run times of resumptions, perhaps
     from more nodes than now, whose use is not that of other programs.
     """
-    found = {node: _Node(clock.run_seconds) for node in range(nodes)}
+    usage = {node: _Node(clock.run_seconds) for node in range(nodes)}
     for sample in with_segments(samples, resumed_seconds):
-        found.setdefault(sample.node, _Node(clock.run_seconds)).add(sample)
+        usage.setdefault(sample.node, _Node(clock.run_seconds)).add(sample)
     train = list(clock.train_seconds_by_node) + [None] * nodes
-    lost = [None] * nodes if machines is None else _lost_cpu(found, dict(enumerate(machines)))
+    lost = [None] * nodes if machines is None else _lost_cpu(usage, dict(enumerate(machines)))
     return [
         {
             "node": index,
@@ -348,15 +363,18 @@ def per_node(
             "cpu_cores_lost": None if loss is None else loss.lost,
             "starved_fraction": None if loss is None else loss.fraction,
         }
-        for (index, node), loss in zip(islice(found.items(), nodes), lost, strict=True)
+        for (index, node), loss in zip(islice(usage.items(), nodes), lost, strict=True)
     ]
 
 
 def _lost_cpu(nodes: Mapping[int, _Node], machines: Mapping[int, str]) -> list[LostCpu | None]:
-    """Return each node's contention; `nodes` may include former ones, whose use counts as the run's on every machine."""
+    """Return each node's contention.
+
+    `nodes` may include former ones, whose use counts as the run's on every machine.
+    """
     by_node: dict[int, list[LostCpu | None]] = {index: [] for index in nodes}
     for segment in {segment: None for node in nodes.values() for segment in node.segments}:
-        there = {index: node.cpu_use(segment) for index, node in nodes.items() if segment in node.segments}
-        for index, lost in zip(there, lost_cpu([*there.values()], [machines.get(index) for index in there]), strict=True):
+        usage = {index: node.cpu_use(segment) for index, node in nodes.items() if segment in node.segments}
+        for index, lost in zip(usage, lost_cpu([*usage.values()], [machines.get(index) for index in usage]), strict=True):
             by_node[index].append(lost)
     return [mean_over_segments(by_node[index]) for index in machines]

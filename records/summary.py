@@ -74,7 +74,10 @@ class _Steps(StepTimes):
             self.by_worker[record.worker] += record.count
 
     def figures(self, job: Job, clock: Clock) -> dict[str, Any]:
-        """Return the figures of the steps alone; short async runs have no speed, as groups begun before a trace would distort it."""
+        """Return the figures of the steps alone.
+
+        Short async runs have no speed, as groups begun before a trace would distort it.
+        """
         train_seconds = max(0.0, clock.train_seconds - self.profile_seconds)
         least = MIN_ASYNC_GROUPS * job.workers if job.mode == "async" else 1
         known = train_seconds > 0 and (not self.profiled_steps or len(self._counts) >= least)
@@ -131,8 +134,8 @@ def _best(evals: Iterable[EvalRecord], headline: MetricInfo) -> EvalRecord | Non
 
 
 def _translated(events: Sequence[EventRecord], steps: int) -> dict[str, Any] | None:
-    found = [dict(record.detail) for record in events if record.event == "translated" and record.detail.get("step") == steps]
-    return found[-1] if found else None
+    details = [dict(record.detail) for record in events if record.event == "translated" and record.detail.get("step") == steps]
+    return details[-1] if details else None
 
 
 def _target(until: str | None, evals: Iterable[EvalRecord]) -> dict[str, Any]:
@@ -148,14 +151,14 @@ def _patience(job: Job, infos: Sequence[MetricInfo], evals: Iterable[EvalRecord]
     if not job.patience:
         return None
     info = next((info for info in infos if info.name == job.keep_best), infos[0])
-    found = Improvements(info, ((record.step, record.figure(info.name)) for record in evals))
+    improvements = Improvements(info, ((record.step, record.figure(info.name)) for record in evals))
     return {
         "metric": info.name,
         "evaluations": job.patience,
-        "without_improvement": found.since,
-        "exhausted": found.since >= job.patience,
-        "best": found.best,
-        "best_step": found.best_step,
+        "without_improvement": improvements.since,
+        "exhausted": improvements.since >= job.patience,
+        "best": improvements.best,
+        "best_step": improvements.best_step,
     }
 
 
@@ -186,7 +189,10 @@ def read_job(values: Mapping[str, Any]) -> Job:
 
 @dataclass(frozen=True)
 class DriverFacts:
-    """Facts that records do not have: the largest group of nodes on the same cores, workers' reports, machines by node, and of the data."""
+    """Facts that records do not have.
+
+    The largest group of nodes on the same cores, workers' reports, machines by node, and facts of the data.
+    """
 
     nodes_sharing_cores: int | None = None
     padding_share: float | None = None
@@ -253,7 +259,7 @@ def summarise(
         "samples_thinned": lines.thinned,
     }
     rates = training_rates(summary, nodes)
-    return {**summary, "per_node": [{**node, **own} for node, own in zip(nodes, rates, strict=True)]}
+    return {**summary, "per_node": [{**node, **node_rates} for node, node_rates in zip(nodes, rates, strict=True)]}
 
 
 def _restarts(events: Sequence[EventRecord]) -> dict[str, Any]:
@@ -269,7 +275,10 @@ def _restarts(events: Sequence[EventRecord]) -> dict[str, Any]:
 
 
 def _absences(events: Iterable[EventRecord]) -> tuple[int, float]:
-    """Return the restarts of single workers, and the seconds until each, or all, took part again."""
+    """Return the restarts of single workers, and the seconds of absence.
+
+    Each is absent until it, or all, took part again.
+    """
     since: dict[Any, float] = {}
     count, seconds = 0, 0.0
     for record in events:

@@ -30,7 +30,10 @@ def number_text(value: float | str | None, digits: int = 4) -> str:
 
 
 def figure_text(name: str, value: float | str | None, digits: int = 4) -> str:
-    """Return a loss or metric (percentages with two decimals); `name` may be as in ``best_eval_bleu``."""
+    """Return a loss or metric (percentages with two decimals).
+
+    `name` may be as in ``best_eval_bleu``.
+    """
     if name.removeprefix("best_").removeprefix("eval_").removeprefix("end_") not in PERCENTAGES or isinstance(value, str):
         return number_text(value, digits)
     return number_text(value if value is None or not math.isfinite(value) else round(value, 2), 2)
@@ -64,7 +67,10 @@ def bytes_text(value: float | None, per_second: bool = False, like: float | None
 
 
 def seconds_text(seconds: float | None) -> str:
-    """Return a short time with three digits: ``1.23 s``, ``12.3 ms``, ``50 µs``; UNKNOWN for None."""
+    """Return a short time with three digits; UNKNOWN for None.
+
+    Such as ``1.23 s``, ``12.3 ms``, ``50 µs``.
+    """
     if seconds is None:
         return UNKNOWN
     for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
@@ -74,7 +80,10 @@ def seconds_text(seconds: float | None) -> str:
 
 
 def saving_text(checkpoints: Mapping[str, Any]) -> str:
-    """Return the average cost of a summary's ``checkpoints``: pause and time of writing, if known."""
+    """Return the average cost of a summary's ``checkpoints``.
+
+    Pause and time of writing, if known.
+    """
     stall, write = ((checkpoints.get(name) or {}).get("mean") for name in ("stall_seconds", "write_seconds"))
     stalled = "" if stall is None else f"; each paused training for {seconds_text(stall)}"
     written = "" if write is None else f"; writing one took {seconds_text(write)}, in the background or after training"
@@ -121,7 +130,10 @@ def statistic(name: str, values: Collection[float | None]) -> float | None:
 
 
 def ends_of(items: Sequence[T], figure: Callable[[T], float | None]) -> tuple[list[T], bool]:
-    """Return items of all nodes, or of many the lowest and highest, in order, and whether any are missing."""
+    """Return items of all nodes, or of many the lowest and highest, in order.
+
+    Also whether any are missing.
+    """
     if len(items) <= MAX_NODES_SHOWN:
         return [*items], False
     known = sorted((value, number) for number, item in enumerate(items) if (value := figure(item)) is not None)
@@ -176,7 +188,10 @@ def evaluation_text(record: EvalRecord, metrics: Iterable[MetricInfo]) -> str:
 
 
 class NodeSamples:
-    """Last sample of each node, and traffic since the previous one; with `until_shown` since `shown`."""
+    """Last sample of each node, and traffic since the previous one.
+
+    With `until_shown` since `shown`.
+    """
 
     def __init__(self, *, until_shown: bool = False) -> None:
         self._until_shown = until_shown
@@ -209,16 +224,17 @@ class NodeSamples:
     def rows(self, nodes: int | None = None) -> list[Mapping[str, str]]:
         """Return the texts of each node in node order, or of many together; `nodes`: current number."""
         samples = self.samples.copy()  # other threads may draw it
-        found = [
+        node_figures = [
             _figures(*samples[node], [*self._pauses, (self._paused_since, math.inf)])
             for node in sorted(samples)
             if nodes is None or node < nodes
         ]
-        lines = lines_of(len(found))
-        if lines == [*range(len(found))]:
-            return [_row(str(figures["node"]), figures, self._of) for figures in found]
+        lines = lines_of(len(node_figures))
+        if lines == [*range(len(node_figures))]:
+            return [_row(str(figures["node"]), figures, self._of) for figures in node_figures]
+        known = {key: [figures[key] for figures in node_figures] for key in node_figures[0]}
         return [
-            _row(f"{name} of {len(found):,}", {key: statistic(str(name), [one[key] for one in found]) for key in found[0]}, self._of)
+            _row(f"{name} of {len(node_figures):,}", {key: statistic(str(name), values) for key, values in known.items()}, self._of)
             for name in lines
         ]
 
@@ -273,13 +289,16 @@ _VECTOR_FLAGS = (
 
 
 def code_text(code: Mapping[str, Any] | None) -> str | None:
-    """Return the code's description from ``env.json``, or None; ``(perhaps changed)``: unknown whether tracked files differed."""
+    """Return the code's description from ``env.json``, or None.
+
+    ``(perhaps changed)``: unknown whether tracked files differed.
+    """
     if code is None:
         return None
-    release, own, typed_in = (code.get("packages") or {}).get("crosstrain"), code.get("crosstrain"), code.get("typed_in")
-    if release is None and own is None and typed_in is None:
+    release, package, typed_in = (code.get("packages") or {}).get("crosstrain"), code.get("crosstrain"), code.get("typed_in")
+    if release is None and package is None and typed_in is None:
         return None
-    crosstrain = f"crosstrain{f' {release}' if release else ''}{f' at commit {_commit(own)}' if own else ''}"
+    crosstrain = f"crosstrain{f' {release}' if release else ''}{f' at commit {_commit(package)}' if package else ''}"
     return f"{crosstrain}, typed in a work tree at commit {_commit(typed_in)}" if typed_in else crosstrain
 
 

@@ -15,7 +15,10 @@ Shares = dict[str, Any]
 
 
 class StepTimes:
-    """Times of a segment's updates, by worker in async mode; without profiled and first groups, as the first plan is short."""
+    """Times of a segment's updates, by worker in async mode.
+
+    Without profiled and first groups, as the first plan is short.
+    """
 
     def __init__(self) -> None:
         self.profile_seconds = 0.0
@@ -40,8 +43,8 @@ class StepTimes:
     def seconds(self, worker: int) -> float | None:
         """Return the seconds per update of a worker, None without updates."""
         key = worker if worker in self._first else None
-        found = self._later.get(key) or self._first.get(key)
-        return None if found is None else found[0] / found[1]
+        timed = self._later.get(key) or self._first.get(key)
+        return None if timed is None else timed[0] / timed[1]
 
     def updates(self, worker: int) -> int:
         """Return a worker's updates without profiled ones."""
@@ -57,34 +60,35 @@ class StepTimes:
 def time_shares(
     calibration: Mapping[str, Any] | None, mode: str, times: StepTimes, clock: Clock, part_began_seconds: float = 0.0
 ) -> Shares | None:
-    """Return a summary's ``time_shares`` of the last, calibrated segment; None without calibration."""
+    """Return a summary's ``time_shares`` of the last, calibrated segment.
+
+    None without calibration.
+    """
     if calibration is None:
         return None
     measured: Sequence[Mapping[str, Any]] = calibration["workers"]
-    steps = {one["worker"]: times.seconds(one["worker"]) for one in measured}
+    steps = {worker["worker"]: times.seconds(worker["worker"]) for worker in measured}
     part = _waited_part(measured, mode, times.waits()["data_wait_seconds"])
-    own = {one["worker"]: (part * one["data_seconds"], _computing(one, steps[one["worker"]], calibration)) for one in measured}
-    overlap: float | None = None
-    slowest: float | None = None
-    if mode == "sync":
-        slowest = max((sum(each) for each in own.values()), default=0.0)
-        overlap = _overlap(measured, steps, slowest)
+    costs = {
+        worker["worker"]: (part * worker["data_seconds"], _computing(worker, steps[worker["worker"]], calibration)) for worker in measured
+    }
+    slowest = max((sum(cost) for cost in costs.values()), default=0.0) if mode == "sync" else None
     alone = len(measured) == 1
     workers = [
         {
-            "worker": one["worker"],
-            "node": one["node"],
-            "updates": times.updates(one["worker"]),
-            "step_seconds": steps[one["worker"]],
-            **_components(steps[one["worker"]], *own[one["worker"]], slowest, alone=alone),
-            "spread": one["spread"],
+            "worker": worker["worker"],
+            "node": worker["node"],
+            "updates": times.updates(worker["worker"]),
+            "step_seconds": steps[worker["worker"]],
+            **_components(steps[worker["worker"]], *costs[worker["worker"]], slowest, alone=alone),
+            "spread": worker["spread"],
         }
-        for one in measured
+        for worker in measured
     ]
     return {
         "method": "calibration",
         "part_began_seconds": part_began_seconds,
-        "overlap_fraction": overlap,
+        "overlap_fraction": None if slowest is None else _overlap(measured, steps, slowest),
         "run": _run(clock, times.profile_seconds),
         "workers": workers,
         "nodes": _nodes(workers),
@@ -93,16 +97,22 @@ def time_shares(
 
 
 def _waited_part(measured: Sequence[Mapping[str, Any]], mode: str, waited: float | None) -> float:
-    """Return the awaited fraction of calibrated data time: on rank 0 in sync mode, else on all; 1 if unknown."""
-    calibrated = [one["data_seconds"] for one in measured if mode == "async" or one["worker"] == 0]
+    """Return the awaited fraction of calibrated data time.
+
+    On rank 0 in sync mode, else on all; 1 if unknown.
+    """
+    calibrated = [worker["data_seconds"] for worker in measured if mode == "async" or worker["worker"] == 0]
     read = sum(calibrated) / len(calibrated) if calibrated else 0.0
     return 1.0 if waited is None or read <= 0 else min(1.0, waited / read)
 
 
-def _computing(one: Mapping[str, Any], step: float | None, calibration: Mapping[str, Any]) -> float:
-    """Return computing time in a step: calibrated, but at most twice the half batch's where other programs disturbed it."""
-    seconds: float = one["compute_seconds"]
-    half: float | None = one.get("half_compute_seconds")
+def _computing(worker: Mapping[str, Any], step: float | None, calibration: Mapping[str, Any]) -> float:
+    """Return the computing time in a step, as calibrated.
+
+    At most twice the half batch's where other programs disturbed it.
+    """
+    seconds: float = worker["compute_seconds"]
+    half: float | None = worker.get("half_compute_seconds")
     if step is None or seconds <= step or not half:
         return seconds
     bound: float = half * calibration["batch_size"] / calibration["half_batch_size"]
@@ -110,10 +120,10 @@ def _computing(one: Mapping[str, Any], step: float | None, calibration: Mapping[
 
 
 def _components(step: float | None, data: float, compute: float, slowest: float | None, *, alone: bool) -> Shares:
-    """Return the components of a worker's step, its own work scaled down to the step.
+    """Return the components of a worker's step, its work scaled down to the step.
 
-    `slowest` is the longest own work of sync workers; an async worker waits for the parameter server. The rest of the step of a sync worker
-    that is `alone` counts as computing. Rounded, own work may exceed the step by the last digit.
+    `slowest` is the longest work of sync workers; an async worker waits for the parameter server. The rest of the step of a sync worker
+    that is `alone` counts as computing. Rounded, the work may exceed the step by the last digit.
     """
     if step is None:
         return dict.fromkeys(COMPONENTS)
@@ -123,14 +133,14 @@ def _components(step: float | None, data: float, compute: float, slowest: float 
     if slowest is not None and alone:
         compute, communicate = max(0.0, step - data), 0.0
     elif slowest is not None:
-        own = data + compute
-        peers, communicate = max(0.0, min(step, slowest) - own), max(0.0, step - max(slowest, own))
+        busy = data + compute
+        peers, communicate = max(0.0, min(step, slowest) - busy), max(0.0, step - max(slowest, busy))
     return dict(zip(COMPONENTS, (data, compute, peers, communicate), strict=True))
 
 
 def _overlap(measured: Sequence[Mapping[str, Any]], steps: Mapping[int, float | None], slowest: float) -> float | None:
     """Return the fraction of the exchange, timed by itself, that overlaps with computing."""
-    exchanges = [one["communicate_seconds"] for one in measured if one["communicate_seconds"] is not None]
+    exchanges = [worker["communicate_seconds"] for worker in measured if worker["communicate_seconds"] is not None]
     step = next((seconds for seconds in steps.values() if seconds is not None), None)
     if not exchanges or step is None:
         return None
@@ -146,24 +156,27 @@ def _run(clock: Clock, profile_seconds: float) -> dict[str, float]:
 
 
 def _nodes(workers: Sequence[Shares]) -> list[Shares]:
-    found = []
+    shares = []
     for node in sorted({worker["node"] for worker in workers}):
-        own = [worker for worker in workers if worker["node"] == node and worker["step_seconds"] is not None]
-        weights = [worker["updates"] for worker in own]
+        members = [worker for worker in workers if worker["node"] == node and worker["step_seconds"] is not None]
+        weights = [worker["updates"] for worker in members]
         figures: Shares = {}
         for name in ("step_seconds", *COMPONENTS, "spread"):
-            products = (weight * worker[name] for weight, worker in zip(weights, own, strict=True))
+            products = (weight * worker[name] for weight, worker in zip(weights, members, strict=True))
             figures[name] = sum(products) / sum(weights) if weights else None
-        found.append({"node": node, **figures})
-    return found
+        shares.append({"node": node, **figures})
+    return shares
 
 
 def resumed_seconds(described: Mapping[str, Any]) -> list[float]:
-    """Return the run times in seconds at which a ``job.json``'s run was resumed, without undone ones."""
-    found: list[float] = []
+    """Return the run times in seconds at which a ``job.json``'s run was resumed.
+
+    Without undone resumptions.
+    """
+    resumptions: list[float] = []
     for segment in described.get("segments", ())[1:]:
-        found = [*(seconds for seconds in found if seconds < segment["run_seconds"]), segment["run_seconds"]]
-    return found
+        resumptions = [*(seconds for seconds in resumptions if seconds < segment["run_seconds"]), segment["run_seconds"]]
+    return resumptions
 
 
 def last_segment(described: Mapping[str, Any]) -> tuple[float, int]:
@@ -193,11 +206,14 @@ class SegmentTracker:
         self._began_seconds = 0.0
         self._last_seconds = -math.inf
 
-    def began_seconds(self, time_seconds: float, said: float | None) -> float:
-        """Return the start of the sample's segment on the run clock; `said` is the record's own."""
-        if said is not None:
-            self._began_seconds = said
-            self._next = [seconds for seconds in self._next if seconds > said]
+    def began_seconds(self, time_seconds: float, recorded: float | None) -> float:
+        """Return the start of the sample's segment on the run clock.
+
+        `recorded` is that of the record.
+        """
+        if recorded is not None:
+            self._began_seconds = recorded
+            self._next = [seconds for seconds in self._next if seconds > recorded]
         elif self._next and (time_seconds < self._last_seconds > self._began_seconds or time_seconds > self._next[0]):
             self._began_seconds = self._next.pop(0)
         self._last_seconds = time_seconds

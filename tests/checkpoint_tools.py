@@ -1,4 +1,4 @@
-"""Checkpoints made for tests: small ones, and a process that writes one and may be killed in the middle."""
+"""Checkpoints for tests: small ones, and a process that is killed while it writes one."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def entries(values):
 
 
 def described(values):
-    """What ``checkpoint.json`` says of the model that some arrays are the state of."""
+    """The entry of ``checkpoint.json`` for the model of some arrays."""
     shapes = {
         kind: [[key.removeprefix(kind), list(value.shape)] for key, value in values.items() if key.startswith(kind)] for kind in KINDS
     }
@@ -66,7 +66,10 @@ def described(values):
 
 
 def save(run, step=500, values=None, chunk=1000, **changed):
-    """Write a checkpoint of a run in chunks and return its folder. Without a `model` the arrays are described as they are."""
+    """Write a checkpoint of a run in chunks and return its folder.
+
+    Without a `model` the arrays are described as they are.
+    """
     if values is None:
         values = arrays(step)
     else:
@@ -79,9 +82,9 @@ def save(run, step=500, values=None, chunk=1000, **changed):
 
 
 def save_until(run, step, deadly):
-    """Save in a process of its own that is killed before the `deadly`-th thing that it asks of the file system.
+    """Save in a process that is killed before its `deadly`-th file system call.
 
-    Return (how it ended, as os.waitpid tells it; how many things it asked for).
+    Return (status of os.waitpid, number of calls).
     """
     reader, writer = os.pipe()
     child = os.fork()
@@ -89,8 +92,8 @@ def save_until(run, step, deadly):
         _save_and_count(run, step, deadly, writer)
     os.close(writer)
     with open(reader, "rb") as pipe:
-        asked = len(pipe.read())
-    return os.waitpid(child, 0)[1], asked
+        calls = len(pipe.read())
+    return os.waitpid(child, 0)[1], calls
 
 
 def _save_and_count(run, step, deadly, writer):

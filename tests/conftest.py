@@ -27,14 +27,14 @@ hypothesis.settings.register_profile("untimed", deadline=None)  # how long an ex
 hypothesis.settings.load_profile("untimed")
 
 SEED_VARIABLE = "CROSSTRAIN_TEST_SEED"
-"""What tests draw their random cases from, as `--seed` says or drawn itself."""
+"""Seed of the tests' random cases, from `--seed` or drawn."""
 
 for unused in ("TRAINER_CALIBRATE", "TRAINER_TENSORBOARD"):  # shorter runs; tests about either ask for it
     os.environ.setdefault(unused, "false")
 _NO_OWN_FILE = tempfile.TemporaryDirectory(prefix="crosstrain-test-config-")  # removed when this process ends
 os.environ["XDG_CONFIG_HOME"] = _NO_OWN_FILE.name  # the user's own options are not for tests
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # runs of several tests share the cores: what waits must not keep one busy
-os.environ.setdefault("CROSSTRAIN_TEST_MARK", "none")  # on whatever is started without a mark of its own; see processes.py
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # runs of several tests share the cores: waiting must not keep one busy
+os.environ.setdefault("CROSSTRAIN_TEST_MARK", "none")  # on processes without another mark; see processes.py
 os.environ.setdefault(SEED_VARIABLE, str(secrets.randbits(32)))  # one for all processes of a session
 
 GATE, MACHINE = Path(__file__), Path(__file__).with_name("processes.py")
@@ -47,9 +47,9 @@ TOGETHER = "test_*.py"
 """Files whose tests share processes. Others (``*_checks.py``) have one to themselves, into which they import a framework."""
 
 DURATIONS = Path(__file__).with_name("durations.json")
-"""Seconds that tests took when `--record-durations` last measured them, and by files and classes the longest set-up of one of theirs.
+"""Durations of tests when `--record-durations` last measured them, and by files and classes the longest fixture set-up.
 
-What took less than `RECORDED_SECONDS` is left out.
+Times below `RECORDED_SECONDS` are omitted.
 """
 
 RECORDED_SECONDS = 0.05
@@ -57,46 +57,49 @@ RECORDED_SECONDS = 0.05
 LEFT_TO = {"clusters": "make clusters", "slow": "make conformance", "thorough": "make test-thorough"}
 """The command that runs the tests with a marker, the first of these that a test has; all others run by ``make test``."""
 
-LEFT_OUT = pytest.StashKey[Counter[str]]()
-"""How many tests of this session's folders were left out, by the command that runs them."""
+DESELECTED = pytest.StashKey[Counter[str]]()
+"""Number of deselected tests of this session's folders, by the command that runs them."""
 
 HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that processes ignore where the one that starts them does."""
 
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell's background job is started so, and whatever the tests start would inherit it: Ctrl-C would do nothing.
+    # A shell's background job ignores SIGINT, which processes of tests would inherit: Ctrl-C would do nothing.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, metavar="N", help="repeat the random cases of a session, which printed this at its beginning")
-    parser.addoption("--shorter-than", type=float, metavar="SECONDS", help=f"leave out tests that took longer by {DURATIONS.name}")
+    parser.addoption("--shorter-than", type=float, metavar="SECONDS", help=f"skip tests that took longer by {DURATIONS.name}")
     parser.addoption("--record-durations", action="store_true", help=f"write the seconds of the tests to {DURATIONS.name}")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Have all runs of a session fork their tasks from the same few processes; see `ForkServerPool`."""
+    """Share fork servers among all runs of a session; see `ForkServerPool`."""
     if sys.platform == "linux" and LENT_SERVERS_VARIABLE not in os.environ:
         pool = ForkServerPool()
         os.environ[LENT_SERVERS_VARIABLE] = pool.name
         config.add_cleanup(pool.close)
     if (seed := config.getoption("seed")) is not None:
         os.environ[SEED_VARIABLE] = str(seed)
-    config.stash[LEFT_OUT] = Counter()
+    config.stash[DESELECTED] = Counter()
     if config.getoption("record_durations") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(DurationRecorder())
 
 
 def pytest_report_header() -> str:
-    """Say what repeats the random cases of this session."""
+    """Return the header with the seed of the random cases."""
     return f"random cases: --seed {os.environ[SEED_VARIABLE]}"
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pycollect_makeitem(collector: pytest.Collector) -> Generator[None, Any, Any]:
-    """Mark the cases of a parametrised test `thorough` that its marker `quick_cases` does not name; refuse one that names others."""
+    """Mark the cases that a test's marker `quick_cases` does not name as `thorough`.
+
+    Refuse unknown names.
+    """
     made = yield
     cases = {item.callspec.id if hasattr(item, "callspec") else "": item for item in made} if isinstance(made, list) else {}
     markers = [marker for item in [*cases.values()][:1] for marker in item.iter_markers("quick_cases")]
@@ -119,7 +122,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     measured, seconds = json.loads(DURATIONS.read_bytes()), Counter[str]()
     if (limit := config.getoption("shorter_than")) is not None:
-        longest = Counter[str]()  # of the cases of a test: they may share what the first of them computes
+        longest = Counter[str]()  # of the cases of a test: they may share the results of the first
         for item in items:
             longest[_test(item)] = max(longest[_test(item)], measured.get(item.nodeid, 0.0), measured.get(_scope(item.nodeid), 0.0))
         config.hook.pytest_deselected(items=[item for item in items if longest[_test(item)] > limit])
@@ -137,7 +140,7 @@ class DurationRecorder:
         self.seconds: Counter[str] = Counter()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Add the time of a test's set-up, call or tear-down, where it passes."""
+        """Add the time of a phase of a test that passes."""
         if not report.passed:
             return
         self.seconds[report.nodeid] += report.duration
@@ -146,7 +149,7 @@ class DurationRecorder:
             self.seconds[scope] = max(self.seconds[scope], report.duration)
 
     def pytest_sessionfinish(self) -> None:
-        """Write one line a test, those of removed files left out."""
+        """Write one line a test, without those of removed files."""
         before = json.loads(DURATIONS.read_bytes()) if DURATIONS.exists() else {}
         ran = {_scope(test) for test in self.seconds}
         for scope in before.keys() & ran:  # perhaps not with all of its tests
@@ -164,46 +167,46 @@ def _is_there(test: str) -> bool:
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
-    """Count what is left out by the command that runs it."""
+    """Count deselected tests by the command that runs them."""
     for item in items:
-        item.config.stash[LEFT_OUT][next((LEFT_TO[marker] for marker in LEFT_TO if item.get_closest_marker(marker)), "make test")] += 1
+        item.config.stash[DESELECTED][next((LEFT_TO[marker] for marker in LEFT_TO if item.get_closest_marker(marker)), "make test")] += 1
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Hand the counts of a process that tests beside others to the one that reports; all of them collect the same."""
+    """Send the counts of a worker process to the reporting one; all collect the same tests."""
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["left_out"] = dict(session.config.stash[LEFT_OUT])
+        session.config.workeroutput["deselected"] = dict(session.config.stash[DESELECTED])
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """Take the counts of a process that has ended."""
-    node.config.stash[LEFT_OUT] = Counter(getattr(node, "workeroutput", {}).get("left_out", {}))
+    node.config.stash[DESELECTED] = Counter(getattr(node, "workeroutput", {}).get("deselected", {}))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say how many tests which command runs; not where tests were chosen by their names."""
-    if (left_out := config.stash[LEFT_OUT]) and not config.option.keyword:
-        told = ", ".join(f"{count:,} ({command})" for command, count in sorted(left_out.items()))
-        terminalreporter.write_line(f"Tests left to other commands: {told}")
+    """Report the number of tests of other commands, unless tests were chosen by name."""
+    if (deselected := config.stash[DESELECTED]) and not config.option.keyword:
+        counts = ", ".join(f"{count:,} ({command})" for command, count in sorted(deselected.items()))
+        terminalreporter.write_line(f"Tests left to other commands: {counts}")
 
 
 def _test(item: pytest.Item) -> str:
-    """What the cases of a parametrised test have in common."""
+    """The name that the cases of a parametrised test share."""
     return item.nodeid.partition("[")[0]
 
 
 def _scope(nodeid: str) -> str:
-    """What one process tests as a whole (``--dist loadscope``): a class, or the functions of a file."""
+    """The unit of one process (``--dist loadscope``): a class, or the functions of a file."""
     return nodeid.rsplit("::", 1)[0]
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Where several processes test (``pytest -n``), run a test marked `alone` while none of the others runs any.
+    """Run a test marked `alone` while no other process (``pytest -n``) runs one.
 
-    Waiting is no part of a test's time. Whoever wants the machine stands in the gate meanwhile, so that no further test begins before it.
+    Waiting is no part of a test's time. The waiting process blocks the gate, so that no further test begins before it.
     """
     if not hasattr(item.config, "workerinput"):
         return (yield)
@@ -215,7 +218,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pycollect_makemodule() -> Generator[None, pytest.Module, pytest.Module]:
-    """Import a file of tests at once, and refuse one whose import changes the environment: tests of other files would inherit it."""
+    """Import a test file immediately and refuse one whose import changes the environment.
+
+    Tests of other files would inherit it.
+    """
     before = dict(os.environ)
     module = yield
     if not module.path.match(TOGETHER):
@@ -228,7 +234,10 @@ def pytest_pycollect_makemodule() -> Generator[None, pytest.Module, pytest.Modul
 
 @pytest.fixture(autouse=True)
 def what_is_inherited_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail a test after which this process has other variables or answers a signal otherwise: what later tests start would inherit it."""
+    """Fail a test that leaves changed variables or signal handlers.
+
+    Processes of later tests would inherit them.
+    """
     variables, handlers = dict(os.environ), {number: signal.getsignal(number) for number in HANDED_ON}
     yield
     changed = _environment_put_back(variables) if request.path.match(TOGETHER) else []
@@ -254,7 +263,7 @@ def _environment_put_back(before: dict[str, str]) -> list[str]:
 
 @pytest.fixture
 def signals_as_before(what_is_inherited_is_left: None) -> Iterator[None]:
-    """For a test that interrupts a run within this process, which ignores signals from then on."""
+    """Restore signal handlers after an interrupted run in this process."""
     before = {number: signal.getsignal(number) for number in HANDED_ON}
     yield
     for number, handler in before.items():
@@ -270,7 +279,7 @@ def _locked(path: Path, how: int) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def seed() -> int:
-    """What a test draws its random cases from; `--seed` repeats them."""
+    """Seed of a test's random cases; `--seed` repeats them."""
     return int(os.environ[SEED_VARIABLE])
 
 
@@ -281,9 +290,9 @@ def repository() -> Path:
 
 @pytest.fixture(scope="session")
 def make_environment() -> Callable[[Path, Sequence[str]], Path]:
-    """Return a function that makes a virtual environment of links to what is installed here, save what starts with one of some names.
+    """Return a function that makes a virtual environment without packages of some names.
 
-    Its interpreter is returned; it and its children see nothing else.
+    It consists of links to the installed packages. Its interpreter is returned; it and its children see nothing else.
     """
 
     def make(folder: Path, without: Sequence[str]) -> Path:

@@ -1,4 +1,4 @@
-"""The documents as material for tests: their code blocks as files, the commands that they show."""
+"""Documents as test material: their code blocks as files, and their commands."""
 
 import re
 import shlex
@@ -11,12 +11,15 @@ DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *sorted(f"docs/{pat
 
 def blocks(document: Path, language: str) -> list[str]:
     """The code blocks in one language; "" are those without one."""
-    found = re.findall(r"^```([^\n]*)\n(.*?)^```$", document.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    return [body for given, body in found if given == language]
+    matches = re.findall(r"^```([^\n]*)\n(.*?)^```$", document.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return [body for name, body in matches if name == language]
 
 
 def write_package(document: Path, folder: Path) -> list[Path]:
-    """Write each Python block that begins with its path (``# my_package/my_module.py``), and entry points as an installation would."""
+    """Write each Python block that begins with its path (``# my_package/my_module.py``).
+
+    Also entry points, as an installation would.
+    """
     written = []
     for body in blocks(document, "python"):
         named = re.match(r"# ([\w/]+\.py)\n", body)
@@ -40,14 +43,17 @@ def write_package(document: Path, folder: Path) -> list[Path]:
 
 def entry_points(document: Path) -> dict[str, dict[str, str]]:
     """The entry points of the TOML blocks, by group."""
-    found: dict[str, dict[str, str]] = {}
+    tables: dict[str, dict[str, str]] = {}
     for body in blocks(document, "toml"):
-        found |= tomllib.loads(body).get("project", {}).get("entry-points", {})
-    return found
+        tables |= tomllib.loads(body).get("project", {}).get("entry-points", {})
+    return tables
 
 
 def shown_commands(document: Path) -> list[list[str]]:
-    """The `trainer` commands of the blocks without a language that can be typed as they stand: arguments without the command's name."""
+    """The `trainer` commands that can be typed, from blocks without a language.
+
+    Arguments without the command's name.
+    """
     lines = [line for body in blocks(document, "") for line in body.splitlines()]
     typed = [re.search(r"(?:^|(?<=--no-python ))trainer (.*)", line) for line in lines]
     return [shlex.split(line[1], comments=True) for line in typed if line]

@@ -1,4 +1,4 @@
-"""Machines without a GPU that seem to have some: a stand-in for the driver's library, which answers from a file.
+"""Simulated GPUs: a stand-in for the driver's library, which answers from a file.
 
 Everything above the library is the real thing: nvidia-ml-py, and whatever asks it. Nothing can compute on such GPUs.
 """
@@ -34,7 +34,7 @@ class FakeGpu:
 
 
 def build_library(folder: Path) -> Path:
-    """Compile the stand-in into `folder`, which is returned; skips the test where it cannot be."""
+    """Compile the stand-in into `folder`, which is returned; skips the test without a compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler: GPUs cannot be feigned")
@@ -48,7 +48,7 @@ def build_library(folder: Path) -> Path:
 
 
 def environment(library: Path, answers: Path, gpus: list[FakeGpu], **more: str) -> dict[str, str]:
-    """Return the variables by which a process finds these GPUs, with its answers kept in the file `answers`."""
+    """Return the variables that select these GPUs, with answers in the file `answers`."""
     answers.write_text("".join(f"{gpu.line()}\n" for gpu in gpus))
-    found = os.pathsep.join(filter(None, [str(library), os.environ.get("LD_LIBRARY_PATH", "")]))
-    return {"LD_LIBRARY_PATH": found, "FAKE_NVIDIA_ML": str(answers), **more}
+    folders = os.pathsep.join(filter(None, [str(library), os.environ.get("LD_LIBRARY_PATH", "")]))
+    return {"LD_LIBRARY_PATH": folders, "FAKE_NVIDIA_ML": str(answers), **more}

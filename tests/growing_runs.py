@@ -1,4 +1,4 @@
-"""A run at work, as its driver writes it, piece by piece when a test says so; the driver is the test's own process."""
+"""A running run, written step by step as by its driver; the driver is the test's process."""
 
 import math
 import os
@@ -15,7 +15,10 @@ STEP_SECONDS = 0.05
 
 
 class GrowingRun:
-    """One node, updates of 50 ms and 20 examples. It begins as an empty directory; then `describe`, `train`, `evaluate`, `end`."""
+    """One node, updates of 50 ms and 20 examples, starting as an empty directory.
+
+    Then `describe`, `train`, `evaluate`, `end`.
+    """
 
     def __init__(self, out, name, **fields):
         self.job = Job.model_validate({"backend": "torch", "out": out, "name": name, "batch_size": 20, **fields})
@@ -33,7 +36,7 @@ class GrowingRun:
         return self
 
     def train(self, updates=GROUP):
-        """Make so many updates, and say how the node is after each group of them; the first ones start the run."""
+        """Make updates, with a node sample after each group; the first ones start the run."""
         if self.step == 0:
             self.writer.write_env([ENVIRONMENT])
             self.writer.event(EventRecord("run_started", 0.0))
@@ -55,7 +58,7 @@ class GrowingRun:
         return self
 
     def end(self, state="succeeded", cause=None):
-        """End as this says, with a summary where that is well."""
+        """End in this state, with a summary after a success."""
         if state == "succeeded":
             self.writer.event(EventRecord("run_ended", self.seconds))
             spent = Clock(1.0, self.seconds, self.seconds - self.evaluated, self.evaluated, 0.0, self.seconds + 2)

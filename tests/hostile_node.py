@@ -1,4 +1,7 @@
-"""A node that knows the secret, trains like any other, and then attacks its driver: ``python hostile_node.py ATTACK run …``."""
+"""A node that knows the secret, trains normally, and then attacks its driver.
+
+Usage: ``python hostile_node.py ATTACK run …``
+"""
 
 import json
 import sys
@@ -32,7 +35,7 @@ RAW = {
     "a header of 15 MiB": [b'{"kind":"log","task":[' + b"[]," * (5 * 2**20) + b"[]]}\n"],
     "a header without an end": endless(b"{" * 2**20),
 }
-"""What is sent as it stands."""
+"""Bytes that are sent unchanged."""
 
 UNASKED = {
     "a done that nobody asked for": Message(

@@ -1,10 +1,10 @@
-"""Packages that take seconds to import, imported by the process that runs a test of theirs, not by each that collects it."""
+"""Slow imports, made by the process that runs a test, not by each that collects it."""
 
 import importlib
 
 
 class ImportedLater:
-    """Stands for a module: its attributes are looked up when they are used."""
+    """Placeholder of a module: attributes are looked up when they are used."""
 
     def __init__(self, name):
         self._name = name

@@ -1,4 +1,4 @@
-"""Ranks of a mesh on this machine: their tasks, and vectors whose sum depends on the order of summation."""
+"""Ranks of a local mesh: tasks, and vectors whose sum depends on the summation order."""
 
 from __future__ import annotations
 

@@ -11,7 +11,10 @@ from crosstrain.models.build import build_model
 
 
 def save_model(run, model, shape=(3, 32, 32), classes=10, step=123, seed=0, info=None, digest="0", job=None):
-    """Save a checkpoint of `run` and return its folder. The data are described only; they need not exist. `job` has more of its job."""
+    """Save a checkpoint of `run` and return its folder; `job` has more of its job.
+
+    The data are only described and need not exist.
+    """
     channels = shape[0]
     if info is None:
         info = DataInfo.of_images(

@@ -1,10 +1,8 @@
-"""Whether tests that were changed still find mistakes: seeded mistakes in the modules that they test, before the change and after it.
+"""Mutation test: seeded mistakes in tested modules, before and after a change of tests.
 
-    python tests/mutants.py BEFORE [AFTER] [--seed N] [--count 20]
-
+Usage: ``python tests/mutants.py BEFORE [AFTER] [--seed N] [--count 20]`` (commits; AFTER is the working tree's HEAD by default).
 Each mutant is one changed operator, constant or condition of a module in `TESTED`, which a further module needs a line in. It is killed
-where one of the module's test files fails.
-Prints a table; exit code 1 where a mutant that was killed BEFORE (a commit) survives AFTER (a commit, or else the working tree's HEAD).
+if one of the module's test files fails. Prints a table; exit code 1 if a mutant killed BEFORE survives AFTER.
 """
 
 import argparse
@@ -39,8 +37,8 @@ OPPOSITES |= {ast.In: "not in", ast.NotIn: "in", ast.Add: "-", ast.Sub: "+", ast
 
 
 def mutations(source):
-    """Every (line, first column, last column, what stood there, what stands there now) of one changed expression on one line."""
-    found = []
+    """Every changed expression on one line: (line, first column, last column, old, new)."""
+    mutations_of_module = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in OPPOSITES:
             new = f"({ast.unparse(node.left)}) {OPPOSITES[type(node.ops[0])]} ({ast.unparse(node.comparators[0])})"
@@ -56,8 +54,8 @@ def mutations(source):
             continue
         if node.lineno == node.end_lineno:
             old = source.splitlines()[node.lineno - 1].encode()[node.col_offset : node.end_col_offset].decode()
-            found.append((node.lineno, node.col_offset, node.end_col_offset, old, new))
-    return found
+            mutations_of_module.append((node.lineno, node.col_offset, node.end_col_offset, old, new))
+    return mutations_of_module
 
 
 def mutated(source, mutation):
@@ -69,14 +67,17 @@ def mutated(source, mutation):
 
 
 def drawn(tree, seed, count):
-    """So many mutants, spread evenly over the modules: (module, mutation)."""
+    """Draw mutants, spread evenly over the modules: (module, mutation)."""
     rng, modules = random.Random(seed), sorted(TESTED)
     pools = {module: rng.sample(all_of, len(all_of)) for module in modules for all_of in [mutations((tree / module).read_text())]}
     return [(module, pools[module].pop()) for number in range(count) if pools[module := modules[number % len(modules)]]]
 
 
 def killed(module, mutation, seed, tree):
-    """Whether a test of the module fails, or cannot be collected, in the tree at `tree` while it is mutated; it is as before afterwards."""
+    """Whether a test of the module fails, or cannot be collected, with the mutation.
+
+    The tree at `tree` is restored afterwards.
+    """
     path = tree / module
     source = path.read_text()
     tests = [test for test in TESTED[module] if (tree / test).exists()] or sys.exit(f"{tree}: there is none of {TESTED[module]}")
@@ -84,7 +85,7 @@ def killed(module, mutation, seed, tree):
     link.parent.mkdir(exist_ok=True)
     link.unlink(missing_ok=True)
     link.symlink_to("..")
-    shutil.rmtree(tree / ".hypothesis", ignore_errors=True)  # what one mutant failed on is no example for the next
+    shutil.rmtree(tree / ".hypothesis", ignore_errors=True)  # failures of a mutant are no examples for the next
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--hypothesis-seed", str(seed)]
     command += ["-m", "not slow and not clusters", *tests]
     try:
@@ -105,7 +106,10 @@ def verdict(module, seed, mutation, tree):
 
 
 def environment(tree, seed):
-    """Have processes import the packages of `tree`, as an installed one is the working tree's, and draw random cases from `seed`."""
+    """Import packages from `tree`, as the installed ones are the working tree's.
+
+    Random cases are drawn from `seed`.
+    """
     return {**os.environ, "PYTHONPATH": str(tree / ".dev"), "PYTHONDONTWRITEBYTECODE": "1", "CROSSTRAIN_TEST_SEED": str(seed)}
 
 
@@ -115,31 +119,31 @@ def main():
     parser.add_argument("after", nargs="?", default="HEAD")
     parser.add_argument("--seed", type=int, default=secrets.randbits(32))
     parser.add_argument("--count", type=int, default=20)
-    asked = parser.parse_args()
-    print(f"--seed {asked.seed}", flush=True)
+    options = parser.parse_args()
+    print(f"--seed {options.seed}", flush=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the folders are removed
     escaped = 0
     with ExitStack() as stack:
-        trees = [stack.enter_context(checked_out(commit)) for commit in (asked.before, asked.after)]
+        trees = [stack.enter_context(checked_out(commit)) for commit in (options.before, options.after)]
         side_by_side = stack.enter_context(ThreadPoolExecutor(2))
         for module in TESTED:
-            for tree, failed in zip(trees, side_by_side.map(partial(killed, module, None, asked.seed), trees), strict=True):
+            for tree, failed in zip(trees, side_by_side.map(partial(killed, module, None, options.seed), trees), strict=True):
                 if failed:
                     sys.exit(f"{tree}: the tests of {module} fail without a mistake")
         print("| module | line | was | mutant | before | after |\n|---|---|---|---|---|---|")
-        for module, mutation in drawn(trees[1], asked.seed, asked.count):
-            there = [counterpart(tree, module, mutation) for tree in trees]
-            verdicts = list(side_by_side.map(partial(verdict, module, asked.seed), there, trees))
+        for module, mutation in drawn(trees[1], options.seed, options.count):
+            mutated = [counterpart(tree, module, mutation) for tree in trees]
+            verdicts = list(side_by_side.map(partial(verdict, module, options.seed), mutated, trees))
             escaped += verdicts == [True, False]
-            words = " | ".join({True: "killed", False: "survives", None: "not there"}[found] for found in verdicts)
+            words = " | ".join({True: "killed", False: "survives", None: "not there"}[verdict_of_tree] for verdict_of_tree in verdicts)
             print(f"| {module} | {mutation[0]} | `{mutation[3]}` | `{mutation[4]}` | {words} |".replace("||", "\\|\\|"), flush=True)
     return escaped > 0
 
 
 def counterpart(tree, module, mutation):
-    """The mutation of the same expression in another tree, where the module may have other lines; None where it is not there."""
-    same = [found for found in mutations((tree / module).read_text()) if found[3:] == mutation[3:]]
-    return min(same, key=lambda found: abs(found[0] - mutation[0]), default=None)
+    """The same expression's mutation in another tree with other lines, or None."""
+    same = [candidate for candidate in mutations((tree / module).read_text()) if candidate[3:] == mutation[3:]]
+    return min(same, key=lambda candidate: abs(candidate[0] - mutation[0]), default=None)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Models of one's own for tests: a package below a folder, its network given as the body of a function of `layers` and `x`."""
+"""Custom models for tests: a package with the network as a function of `layers` and `x`."""
 
 import os
 from pathlib import Path
@@ -34,7 +34,7 @@ def forward(parameters, x, context):
 
 
 def write_model(folder: Path, name: str, backend: str, *, prelude: str = "", body: str = "") -> str:
-    """Write a model of three dense layers, whose forward function begins with `body`; return the name for ``--model``."""
+    """Write a model of three dense layers with `body` first; return the name for ``--model``."""
     package = folder / "own_models" / name
     package.mkdir(parents=True, exist_ok=True)
     (folder / "own_models" / "__init__.py").touch()

@@ -1,4 +1,4 @@
-"""Finding what a run started: every process whose environment carries the run's mark, and the namespaces they live in."""
+"""Finding processes of a run by the mark in their environment, and their namespaces."""
 
 import contextlib
 import os
@@ -16,8 +16,8 @@ MARK = "CROSSTRAIN_TEST_MARK"
 
 
 def marked(mark: str, name: str = "") -> list[int]:
-    """The living (not zombie) processes that carry this mark, and whose command line contains `name`."""
-    found = []
+    """The live (not zombie) processes with this mark and `name` in their command line."""
+    pids = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -28,15 +28,15 @@ def marked(mark: str, name: str = "") -> list[int]:
         except OSError:
             continue
         if f"{MARK}={mark}".encode() in environment.split(b"\0") and state not in "ZX" and name in command:
-            found.append(int(entry.name))
-    return sorted(found)
+            pids.append(int(entry.name))
+    return sorted(pids)
 
 
 @dataclass
 class MarkedRun:
-    """A `trainer` command started in a session of its own, whose processes can be found whoever their parent is.
+    """A `trainer` command in a new session, whose processes are found whatever their parent.
 
-    `before`: what stands before the command, such as one that runs it somewhere else.
+    `before` is a command before it, such as one that runs it elsewhere.
     """
 
     arguments: list[str]
@@ -74,14 +74,14 @@ class MarkedRun:
 
     def namespaces(self) -> set[int]:
         """The network namespaces, other than this process's own, in which the run has processes."""
-        own = os.stat("/proc/self/ns/net").st_ino
-        found = set()
+        ours = os.stat("/proc/self/ns/net").st_ino
+        identities = set()
         for pid in self.alive():
             try:
-                found.add(os.stat(f"/proc/{pid}/ns/net").st_ino)
+                identities.add(os.stat(f"/proc/{pid}/ns/net").st_ino)
             except OSError:
                 continue
-        return found - {own}
+        return identities - {ours}
 
     def stderr(self) -> str:
         return Path(self.errors.name).read_text()
@@ -105,7 +105,7 @@ def script_process(script: Path, *arguments, **options):
 
 
 def free_ports(count: int) -> int:
-    """The first of `count` consecutive free ports: neither of those that runs reserve (`PortBlock`), nor of the system's ephemeral ones."""
+    """The first of `count` consecutive free ports, outside `PortBlock` and ephemeral ones."""
     while True:
         first = random.SystemRandom().randrange(10_000, 21_000 - count)
         try:
@@ -119,17 +119,20 @@ def free_ports(count: int) -> int:
 def open_descriptors() -> set[tuple[str, str]]:
     """Return this process's descriptors, each as its number and what it is of.
 
-    A test compares what is there afterwards with what was there before, and not how many: what earlier tests left may be closed meanwhile.
+    A test compares what is there afterwards with what was there before, and not their number: earlier tests may have left some.
     """
-    found = set()
+    descriptors = set()
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):  # that of the list itself
-            found.add((number, os.readlink(f"/proc/self/fd/{number}")))
-    return found
+            descriptors.add((number, os.readlink(f"/proc/self/fd/{number}")))
+    return descriptors
 
 
 def is_over(connection: socket.socket) -> bool:
-    """Whether the other side closes or resets a connection, sending nothing more; one that was never taken in is reset."""
+    """Whether the peer closes or resets the connection without sending more.
+
+    One that was never accepted is reset.
+    """
     try:
         return connection.recv(100) == b""
     except ConnectionResetError:
@@ -148,11 +151,11 @@ def wait_until(condition, seconds: float, what: str):
 
 
 def living_in(namespaces: set[int], mark: str) -> list[int]:
-    """The processes that live in one of these network namespaces, save those that carry the mark of another run.
+    """The processes in one of these network namespaces without another run's mark.
 
-    The system gives the number of a namespace that is gone to the next one that is made, so another test's run may have it.
+    The system reuses the number of a deleted namespace, so another test's run may have it.
     """
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -162,5 +165,5 @@ def living_in(namespaces: set[int], mark: str) -> list[int]:
         except OSError:
             continue
         if inside and marks in ([], [f"{MARK}={mark}".encode()]):
-            found.append(int(entry.name))
-    return sorted(found)
+            pids.append(int(entry.name))
+    return sorted(pids)

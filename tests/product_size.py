@@ -1,4 +1,4 @@
-"""How large the product is at some commits, with examples, without tests, benchmarks and documents.
+"""Size of the product at some commits, with examples, without tests and documents.
 
 Usage: `python tests/product_size.py [COMMIT ...]`.
 """
@@ -26,15 +26,15 @@ def sources(commit):
 
 
 def lines_of_docstrings(tree):
-    found = set()
+    numbers = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            found.update(range(node.lineno, node.end_lineno + 1))
-    return found
+            numbers.update(range(node.lineno, node.end_lineno + 1))
+    return numbers
 
 
 def comment_columns(text):
-    """Where the comment of a line begins, by line."""
+    """Start columns of comments, by line."""
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     return {token.start[0]: token.start[1] for token in tokens if token.type == tokenize.COMMENT}
 
@@ -43,14 +43,14 @@ def figures(commit):
     files = sources(commit)
     lines = bare = statements = docstrings = characters = 0
     for text in files.values():
-        tree, own = ast.parse(text), text.splitlines()
+        tree, source_lines = ast.parse(text), text.splitlines()
         without = lines_of_docstrings(tree)
-        code = [line for number, line in enumerate(own, 1) if line.strip() and number not in without]
-        lines, bare = lines + len(own), bare + len(code)
+        code = [line for number, line in enumerate(source_lines, 1) if line.strip() and number not in without]
+        lines, bare = lines + len(source_lines), bare + len(code)
         statements += sum(isinstance(node, ast.stmt) for node in ast.walk(tree))
         docstrings += sum(isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) for node in ast.walk(tree))
         comments = comment_columns(text)
-        characters += sum(len(line[: comments.get(number)].strip()) for number, line in enumerate(own, 1) if number not in without)
+        characters += sum(len(line[: comments.get(number)].strip()) for number, line in enumerate(source_lines, 1) if number not in without)
     return {
         "lines": lines,
         "lines without blanks and docstrings": bare,
@@ -63,10 +63,10 @@ def figures(commit):
 
 
 def main(commits):
-    found = [figures(commit) for commit in commits]
+    sizes = [figures(commit) for commit in commits]
     print(f"| | {' | '.join(commits)} |\n|---|{'---|' * len(commits)}")
-    for name in found[0]:
-        print(f"| {name} | {' | '.join(f'{figures[name]:,}' for figures in found)} |")
+    for name in sizes[0]:
+        print(f"| {name} | {' | '.join(f'{figures[name]:,}' for figures in sizes)} |")
 
 
 if __name__ == "__main__":

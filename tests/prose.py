@@ -1,4 +1,7 @@
-"""The prose of the documents: what stands outside tables, code and generated blocks, as paragraphs, sentences and words."""
+"""Prose of the documents without tables, code and generated blocks.
+
+As paragraphs, sentences and words.
+"""
 
 import re
 from pathlib import Path
@@ -8,7 +11,10 @@ MAX_SENTENCE_WORDS = 25
 
 
 def lines_of_prose(document: Path) -> list[tuple[int, str]]:
-    """Each line of prose with its number, from 1; tables, code, generated blocks and pictures are empty lines."""
+    """Each line of prose with its number, from 1.
+
+    Tables, code, generated blocks and pictures are empty lines.
+    """
     text = document.read_text(encoding="utf-8")
     text = re.sub(
         r"^```.*?^```$|<!-- begin (\S+) -->.*?<!-- end \1 -->",
@@ -21,21 +27,21 @@ def lines_of_prose(document: Path) -> list[tuple[int, str]]:
 
 def paragraphs(document: Path) -> list[str]:
     """Paragraphs, items of lists and headings, each in one line, without links' targets."""
-    found: list[list[str]] = [[]]
+    result: list[list[str]] = [[]]
     for _, line in lines_of_prose(document):
         if not line.strip() or re.match(r"\s*([-*]|\d+\.) |#+ ", line):
-            found.append([])
+            result.append([])
         if line.strip():
-            found[-1].append(re.sub(r"^\s*([-*]|\d+\.) |^#+ ", "", line).strip())
+            result[-1].append(re.sub(r"^\s*([-*]|\d+\.) |^#+ ", "", line).strip())
         if line.startswith("#"):
-            found.append([])
-    return [re.sub(r"\]\([^)]*\)", "]", " ".join(lines)) for lines in found if lines]
+            result.append([])
+    return [re.sub(r"\]\([^)]*\)", "]", " ".join(lines)) for lines in result if lines]
 
 
 def sentences(paragraph: str) -> list[str]:
-    """The sentences of a paragraph; a code span counts as one word, and a colon or semicolon ends none."""
+    """The sentences of a paragraph; a code span is one word, colons and semicolons end none."""
     whole = re.sub(r"`[^`]*`", "CODE", paragraph)
-    return [one for one in re.split(r"(?<=[.!?])[)\"'*]*\s+(?=[A-Z(\"'*\[])", whole) if one.strip()]
+    return [sentence for sentence in re.split(r"(?<=[.!?])[)\"'*]*\s+(?=[A-Z(\"'*\[])", whole) if sentence.strip()]
 
 
 def words(text: str) -> list[str]:

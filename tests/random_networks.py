@@ -1,4 +1,4 @@
-"""Networks drawn at random from the layers that models are made of: the same network on every framework, from a seed.
+"""Networks drawn at random from the models' layers, equal on every framework.
 
 A package for one seed (`write_package`) is a model as docs/adding-a-model.md has it. Shapes are worked out as the layers are drawn.
 """
@@ -19,7 +19,7 @@ MAX_LAYERS = 8
 
 @dataclass
 class Drawn:
-    """A network: `calls` are names of `Layers` methods with their arguments, in order; `specs` what they need."""
+    """A network: `calls` of `Layers` methods with arguments, and the `specs` they need."""
 
     calls: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
     specs: LayerSpecs = field(default_factory=LayerSpecs)
@@ -30,7 +30,7 @@ class Drawn:
 
 
 def draw(seed: int, input_shape: tuple[int, ...], classes: int) -> Drawn:
-    """Draw one to eight layers before the logits: first on images, and from some layer on (or not at all) on features."""
+    """Draw one to eight layers before the logits: first on images, then on features."""
     random = np.random.default_rng([17, seed])
     drawn, count = Drawn(), int(random.integers(1, MAX_LAYERS + 1))
     on_images = int(random.integers(0, count + 1))

@@ -1,4 +1,4 @@
-"""A Ray cluster on this machine: each node in a network namespace, with process numbers and a /tmp/ray of its own."""
+"""A local Ray cluster: a network namespace, process numbers and /tmp/ray for each node."""
 
 import json
 import os
@@ -20,7 +20,7 @@ HUB = "10.99.0.254"
 """The address of the hosts' bridge."""
 
 FOLDER = Path("/tmp/ray")
-"""Where Ray keeps what it needs; paths of sockets have to be short."""
+"""Folder of Ray's files; paths of sockets have to be short."""
 
 RAY = (sys.executable, "-m", "ray.scripts.scripts")
 """The command `ray` of this environment."""
@@ -55,40 +55,43 @@ def require_ray():
 
 @dataclass
 class RayNode:
-    """A node: `process` is the parent of all that runs there, and `leader` the first process of its namespaces."""
+    """A node: `process` is the parent of all that runs there, `leader` its first process."""
 
     process: subprocess.Popen
     leader: int
     log: Path
 
     @property
-    def within(self) -> list[str]:
-        """What stands before a command that is to run on the node."""
+    def command_prefix(self) -> list[str]:
+        """The prefix of a command that is to run on the node."""
         return ["nsenter", f"--target={self.leader}", "--mount", "--pid", "--net"]
 
     def processes(self, *names: str) -> list[int]:
         """The living processes of the node whose command line has one of these in it."""
         inside = os.stat(f"/proc/{self.leader}/ns/pid").st_ino
-        found = []
+        pids = []
         for entry in Path("/proc").iterdir():
             try:
                 if entry.name.isdigit() and os.stat(entry / "ns/pid").st_ino == inside:
                     command = (entry / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
                     if any(name in command for name in names):  # of a zombie there is none
-                        found.append(int(entry.name))
+                        pids.append(int(entry.name))
             except OSError:
                 continue
-        return found
+        return pids
 
     def end(self) -> None:
-        """End all that runs there at once: the node's power fails."""
+        """Kill all processes of the node together, like a power failure."""
         self.process.kill()
         self.process.wait()
 
 
 @dataclass
 class RayCluster:
-    """`nodes` are in the order of `hosts`; the first has the head. Commands beside the cluster run on the first."""
+    """A cluster: `nodes` in the order of `hosts`, the first with the head.
+
+    Commands of users run on the first.
+    """
 
     hosts: BridgedHosts
     nodes: list[RayNode] = field(default_factory=list)
@@ -98,25 +101,25 @@ class RayCluster:
         return f"{self.hosts.addresses[0]}:{PORT}"
 
     def of_run(self) -> list[int]:
-        """What runs on the nodes for a run, save the driver and its client."""
+        """Processes of a run on the nodes, except the driver and its client."""
         names = ("crosstrain.launch.node", "crosstrain.launch.preflight", "crosstrain.engine", "NodeHolder")
         return [pid for node in self.nodes if node.process.poll() is None for pid in node.processes(*names)]
 
     def state(self) -> dict:
-        """What the cluster has of placement groups and actors that are not gone, and its free CPUs."""
+        """Live placement groups and actors of the cluster, and its free CPUs."""
         script = STATE.format(address=self.address)
-        done = subprocess.run([*self.nodes[0].within, sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([*self.nodes[0].command_prefix, sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
         line = next((line for line in done.stdout.splitlines() if line.startswith("STATE")), None)
         assert line is not None, done.stdout + done.stderr
         state = json.loads(line.removeprefix("STATE"))
         return {
-            "groups": [each for each in state["groups"] if each != "REMOVED"],
-            "actors": [each for each in state["actors"] if each != "DEAD"],
+            "groups": [entry for entry in state["groups"] if entry != "REMOVED"],
+            "actors": [entry for entry in state["actors"] if entry != "DEAD"],
             "free": state["free"],
         }
 
     def restart(self, node: int, folder: Path) -> None:
-        """Start a node anew that has ended."""
+        """Restart a node that has ended."""
         self.nodes[node] = _start(self, node, folder)
 
 
@@ -128,15 +131,15 @@ def ray_cluster(count: int, folder: Path, *, dashboard: bool = False):
     """
     require_ray()
     with bridged_hosts(count, "ray") as hosts, ExitStack() as cleanup:
-        found = RayCluster(hosts)
+        cluster = RayCluster(hosts)
         cleanup.callback(_remove_folder)
         for number in range(count):
-            found.nodes.append(_start(found, number, folder, dashboard=dashboard))
-            cleanup.callback(lambda number=number: found.nodes[number].end())
+            cluster.nodes.append(_start(cluster, number, folder, dashboard=dashboard))
+            cleanup.callback(lambda number=number: cluster.nodes[number].end())
             if number == 0:
-                _await_nodes(found, 1)
-        _await_nodes(found, count)
-        yield found
+                _await_nodes(cluster, 1)
+        _await_nodes(cluster, count)
+        yield cluster
 
 
 @contextmanager
@@ -150,13 +153,13 @@ def ray_node(command: list[str], before: list[str], log: Path, environment: dict
         _remove_folder()
 
 
-def _start(found: RayCluster, number: int, folder: Path, *, dashboard: bool = False) -> RayNode:
-    own = found.hosts.addresses[number]
+def _start(cluster: RayCluster, number: int, folder: Path, *, dashboard: bool = False) -> RayNode:
+    address = cluster.hosts.addresses[number]
     route = ["ip", "route", "replace", "default", "via", HUB]  # Ray looks from which address packets leave for the world
-    subprocess.run([*found.hosts.in_network(number), *route], check=True)
-    place = ["--head", f"--port={PORT}", f"--include-dashboard={dashboard}"] if number == 0 else [f"--address={found.address}"]
-    command = [*RAY, "start", "--block", *place, f"--node-ip-address={own}", *SMALL]
-    return _node(command, found.hosts.in_network(number), folder / f"ray{number}.log", {})
+    subprocess.run([*cluster.hosts.in_network(number), *route], check=True)
+    place = ["--head", f"--port={PORT}", f"--include-dashboard={dashboard}"] if number == 0 else [f"--address={cluster.address}"]
+    command = [*RAY, "start", "--block", *place, f"--node-ip-address={address}", *SMALL]
+    return _node(command, cluster.hosts.in_network(number), folder / f"ray{number}.log", {})
 
 
 def _node(command: list[str], before: list[str], log: Path, environment: dict[str, str]) -> RayNode:
@@ -176,10 +179,10 @@ def _node(command: list[str], before: list[str], log: Path, environment: dict[st
     return RayNode(process, int(child[0]), log)
 
 
-def _await_nodes(found: RayCluster, count: int) -> None:
+def _await_nodes(cluster: RayCluster, count: int) -> None:
     script = f"""
 import logging, ray, time
-ray.init(address={found.address!r}, logging_level=logging.ERROR, log_to_driver=False)
+ray.init(address={cluster.address!r}, logging_level=logging.ERROR, log_to_driver=False)
 while sum(node["Alive"] for node in ray.nodes()) < {count}:
     time.sleep(0.2)
 print("all are there")
@@ -188,18 +191,18 @@ print("all are there")
     done = None
     while time.monotonic() < deadline:
         done = subprocess.run(
-            [*found.nodes[0].within, "timeout", "60", sys.executable, "-c", script], capture_output=True, text=True, check=False
+            [*cluster.nodes[0].command_prefix, "timeout", "60", sys.executable, "-c", script], capture_output=True, text=True, check=False
         )
         if done.returncode == 0:
             return
-        ended = [node.log.read_text() for node in found.nodes if node.process.poll() is not None]
+        ended = [node.log.read_text() for node in cluster.nodes if node.process.poll() is not None]
         assert not ended, ended
         time.sleep(0.5)
-    raise AssertionError(f"the Ray nodes do not come: {done.stdout}{done.stderr} {[node.log.read_text() for node in found.nodes]}")
+    raise AssertionError(f"the Ray nodes do not come: {done.stdout}{done.stderr} {[node.log.read_text() for node in cluster.nodes]}")
 
 
 def _remove_folder() -> None:
-    """Remove the folder that the nodes have had a file system of their own on, unless it is another's."""
+    """Remove the nodes' mount folder unless it is another's."""
     try:
         FOLDER.rmdir()
     except OSError:

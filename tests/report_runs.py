@@ -1,4 +1,4 @@
-"""Run directories as the driver writes them, whose figures a test can tell beforehand; for tests of reports."""
+"""Run directories as the driver writes them, with known figures; for tests of reports."""
 
 import math
 
@@ -51,9 +51,10 @@ def loss_at(step):
 def make_run(
     out, name, *, steps=200, bad=(), state="succeeded", summary=True, calibrated=False, gpus=False, rate=lambda _step: 0.05, **fields
 ):
-    """A run of two nodes: groups of 4 updates of 10 ms and 20 examples each, an evaluation of 0.5 s after each half.
+    """A run of two nodes: groups of 4 updates of 10 ms and 20 examples each.
 
-    There is a sample each half second. Updates in `bad` have a loss that is NaN; `rate` gives the learning rate of each.
+    After each half is an evaluation of 0.5 s, and each half second a sample. Updates in `bad` have a loss that is NaN; `rate` gives the
+    learning rate of each.
     """
     job = Job.model_validate(
         {"backend": "torch", "out": out, "name": name, "nodes": 2, "batch_size": 10, "until": "accuracy>=0.95", **fields}

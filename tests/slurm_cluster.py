@@ -1,4 +1,4 @@
-"""A Slurm cluster on this machine: a controller, munge, and a slurmd in each of some network namespaces."""
+"""A local Slurm cluster: a controller, munge, and a slurmd in each network namespace."""
 
 import os
 import secrets
@@ -51,7 +51,7 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 @dataclass(frozen=True)
 class SlurmCluster:
-    """`hosts` are its nodes, node0, node1 …; commands of Slurm work beside them, with `environment`."""
+    """A cluster: `hosts` are node0, node1 …; its commands need `environment`."""
 
     hosts: BridgedHosts
     folder: Path
@@ -61,20 +61,22 @@ class SlurmCluster:
         return {"SLURM_CONF": str(self.folder / "slurm.conf")}
 
     @property
-    def before(self) -> list[str]:
-        """What stands before a command that is to run beside the nodes."""
+    def command_prefix(self) -> list[str]:
+        """The prefix of a command that is to run next to the nodes."""
         return self.hosts.in_network(None)
 
     def do(self, *command: str) -> str:
         """Run a command of Slurm; return what it prints."""
-        done = subprocess.run([*self.before, *command], env={**os.environ, **self.environment}, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [*self.command_prefix, *command], env={**os.environ, **self.environment}, capture_output=True, text=True, timeout=60
+        )
         assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
         return done.stdout
 
 
 @contextmanager
 def slurm_cluster(count: int, folder: Path):
-    """Start the daemons and end them. Skips the test where Slurm is not installed, or no namespace can be made."""
+    """Start the daemons and end them. Skips the test without Slurm or namespaces."""
     path = f"{os.environ['PATH']}:/usr/sbin"
     missing = [name for name in PROGRAMS if shutil.which(name, path=path) is None]
     if missing:
@@ -82,7 +84,7 @@ def slurm_cluster(count: int, folder: Path):
     if os.geteuid() != 0:
         pytest.skip("Slurm's daemons have to be started by root")
     with bridged_hosts(count, "slm") as hosts, ExitStack() as cleanup:
-        found = SlurmCluster(hosts, folder)
+        cluster = SlurmCluster(hosts, folder)
         lines = [
             f"NodeName=node{node} NodeHostname={os.uname().nodename} NodeAddr={hosts.addresses[node]} CPUs=2 RealMemory=4000"
             for node in range(count)
@@ -94,7 +96,7 @@ def slurm_cluster(count: int, folder: Path):
         key.chmod(0o400)
 
         def start(before, *command):
-            daemon = subprocess.Popen([*before, *command], env={**os.environ, **found.environment, "PATH": path})
+            daemon = subprocess.Popen([*before, *command], env={**os.environ, **cluster.environment, "PATH": path})
             cleanup.callback(daemon.wait)
             cleanup.callback(daemon.terminate)
 
@@ -103,21 +105,21 @@ def slurm_cluster(count: int, folder: Path):
             for name, file in (("pid-file", "munged.pid"), ("log-file", "munged.log"), ("seed-file", "munged.seed"))
         ]
         start([], "munged", "--foreground", "--force", f"--key-file={key}", f"--socket={folder}/munge.socket", *files)
-        start(found.before, "slurmctld", "-D", "-c", "-f", str(folder / "slurm.conf"))
+        start(cluster.command_prefix, "slurmctld", "-D", "-c", "-f", str(folder / "slurm.conf"))
         for node in range(count):
             (folder / f"spool.node{node}").mkdir()
             start(hosts.in_network(node), "slurmd", "-D", "-f", str(folder / "slurm.conf"), "-N", f"node{node}")
-        _await_idle(found, count)
-        yield found
+        _await_idle(cluster, count)
+        yield cluster
 
 
-def _await_idle(found: SlurmCluster, count: int) -> None:
+def _await_idle(cluster: SlurmCluster, count: int) -> None:
     deadline = time.monotonic() + 60
     states = ""
     while time.monotonic() < deadline:
         done = subprocess.run(
-            [*found.before, "sinfo", "-h", "-N", "-o", "%T"],
-            env={**os.environ, **found.environment},
+            [*cluster.command_prefix, "sinfo", "-h", "-N", "-o", "%T"],
+            env={**os.environ, **cluster.environment},
             capture_output=True,
             text=True,
             check=False,
@@ -126,5 +128,5 @@ def _await_idle(found: SlurmCluster, count: int) -> None:
         if states == ["idle"] * count:
             return
         time.sleep(0.3)
-    logs = "\n".join(f"{log.name}: {log.read_text()[-800:]}" for log in found.folder.glob("*.log"))
+    logs = "\n".join(f"{log.name}: {log.read_text()[-800:]}" for log in cluster.folder.glob("*.log"))
     raise AssertionError(f"Slurm's nodes are {states}, not idle: {done.stderr}\n{logs}")

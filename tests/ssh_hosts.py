@@ -1,4 +1,4 @@
-"""Hosts that are reached by ssh: an sshd of one's own in each of some network namespaces, with keys made for them alone."""
+"""Hosts for ssh: an sshd in each of some network namespaces, with temporary keys."""
 
 import os
 import shutil
@@ -20,9 +20,9 @@ BANNER = "Who is let in here has asked for it"
 
 @dataclass(frozen=True)
 class SshHosts:
-    """`hosts` are called node0, node1 … in the configuration of the `ssh` that is first on the PATH of `environment`.
+    """Hosts for ssh: `hosts` are node0, node1 … in the configuration of `environment`'s `ssh`.
 
-    stranger is node0 too, which does not let its user in.
+    That one is first on the PATH. stranger is node0 too, which refuses its user.
     """
 
     hosts: BridgedHosts
@@ -34,12 +34,12 @@ class SshHosts:
         return {"PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"}
 
     @property
-    def before(self) -> list[str]:
-        """What stands before a command that is to run beside the hosts."""
-        return self.hosts.within(None)
+    def command_prefix(self) -> list[str]:
+        """The prefix of a command that is to run next to the hosts."""
+        return self.hosts.command_prefix(None)
 
     @contextmanager
-    def without(self, host: int, folder: Path):
+    def hidden(self, host: int, folder: Path):
         """Within the block a host sees an empty folder in this one's place."""
         inside = ["nsenter", "--mount", "--target", str(self.daemons[host].pid)]
         subprocess.run([*inside, "mount", "-t", "tmpfs", "none", folder], check=True)
@@ -61,7 +61,7 @@ class SshHosts:
 
 @contextmanager
 def ssh_hosts(count: int, folder: Path):
-    """Start the daemons and end them. Skips the test where there is no sshd, or no namespace can be made."""
+    """Start the daemons and end them. Skips the test without sshd or namespaces."""
     sshd = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
     if sshd is None:
         pytest.skip("there is no sshd here")
@@ -69,38 +69,38 @@ def ssh_hosts(count: int, folder: Path):
         pytest.skip("an sshd that lets its users in has to be started by root")
     with bridged_hosts(count, "ssh") as hosts:
         daemons: list[subprocess.Popen] = []
-        found = SshHosts(hosts, folder, daemons)
-        _write_files(found)
+        ssh = SshHosts(hosts, folder, daemons)
+        _write_files(ssh)
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
         try:
             for host in range(count):
                 log = folder / f"sshd{host}.log"
-                daemons.append(subprocess.Popen([*hosts.within(host), sshd, "-D", "-f", folder / "sshd_config", "-E", log]))
+                daemons.append(subprocess.Popen([*hosts.command_prefix(host), sshd, "-D", "-f", folder / "sshd_config", "-E", log]))
             for host in range(count):
-                _await_port(found, host)
-            yield found
+                _await_port(ssh, host)
+            yield ssh
         finally:
             for daemon in daemons:
                 daemon.terminate()
                 daemon.wait()
 
 
-def _write_files(found: SshHosts) -> None:
-    folder = found.folder
+def _write_files(ssh: SshHosts) -> None:
+    folder = ssh.folder
     for name in ("host_key", "user_key"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
     public = (folder / "user_key.pub").read_text()
     (folder / "authorized_keys").write_text(f"""command="printf '{GREETING}'; eval \\"$SSH_ORIGINAL_COMMAND\\"" {public}""")
-    found.know_keys()
+    ssh.know_keys()
     (folder / "sshd_config").write_text(
         f"Port 22\nHostKey {folder}/host_key\nAuthorizedKeysFile {folder}/authorized_keys\n"
         "StrictModes no\nPermitRootLogin prohibit-password\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nUsePAM no\n"
         f"UseDNS no\nPidFile none\nSetEnv TRAINER_DATA_CACHE={folder}/cache\nBanner {folder}/banner\n"
     )
     (folder / "banner").write_text(f"{BANNER}\n" * 30)
-    names = "".join(f"Host node{host}\n  HostName {address}\n" for host, address in enumerate(found.hosts.addresses))
+    names = "".join(f"Host node{host}\n  HostName {address}\n" for host, address in enumerate(ssh.hosts.addresses))
     (folder / "ssh_config").write_text(
-        f"{names}Host stranger\n  HostName {found.hosts.addresses[0]}\n  IdentityFile {folder}/no_key\n"
+        f"{names}Host stranger\n  HostName {ssh.hosts.addresses[0]}\n  IdentityFile {folder}/no_key\n"
         f"Host node*\n  IdentityFile {folder}/user_key\n"
         f"Host *\n  User root\n  IdentitiesOnly yes\n  UserKnownHostsFile {folder}/known_hosts\n  GlobalKnownHostsFile /dev/null\n"
     )
@@ -110,13 +110,13 @@ def _write_files(found: SshHosts) -> None:
     script.chmod(0o755)
 
 
-def _await_port(found: SshHosts, host: int) -> None:
+def _await_port(ssh: SshHosts, host: int) -> None:
     """Wait until a host's daemon answers."""
-    probe = f"import socket; print(socket.create_connection(({found.hosts.addresses[host]!r}, 22), 2).recv(8))"
+    probe = f"import socket; print(socket.create_connection(({ssh.hosts.addresses[host]!r}, 22), 2).recv(8))"
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
-        done = subprocess.run([*found.before, "python3", "-c", probe], capture_output=True, text=True, check=False)
+        done = subprocess.run([*ssh.command_prefix, "python3", "-c", probe], capture_output=True, text=True, check=False)
         if "SSH-2.0" in done.stdout:
             return
         time.sleep(0.1)
-    raise AssertionError(f"sshd of host {host} does not answer: {done.stderr} {(found.folder / f'sshd{host}.log').read_text()}")
+    raise AssertionError(f"sshd of host {host} does not answer: {done.stderr} {(ssh.folder / f'sshd{host}.log').read_text()}")

@@ -1,4 +1,4 @@
-"""Connections of somebody who does not know the secret: silent ones, ones that drip, ones that send garbage."""
+"""Unauthenticated connections: silent, dripping and sending garbage."""
 
 import contextlib
 import random
@@ -9,7 +9,10 @@ from pathlib import Path
 
 
 class Strangers:
-    """Connect `count` times, from now until the block ends; who is turned away comes again. A third each: silent, dripping, garbage."""
+    """Connect `count` times until the block ends, and reconnect after a refusal.
+
+    A third each: silent, dripping, garbage.
+    """
 
     def __init__(self, address, count, seed=0):
         self._address, self._count, self._random = address, count, random.Random(seed)
@@ -59,7 +62,7 @@ class Strangers:
 
 
 def dripping(address, until):
-    """Send a byte every 0.3 s until the other side has had enough; return after how many seconds it had."""
+    """Send a byte every 0.3 s until the peer closes; return the seconds until then."""
     began = time.monotonic()
     with socket.create_connection(address) as connection:
         connection.settimeout(0.3)

@@ -1,4 +1,4 @@
-"""A web server of a test's own, on this machine, which keeps what is posted to it and answers as it is told to."""
+"""A local web server for tests, which stores posted data and answers as configured."""
 
 import http.server
 import ssl
@@ -30,7 +30,7 @@ def web_server(answer=lambda handler: handler.send_response(204), *, certificate
 
     class Server(http.server.ThreadingHTTPServer):
         def handle_error(self, *_):
-            pass  # whoever posted did not wait
+            pass  # the client did not wait
 
     with Server(("127.0.0.1", 0), Handler) as server:
         if certificate is not None:

@@ -1,5 +1,6 @@
-"""All-reduces by themselves: ``python -m benchmarks.exchange [--bandwidth RATE] [--repeats N] [--most BYTES] [--out FOLDER] [--page] …``.
+"""Benchmark of all-reduces without training.
 
+Usage: ``python -m benchmarks.exchange [--bandwidth RATE] [--repeats N] [--most BYTES] [--out FOLDER] [--page] …``
 The direct exchange, gloo and TensorFlow's ring take turns, each alone on the machine; so do bare sockets, from which the bound follows.
 """
 
@@ -28,35 +29,35 @@ SOCKETS = "sockets"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print the table, and return the exit code: 0, or 1 where a run failed."""
-    given = parse(arguments)
-    facts = machine.describe(given.network, None)
+    options = parse(arguments)
+    facts = machine.describe(options.network, None)
     print(machine.sentence(facts), flush=True)
-    wanted = sizes(MIN_BYTES, given.most, FACTOR)
-    settings = {"bandwidth": given.bandwidth, "sizes": wanted, "ranks": given.ranks, "tries": given.tries}
-    found: dict[str, list[Any]] = {name: [] for name in (SOCKETS, *given.only)}
+    wanted = sizes(MIN_BYTES, options.most, FACTOR)
+    settings = {"bandwidth": options.bandwidth, "sizes": wanted, "ranks": options.ranks, "tries": options.tries}
+    measured: dict[str, list[Any]] = {name: [] for name in (SOCKETS, *options.only)}
     try:
-        kept = KeptFiles(given.out, facts, **settings)
-        for repeat in range(given.repeats):
-            for name, results in found.items():
+        kept = KeptFiles(options.out, facts, **settings)
+        for repeat in range(options.repeats):
+            for name, results in measured.items():
                 definition = {"exchange": name, "repeat": repeat}
-                one = kept.find(definition)
-                if one is None:
-                    one = _run(name, wanted, given)
-                    kept.keep(definition, one)
-                results.append(one)
-                _say(f"{repeat + 1}/{given.repeats} {name}")
+                result = kept.find(definition)
+                if result is None:
+                    result = _run(name, wanted, options)
+                    kept.keep(definition, result)
+                results.append(result)
+                _log(f"{repeat + 1}/{options.repeats} {name}")
     except MeasurementError as error:
-        _say(f"benchmarks.exchange: {name}: {error}")
+        _log(f"benchmarks.exchange: {name}: {error}")
         return 1
     except TrainerError as error:
-        _say(f"benchmarks.exchange: {error}")
+        _log(f"benchmarks.exchange: {error}")
         return error.exit_code
-    network = network_of(found[SOCKETS], given.bandwidth)
-    series = Series(given.ranks, wanted, network, {name: _medians(found[name], wanted) for name in given.only})
+    network = network_of(measured[SOCKETS], options.bandwidth)
+    series = Series(options.ranks, wanted, network, {name: _medians(measured[name], wanted) for name in options.only})
     text = markdown(series)
     print(text)
-    if given.page:
-        write_page(series, text, facts, given.bandwidth, given.repeats)
+    if options.page:
+        write_page(series, text, facts, options.bandwidth, options.repeats)
     return 0
 
 
@@ -76,16 +77,21 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def network_of(runs: Sequence[dict[str, list[float]]], bits_per_second: float | None) -> Line:
-    """Return α and β: the median of half a ping-pong, and the link's own speed or, where it has no limit, what sockets reach."""
+    """Return α and β of a network from its ping-pongs and its streams.
+
+    α is half the median ping-pong; β is the speed of the link or, without a limit, of plain sockets.
+    """
     latency = median(value for run in runs for value in run["latency_seconds"])
     reached = median(value for run in runs for value in run["bytes_per_second"])
     return Line(latency, reached if bits_per_second is None else bits_per_second / 8)
 
 
-def _run(name: str, wanted: Sequence[int], given: argparse.Namespace) -> Any:
-    arguments = ["--sizes", ",".join(map(str, wanted)), "--tries", str(given.tries)]
+def _run(name: str, wanted: Sequence[int], options: argparse.Namespace) -> Any:
+    arguments = ["--sizes", ",".join(map(str, wanted)), "--tries", str(options.tries)]
     script = "sockets.py" if name == SOCKETS else ADDERS[name]
-    return run_ranks(script, arguments, ranks=given.ranks, network=given.network, bits_per_second=given.bandwidth, timeout_seconds=600.0)
+    return run_ranks(
+        script, arguments, ranks=options.ranks, network=options.network, bits_per_second=options.bandwidth, timeout_seconds=600.0
+    )
 
 
 def _medians(runs: Sequence[dict[str, list[float]]], wanted: Sequence[int]) -> list[float]:
@@ -93,7 +99,7 @@ def _medians(runs: Sequence[dict[str, list[float]]], wanted: Sequence[int]) -> l
     return [median(median(run[str(size)]) for run in runs) for size in wanted]
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 

@@ -1,7 +1,8 @@
-"""What one small all-reduce is made of: ``python -m benchmarks.exchange.anatomy [--only NAME …] [--bytes N] [--ranks N] [--timeline] …``.
+"""Profile of one small all-reduce.
 
-First without a tracer: seconds, switches of threads, time on a core and waiting for one, packets, as the kernel counts them. Then rank 0
-under strace, which slows it down, so that from there only the calls, their order and the bytes that they copy are taken.
+Usage: ``python -m benchmarks.exchange.anatomy [--only NAME …] [--bytes N] [--ranks N] [--timeline] …``
+First without a tracer: the kernel's counts of seconds, context switches, time on a core, waiting time and packets. Then with rank 0
+under strace, which slows it down: only the calls, their order and the bytes that they copy are used.
 """
 
 from __future__ import annotations
@@ -32,35 +33,41 @@ LOGREG_BYTES = 31_400
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, and return the exit code: 0, 1 where a run failed, 2 without strace."""
-    given = parse(arguments)
-    if given.traced and shutil.which("strace") is None:
+    options = parse(arguments)
+    if options.traced and shutil.which("strace") is None:
         print("benchmarks.exchange.anatomy: strace is not installed; install it, or give --traced 0", file=sys.stderr)
         return 2
-    facts = machine.describe(given.network, None)
+    facts = machine.describe(options.network, None)
     print(machine.sentence(facts), flush=True)
     columns: dict[str, dict[str, str]] = {}
     try:
-        for name in given.only:
-            print(f"\n## {name}, {given.bytes:,} bytes, {given.ranks} ranks\n", flush=True)
-            counted = _counted(name, given)
+        for name in options.only:
+            print(f"\n## {name}, {options.bytes:,} bytes, {options.ranks} ranks\n", flush=True)
+            counted = _counted(name, options)
             print(counted_text(counted), flush=True)
-            if given.traced:
-                calls = _traced(name, given)
-                found = cut(calls)
-                columns[name] = column(counted, found, given.bytes)
-                print("\n" + traced_text(found), flush=True)
-                print(f"\nsockets told to send at once (TCP_NODELAY): {sum('TCP_NODELAY' in call.arguments for call in calls)}")
-                if given.timeline:
-                    print("\n" + timeline_text(sorted(found, key=lambda one: one.ended - one.began)[len(found) // 2]), flush=True)
+            if options.traced:
+                calls = _traced(name, options)
+                all_reduces = cut(calls)
+                columns[name] = column(counted, all_reduces, options.bytes)
+                print("\n" + traced_text(all_reduces), flush=True)
+                print(f"\nsockets without send delay (TCP_NODELAY): {sum('TCP_NODELAY' in call.arguments for call in calls)}")
+                if options.timeline:
+                    print(
+                        "\n"
+                        + timeline_text(
+                            sorted(all_reduces, key=lambda all_reduce: all_reduce.ended - all_reduce.began)[len(all_reduces) // 2]
+                        ),
+                        flush=True,
+                    )
     except MeasurementError as error:
         print(f"benchmarks.exchange.anatomy: {error}", file=sys.stderr)
         return 1
     if columns:
         print("\n" + markdown(columns))
-    if given.page:
-        links = "links as fast as the machine copies" if given.bandwidth is None else f"links of {bandwidth_text(given.bandwidth)}"
-        note = f"{given.bytes:,} bytes, {machine_text(facts, given.ranks)}, {links}; counted over {given.counted} all-reduces"
-        text = f"{note}, traced over {given.traced}.\n\n{markdown(columns)}"
+    if options.page:
+        links = "links as fast as the machine copies" if options.bandwidth is None else f"links of {bandwidth_text(options.bandwidth)}"
+        note = f"{options.bytes:,} bytes, {machine_text(facts, options.ranks)}, {links}; counted over {options.counted} all-reduces"
+        text = f"{note}, traced over {options.traced}.\n\n{markdown(columns)}"
         PAGE.write_text(fill(PAGE.read_text(encoding="utf-8"), "anatomy", text), encoding="utf-8")
     return 0
 
@@ -77,40 +84,40 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--bandwidth", type=parse_bandwidth, metavar="RATE", help="speed of each node's link, such as 1gbit")
     parser.add_argument("--network", choices=("isolated", "host"), default="isolated", help="virtual nodes, or loopback")
     parser.add_argument("--page", action="store_true", help="write the table into docs/synchronous-steps.md")
-    given = parser.parse_args(arguments)
-    if given.page and not given.traced:
+    options = parser.parse_args(arguments)
+    if options.page and not options.traced:
         parser.error("--page: the table needs a trace as well, so not with --traced 0")
-    return given
+    return options
 
 
-def _counted(name: str, given: argparse.Namespace) -> Mapping[str, Any]:
-    arguments = ["--sizes", str(given.bytes), "--count", str(given.counted)]
-    found = run_ranks(ADDERS[name], arguments, ranks=given.ranks, network=given.network, bits_per_second=given.bandwidth)
-    counted: Mapping[str, Any] = found[str(given.bytes)]
+def _counted(name: str, options: argparse.Namespace) -> Mapping[str, Any]:
+    arguments = ["--sizes", str(options.bytes), "--count", str(options.counted)]
+    report = run_ranks(ADDERS[name], arguments, ranks=options.ranks, network=options.network, bits_per_second=options.bandwidth)
+    counted: Mapping[str, Any] = report[str(options.bytes)]
     return counted
 
 
-def _traced(name: str, given: argparse.Namespace) -> list[Call]:
-    """Trace rank 0; the tracer is its grandchild (-D), so that the rank stays a child of this process."""
+def _traced(name: str, options: argparse.Namespace) -> list[Call]:
+    """Trace rank 0; the tracer is its grandchild (-D), so the rank stays our child."""
     with tempfile.TemporaryDirectory(prefix="trainer-benchmark-") as folder:
         trace = Path(folder) / "trace"
         run_ranks(
             ADDERS[name],
-            ["--sizes", str(given.bytes), "--count", str(given.traced), "--marks"],
-            ranks=given.ranks,
-            network=given.network,
-            bits_per_second=given.bandwidth,
+            ["--sizes", str(options.bytes), "--count", str(options.traced), "--marks"],
+            ranks=options.ranks,
+            network=options.network,
+            bits_per_second=options.bandwidth,
             first_under=["strace", "-D", "-f", "-ttt", "-T", "-s", "16", "-o", str(trace)],
         )
         with trace.open(encoding="utf-8", errors="replace") as lines:
             return read(lines)
 
 
-def counted_text(found: Mapping[str, Any]) -> str:
-    """Return what the kernel counted for one all-reduce: a line for the process, its packets, and each thread."""
-    process, packets = found["process"], found["packets"]
+def counted_text(counters: Mapping[str, Any]) -> str:
+    """Format the kernel's counts for one all-reduce: the process, its packets, each thread."""
+    process, packets = counters["process"], counters["packets"]
     lines = [
-        f"one all-reduce: {time_text(found['mean_seconds'])}",
+        f"one all-reduce: {time_text(counters['mean_seconds'])}",
         f"process: {process['voluntary_switches']:.2f} waits (voluntary switches), "
         f"{process['involuntary_switches']:.2f} times interrupted, "
         f"{time_text(process['user_seconds'])} user, {time_text(process['system_seconds'])} system",
@@ -119,28 +126,30 @@ def counted_text(found: Mapping[str, Any]) -> str:
         "| thread | waits | interrupted | on a core | waiting for one |",
         "|---|---:|---:|---:|---:|",
     ]
-    for name, thread in sorted(found["threads"].items(), key=lambda item: -item[1]["core_seconds"]):
+    for name, thread in sorted(counters["threads"].items(), key=lambda item: -item[1]["core_seconds"]):
         if thread["voluntary_switches"] >= 0.01 or thread["core_seconds"] > 1e-6:
             switches = f"{thread['voluntary_switches']:.2f} | {thread['involuntary_switches']:.2f}"
             lines.append(f"| {name} | {switches} | {time_text(thread['core_seconds'])} | {time_text(thread['waiting_seconds'])} |")
     return "\n".join(lines)
 
 
-def traced_text(found: Sequence[AllReduce]) -> str:
+def traced_text(all_reduces: Sequence[AllReduce]) -> str:
     """Return the calls of one all-reduce in the mean: a line for each thread."""
     lines = ["| thread | calls of one all-reduce |", "|---|---|"]
-    for number, (_, calls) in enumerate(sorted(per_thread(found).items())):
-        lines.append(f"| {number} | {', '.join(f'{name} {count / len(found):.2f}' for name, count in calls.most_common())} |")
+    for number, (_, calls) in enumerate(sorted(per_thread(all_reduces).items())):
+        lines.append(f"| {number} | {', '.join(f'{name} {count / len(all_reduces):.2f}' for name, count in calls.most_common())} |")
     return "\n".join(lines)
 
 
-def timeline_text(one: AllReduce) -> str:
-    """Return all calls of an all-reduce, a line each: when it began, by which thread, how long it took and what it returned."""
-    threads = {thread: number for number, thread in enumerate(sorted({call.thread for call in one.calls}))}
-    lines = [f"{time_text(one.ended - one.began)} under strace:"]
-    for call in one.calls:
+def timeline_text(all_reduce: AllReduce) -> str:
+    """Format all calls of an all-reduce: start, thread, duration and result."""
+    threads = {thread: number for number, thread in enumerate(sorted({call.thread for call in all_reduce.calls}))}
+    lines = [f"{time_text(all_reduce.ended - all_reduce.began)} under strace:"]
+    for call in all_reduce.calls:
         taken = "?" if call.seconds is None else time_text(call.seconds)
-        lines.append(f"{(call.began - one.began) * 1e6:8.0f} µs  thread {threads[call.thread]}  {call.name} = {call.result}  ({taken})")
+        lines.append(
+            f"{(call.began - all_reduce.began) * 1e6:8.0f} µs  thread {threads[call.thread]}  {call.name} = {call.result}  ({taken})"
+        )
     return "\n".join(lines)
 
 

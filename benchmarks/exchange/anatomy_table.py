@@ -1,4 +1,4 @@
-"""What all-reduces are made of, side by side: a column for each way to add up, a line for each thing that is counted."""
+"""Table of all-reduces: a column for each implementation, a row for each counter."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ BUSY_SECONDS = 1e-6
 
 
 def column(counted: Mapping[str, Any], traced: Sequence[AllReduce], size_bytes: int) -> dict[str, str]:
-    """Return what rank 0 does for one all-reduce in the mean: counts of the kernel without a tracer, and those of a trace."""
+    """Return rank 0's mean counters of one all-reduce, from the kernel and from a trace."""
     process, packets, threads = counted["process"], counted["packets"], counted["threads"].values()
-    calls = [call for one in traced for call in one.calls]
+    calls = [call for all_reduce in traced for call in all_reduce.calls]
 
     def a_turn(number: float) -> str:
         return f"{number / len(traced):,.1f}"
 
-    out, into = (sum(one.bytes_of(names) for one in traced) / len(traced) for names in (SENDING, RECEIVING))
+    out, into = (sum(all_reduce.bytes_of(names) for all_reduce in traced) / len(traced) for names in (SENDING, RECEIVING))
     return {
         "time": time_text(counted["mean_seconds"]),
         "on a core, all threads": time_text(process["user_seconds"] + process["system_seconds"]),
@@ -45,4 +45,4 @@ def markdown(columns: Mapping[str, Mapping[str, str]]) -> str:
     """Return the table. All columns have the same lines."""
     labels = next(iter(columns.values())).keys()
     lines = [f"| of one all-reduce | {' | '.join(columns)} |", "|---|" + "---:|" * len(columns)]
-    return "\n".join([*lines, *(f"| {label} | {' | '.join(found[label] for found in columns.values())} |" for label in labels)])
+    return "\n".join([*lines, *(f"| {label} | {' | '.join(column[label] for column in columns.values())} |" for label in labels)])

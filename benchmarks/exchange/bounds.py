@@ -1,4 +1,4 @@
-"""What the network allows: a message of S bytes takes α + S / β, and nobody adds up n vectors in less than the bound."""
+"""Lower bound of an all-reduce from the network's latency α and bandwidth β."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from scipy.optimize import nnls
 
 @dataclass(frozen=True)
 class Line:
-    """The straight line α + S / β: `latency_seconds` is α, `bytes_per_second` β (infinity where more bytes take no longer)."""
+    """The line α + S / β: `latency_seconds` is α, `bytes_per_second` is β.
+
+    β is infinite if more bytes take no longer.
+    """
 
     latency_seconds: float
     bytes_per_second: float
@@ -22,11 +25,11 @@ class Line:
 
 
 def all_reduce_bound(ranks: int, size_bytes: float, network: Line) -> float:
-    """Return the least seconds in which `ranks` can add up vectors of `size_bytes`, where each sends at `network`'s β at most.
+    """Return the minimum seconds of an all-reduce of `size_bytes` over `ranks`.
 
-    Somebody has to hear of somebody else: one α. And 2 (n − 1) / n times the bytes have to leave each rank (Patarasuk and Yuan 2009).
-    No single algorithm reaches both at once for more than two ranks: sending whole vectors has one message after another, reduce-scatter
-    and all-gather at least two. Raises ValueError for fewer than one rank.
+    The ranks send at most at `network`'s β. Each rank needs a message of another: one α. And 2 (n − 1) / n times the bytes leave each rank
+    (Patarasuk and Yuan 2009). No single algorithm reaches both bounds for more than two ranks: sending whole vectors has one message after
+    another, reduce-scatter and all-gather at least two. Raises ValueError for fewer than one rank.
     """
     if ranks < 1:
         raise ValueError(f"at least one rank, not {ranks}")
@@ -34,9 +37,10 @@ def all_reduce_bound(ranks: int, size_bytes: float, network: Line) -> float:
 
 
 def fit(sizes_bytes: Sequence[float], seconds: Sequence[float]) -> Line:
-    """Return the line through measured times, with neither α nor 1 / β below 0, that has the least squares of relative errors.
+    """Fit a line through measured times, with minimum squares of relative errors.
 
-    Relative ones, since times lie many powers of ten apart. Raises ValueError for fewer than two sizes or times that are not positive.
+    Neither α nor 1 / β is below 0. Errors are relative because times differ by many powers of ten. Raises ValueError for fewer than two
+    sizes or times that are not positive.
     """
     size, taken = np.asarray(sizes_bytes, float), np.asarray(seconds, float)
     if len(np.unique(size)) < 2:
@@ -50,7 +54,7 @@ def fit(sizes_bytes: Sequence[float], seconds: Sequence[float]) -> Line:
 
 def sizes(least_bytes: int, most_bytes: int, factor: int) -> list[int]:
     """Return sizes from the least to the most, each `factor` times the one before."""
-    found = [least_bytes]
-    while found[-1] * factor <= most_bytes:
-        found.append(found[-1] * factor)
-    return found
+    result = [least_bytes]
+    while result[-1] * factor <= most_bytes:
+        result.append(result[-1] * factor)
+    return result

@@ -1,8 +1,8 @@
-"""Other constants for the direct exchange: ``python -m benchmarks.exchange.constants NAME [--values …] [--sizes …] [--bandwidth RATE] …``.
+"""Comparison of other constants for the direct exchange.
 
-NAME is PIECE_BYTES, MAX_FURTHER_BYTES or BUCKET_BYTES (exchange/mesh). All values take turns within the same processes; the table has the
-medians, and marks the fastest of each line. For MAX_FURTHER_BYTES compare 0 (always in shares) with a large value (always whole): the
-size from which shares are faster is where the constant belongs.
+Usage: ``python -m benchmarks.exchange.constants NAME [--values …] [--sizes …] [--bandwidth RATE] …``
+NAME is PIECE_BYTES, MAX_FURTHER_BYTES or BUCKET_BYTES (exchange/mesh). All values take turns within the same processes; the table marks
+the fastest median of each row. For MAX_FURTHER_BYTES compare 0 (always shares) with a large value (always whole vectors).
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ SIZES = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print the table, and return the exit code: 0, or 1 where the run failed."""
-    given = parse(arguments)
-    print(machine.sentence(machine.describe(given.network, None)), flush=True)
-    values, sizes = given.values or VALUES[given.constant], given.sizes or SIZES[given.constant]
-    options = ["--constant", given.constant, "--values", ",".join(map(str, values)), "--sizes", ",".join(map(str, sizes))]
-    options += ["--tries", str(given.repeats), "--model", given.model, "--compute-seconds", str(given.compute_seconds)]
+    parsed = parse(arguments)
+    print(machine.sentence(machine.describe(parsed.network, None)), flush=True)
+    values, sizes = parsed.values or VALUES[parsed.constant], parsed.sizes or SIZES[parsed.constant]
+    options = ["--constant", parsed.constant, "--values", ",".join(map(str, values)), "--sizes", ",".join(map(str, sizes))]
+    options += ["--tries", str(parsed.repeats), "--model", parsed.model, "--compute-seconds", str(parsed.compute_seconds)]
     try:
-        found = run_ranks(
+        measured = run_ranks(
             "constants.py",
             options,
-            ranks=given.ranks,
-            network=given.network,
-            bits_per_second=given.bandwidth,
+            ranks=parsed.ranks,
+            network=parsed.network,
+            bits_per_second=parsed.bandwidth,
             timeout_seconds=1800.0,
         )
     except MeasurementError as error:
         print(f"benchmarks.exchange.constants: {error}", file=sys.stderr)
         return 1
-    print(render(given.constant, values, found))
+    print(render(parsed.constant, values, measured))
     return 0
 
 
@@ -76,10 +76,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def render(name: str, values: Sequence[int], found: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
-    """Return the table: a line a size (or model), a column a value; the fastest of a line in bold."""
+def render(name: str, values: Sequence[int], measured: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
+    """Return the table: a row for each size or model, a column for each value.
+
+    The fastest of a row is bold.
+    """
     lines = [f"| {name} | {' | '.join(map(size_text, values))} |", "|---:|" + "---:|" * len(values)]
-    for key, of_values in found.items():
+    for key, of_values in measured.items():
         medians = [median(of_values[str(value)]) for value in values]
         texts = [f"**{time_text(value)}**" if value == min(medians) else time_text(value) for value in medians]
         lines.append(f"| {size_text(int(key)) if key.isdecimal() else key} | {' | '.join(texts)} |")

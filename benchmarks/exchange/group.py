@@ -1,4 +1,4 @@
-"""Some ranks that add up vectors, each in a node of its own, and what the first of them reports."""
+"""Ranks that sum vectors, each on another node, and the report of the first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..processes import Group, MeasurementError, environment
 RANKS = Path(__file__).parent / "ranks"
 
 ADDERS = {"direct": "mesh.py", "gloo": "gloo.py", "TensorFlow": "tf_ring.py"}
-"""Who adds up, by the name that tables give."""
+"""All-reduce implementations by the names in tables."""
 
 
 def run_ranks(
@@ -30,18 +30,19 @@ def run_ranks(
     first_under: Sequence[str] = (),
     timeout_seconds: float = 300.0,
 ) -> Any:
-    """Run a script of ranks/ once in each node; return what rank 0 reports, a JSON value. Raises MeasurementError where one fails.
+    """Run a script of ranks/ on each node and return rank 0's report, a JSON value.
 
+    Raises MeasurementError if one fails.
     `first_under` is a command that starts rank 0, such as one that traces it.
     """
     with tempfile.TemporaryDirectory(prefix="trainer-benchmark-") as name, nodes(ranks, network, bits_per_second) as made:
-        folder, told = Path(name), {"ranks": ranks, "addresses": made.addresses, "ports": made.ports, "secret": secrets.token_hex(32)}
+        folder, shared = Path(name), {"ranks": ranks, "addresses": made.addresses, "ports": made.ports, "secret": secrets.token_hex(32)}
         with Group(folder) as group:
             names = [f"rank-{rank}" for rank in range(ranks)]
             for rank, place in enumerate(names):
                 command = [*(first_under if rank == 0 else ()), sys.executable, str(RANKS / script), *arguments]
                 command += ["--parent", str(os.getpid())]
-                variables = {"GLOO_SOCKET_IFNAME": made.interface, "BENCHMARK_RANKS": json.dumps({**told, "rank": rank}), "TMPDIR": name}
+                variables = {"GLOO_SOCKET_IFNAME": made.interface, "BENCHMARK_RANKS": json.dumps({**shared, "rank": rank}), "TMPDIR": name}
                 group.start(place, command, environment(variables), made.start(rank))
             output = group.wait_for(names[0], timeout_seconds)
             group.wait_for_rest(names[1:])

@@ -1,4 +1,4 @@
-"""Seconds of an all-reduce by size, as a table and as a picture, and where they go in the documents."""
+"""Table and plot of all-reduce seconds by size, for the documents."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ MARKERS = "osD^v"
 
 @dataclass(frozen=True)
 class Series:
-    """Seconds of an all-reduce of each size over `ranks`, by who adds up; `network` has what bare sockets reach."""
+    """Seconds of an all-reduce by size over `ranks`, for each implementation.
+
+    `network` is measured with plain sockets.
+    """
 
     ranks: int
     sizes_bytes: Sequence[int]
@@ -51,7 +54,10 @@ def markdown(series: Series) -> str:
 
 
 def draw(panels: Mapping[str, Series], path: Path) -> None:
-    """Draw seconds over bytes, both on logarithmic axes, a panel for each network, as SVG: the same bytes for the same figures."""
+    """Draw seconds over bytes on logarithmic axes as SVG, a panel for each network.
+
+    The same figures make the same bytes.
+    """
     import matplotlib  # as late as this, since it takes seconds to import
     from matplotlib.figure import Figure
 
@@ -71,7 +77,10 @@ def draw(panels: Mapping[str, Series], path: Path) -> None:
 
 
 def write_page(series: Series, text: str, facts: Mapping[str, Any], bits_per_second: float | None, repeats: int) -> None:
-    """Write the table and its picture into docs/benchmarks.md, between the markers of such links. Raises ValueError without them."""
+    """Write the table and its plot into docs/benchmarks.md between the markers.
+
+    Raises ValueError without the markers.
+    """
     kind = "no-limit" if bits_per_second is None else bandwidth_text(bits_per_second)
     links = "links as fast as the machine copies" if bits_per_second is None else f"links of {bandwidth_text(bits_per_second)}"
     name = f"all-reduce-{kind}"
@@ -84,7 +93,7 @@ def write_page(series: Series, text: str, facts: Mapping[str, Any], bits_per_sec
 
 
 def machine_text(facts: Mapping[str, Any], ranks: int) -> str:
-    """Say on what was measured, in a line for a table."""
+    """Return where this was measured, in a line for a table."""
     nodes = "virtual nodes" if facts["network"] == "isolated" else "nodes on loopback"
     versions = ", ".join(f"{package} {facts['versions'][package]}" for package in ("torch", "tensorflow"))
     return f"{ranks} {nodes} on {facts['cores_available']:g} cores of {facts['cpu_model']}, Linux {facts['kernel']}, {versions}"

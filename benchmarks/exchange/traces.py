@@ -20,7 +20,7 @@ WAITING = {"futex", "poll", "ppoll", "select", "pselect6", "epoll_wait", "epoll_
 
 @dataclass
 class Call:
-    """One system call: who made it, when it began (seconds since the epoch), how long it took, and what came of it.
+    """One system call: thread, start (seconds since the epoch), duration and result.
 
     `seconds` and `result` are None where the trace does not show its end. `moved` are the bytes that it copied between the process and
     the system; 0 for calls that copy none.
@@ -54,42 +54,42 @@ class AllReduce:
 
 
 def read(lines: Iterable[str]) -> list[Call]:
-    """Return the calls of a trace in the order in which they began; lines about signals and ends are passed over."""
+    """Return the calls of a trace by start; lines about signals and exits are skipped."""
     calls: list[Call] = []
     unfinished: dict[int, Call] = {}
     for line in lines:
-        found = _LINE.match(line.rstrip("\n"))
-        if found is None:
+        match = _LINE.match(line.rstrip("\n"))
+        if match is None:
             continue
-        thread = int(found["thread"])
-        if found["resumed"]:
+        thread = int(match["thread"])
+        if match["resumed"]:
             call = unfinished.pop(thread, None)
             if call is None:
                 continue
         else:
-            call = Call(thread, found["name"], float(found["time"]), found["rest"])
+            call = Call(thread, match["name"], float(match["time"]), match["rest"])
             calls.append(call)
-            if found["rest"].endswith("<unfinished ...>"):
+            if match["rest"].endswith("<unfinished ...>"):
                 unfinished[thread] = call
                 continue
-        if end := _END.search(found["rest"]):
+        if end := _END.search(match["rest"]):
             call.seconds = None if end["seconds"] is None else float(end["seconds"])
             call.result = None if end["result"] == "?" else int(end["result"], 0)
     return calls
 
 
 def cut(calls: Sequence[Call]) -> list[AllReduce]:
-    """Return what lies between each two neighbouring marks. Raises ValueError where there are fewer than two."""
+    """Return the calls between neighbouring marks. Raises ValueError for fewer than two marks."""
     marks = [place for place, call in enumerate(calls) if call.name == "write" and MARK.decode() in call.arguments]
     if len(marks) < 2:
         raise ValueError(f"{len(marks)} marks in the trace")
     return [AllReduce(calls[first].began, calls[last].began, calls[first + 1 : last]) for first, last in pairwise(marks)]
 
 
-def per_thread(found: Sequence[AllReduce]) -> Mapping[int, Counter[str]]:
+def per_thread(all_reduces: Sequence[AllReduce]) -> Mapping[int, Counter[str]]:
     """Return for each thread how often all of these all-reduces made each call."""
     counted: dict[int, Counter[str]] = defaultdict(Counter)
-    for one in found:
-        for call in one.calls:
+    for all_reduce in all_reduces:
+        for call in all_reduce.calls:
             counted[call.thread][call.name] += 1
     return counted

@@ -1,1 +1,4 @@
-"""What do the shipped experiments show, and do they agree with what was measured elsewhere? docs/experiments.md."""
+"""The shipped experiments and their comparison with results published elsewhere.
+
+docs/experiments.md shows them.
+"""

@@ -1,7 +1,8 @@
-"""The experiments, one by one: ``python -m benchmarks.experiments [--only NAME …] [--shorter N] [--out FOLDER] [--page-only]``.
+"""Entry point of the experiments.
 
-Each is a ``trainer sweep`` in a folder of its name; started again, what is done is left alone and what is missing runs. Afterwards the
-page's tables and pictures are made from the summaries of what is there.
+Usage: ``python -m benchmarks.experiments [--only NAME …] [--shorter N] [--out FOLDER] [--page-only]``
+Each is a ``trainer sweep`` in its folder; another start runs only what is missing. Then the page's tables and plots are made from the
+summaries.
 """
 
 from __future__ import annotations
@@ -29,21 +30,24 @@ INTERRUPTED = 130
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what is missing, write the page, and return the exit code: 0, 1 where a point failed, 130 after Ctrl-C."""
-    given = parse(arguments)
-    names = given.only or list(EXPERIMENTS)
+    """Run what is missing, write the page and return the exit code.
+
+    Codes: 0, 1 if a point failed, 130 after Ctrl-C.
+    """
+    options = parse(arguments)
+    names = options.only or list(EXPERIMENTS)
     failed: list[str] = []
-    if not given.page_only:
+    if not options.page_only:
         for name in names:
-            _say(f"== {name}")
-            code = _trainer("sweep", *sweep_arguments(name, given.out, given.shorter))
+            _log(f"== {name}")
+            code = _trainer("sweep", *sweep_arguments(name, options.out, options.shorter))
             if code == INTERRUPTED:
                 return INTERRUPTED
             if code != 0:
                 failed.append(name)
-    write_page(given.page, given.out)
+    write_page(options.page, options.out)
     if failed:
-        _say(f"not all points succeeded: {', '.join(failed)}")
+        _log(f"not all points succeeded: {', '.join(failed)}")
     return 1 if failed else 0
 
 
@@ -51,16 +55,16 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.experiments", description="The experiments of docs/experiments.md.")
     parser.add_argument("--only", nargs="+", type=_name, metavar="NAME", help=f"these experiments: {', '.join(EXPERIMENTS)}")
-    parser.add_argument("--shorter", type=_divisor, default=1, metavar="N", help="divide epochs or steps by this; the page says so")
+    parser.add_argument("--shorter", type=_divisor, default=1, metavar="N", help="divide epochs or steps by this; the page shows it")
     parser.add_argument(
         "--out", type=Path, default=Path("runs/experiments"), metavar="FOLDER", help="where the sweeps are (runs/experiments)"
     )
     parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE", help="the page to fill in (docs/experiments.md)")
     parser.add_argument("--page-only", action="store_true", help="run nothing; write the page from what is there")
-    given = parser.parse_args(arguments)
-    if not given.page.is_file():
-        parser.error(f"--page: there is no file {str(given.page)!r} with places to fill in")
-    return given
+    options = parser.parse_args(arguments)
+    if not options.page.is_file():
+        parser.error(f"--page: there is no file {str(options.page)!r} with places to fill in")
+    return options
 
 
 def sweep_arguments(name: str, out: Path, shorter: int) -> list[str]:
@@ -69,14 +73,14 @@ def sweep_arguments(name: str, out: Path, shorter: int) -> list[str]:
     job = resolve({}, {}, experiment.config).job
     budget: list[str] = []
     if shorter > 1:
-        field, asked = ("steps", job.steps) if job.steps is not None else ("epochs", job.epochs)
-        assert asked is not None, "the configuration of an experiment says how long it trains"
-        budget = [f"--{field}", str(max(1, asked // shorter))]
+        field, configured = ("steps", job.steps) if job.steps is not None else ("epochs", job.epochs)
+        assert configured is not None, "the configuration of an experiment has epochs or steps"
+        budget = [f"--{field}", str(max(1, configured // shorter))]
     return [experiment.config, *experiment.options, *budget, "--out", str(out), "--name", name]
 
 
 def write_page(page: Path, out: Path) -> None:
-    """Fill in the places of all experiments that have results below `out`; the others stay as they are."""
+    """Fill in the page for all experiments with results below `out`."""
     text = page.read_text(encoding="utf-8")
     measured: Results | None = None
     for name, experiment in EXPERIMENTS.items():
@@ -93,7 +97,7 @@ def write_page(page: Path, out: Path) -> None:
 
 def _draw(name: str, experiment: Experiment, results: Results, folder: Path) -> list[Path]:
     """Draw an experiment's pictures; return their files. Those that are large as SVG become PNG."""
-    runs = [str(point.path) for point in results.of(**(experiment.pictured or {}))]
+    runs = [str(point.path) for point in results.select(**(experiment.pictured or {}))]
     if not experiment.pictures or not runs:
         return []
     folder.mkdir(parents=True, exist_ok=True)
@@ -106,7 +110,7 @@ def _draw(name: str, experiment: Experiment, results: Results, folder: Path) -> 
             for path in sorted(drawn.glob(f"{picture}*")):
                 small = path
                 if path.stat().st_size > MAX_PICTURE_BYTES:
-                    _say(f"{name}: {path.stem} has {path.stat().st_size:,} bytes as SVG and becomes a PNG")
+                    _log(f"{name}: {path.stem} has {path.stat().st_size:,} bytes as SVG and becomes a PNG")
                     small = _plot(name, runs, Path(scratch), "png") / f"{path.stem}.png"
                 kept.append(folder / f"{name}-{small.name}")
                 kept[-1].write_bytes(small.read_bytes())
@@ -122,7 +126,10 @@ def _plot(name: str, runs: Sequence[str], scratch: Path, form: str) -> Path:
 
 
 def _trainer(*arguments: str, quiet: bool = False) -> int:
-    """Run the product as a user does, without settings from this environment; Ctrl-C reaches it from the terminal as well as us."""
+    """Run the product as a user does, without settings from this environment.
+
+    The terminal sends Ctrl-C to it as well.
+    """
     command = [str(Path(sys.executable).with_name("trainer")), *arguments]
     with subprocess.Popen(command_ending_with_parent(command), env=environment({}), stdout=subprocess.DEVNULL if quiet else None) as child:
         while True:
@@ -147,7 +154,7 @@ def _divisor(text: str) -> int:
     return int(text)
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""The experiments of docs/experiments.md: which sweep each one is, and what is shown of it beside the reference's figures."""
+"""The experiments of docs/experiments.md: their sweeps, figures and references."""
 
 from __future__ import annotations
 
@@ -16,18 +16,22 @@ NODES = ("CPU cores", "peak memory", "sent", "received")
 
 @dataclass(frozen=True)
 class Compared:
-    """A ratio of figures that the reference has as well. `reference` is worked out from its figures; `said` is how it put it in words."""
+    """A ratio that the reference also has.
+
+    `reference` is computed from its figures; `sentence` is its own wording.
+    """
 
     text: str
     reference: float
     value: Value
-    said: str | None = None
+    sentence: str | None = None
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """`config` with `options` more for ``trainer sweep``. `figures` are columns of its table, in order.
+    """An experiment: `config` and more `options` for ``trainer sweep``.
 
+    `figures` are the columns of its table, in order.
     `pictures` are names of ``trainer plot``, drawn of the points that have the settings `pictured`.
     """
 

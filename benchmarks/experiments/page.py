@@ -1,4 +1,4 @@
-"""The page of experiments: what is measured goes between markers, so that no figure is typed by hand."""
+"""The page of experiments, with measured figures between markers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .catalog import Experiment
 from .results import Point, Results, figure
 
 NOT_RUN = "*Not measured yet.*"
-ALIKE = math.log(1.05)
+LOG_EQUAL = math.log(1.05)
 """Ratios within a twentieth of 1 count as no difference."""
 
 Show = Callable[[Any], str]
@@ -61,7 +61,7 @@ COLUMNS: Mapping[str, tuple[str, Show]] = {
     "waiting for peers": ("shares.waiting", _percent),
     "checkpoints": ("checkpoints.saved", count_text),
 }
-"""Columns by label: where a summary has the figure, and how it is written. Figures of nodes stand in node order, with a slash between."""
+"""Columns by label: where a summary has the figure, and how it is written. Figures of nodes are in node order, with a slash between."""
 
 
 def places(page: str) -> list[str]:
@@ -70,9 +70,12 @@ def places(page: str) -> list[str]:
 
 
 def fill(page: str, name: str, text: str) -> str:
-    """Return the page with `text` between the markers of a place. Raises ValueError where the page has not exactly one such place."""
+    """Return the page with `text` between the markers of a place.
+
+    Raises ValueError unless the page has exactly one such place.
+    """
     pattern = re.compile(rf"(^<!-- begin {re.escape(name)} -->\n).*?(^<!-- end {re.escape(name)} -->$)", re.MULTILINE | re.DOTALL)
-    filled, count = pattern.subn(lambda found: f"{found[1]}{text.strip()}\n{found[2]}", page)
+    filled, count = pattern.subn(lambda match: f"{match[1]}{text.strip()}\n{match[2]}", page)
     if count != 1:
         raise ValueError(f"the page has {count} places for {name!r} instead of one")
     return filled
@@ -87,12 +90,15 @@ def machine_text(point: Point) -> str:
 
 
 def measured_text(experiment: Experiment, results: Results | None, pictures: Sequence[str]) -> str:
-    """Return what goes into an experiment's place: the table, the comparison with the reference, the pictures (paths from the page)."""
+    """Format the results of an experiment: table, comparison and plots.
+
+    Paths are relative to the page.
+    """
     if results is None or not results.points:
         return NOT_RUN
     parts = [_table(experiment, results)]
-    if len(results.points) < results.asked:
-        parts.append(f"{results.asked - len(results.points)} of {results.asked} points are missing.")
+    if len(results.points) < results.requested:
+        parts.append(f"{results.requested - len(results.points)} of {results.requested} points are missing.")
     if experiment.compared:
         parts.append(_comparison(experiment, results))
     parts += [f"![{Path(path).stem.replace('_', ' ')}]({path})" for path in pictures]
@@ -100,7 +106,7 @@ def measured_text(experiment: Experiment, results: Results | None, pictures: Seq
 
 
 def _table(experiment: Experiment, results: Results) -> str:
-    """Return a row for each point; points that differ by their seed alone are one, as mean ± standard deviation."""
+    """Return a row for each point; seeds are merged into mean ± standard deviation."""
     groups: dict[str, list[Point]] = {}
     for point in results.points:
         groups.setdefault(json.dumps({key: value for key, value in point.settings.items() if key != "seed"}, sort_keys=True), []).append(
@@ -149,21 +155,21 @@ def _budget_name(point: Point) -> str:
 
 
 def _shortened(experiment: Experiment, point: Point) -> str | None:
-    """Return the epochs or steps that the configuration asks for, where the run was to have fewer or was given the other of the two."""
+    """Return the configured epochs or steps if the run was to have fewer, or None."""
     job = resolve({}, {}, experiment.config).job
     unit = "steps" if job.steps is not None else "epochs"
-    asked = getattr(job, unit)
-    if asked is None:
+    configured = getattr(job, unit)
+    if configured is None:
         return None
     if _budget_name(point) != unit:
-        return f"{count_text(asked)} {unit}"
-    return count_text(asked) if point.job[unit] < asked else None
+        return f"{count_text(configured)} {unit}"
+    return count_text(configured) if point.job[unit] < configured else None
 
 
 def _budget(experiment: Experiment, point: Point) -> str:
-    asked = _shortened(experiment, point)
+    configured = _shortened(experiment, point)
     budget = count_text(point.job[_budget_name(point)])
-    return budget if asked is None else f"shortened to {budget} from {asked}"
+    return budget if configured is None else f"shortened to {budget} from {configured}"
 
 
 def _comparison(experiment: Experiment, results: Results) -> str:
@@ -172,12 +178,11 @@ def _comparison(experiment: Experiment, results: Results) -> str:
         _row(["ratio", "reference", "here (shortened)" if shortened else "here", "same direction"]),
         _row(["---", "---:", "---:", "---"]),
     ]
-    for one in experiment.compared:
-        value = one.value(results)
+    for ratio in experiment.compared:
+        value = ratio.value(results)
         here = UNKNOWN if value is None else f"{value:.2f}"
-        lines.append(
-            _row([one.text, one.said or f"{one.reference:.2f}", here, UNKNOWN if value is None else _agreement(one.reference, value)])
-        )
+        agreement = UNKNOWN if value is None else _agreement(ratio.reference, value)
+        lines.append(_row([ratio.text, ratio.sentence or f"{ratio.reference:.2f}", here, agreement]))
     return "\n".join(lines)
 
 
@@ -186,6 +191,6 @@ def _agreement(reference: float, value: float) -> str:
 
 
 def _direction(value: float) -> int:
-    """Return 1 for more, -1 for less, 0 where a ratio is 1 within `ALIKE`."""
+    """Return 1 for more, -1 for less, 0 where a ratio is 1 within `LOG_EQUAL`."""
     logarithm = math.log(value) if value > 0 else -math.inf
-    return 0 if abs(logarithm) <= ALIKE else int(math.copysign(1, logarithm))
+    return 0 if abs(logarithm) <= LOG_EQUAL else int(math.copysign(1, logarithm))

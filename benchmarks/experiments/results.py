@@ -1,4 +1,4 @@
-"""What the runs of an experiment say: figures by the settings of their points."""
+"""Results of an experiment's runs: figures by the settings of their points."""
 
 from __future__ import annotations
 
@@ -29,21 +29,27 @@ class Results:
     """The points of a sweep that succeeded, in its order, and how many it has in all."""
 
     points: Sequence[Point]
-    asked: int
+    requested: int
 
-    def of(self, **settings: Any) -> list[Point]:
+    def select(self, **settings: Any) -> list[Point]:
         """Return the points with these settings."""
         return [point for point in self.points if all(point.settings.get(name) == value for name, value in settings.items())]
 
     def mean(self, name: str, **settings: Any) -> float | None:
-        """Return the mean of a figure over the points with these settings; None where one of them lacks it or there is none."""
-        found = [figure(point.summary, name) for point in self.of(**settings)]
-        known = [value for value in found if isinstance(value, int | float)]
-        return statistics.fmean(known) if known and len(known) == len(found) else None
+        """Return the mean of a figure over the points with these settings.
+
+        None if there is no point or one has no such figure.
+        """
+        values = [figure(point.summary, name) for point in self.select(**settings)]
+        known = [value for value in values if isinstance(value, int | float)]
+        return statistics.fmean(known) if known and len(known) == len(values) else None
 
 
 def figure(summary: Mapping[str, Any], name: str) -> Any:
-    """Return a figure by its path, such as ``per_node.0.cpu_cores_used.mean``; ``*`` makes a list over nodes. None where it is missing."""
+    """Return a figure by its path, such as ``per_node.0.cpu_cores_used.mean``.
+
+    ``*`` makes a list over nodes; None if it is missing.
+    """
     value: Any = summary
     parts = name.split(".")
     for index, part in enumerate(parts):
@@ -70,11 +76,11 @@ def share_of_the_others(name: str, **settings: Any) -> Value:
     """Return what divides a node figure of node 0 by the sum of the other nodes'."""
 
     def value(results: Results) -> float | None:
-        found = [figure(point.summary, f"per_node.*.{name}") for point in results.of(**settings)]
-        if not found or any(known is None for nodes in found for known in nodes):
+        per_node = [figure(point.summary, f"per_node.*.{name}") for point in results.select(**settings)]
+        if not per_node or any(known is None for nodes in per_node for known in nodes):
             return None
-        others = math.fsum(math.fsum(nodes[1:]) for nodes in found)
-        return math.fsum(nodes[0] for nodes in found) / others if others else None
+        of_others = math.fsum(math.fsum(nodes[1:]) for nodes in per_node)
+        return math.fsum(nodes[0] for nodes in per_node) / of_others if of_others else None
 
     return value
 
@@ -85,7 +91,7 @@ def above_the_others(name: str, **settings: Any) -> Value:
 
     def value(results: Results) -> float | None:
         share = shared(results)
-        nodes = {point.summary["nodes"] for point in results.of(**settings)}
+        nodes = {point.summary["nodes"] for point in results.select(**settings)}
         return share * (nodes.pop() - 1) if share is not None and len(nodes) == 1 else None
 
     return value
@@ -106,7 +112,10 @@ def read_results(folder: Path) -> Results | None:
 
 
 def _shares(summary: Mapping[str, Any]) -> dict[str, list[float | None]] | None:
-    """Return which part of a step each node communicates, and waits for slower workers; None for a run that was not calibrated."""
+    """Return each node's fractions of a step for communication and for waiting.
+
+    None for a run without calibration.
+    """
     shares = summary.get("time_shares")
     if shares is None:
         return None

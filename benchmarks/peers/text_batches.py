@@ -1,4 +1,4 @@
-"""What the peers that translate have in common: the batches, which are the product's, cut and padded before the clock starts."""
+"""The product's batches for translating peers, cut and padded before the clock starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ PADDING, BEGIN = 0, 1
 
 @dataclass(frozen=True)
 class TextBatch:
-    """Sources [b, s] and targets [b, t], int64, padded behind; their lengths [b], and how many tokens the targets have together."""
+    """Sources [b, s] and targets [b, t], int64, padded at the end; their lengths [b].
+
+    And the number of target tokens.
+    """
 
     source: NDArray[np.int64]
     source_lengths: NDArray[np.int64]
@@ -40,27 +43,27 @@ def indices_of(work: Workload) -> list[NDArray[np.int32]]:
     """Return the examples of each update."""
     weights, lengths = work.data.weights("train", "target_tokens"), example_lengths(work.data)
     sampler = Sampler(len(weights), work.seed, BucketedTokens(work.batch_tokens, 1, "sync"), 1, weights=weights, lengths=lengths)
-    found: list[NDArray[np.int32]] = []
+    indices: list[NDArray[np.int32]] = []
     epoch = 0
-    while len(found) < work.updates:
+    while len(indices) < work.updates:
         batches: Batches = sampler.whole(epoch, 0, sampler.steps_per_epoch)
-        found += [batches.batch(position) for position in range(len(batches))]
+        indices += [batches.batch(position) for position in range(len(batches))]
         epoch += 1
-    return found[: work.updates]
+    return indices[: work.updates]
 
 
 def text_batches(work: Workload) -> list[TextBatch]:
     """Return the batch of each update."""
     columns: list[Column] = [work.data.column("train", name) for name in ("source", "target")]
-    found = []
+    result = []
     for indices in indices_of(work):
         source, target = (column.take(indices) for column in columns)
         padded = (source.padded().astype(np.int64), source.lengths, target.padded().astype(np.int64), target.lengths)
-        found.append(TextBatch(*padded))
-    return found
+        result.append(TextBatch(*padded))
+    return result
 
 
 def positions(work: Workload) -> NDArray[np.float32]:
-    """Return the table of the positions' codes, long enough for every example, float32 [positions, width]."""
+    """Return the positional encoding for every length, float32 [positions, width]."""
     longest = max(int(work.data.column("train", name).lengths.max()) for name in ("source", "target"))
     return position_codes(longest + 1, work.spec.width)

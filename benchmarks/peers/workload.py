@@ -1,7 +1,7 @@
-"""What every peer has in common: the examples, their order, the initial weights, and one way to time and to report.
+"""Common parts of all peers: examples, their order, initial weights, timing and report.
 
-Order and weights are those of the product, so that a peer that trains synchronously has to find the same losses; `benchmarks` compares
-them and says where a peer did other work. A batch of everything is drawn before the clock starts, which favours the peers.
+Order and weights are those of the product, so synchronous peers must have the same losses; `benchmarks` compares them and reports a
+peer that did other work. All batches are drawn before the clock starts, which favours the peers.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ LOSSES_SHOWN = 500
 
 @dataclass(frozen=True)
 class Workload:
-    """The job: `warmup` + `steps` updates of SGD on batches of `batch_size` examples a worker; the clock sees the last `steps`.
+    """The job: `warmup` + `steps` updates of SGD on `batch_size` examples per worker.
 
-    Of text: updates of Adam with `beta2` and `epsilon`, on batches of at most `batch_tokens` target tokens.
+    The clock includes the last `steps`. For text: updates of Adam with `beta2` and `epsilon`, on at most `batch_tokens` target tokens.
 
-    `precision` is that of convolutions and matrix products. `variant` chooses among settings of a script that has several. `initial` has
+    `precision` is that of convolutions and matrix products. `variant` selects among configurations of a script. `initial` has
     the initial weights, float32, by name in torch's layouts (dense [out, in], convolutions OIHW), in the order of the layers.
     """
 
@@ -61,7 +61,7 @@ class Workload:
 
     @property
     def images_channels_last(self) -> NDArray[np.uint8]:
-        """The same as they are stored, uint8 [n, h, w, c], a map of the file."""
+        """The images as stored, uint8 [n, h, w, c], memory-mapped."""
         return self.data.images("train").transpose(0, 2, 3, 1)
 
     @cached_property
@@ -71,7 +71,7 @@ class Workload:
 
     @cached_property
     def inputs(self) -> NDArray[np.float32]:
-        """The same as rows, float32 [n, features]."""
+        """The images as rows, float32 [n, features]."""
         return self.inputs_nchw.reshape(len(self.labels), -1)
 
     @cached_property
@@ -105,7 +105,7 @@ class Workload:
 
 
 class Timer:
-    """Wall time: of the process until the first finished update, and of the updates after the warm-up."""
+    """Wall times: start to first finished update, and updates after the warm-up."""
 
     def __init__(self) -> None:
         self.first_step_seconds: float | None = None
@@ -130,14 +130,17 @@ class Timer:
         self.report_mean(workload, float(values[workload.warmup :].mean()), workload.steps, values[:LOSSES_SHOWN].tolist())
 
     def report_text(self, workload: Workload, target_tokens: float, losses: NDArray[np.float32]) -> None:
-        """Print the same with how many target tokens, without padding, the updates after the warm-up had."""
+        """Print the report with the number of target tokens, without padding, after the warm-up."""
         values = losses.astype(np.float64)
         mean = float(values[workload.warmup :].mean())
         self.report_mean(workload, mean, workload.steps, values[:LOSSES_SHOWN].tolist(), target_tokens=target_tokens)
 
     def report_mean(self, workload: Workload, mean_loss: float, mean_over: int, losses: Sequence[float] = (), **further: float) -> None:
-        """Print the one line that `benchmarks` reads. `mean_loss` is that of the first `mean_over` updates after the warm-up."""
-        found = {
+        """Print the report line that `benchmarks` reads.
+
+        `mean_loss` is over the first `mean_over` updates after the warm-up.
+        """
+        figures = {
             "steps": workload.steps,
             "warmup": workload.warmup,
             "seconds": self._ended - self._began,
@@ -148,7 +151,7 @@ class Timer:
             "threads": workload.threads,
             **further,
         }
-        print("RESULT " + json.dumps(found), flush=True)
+        print("RESULT " + json.dumps(figures), flush=True)
 
 
 def read_workload() -> Workload:
@@ -176,28 +179,28 @@ def read_workload() -> Workload:
     parser.add_argument("--data", required=True)
     parser.add_argument("--precision", required=True)
     parser.add_argument("--variant", default="")
-    given = parser.parse_args()
+    options = parser.parse_args()
     if "TORCHELASTIC_RUN_ID" not in os.environ:  # under torchrun the parent is torchrun
-        die_with_parent(given.parent)
-    data = open_dataset(given.data)
-    spec: ModelSpec = build_model(given.model, data.info)
-    if (given.optimizer == "adam") != bool(given.batch_tokens) or (not given.batch_size and not given.batch_tokens):
+        die_with_parent(options.parent)
+    data = open_dataset(options.data)
+    spec: ModelSpec = build_model(options.model, data.info)
+    if (options.optimizer == "adam") != bool(options.batch_tokens) or (not options.batch_size and not options.batch_tokens):
         raise SystemExit("the peers know SGD on batches of examples, and Adam on batches of target tokens")
     return Workload(
-        steps=given.steps,
-        warmup=given.warmup,
-        batch_size=given.batch_size,
-        learning_rate=given.lr,
-        momentum=given.momentum,
-        precision=given.precision,
-        seed=given.seed,
-        threads=given.threads,
-        variant=given.variant,
+        steps=options.steps,
+        warmup=options.warmup,
+        batch_size=options.batch_size,
+        learning_rate=options.lr,
+        momentum=options.momentum,
+        precision=options.precision,
+        seed=options.seed,
+        threads=options.threads,
+        variant=options.variant,
         data=data,
         spec=spec,
-        initial=spec.initial(given.seed),
-        batch_tokens=given.batch_tokens,
-        model=given.model,
-        beta2=given.beta2,
-        epsilon=given.epsilon,
+        initial=spec.initial(options.seed),
+        batch_tokens=options.batch_tokens,
+        model=options.model,
+        beta2=options.beta2,
+        epsilon=options.epsilon,
     )

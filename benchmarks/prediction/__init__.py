@@ -1,1 +1,1 @@
-"""How far off are the predictions of `trainer predict`? docs/scaling.md."""
+"""Accuracy of the predictions of `trainer predict`; docs/scaling.md shows it."""

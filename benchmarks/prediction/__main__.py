@@ -1,6 +1,6 @@
-"""How good are the predictions of `trainer predict`? Runs of virtual nodes, some to fit the model to, the others to judge it on.
+"""Accuracy of `trainer predict`: some runs of virtual nodes to fit, others to test.
 
-``python -m benchmarks.prediction measure --out FOLDER`` makes the runs, those that FOLDER lacks; ``… write --out FOLDER`` judges and
+``python -m benchmarks.prediction measure --out FOLDER`` makes the runs missing in FOLDER; ``… write --out FOLDER`` evaluates and
 writes the table that the package ships and that docs/scaling.md shows. Nothing else may run on the machine while it measures.
 """
 
@@ -37,7 +37,7 @@ BANDWIDTHS = ("100mbit", "300mbit", "1gbit")
 TIMEOUT_SECONDS = 300.0
 
 MAX_FOREIGN_CORES = 0.15
-"""What others may use of the machine during a run, the system's own work among them."""
+"""Maximum usage by other programs during a run, including the system's own work."""
 
 TRIES = 4
 
@@ -51,7 +51,7 @@ class Scene:
 
     @property
     def name(self) -> str:
-        """Its name on the command line."""
+        """The scene's name on the command line."""
         return f"{self.backend}-{self.mode}"
 
 
@@ -77,7 +77,7 @@ class Wanted:
     def command(self, out: Path) -> list[str]:
         """Return the command that makes it."""
         steps = STEPS_OF_A_WORKER * (self.nodes if self.scene.mode == "async" else 1)
-        given = {
+        options = {
             "--backend": self.scene.backend,
             "--mode": self.scene.mode,
             "--nodes": self.nodes,
@@ -91,7 +91,7 @@ class Wanted:
             "--name": self.name,
         }
         trainer = str(Path(sys.executable).with_name("trainer"))
-        return [trainer, "run", *WORKLOAD, "--no-save-final", *(str(word) for pair in given.items() for word in pair)]
+        return [trainer, "run", *WORKLOAD, "--no-save-final", *(str(word) for pair in options.items() for word in pair)]
 
 
 SCENES = tuple(Scene(backend, mode) for backend in ("torch", "tf") for mode in ("sync", "async"))
@@ -101,7 +101,10 @@ FITTED = {1: ((2, "300mbit"),), 2: ((2, "100mbit"), (2, "1gbit"))}
 
 
 def wanted_runs(scene: Scene) -> Iterator[Wanted]:
-    """Yield a scene's runs: two, three and four nodes at each bandwidth; four with half the batch each, which is the batch of two."""
+    """Yield a scene's runs: two, three and four nodes at each bandwidth.
+
+    Also four with half the batch each, which is the batch of two.
+    """
     for nodes in (2, 3, 4):
         for bandwidth in BANDWIDTHS:
             yield Wanted(scene, nodes, bandwidth)
@@ -110,17 +113,17 @@ def wanted_runs(scene: Scene) -> Iterator[Wanted]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure or write; return the exit code: 1 where a run failed."""
-    given = _parse(arguments)
-    scenes = [scene for scene in SCENES if given.only is None or scene.name in given.only]
-    if given.action == "write":
-        write_documents(given.out, scenes, wanted_runs, FITTED, " ".join(WORKLOAD))
+    options = _parse(arguments)
+    scenes = [scene for scene in SCENES if options.only is None or scene.name in options.only]
+    if options.action == "write":
+        write_documents(options.out, scenes, wanted_runs, FITTED, " ".join(WORKLOAD))
         return 0
-    given.out.mkdir(parents=True, exist_ok=True)
-    began, left = time.monotonic(), [run for scene in scenes for run in wanted_runs(scene) if not (given.out / run.name).exists()]
-    while left and (given.seconds is None or time.monotonic() - began < given.seconds):
+    options.out.mkdir(parents=True, exist_ok=True)
+    began, left = time.monotonic(), [run for scene in scenes for run in wanted_runs(scene) if not (options.out / run.name).exists()]
+    while left and (options.seconds is None or time.monotonic() - began < options.seconds):
         run = left.pop(0)
         try:
-            _make(run, given.out)
+            _make(run, options.out)
         except MeasurementError as error:
             print(f"benchmarks.prediction: {error}", file=sys.stderr)
             return 1
@@ -129,9 +132,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _make(run: Wanted, out: Path) -> None:
-    """Make a run; its directory is there afterwards only if it succeeded. Raises MeasurementError.
+    """Make a run; its directory exists afterwards only if it succeeded.
 
-    A run during which others used the machine is thrown away and made again, whatever came of it.
+    A run during which other processes used the machine is deleted and repeated, whatever its result. Raises MeasurementError.
     """
     for _ in range(TRIES):
         with tempfile.TemporaryDirectory(dir=out, prefix=".making-") as folder, Group(Path(folder)) as group:
@@ -147,20 +150,20 @@ def _make(run: Wanted, out: Path) -> None:
 
 
 def _processor_seconds() -> dict[tuple[int, float], float]:
-    """Return the CPU seconds of each process that lives, kernel threads among them, by process id and time of its start.
+    """Return the CPU seconds of each live process, by process id and start time.
 
-    They are counted by the nanosecond. What the machine as a whole has used is only sampled, a hundred times a second, which is in step
-    with the kernel's holding the nodes back, so that the same run was seen to use 0.2 cores more or less than it did.
+    Kernel threads are included, with nanosecond precision. The machine's total is only sampled, a hundred times a second, in step
+    with the kernel's throttling of the nodes, so equal runs seemed to differ by 0.2 cores.
     """
-    found = {}
+    seconds = {}
     for process in psutil.process_iter():
         try:
             with process.oneshot():
                 times = process.cpu_times()
-                found[process.pid, process.create_time()] = float(times.user + times.system)
+                seconds[process.pid, process.create_time()] = float(times.user + times.system)
         except psutil.NoSuchProcess:
             continue
-    return found
+    return seconds
 
 
 def _used_between(before: Mapping[tuple[int, float], float], after: Mapping[tuple[int, float], float]) -> float:

@@ -1,4 +1,4 @@
-"""Judging predictions, and the two places that show the result: the package's table and the one in docs/scaling.md."""
+"""Evaluation of predictions, and the tables of the package and docs/scaling.md."""
 
 from __future__ import annotations
 
@@ -44,13 +44,16 @@ def _machine() -> str:
 
 
 def judge(out: Path, runs: Sequence[Any], chosen: Sequence[tuple[int, str]], workload: str) -> ValidationGroup:
-    """Fit the model to the chosen runs and predict all others. A run's speed is that of its updates while it trains."""
-    found = {run: observe(Run(out / run.name)) for run in runs}
+    """Fit the model to the chosen runs and predict all others.
+
+    A run's speed is that of its updates while it trains.
+    """
+    observed = {run: observe(Run(out / run.name)) for run in runs}
     base = runs[0].batch_size
-    fitted = fit([found[run] for run in runs if (run.nodes, run.bandwidth) in chosen and run.batch_size == base])
+    fitted = fit([observed[run] for run in runs if (run.nodes, run.bandwidth) in chosen and run.batch_size == base])
     points = [
         Point(run.nodes, run.bits_per_second, run.batch_size, seen.examples_per_second, _predicted(fitted, run, seen, base))
-        for run, seen in found.items()
+        for run, seen in observed.items()
         if not ((run.nodes, run.bandwidth) in chosen and run.batch_size == base)
     ]
     scene, cores = runs[0].scene, fitted.first.same["cores_per_node"]
@@ -111,16 +114,15 @@ def markdown(validation: Validation) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _points(one: ValidationGroup, two: ValidationGroup | None) -> list[str]:
-    tables = [{_key(point): point for point in judged.points} if judged else {} for judged in (one, two)]
+def _points(first: ValidationGroup, second: ValidationGroup | None) -> list[str]:
+    tables = [{_key(point): point for point in judged.points} if judged else {} for judged in (first, second)]
     lines = []
     for key in sorted({*tables[0], *tables[1]}):
         seen = tables[0].get(key) or tables[1][key]
         cells = [_cell(table.get(key)) for table in tables]
         rate = f"{key[1] / 1e6:g} Mbit/s"
-        lines.append(
-            f"| {one.backend} | {one.mode} | {key[0]} | {rate} | {key[2]} | {seen.measured_examples_per_second:.0f} | {' | '.join(cells)} |"
-        )
+        measured = f"{seen.measured_examples_per_second:.0f}"
+        lines.append(f"| {first.backend} | {first.mode} | {key[0]} | {rate} | {key[2]} | {measured} | {' | '.join(cells)} |")
     return lines
 
 

@@ -1,1 +1,4 @@
-"""How long until training goes on after a worker has been killed, beside other trainers? docs/reliability.md."""
+"""Time until training resumes after a killed worker, compared with other trainers.
+
+docs/reliability.md shows it.
+"""

@@ -1,8 +1,8 @@
-"""How long after the death of a worker does training go on? ``trainer run --max-restarts`` beside torchrun and Ray Train.
+"""Recovery time after a killed worker: ``--max-restarts``, torchrun and Ray Train.
 
 ``python -m benchmarks.recovery``: three virtual nodes, the small CNN on torch, a checkpoint every 200 updates; worker 1 is killed
-(SIGKILL), and the seconds until the next update is done are counted. Interleaved repeats; medians. Memory is that of all processes before
-the kill; of Ray's that includes the processes of its nodes. Ray Train is left out where Ray is not installed (the extra ``ray``).
+(SIGKILL), and the seconds until the next update are counted. Interleaved repeats; medians. Memory is that of all processes before
+the kill; Ray's includes the processes of its nodes. Ray Train is skipped without Ray (the extra ``ray``).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ RAY_STORE_BYTES = 80_000_000
 
 @dataclass(frozen=True)
 class Recovery:
-    """Seconds from the kill to the next update, and the resident bytes of all processes before it."""
+    """Seconds from the kill to the next update; resident bytes of all processes before it."""
 
     seconds: float
     memory_bytes: int
@@ -50,7 +50,7 @@ class Recovery:
 
 @dataclass(frozen=True)
 class Trained:
-    """A training under way: how many updates its newest record has, how many records there are, and the process of worker 1."""
+    """An active training: updates of its newest record, number of records, process of worker 1."""
 
     step: Callable[[], int]
     records: Callable[[], int]
@@ -139,17 +139,20 @@ def _by_files(folder: Path) -> Trained:
 
 @contextmanager
 def _ray_train(folder: Path) -> Iterator[Trained]:
-    """A Ray cluster of three virtual nodes, and a `TorchTrainer` on it that looks for failures as often as torchrun's agents here do."""
-    own = environment({"OMP_NUM_THREADS": "1", "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1", "RAY_USAGE_STATS_ENABLED": "0"})
-    own["RAY_raylet_start_wait_time_s"] = "90"  # of a busy machine
-    own["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), own.get("PYTHONPATH"))))
+    """A Ray cluster of three virtual nodes, and a `TorchTrainer` on it.
+
+    It checks for failures as often as torchrun's agents here.
+    """
+    variables = environment({"OMP_NUM_THREADS": "1", "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1", "RAY_USAGE_STATS_ENABLED": "0"})
+    variables["RAY_raylet_start_wait_time_s"] = "90"  # of a busy machine
+    variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), variables.get("PYTHONPATH"))))
     with VirtualNetwork(NODES, None, lambda node: None) as network, Group(folder) as group, _descendants_killed():
-        own["GLOO_SOCKET_IFNAME"] = network.interface
+        variables["GLOO_SOCKET_IFNAME"] = network.interface
         head = f"{network.addresses[0]}:{RAY_PORT}"
 
         def start(name: str, node: int, *argv: str) -> None:
             command = [sys.executable, "-m", *argv]
-            group.start(name, command, own, lambda argv, node=node, **more: network.popen(node, argv, **more))
+            group.start(name, command, variables, lambda argv, node=node, **more: network.popen(node, argv, **more))
 
         for node in range(NODES):
             route = ["ip", "route", "replace", "default", "dev", network.interface]  # Ray looks how packets leave for the world
@@ -161,8 +164,8 @@ def _ray_train(folder: Path) -> Iterator[Trained]:
             place += [f"--node-ip-address={network.addresses[node]}", "--num-cpus=2", f"--object-store-memory={RAY_STORE_BYTES}"]
             place += [f"--temp-dir={folder}/{node}", "--disable-usage-stats"]
             start(f"ray-{node}", node, "ray.scripts.scripts", "start", "--block", *place)
-            said = folder / f"ray-{node}.out"  # one after another: each gives up where its own processes take 15 s to start
-            _wait(lambda said=said: "Ray runtime started" in said.read_text(), f"node {node} of the Ray cluster")
+            output = folder / f"ray-{node}.out"  # sequential: each fails if its processes take 15 s to start
+            _wait(lambda output=output: "Ray runtime started" in output.read_text(), f"node {node} of the Ray cluster")
         options = ["--folder", str(folder), "--address", head, "--nodes", str(NODES), "--checkpoint-every", str(CHECKPOINT_EVERY)]
         start("driver", 0, "benchmarks.recovery.ray_train_script", *options)
         yield _by_files(folder)
@@ -189,7 +192,7 @@ CONTESTANTS = {
 
 
 def _memory() -> int:
-    """Return the resident bytes of this process's descendants; those that ended meanwhile count nothing."""
+    """Return the resident bytes of this process's live descendants."""
     total = 0
     for process in psutil.Process().children(recursive=True):
         try:
@@ -212,7 +215,7 @@ def measured(name: str) -> Recovery:
     """Return one repeat of a contestant."""
     with tempfile.TemporaryDirectory() as place, CONTESTANTS[name](Path(place)) as trained:
         _wait(lambda: trained.step() >= KILL_AFTER_STEPS, f"{KILL_AFTER_STEPS} updates of {name}", START_SECONDS)
-        time.sleep(3.0)  # so that what a start leaves to do is done: spare processes have loaded
+        time.sleep(3.0)  # the start is complete: spare processes have loaded
         memory, victim = _memory(), trained.victim()
         os.kill(victim, signal.SIGKILL)
         began = time.monotonic()
@@ -238,19 +241,24 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", choices=[*CONTESTANTS], action="append", help="these alone; may be repeated")
-    given = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what was started is ended
-    found: dict[str, list[Recovery]] = {name: [] for name in given.only or CONTESTANTS}
-    for repeat in range(given.repeats):
-        for name, own in found.items():
-            own.append(measured(name))
-            print(f"{repeat + 1}/{given.repeats} {name}: {own[-1].seconds:.2f} s, {own[-1].memory_bytes / 2**20:,.0f} MiB", file=sys.stderr)
-    print("| what goes on | seconds to the next update, median (each) | memory before, MiB |\n|---|---|---|")
-    for name, own in found.items():
-        each = ", ".join(f"{one.seconds:.2f}" for one in own)
-        print(f"| {name} | {median(one.seconds for one in own):.2f} ({each}) | {median(one.memory_bytes for one in own) / 2**20:,.0f} |")
-    if given.json is not None:
-        given.json.write_text(json.dumps({name: [vars(one) for one in own] for name, own in found.items()}))
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that started processes are ended
+    recoveries: dict[str, list[Recovery]] = {name: [] for name in options.only or CONTESTANTS}
+    for repeat in range(options.repeats):
+        for name, results in recoveries.items():
+            results.append(measured(name))
+            print(
+                f"{repeat + 1}/{options.repeats} {name}: {results[-1].seconds:.2f} s, {results[-1].memory_bytes / 2**20:,.0f} MiB",
+                file=sys.stderr,
+            )
+    print("| what resumes | seconds to the next update, median (each) | memory before, MiB |\n|---|---|---|")
+    for name, results in recoveries.items():
+        seconds = ", ".join(f"{recovery.seconds:.2f}" for recovery in results)
+        typical = median(recovery.seconds for recovery in results)
+        memory = median(recovery.memory_bytes for recovery in results) / 2**20
+        print(f"| {name} | {typical:.2f} ({seconds}) | {memory:,.0f} |")
+    if options.json is not None:
+        options.json.write_text(json.dumps({name: [vars(recovery) for recovery in results] for name, results in recoveries.items()}))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""A hand-written DDP script for torchrun's elastic restarts: the small CNN, a checkpoint every so many steps, on from the newest one.
+"""A hand-written DDP script for torchrun's elastic restarts: the small CNN.
 
-Rank 0 appends a line a step to the file of progress, and every rank writes its process number into a file of its own.
+It saves a checkpoint every few steps and resumes from the newest one. Rank 0 appends a line for each step to the progress file, and
+every rank writes its process number into a separate file.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ def network() -> nn.Module:
 
 
 def prepared() -> tuple[torch.Tensor, torch.Tensor, nn.Module]:
-    """Return the training images, float32 [examples, 1, 28, 28] in 0 … 1, their labels and the untrained model, the same on each worker."""
+    """Return images, float32 [examples, 1, 28, 28] in 0 … 1, labels and the untrained model.
+
+    They are equal on each worker.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(0)
     stored = open_dataset("glyphs28")
@@ -47,14 +51,14 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="of progress, process numbers and checkpoints")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--checkpoint-every", type=int, default=200)
-    given = parser.parse_args()
+    options = parser.parse_args()
     rank = int(os.environ["RANK"])
-    partial = given.folder / f"partial-{rank}"
+    partial = options.folder / f"partial-{rank}"
     partial.write_text(str(os.getpid()))
-    partial.replace(given.folder / f"pid-{rank}")  # whole, or not there
+    partial.replace(options.folder / f"pid-{rank}")  # whole, or not there
     dist.init_process_group("gloo")
     images, labels, model = prepared()
-    saved = given.folder / "checkpoint.pt"
+    saved = options.folder / "checkpoint.pt"
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     first = 0
     if saved.exists():
@@ -64,16 +68,16 @@ def main() -> None:
         first = state["step"]
     wrapped = DistributedDataParallel(model)
     chosen = torch.Generator().manual_seed(rank)
-    with (given.folder / f"progress-{rank}").open("a") as progress:
+    with (options.folder / f"progress-{rank}").open("a") as progress:
         step = first
         while True:
-            batch = torch.randint(len(images), (given.batch_size,), generator=chosen)
+            batch = torch.randint(len(images), (options.batch_size,), generator=chosen)
             optimizer.zero_grad()
             cross_entropy(wrapped(images[batch]), labels[batch]).backward()
             optimizer.step()
             step += 1
             if rank == 0:
-                if step % given.checkpoint_every == 0:
+                if step % options.checkpoint_every == 0:
                     part = saved.with_suffix(".part")
                     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, part)
                     part.replace(saved)

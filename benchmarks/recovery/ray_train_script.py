@@ -1,7 +1,7 @@
-"""The script of `elastic_script.py` for Ray Train: the small CNN on three workers, which go on from the newest checkpoint after a failure.
+"""The script of `elastic_script.py` for Ray Train: the small CNN on three workers.
 
-Checkpoints go the way that Ray Train has for them: every worker reports, the first one with a checkpoint. Progress and process numbers are
-written as torchrun's workers write them.
+They resume from the newest checkpoint after a failure, in Ray Train's way: every worker reports, the first one with a checkpoint.
+Progress and process numbers are written as by torchrun's workers.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from .elastic_script import prepared
 STATE = "checkpoint.pt"
 
 
-def train(given: dict[str, Any]) -> None:
+def train(settings: dict[str, Any]) -> None:
     """Train for ever on one of the workers, until the process is ended."""
-    folder, rank = Path(given["folder"]), get_context().get_world_rank()
+    folder, rank = Path(settings["folder"]), get_context().get_world_rank()
     partial = folder / f"partial-{rank}"
     partial.write_text(str(os.getpid()))
     partial.replace(folder / f"pid-{rank}")  # whole, or not there
@@ -43,12 +43,12 @@ def train(given: dict[str, Any]) -> None:
     with (folder / f"progress-{rank}").open("a") as progress:
         step = first
         while True:
-            batch = torch.randint(len(images), (given["batch_size"],), generator=chosen)
+            batch = torch.randint(len(images), (settings["batch_size"],), generator=chosen)
             optimizer.zero_grad()
             cross_entropy(wrapped(images[batch]), labels[batch]).backward()
             optimizer.step()
             step += 1
-            if step % given["checkpoint_every"] == 0:
+            if step % settings["checkpoint_every"] == 0:
                 _save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, whole=rank == 0)
             if rank == 0:
                 print(step, file=progress, flush=True)
@@ -72,16 +72,16 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, required=True)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--checkpoint-every", type=int, default=200)
-    given = parser.parse_args()
-    ray.init(address=given.address, _node_ip_address=given.address.rpartition(":")[0])
+    options = parser.parse_args()
+    ray.init(address=options.address, _node_ip_address=options.address.rpartition(":")[0])
     TorchTrainer(
         train,
-        train_loop_config={"folder": str(given.folder), "batch_size": given.batch_size, "checkpoint_every": given.checkpoint_every},
+        train_loop_config={"folder": str(options.folder), "batch_size": options.batch_size, "checkpoint_every": options.checkpoint_every},
         torch_config=TorchConfig(backend="gloo"),
-        scaling_config=ScalingConfig(num_workers=given.nodes, placement_strategy="STRICT_SPREAD"),
+        scaling_config=ScalingConfig(num_workers=options.nodes, placement_strategy="STRICT_SPREAD"),
         run_config=RunConfig(
             name="recovery",
-            storage_path=str(given.folder / "results"),
+            storage_path=str(options.folder / "results"),
             failure_config=FailureConfig(max_failures=5),
             checkpoint_config=CheckpointConfig(num_to_keep=2),
         ),

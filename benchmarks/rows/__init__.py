@@ -1,4 +1,4 @@
-"""Who runs, and which two of them make a row of the table: everything together, by group."""
+"""All contestants and rows of the table, by group."""
 
 from __future__ import annotations
 

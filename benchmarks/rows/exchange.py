@@ -1,5 +1,6 @@
-"""Synchronous steps of three workers by either exchange, beside loops by hand and the asynchronous mode. Pure data.
+"""Synchronous steps of three workers by either exchange, hand-written loops and async mode.
 
+Pure data.
 Logistic regression and the small CNN, whose runs by the frameworks' collectives other tables have; and AlexNet on links of 1 Gbit/s.
 """
 
@@ -18,7 +19,7 @@ LOGREG_STEPS = 12_000
 """Three times as many updates as by the frameworks' collectives take about as long."""
 
 ALEXNET_PARAMETERS = 61_100_840
-"""What an update exchanges, 4 bytes each."""
+"""Parameters that an update exchanges, 4 bytes each."""
 
 RING = Reference(
     2 * (NODES - 1) / NODES * 4 * ALEXNET_PARAMETERS / LINK_BYTES_PER_SECOND, "2 (n − 1) / n of the bytes at the speed of the link"
@@ -31,7 +32,7 @@ ALEXNET_OPTIONS = (*WITHOUT_STATE, "--steps-per-call", "1", "--bandwidth", LINK)
 
 
 def _direct(name: str, table: dict[str, Contestant], steps: int | None = None) -> Ours:
-    """Return a run of another table, with the direct exchange, and with other steps where they are given."""
+    """Return a run of another table with the direct exchange, and optionally other steps."""
     native = table[name]
     assert isinstance(native, Ours)
     return replace(native, steps=steps or native.steps, options=(*native.options, *DIRECT))
@@ -47,7 +48,7 @@ def _contestants(backend: Backend) -> dict[str, Contestant]:
     }
 
 
-CONTESTANTS: dict[str, Contestant] = {name: found for backend in BACKENDS for name, found in _contestants(backend).items()}
+CONTESTANTS: dict[str, Contestant] = {name: contestant for backend in BACKENDS for name, contestant in _contestants(backend).items()}
 
 
 def _rows(backend: Backend) -> dict[str, Row]:

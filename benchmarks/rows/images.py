@@ -1,4 +1,7 @@
-"""The image models: AlexNet, where a step takes a second, and the small CNN, where it takes milliseconds; checkpoints. Pure data."""
+"""The image models AlexNet (a second per step) and the small CNN, and checkpoints.
+
+Pure data.
+"""
 
 from __future__ import annotations
 
@@ -44,31 +47,37 @@ CHECKPOINT_SECONDS = 30.0
 
 
 def _alexnet(backend: Backend) -> dict[str, Contestant]:
-    """Eight runs of about twenty seconds on two cores; half as long a step with bf16, so more of them."""
-    scene, found = f"{backend}, AlexNet", {}
+    """Eight runs of about twenty seconds on two cores.
+
+    A step with bf16 takes half as long, so it has more of them.
+    """
+    scene, contestants = f"{backend}, AlexNet", {}
     for precision, steps in (("fp32", 12), ("bf16", 18)):
         name = f"{backend} AlexNet {precision}"
         work = replace(ALEXNET, precision=precision)
-        found[name] = Ours(scene, backend, "sync", 1, steps, WITHOUT_STATE, work)
-        found[f"{name} loop"] = Peer(scene, f"images/{backend}_alexnet.py", name, steps, losses="level")
-    return found
+        contestants[name] = Ours(scene, backend, "sync", 1, steps, WITHOUT_STATE, work)
+        contestants[f"{name} loop"] = Peer(scene, f"images/{backend}_alexnet.py", name, steps, losses="level")
+    return contestants
 
 
 def _cnn(backend: Backend) -> dict[str, Contestant]:
-    """A scene for each batch size; `model.fit` and Lightning take longer a step, so they get half the steps."""
+    """A scene for each batch size; `model.fit` and Lightning are slower and get half the steps."""
     trainer, script = {"tf": ("model.fit", "images/tf_cnn_fit.py"), "torch": ("Lightning", "images/torch_cnn_lightning.py")}[backend]
     steps = dict(zip(CNN_BATCHES, (12_800, 3200, 800), strict=True))
-    found: dict[str, Contestant] = {}
+    contestants: dict[str, Contestant] = {}
     for batch in CNN_BATCHES:
         scene, name = f"{backend}, CNN {batch}", f"{backend} CNN {batch}"
-        found[name] = Ours(scene, backend, "sync", 1, steps[batch], WITHOUT_STATE, replace(CNN, batch_size=batch))
-        found[f"{name} loop"] = Peer(scene, f"images/{backend}_cnn.py", name, steps[batch])
-        found[f"{trainer} CNN {batch}"] = Peer(scene, script, name, steps[batch] // 2)
-    return found
+        contestants[name] = Ours(scene, backend, "sync", 1, steps[batch], WITHOUT_STATE, replace(CNN, batch_size=batch))
+        contestants[f"{name} loop"] = Peer(scene, f"images/{backend}_cnn.py", name, steps[batch])
+        contestants[f"{trainer} CNN {batch}"] = Peer(scene, script, name, steps[batch] // 2)
+    return contestants
 
 
 def _cnn_on_three_nodes(backend: Backend) -> dict[str, Contestant]:
-    """The published experiment: its batch and its limit of steps; about 2,000 suffice on glyphs, so a quick pass is not shorter."""
+    """The published experiment, with its batch and its limit of steps.
+
+    About 2,000 suffice on glyphs, so a quick pass is not shorter.
+    """
     options = (*WITHOUT_STATE, "--until", "accuracy>=0.9", "--eval-every", "250steps")
     work = replace(CNN_ON_GLYPHS, fewest_steps=14_500)
     return {
@@ -78,13 +87,13 @@ def _cnn_on_three_nodes(backend: Backend) -> dict[str, Contestant]:
 
 
 def _checkpoints(backend: Backend) -> dict[str, Contestant]:
-    """Runs of 40 (CNN) to 100 (AlexNet) seconds on two cores, so that checkpoints are saved while they train, and the same without."""
-    found: dict[str, Contestant] = {}
+    """Runs of 40 (CNN) to 100 (AlexNet) seconds on two cores, with and without checkpoints."""
+    contestants: dict[str, Contestant] = {}
     for model, work, steps in (("CNN", CNN, 17_000), ("AlexNet", replace(ALEXNET, fewest_steps=24), 72)):
         plain = Ours(f"{backend}, {model}, checkpoints", backend, "sync", 1, steps, WITHOUT_STATE, work)
-        found[f"{backend} {model}, saving"] = replace(plain, checkpoint_seconds=CHECKPOINT_SECONDS)
-        found[f"{backend} {model}, not saving"] = plain
-    return found
+        contestants[f"{backend} {model}, saving"] = replace(plain, checkpoint_seconds=CHECKPOINT_SECONDS)
+        contestants[f"{backend} {model}, not saving"] = plain
+    return contestants
 
 
 CONTESTANTS: dict[str, Contestant] = {

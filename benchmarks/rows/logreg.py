@@ -1,4 +1,4 @@
-"""Logistic regression: small on purpose, so that what is measured is the overhead of a step. Pure data."""
+"""Logistic regression, small on purpose: the overhead of a step is measured. Pure data."""
 
 from __future__ import annotations
 

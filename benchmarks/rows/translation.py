@@ -1,4 +1,7 @@
-"""The Transformer: target tokens per second, without padding, in batches of sentences of like length. Pure data."""
+"""The Transformer: target tokens per second, without padding. Pure data.
+
+Batches have sentences of similar length.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ BASE = replace(TINY, model="transformer:base", batch_tokens=512, warmup=2, fewes
 TINY_STEPS, BASE_STEPS = 50, 10
 
 TINY_OPTIONS, BASE_OPTIONS = (*WITHOUT_STATE, "--steps-per-call", "10"), (*WITHOUT_STATE, "--steps-per-call", "2")
-"""A result after so many steps, so that the clock can start after the warm-up."""
+"""Steps between results, so that the clock can start after the warm-up."""
 
 BY_HAND = {
     "torch": ("translation/torch_transformer.py", ("by hand", "nn.Transformer")),
@@ -43,41 +46,44 @@ TRAINERS, TRAINERS_REPEATS = (
     {"Lightning": "translation/torch_transformer_lightning.py", "MarianMT": "translation/torch_marian_trainer.py"},
     3,
 )
-"""What a user would pick, and how often it is measured at most: it is far behind."""
+"""Trainers that a user would pick, and their maximum number of repeats: they are far behind."""
 
 
 def _by_hand(backend: Backend, name: str, scene: str, steps: int, *, exact: bool) -> dict[str, Contestant]:
-    """Return the hand-written loops. Dropout is each framework's own: without it they have to find the same losses."""
+    """Return the hand-written loops.
+
+    Dropout differs between frameworks: without it they must have the same losses.
+    """
     script, variants = BY_HAND[backend]
     losses = "each" if exact else "level"
     return {f"{name} {variant}": Peer(scene, script, name, steps, variant=variant, losses=losses) for variant in variants}
 
 
 def _trained(backend: Backend, size: str, precision: str) -> dict[str, Contestant]:
-    """A model of a size, as it comes, with its dropout; torch also beside two trainers that a user would pick."""
+    """A model of a size, with its dropout; torch also against two popular trainers."""
     work, steps, options = (TINY, TINY_STEPS, TINY_OPTIONS) if size == "tiny" else (BASE, BASE_STEPS, BASE_OPTIONS)
     name = scene = f"{backend} {size} {precision}"
-    found: dict[str, Contestant] = {name: Ours(scene, backend, "sync", 1, steps, options, replace(work, precision=precision))}
-    found |= _by_hand(backend, name, scene, steps, exact=False)
+    contestants: dict[str, Contestant] = {name: Ours(scene, backend, "sync", 1, steps, options, replace(work, precision=precision))}
+    contestants |= _by_hand(backend, name, scene, steps, exact=False)
     if backend == "torch":
         for trainer, script in TRAINERS.items():
-            found[f"{trainer} {size} {precision}"] = Peer(scene, script, name, steps, losses="level", most_repeats=TRAINERS_REPEATS)
-    return found
+            contestants[f"{trainer} {size} {precision}"] = Peer(scene, script, name, steps, losses="level", most_repeats=TRAINERS_REPEATS)
+    return contestants
 
 
 def _without_dropout(backend: Backend, precision: str) -> dict[str, Contestant]:
-    """The same without dropout, where the losses of every update show that both sides compute the same; bf16 rounds more.
+    """Return contestants without dropout, whose losses must agree at every update.
 
-    For that once is enough.
+    bf16 rounds more. One repeat is enough for that.
     """
     same = 1e-3 if precision == "fp32" else 3e-3
     work = replace(TINY, model="transformer:tiny?dropout=0", precision=precision, same_loss=same, same_mean=same, most_repeats=1)
     name = scene = f"{backend} tiny {precision}, no dropout"
-    found: dict[str, Contestant] = {name: Ours(scene, backend, "sync", 1, TINY_STEPS, TINY_OPTIONS, work)}
-    found |= _by_hand(backend, name, scene, TINY_STEPS, exact=True)
+    contestants: dict[str, Contestant] = {name: Ours(scene, backend, "sync", 1, TINY_STEPS, TINY_OPTIONS, work)}
+    contestants |= _by_hand(backend, name, scene, TINY_STEPS, exact=True)
     if backend == "torch":
-        found[f"Lightning tiny {precision}, no dropout"] = Peer(scene, TRAINERS["Lightning"], name, TINY_STEPS)
-    return found
+        contestants[f"Lightning tiny {precision}, no dropout"] = Peer(scene, TRAINERS["Lightning"], name, TINY_STEPS)
+    return contestants
 
 
 NODES, LINK, LINK_BYTES_PER_SECOND = 3, "1gbit", 125e6
@@ -89,7 +95,7 @@ RING = Reference(2 * (NODES - 1) / NODES * 4 * BASE_PARAMETERS / LINK_BYTES_PER_
 """Each node sends and receives 2 (n − 1) / n times the bytes of the gradients (Patarasuk and Yuan 2009)."""
 
 EXCHANGES: dict[str, tuple[str, ...]] = {"": (), "-direct": ("--exchange", "direct")}
-"""What an exchange's row is called by, and its options."""
+"""Suffixes of the rows of exchanges, and their options."""
 
 NETWORK: dict[str, Contestant] = {
     f"{backend} base ×3{named}": Ours(
@@ -136,7 +142,10 @@ CONTESTANTS: dict[str, Contestant] = {
 
 
 def _trainers(backend: Backend, further: str) -> tuple[str, ...]:
-    """Return whose speed is compared beside the loops by hand; MarianMT computes another model, so that its losses are not compared."""
+    """Return the trainers compared by speed with the hand-written loops.
+
+    MarianMT is another model, so its losses are not compared.
+    """
     return () if backend != "torch" else ("Lightning",) if further else tuple(TRAINERS)
 
 

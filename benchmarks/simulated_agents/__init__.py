@@ -1,6 +1,6 @@
-"""How does the driver fare with many nodes? Agents that answer and sample as real ones, without tasks behind them, many in one process.
+"""Load test of the driver with many nodes, whose agents are simulated.
 
-Run it from the repository: ``python -m benchmarks.simulated_agents --nodes 1000``; docs/scaling.md has what it measured. Node 0 is real,
-agent and task, with the backend of `backend.py`, which waits where others compute. The others join by ``--rendezvous`` like any that a
-person has started.
+Simulated agents answer and sample like real ones, without tasks, many in one process. Run it from the repository:
+``python -m benchmarks.simulated_agents --nodes 1000``; docs/scaling.md has its results. Node 0 is real, agent and task, with the
+backend of `backend.py`, which sleeps instead of computing. The others join by ``--rendezvous`` like any that a person has started.
 """

@@ -1,4 +1,4 @@
-"""What an agent with one worker says, message by message: the same as a real one, of tasks that are not there."""
+"""Messages of an agent with one simulated worker, equal to those of a real agent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ START_SECONDS = 1.0
 """A task is ready so long after its start; what a framework takes to load is its own affair."""
 
 END_SECONDS = 0.02
-"""A task has ended so long after it was told to leave."""
+"""Time from a task's order to leave to its end."""
 
 LOG = b"[a task of a simulated node] ready\n" * 10
 
@@ -32,13 +32,13 @@ PHASES = ("opening the dataset and the model", "joining the cluster", "tracing t
 
 
 class Timers:
-    """What is to be done later, in the order of its time."""
+    """Scheduled calls in the order of their times."""
 
     def __init__(self) -> None:
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
 
-    def at(self, moment: float, work: Callable[[], None]) -> None:
+    def schedule(self, moment: float, work: Callable[[], None]) -> None:
         """Do something at `moment` of time.monotonic()."""
         heapq.heappush(self._due, (moment, next(self._numbers), work))
 
@@ -62,20 +62,21 @@ def sample_of_this_process() -> dict[str, Any]:
 
 @cache
 def described_host(backend: str) -> dict[str, Any]:
-    """Describe this machine, once for all nodes that are said to be like it."""
+    """Describe this machine, for all simulated nodes."""
     return describe_host(recorded_packages(backend))
 
 
 class SimulatedAgent:
-    """Node `node` of the driver behind `tell`. `exit_code` is what the driver said at the end, None before.
+    """Node `node` of the driver that receives `send`'s messages.
 
+    `exit_code` is the driver's at the end, None before.
     `pattern` is a sample to vary. Call `hear` with each message.
     """
 
-    def __init__(self, node: int, tell: Callable[[Message | WireMessage], object], timers: Timers, pattern: Mapping[str, Any]) -> None:
+    def __init__(self, node: int, send: Callable[[Message | WireMessage], object], timers: Timers, pattern: Mapping[str, Any]) -> None:
         self.exit_code: int | None = None
         self._node = node
-        self._tell, self._timers = tell, timers
+        self._send, self._timers = send, timers
         self._task = f"worker-{node}"
         self._sample = {**pattern, "node": node, "cpu_seconds": 0.0, "network_sent_bytes": 0, "network_received_bytes": 0}
         self._began = self._sampled = time.monotonic()
@@ -85,7 +86,7 @@ class SimulatedAgent:
         self._alive()
 
     def hear(self, message: Message) -> None:
-        """Answer the driver, at once or when a real agent would have."""
+        """Answer the driver, immediately or when a real agent would have."""
         if message.get("to") is not None:
             self._command(message)
             return
@@ -94,33 +95,33 @@ class SimulatedAgent:
             case "prepare":
                 self._greet(json.loads(message["job"])["backend"])
             case "reserve":
-                self._tell(Message("ports", {"ports": [20_000 + number for number in range(message["count"])]}))
+                self._send(Message("ports", {"ports": [20_000 + number for number in range(message["count"])]}))
             case "start":
                 self._start(message)
             case "sample_now":
                 self._take_sample()
-                self._tell(Message("sampled"))
+                self._send(Message("sampled"))
             case "stop":
-                self._timers.at(now + 2 * END_SECONDS, self._stopped)
+                self._timers.schedule(now + 2 * END_SECONDS, self._stopped)
             case "inspect":
-                self._tell(Message("states", {"states": {self._task: "S"}}))
+                self._send(Message("states", {"states": {self._task: "S"}}))
             case "finish":
                 self.exit_code = int(message["exit_code"])
                 self._over = True
 
     def _of_task(self, kind: str, **fields: Any) -> None:
-        self._tell(Message(kind, {"from": self._task, **fields}))
+        self._send(Message(kind, {"from": self._task, **fields}))
 
     def _greet(self, backend: str) -> None:
         host = {**described_host(backend), "hostname": f"simulated-{self._node:04}"}
         identity = {"boot": f"machine-{self._node}", "network": f"net:[{self._node}]"}
-        told = {"protocol": PROTOCOL, "node": self._node, "pid": os.getpid(), "identity": identity, "host": host}
-        self._tell(Message("hello", {**told, "scratch": base64.b64encode(b"/tmp/simulated").decode(), "address": None}))
+        fields = {"protocol": PROTOCOL, "node": self._node, "pid": os.getpid(), "identity": identity, "host": host}
+        self._send(Message("hello", {**fields, "scratch": base64.b64encode(b"/tmp/simulated").decode(), "address": None}))
 
     def _alive(self) -> None:
         if not self._over:
-            self._tell(ALIVE)
-            self._timers.at(time.monotonic() + INTERVAL_SECONDS, self._alive)
+            self._send(ALIVE)
+            self._timers.schedule(time.monotonic() + INTERVAL_SECONDS, self._alive)
 
     # Its task -------------------------------------------------------------------------------------------------------
 
@@ -132,14 +133,14 @@ class SimulatedAgent:
             self._take_samples()
         for number, phase in enumerate(PHASES):
             at = now + START_SECONDS * number / len(PHASES)
-            self._timers.at(at, lambda phase=phase: self._of_task("phase", name=phase))  # type: ignore[misc]
-        self._timers.at(now + START_SECONDS, lambda: self._of_task("ready", precision_used="fp32", device_used="cpu"))
+            self._timers.schedule(at, lambda phase=phase: self._of_task("phase", name=phase))  # type: ignore[misc]
+        self._timers.schedule(now + START_SECONDS, lambda: self._of_task("ready", precision_used="fp32", device_used="cpu"))
 
     def _command(self, command: Message) -> None:
         """Have the task carry out a command, after those before it."""
         kind = command.kind
         if kind == "close":
-            self._timers.at(time.monotonic() + END_SECONDS, self._die)
+            self._timers.schedule(time.monotonic() + END_SECONDS, self._die)
             return
         takes = {"train": command.get("count", 0) * step_seconds(), "evaluate": EVALUATION_SECONDS}.get(kind, 0.0)
         begins = max(time.monotonic(), self._free_at)
@@ -152,25 +153,25 @@ class SimulatedAgent:
         def done() -> None:
             self._of_task("done", sequence=sequence, command=kind, seconds=seconds, drain_seconds=0.0)
 
-        self._timers.at(self._free_at, done)
+        self._timers.schedule(self._free_at, done)
 
     def _die(self) -> None:
         spent = {"cpu_seconds": self._sample["cpu_seconds"], "max_rss_bytes": self._sample["memory_rss_bytes"] or 0}
-        self._tell(Message("death", {"task": self._task, "pid": os.getpid(), "code": 0, "signal": None, "order": 1, "tail": [], **spent}))
+        self._send(Message("death", {"task": self._task, "pid": os.getpid(), "code": 0, "signal": None, "order": 1, "tail": [], **spent}))
 
     def _stopped(self) -> None:
         if self._interval_seconds is not None:
             self._take_sample()
             self._interval_seconds = None
-        self._tell(Message("log", {"task": self._task}, {"text": RawArray("|u1", [len(LOG)], LOG)}))
-        self._tell(Message("stopped"))
+        self._send(Message("log", {"task": self._task}, {"text": RawArray("|u1", [len(LOG)], LOG)}))
+        self._send(Message("stopped"))
 
     # Its monitor ----------------------------------------------------------------------------------------------------
 
     def _take_samples(self) -> None:
         if self._interval_seconds is not None and not self._over:
             self._take_sample()
-            self._timers.at(time.monotonic() + self._interval_seconds, self._take_samples)
+            self._timers.schedule(time.monotonic() + self._interval_seconds, self._take_samples)
 
     def _take_sample(self) -> None:
         """Send a sample of a task that uses a core, more or less, and exchanges 10 MB a second."""
@@ -188,4 +189,4 @@ class SimulatedAgent:
         sample["network_received_bytes"] += int(1e7 * seconds)
         sample["interfaces"] = {"lo": [0, 0], "eth0": [sample["network_sent_bytes"], sample["network_received_bytes"]]}
         task = {**sample["tasks"][0], "task": self._task, "cpu_seconds": sample["cpu_seconds"]}
-        self._tell(Message("sample", {"record": {**sample, "tasks": [task]}}))
+        self._send(Message("sample", {"record": {**sample, "tasks": [task]}}))

@@ -1,4 +1,4 @@
-"""A backend whose updates take a given time and change nothing: for node 0 of a cluster whose other nodes are simulated."""
+"""A backend whose updates take a given time and change nothing, for node 0."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from crosstrain.data.base import Dataset, Split
 from crosstrain.models.base import Array, ModelSpec
 
 STEP_VARIABLE = "SIMULATED_STEP_SECONDS"
-"""The environment variable that says how long an update takes, in seconds, on every node alike."""
+"""The environment variable with the seconds of an update, on every node."""
 
 EVALUATION_SECONDS = 0.05
 

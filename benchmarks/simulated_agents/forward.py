@@ -1,1 +1,1 @@
-"""Stands for a model's forward function, which the backend of simulated nodes never calls; without one no job begins."""
+"""Placeholder for a model's forward function, never called, but required by a job."""

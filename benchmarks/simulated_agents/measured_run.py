@@ -1,4 +1,4 @@
-"""One run with simulated nodes: how long its start took, and what its driver used while it trained."""
+"""One run with simulated nodes: time of its start, and the driver's usage while it trains."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MAX_START_SECONDS = 300.0
 MAX_END_SECONDS = 120.0
 
 SETTLED_FRACTION = 0.1
-"""Of the training, at its beginning and its end, in which the driver is not measured."""
+"""Fraction of the training at each end in which the driver is not measured."""
 
 _ENTRY_POINTS = """[crosstrain.backends]
 simulated = benchmarks.simulated_agents.backend:BACKEND
@@ -48,7 +48,7 @@ logreg/simulated = benchmarks.simulated_agents.forward
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a run showed.
+    """Measurements of a run.
 
     `start_seconds`: from the command to the run clock, of which the driver's process worked `start_cpu_seconds`. `driver_cores` is what it
     used of a core while all trained, by the system's account of its own process (getrusage), without the agent of node 0, and
@@ -73,7 +73,7 @@ class Measured:
 
 @contextmanager
 def plugin_folder() -> Iterator[Path]:
-    """Make a folder for PYTHONPATH in which the backend of simulated nodes is found as that of any installed package."""
+    """Make a folder for PYTHONPATH that registers the backend of simulated nodes."""
     with tempfile.TemporaryDirectory(prefix="simulated-backend-") as name:
         folder = Path(name)
         (folder / "benchmarks").symlink_to(Path(__file__).resolve().parents[1], target_is_directory=True)
@@ -85,7 +85,10 @@ def plugin_folder() -> Iterator[Path]:
 
 
 def measure(nodes: int, seconds: float, processes: int, out: Path) -> Measured:
-    """Have `nodes` nodes train for about so long, those beyond the first simulated in so many processes. Raises RuntimeError."""
+    """Train on `nodes` nodes for about this many seconds, all but the first simulated.
+
+    They are distributed over processes. Raises RuntimeError.
+    """
     with socket.create_server(("127.0.0.1", 0)) as free:
         rendezvous = f"127.0.0.1:{free.getsockname()[1]}"
     name = f"simulated-{nodes}-{secrets.token_hex(2)}"
@@ -110,8 +113,8 @@ def measure(nodes: int, seconds: float, processes: int, out: Path) -> Measured:
         command = [*python("crosstrain.cli.main", "run"), *options, f"--out={out}", f"--name={name}", f"--rendezvous={rendezvous}"]
         simulators, first = [], 1
         for share in (len(range(1 + number, nodes, processes)) for number in range(min(processes, nodes - 1))):
-            given = ["--first", str(first), "--count", str(share), "--rendezvous", rendezvous]
-            started = python("benchmarks.simulated_agents.process", *given, *(f"{key}={value}" for key, value in settings.items()))
+            arguments = ["--first", str(first), "--count", str(share), "--rendezvous", rendezvous]
+            started = python("benchmarks.simulated_agents.process", *arguments, *(f"{key}={value}" for key, value in settings.items()))
             simulators.append(ending.enter_context(_started(started, surroundings, output=subprocess.PIPE)))
             first += share
         for simulator in simulators:
@@ -170,7 +173,7 @@ def _watched(driver: subprocess.Popen[bytes], run: Path, nodes: int, began: floa
     middle = looks[len(looks) // 2]
     train_seconds = trained - began - start_seconds
     rest = 3600.0 - train_seconds
-    other, of_samples = (last[each] + (last[each] - middle[each]) / max(1e-9, last[0] - middle[0]) * rest for each in (2, 3))
+    without_samples, of_samples = (last[index] + (last[index] - middle[index]) / max(1e-9, last[0] - middle[0]) * rest for index in (2, 3))
     reader = RunReader(run)
     summary = reader.summary() or {}
     samples = sum(node["samples"] for node in summary.get("per_node", ()))
@@ -185,7 +188,7 @@ def _watched(driver: subprocess.Popen[bytes], run: Path, nodes: int, began: floa
         samples_per_second=samples / train_seconds,
         driver_cores=(last[1] - first[1]) / (last[0] - first[0]),
         driver_peak_bytes=peak,
-        bytes_in_an_hour=other + min(of_samples, _most_of_samples(run)),
+        bytes_in_an_hour=without_samples + min(of_samples, _most_of_samples(run)),
         end_seconds=end_seconds,
     )
 
@@ -206,8 +209,8 @@ def _event(run: Path, name: str) -> dict[str, object] | None:
         return None
     for line in path.read_text().splitlines():
         if f'"event":"{name}"' in line:
-            found: dict[str, object] = json.loads(line)
-            return found
+            event: dict[str, object] = json.loads(line)
+            return event
     return None
 
 
@@ -221,14 +224,17 @@ def _cpu_seconds(process: psutil.Process) -> float:
 
 def _peak_bytes(pid: int) -> int:
     try:
-        found = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+        match = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     except OSError:
         return 0
-    return int(found[1]) * 1024 if found else 0
+    return int(match[1]) * 1024 if match else 0
 
 
 def _sizes(run: Path) -> tuple[int, int]:
-    """Return the bytes of all files of a run but its samples, and those of the samples, of which TensorBoard's files consist mostly too."""
+    """Return the bytes of a run's files without its samples, and of the samples.
+
+    TensorBoard's files are mostly samples and count as such.
+    """
     sizes = {path: path.stat().st_size for path in run.rglob("*") if path.is_file()}
     of_samples = sum(size for path, size in sizes.items() if path.name == "system.jsonl" or path.parent.name == "tensorboard")
     return sum(sizes.values()) - of_samples, of_samples

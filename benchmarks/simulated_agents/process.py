@@ -1,7 +1,8 @@
-"""One process with many agents: ``python -m benchmarks.simulated_agents.process --first N --count N … OPTION VALUE …``.
+"""One process with many simulated agents.
 
-The options behind ``--`` are those of the driver's ``trainer run``. The process joins with one connection for each of its agents, serves
-them until the driver has said how the run ended, and exits with that code.
+Usage: ``python -m benchmarks.simulated_agents.process --first N --count N … OPTION VALUE …``
+The options behind ``--`` are those of the driver's ``trainer run``. The process joins with one connection for each agent, serves
+them until the driver has sent the end of the run, and exits with that code.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from crosstrain.launch.launchers.rendezvous import apply_membership
 from .agent import SimulatedAgent, Timers, described_host, sample_of_this_process
 
 LOADED = "loaded"
-"""What a process prints when it is about to join: loading Python many times over on one machine is no part of a cluster's start."""
+"""Printed by a process that is about to join: loading Python many times on one machine is not part of a start."""
 
 JOINING_AT_A_TIME = 32
-"""Of each process: real nodes join at the same moment."""
+"""Concurrent joins of each process: real nodes join at the same moment."""
 
 
 class Connection:
@@ -43,18 +44,18 @@ class Connection:
         job, _ = apply_membership(resolved.job, resolved.sources, place)
         request = Message("join", {"protocol": PROTOCOL, "node": node, "local_rank": 0, "asked": job_request(job)})
         self._stream, _ = welcomed(request, place, read_secret(None), job.start_timeout)  # kept: it owns the connection
-        lent = self._stream.lend()
-        self.incoming, self.outgoing = Incoming(lent), Outgoing(lent)
+        stream = self._stream.lend()
+        self.incoming, self.outgoing = Incoming(stream), Outgoing(stream)
         self.agent = SimulatedAgent(node, self.outgoing.tell, timers, pattern)
 
     def serve(self, events: int) -> bool:
-        """Hear and send what there is; return whether the run goes on for this agent."""
+        """Receive and send pending messages; return whether the run continues for this agent."""
         if events & selectors.EVENT_WRITE:
             self.outgoing.flush()
         if events & selectors.EVENT_READ:
             self.incoming.fill()
-        while (said := self.incoming.next()) is not None:  # also what was read with the welcome
-            self.agent.hear(said[0])
+        while (message := self.incoming.next()) is not None:  # also messages read with the welcome
+            self.agent.hear(message[0])
         return self.agent.exit_code is None and not self.incoming.ended
 
     def close(self) -> None:
@@ -65,7 +66,10 @@ class Connection:
 
 
 def serve(connections: list[Connection], timers: Timers) -> int:
-    """Serve all agents until each has heard how the run ended; return the exit code, 1 where one never did."""
+    """Serve all agents until each has received the end of the run; return the exit code.
+
+    1 if one never received it.
+    """
     codes = []
     with selectors.DefaultSelector() as selector:
         for connection in connections:
@@ -74,7 +78,7 @@ def serve(connections: list[Connection], timers: Timers) -> int:
                 raise ConnectionError("a connection ended before it was served")
         while left := len(connections) - len(codes):
             seconds = timers.run()
-            for connection in connections:  # who could not be told all at once
+            for connection in connections:  # with unsent messages
                 if connection.outgoing.waiting and connection.incoming.descriptor >= 0:
                     connection.outgoing.flush()
             for key, events in selector.select(1.0 if seconds is None else seconds):
@@ -93,16 +97,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--count", type=int, required=True, help="how many nodes")
     parser.add_argument("--rendezvous", required=True)
     parser.add_argument("options", nargs="*", help="settings of the job: name=value")
-    given = parser.parse_args(arguments)
-    settings = dict(option.split("=", 1) for option in given.options)
-    allow_files_of_nodes(given.count, joining=True)
+    options = parser.parse_args(arguments)
+    settings = dict(option.split("=", 1) for option in options.options)
+    allow_files_of_nodes(options.count, joining=True)
     timers, pattern = Timers(), sample_of_this_process()
     described_host(settings["backend"])
     print(LOADED, flush=True)
     try:
         with ThreadPoolExecutor(JOINING_AT_A_TIME) as joining:
-            nodes = range(given.first, given.first + given.count)
-            connections = [*joining.map(lambda node: Connection(node, given.rendezvous, settings, timers, pattern), nodes)]
+            nodes = range(options.first, options.first + options.count)
+            connections = [*joining.map(lambda node: Connection(node, options.rendezvous, settings, timers, pattern), nodes)]
     except TrainerError as error:
         print(f"simulated agents: {error}", file=sys.stderr)
         return error.exit_code

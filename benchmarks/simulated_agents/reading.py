@@ -1,4 +1,4 @@
-"""How long do the commands take that read the records of a large run, when it has gone on for an hour?"""
+"""Benchmark of commands that read the records of a large run after an hour."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Reading:
 
 
 def read_an_hour(run: Path) -> Reading:
-    """Make a copy of a run that has ended, with as many records as an hour would have brought, and time the commands on it."""
+    """Extend a copy of a finished run to the records of an hour, and time the commands on it."""
     copy = run.with_name(f"{run.name}-hour")
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(run, copy, ignore=shutil.ignore_patterns("logs"))
@@ -40,7 +40,7 @@ def read_an_hour(run: Path) -> Reading:
 
 
 def extend(run: Path, seconds: float) -> None:
-    """Repeat the second half of a run's updates and samples until its records are of so many seconds."""
+    """Repeat the second half of a run's updates and samples up to this many seconds."""
     job = json.loads((run / "job.json").read_text())
     steps = _lines(run / "steps.jsonl")
     end = steps[-1]["time_seconds"]

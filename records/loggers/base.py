@@ -65,7 +65,7 @@ class Spacing:
         self.seconds = seconds
         self._points = 0
 
-    def over(self, since_seconds: float, now_seconds: float) -> bool:
+    def is_due(self, since_seconds: float, now_seconds: float) -> bool:
         """Return whether a point may follow one at `since_seconds`."""
         return now_seconds - since_seconds >= self.seconds
 
@@ -90,7 +90,10 @@ class TrainingCurve:
         self._learning_rate = math.nan
 
     def add(self, record: StepRecord) -> dict[str, float] | None:
-        """Add a record; return a due point's values by tag, over the updates since the last; speeds without profiled ones."""
+        """Add a record; return a due point's values by tag.
+
+        They are over the updates since the last point; speeds are without profiled ones.
+        """
         if self._since is None:
             self._since = record.time_seconds - (record.seconds if record.profiled_seconds is None else record.profiled_seconds)
         self.updates += record.count
@@ -102,7 +105,7 @@ class TrainingCurve:
             self._profile_seconds += record.profiled_seconds
         self._loss_sum += sum(record.losses)
         self._learning_rate = record.learning_rates[-1] if record.learning_rates else math.nan
-        return self._point(record.time_seconds) if self._spacing.over(self._since, record.time_seconds) else None
+        return self._point(record.time_seconds) if self._spacing.is_due(self._since, record.time_seconds) else None
 
     def rest(self, now: float) -> dict[str, float] | None:
         """Return the last point of the remaining updates, if any."""
@@ -121,7 +124,10 @@ class TrainingCurve:
 
 
 class CurveLogger(RunLogger):
-    """A logger of points by tag and step, thread-safe; `_add` writes some at a time on the run clock, with the lock held."""
+    """Thread-safe logger of points by tag and step.
+
+    `_add` writes some at a time on the run clock, with the lock held.
+    """
 
     def __init__(self, spacing_seconds: float, zero_unix_seconds: float | None) -> None:
         """Until `on_replayed` times are on the run clock since `zero_unix_seconds`, if given."""
@@ -177,7 +183,10 @@ def end_figures(summary: Mapping[str, Any]) -> dict[str, float]:
 
 
 def settings(job: Job, *without: Role) -> dict[str, bool | int | float | str | None]:
-    """Return the job's fields as single values, without destinations and these roles; lists are texts with commas."""
+    """Return the job's fields as single values, without destinations and these roles.
+
+    Lists are texts with commas.
+    """
     left_out = fields_with_role("destination", *without)
     values = {name: value for name, value in job.model_dump(mode="json").items() if name not in left_out}
     if job.batch_tokens is None:

@@ -24,7 +24,10 @@ SYSTEM_SPACING_SECONDS = 1.0  # at first; MLflow's own monitor uses 10 s
 
 
 class NodeFigures:
-    """Node samples as points under MLflow's names; traffic counts from the first sample of training."""
+    """Samples of a node as points under MLflow's names.
+
+    Traffic counts from the first sample of training.
+    """
 
     def __init__(self) -> None:
         self.points = 0
@@ -39,7 +42,7 @@ class NodeFigures:
         if record.initialising:
             return None
         now = record.time_seconds
-        if self._since is not None and not self._spacing.over(self._since, now):
+        if self._since is not None and not self._spacing.is_due(self._since, now):
             return None
         self._since = now
         self._spacing.count()
@@ -57,7 +60,10 @@ class NodeFigures:
         return {name: value for name, value in known.items() if value is not None}
 
     def _count(self, record: SystemRecord) -> None:
-        """Add traffic since the first sample of training, in later segments since the last one before the clock."""
+        """Add traffic since the first sample of training.
+
+        In later segments since the last one before the clock.
+        """
         if record.initialising or record.part_began_seconds != self._segment:
             for counter in self._traffic.values():
                 counter.reset()
@@ -95,7 +101,10 @@ Point = tuple[str, float, int, int]  # key, value, Unix time in milliseconds, st
 
 
 def check_mlflow(uri: str) -> None:
-    """Raise MissingPackageError without mlflow, UsageError without a listener at an http address; no import."""
+    """Check that mlflow is installed and that a server listens, without an import.
+
+    Raises MissingPackageError, or UsageError without a listener at an http address.
+    """
     if not module_exists("mlflow"):
         raise MissingPackageError("mlflow: the package is not installed. Install it with: pip install 'crosstrain[mlflow]'")
     parts = urlsplit(uri)
@@ -116,7 +125,10 @@ def check_mlflow(uri: str) -> None:
 
 
 class MLflowWriter(CurveLogger):
-    """Logger of a run to a new MLflow run; thread-safe, never blocks. Steps are updates, under ``system/`` samples."""
+    """Thread-safe logger to a new MLflow run, which never blocks.
+
+    Steps are updates; samples are under ``system/``.
+    """
 
     def __init__(
         self,
@@ -127,7 +139,10 @@ class MLflowWriter(CurveLogger):
         report: Callable[..., None],
         zero_unix_seconds: float | None = None,
     ) -> None:
-        """Start logging the run in `path`, whose `command` started then. Raises UsageError where mlflow cannot be imported."""
+        """Start logging the run in `path`, whose `command` started then.
+
+        Raises UsageError where mlflow cannot be imported.
+        """
         super().__init__(FIRST_SPACING_SECONDS, zero_unix_seconds)
         self._mlflow, self._client = load_mlflow(job.mlflow)
         self._path = path.absolute()
@@ -165,7 +180,10 @@ class MLflowWriter(CurveLogger):
             self._cause = str(record.detail["cause"])[:MAX_TAG_CHARACTERS]
 
     def on_end(self, state: str, summary: Mapping[str, Any] | None) -> None:
-        """Log the rest of the curve, ``summary/…``, and the status: FINISHED, FAILED, or KILLED if interrupted."""
+        """Log the rest of the curve, ``summary/…`` and the status.
+
+        The status is FINISHED, FAILED, or KILLED if interrupted.
+        """
         super().on_end(state, summary)
         self._status = _STATUS.get(state, "FAILED")
 
@@ -178,7 +196,7 @@ class MLflowWriter(CurveLogger):
         with self._lock:
             left = len(self._points) + self._lost
         if left or self._thread.is_alive() or not self._answers:
-            self._say("mlflow_incomplete", points=left, run_id=self._run_id)
+            self._report_event("mlflow_incomplete", points=left, run_id=self._run_id)
         with self._report_lock:
             self._abandoned = True
 
@@ -205,19 +223,19 @@ class MLflowWriter(CurveLogger):
                 if self._answers:
                     self._answers = False
                     lines = str(error).splitlines()
-                    self._say("mlflow_lost", cause=f"{type(error).__name__}: {lines[0] if lines else ''}")
+                    self._report_event("mlflow_lost", cause=f"{type(error).__name__}: {lines[0] if lines else ''}")
             else:
                 if not self._answers:
                     self._answers = True
-                    self._say("mlflow_back", points_lost=self._lost)
+                    self._report_event("mlflow_back", points_lost=self._lost)
             if closing:
                 return
             self._closing.wait(SEND_SECONDS if self._answers else RETRY_SECONDS)
 
     def _make_run(self) -> str:
         name = self._job.mlflow_experiment
-        found = self._client.get_experiment_by_name(name)
-        experiment = self._client.create_experiment(name) if found is None else found.experiment_id
+        experiment_found = self._client.get_experiment_by_name(name)
+        experiment = self._client.create_experiment(name) if experiment_found is None else experiment_found.experiment_id
         tags = {
             "mlflow.source.name": self._command,
             "mlflow.source.type": "LOCAL",
@@ -226,7 +244,7 @@ class MLflowWriter(CurveLogger):
         }
         made = self._client.create_run(experiment, start_time=self._began_ms, tags=tags, run_name=self._path.name)
         run_id: str = made.info.run_id
-        self._say("mlflow_started", run_id=run_id, experiment=name, uri=self._uri)
+        self._report_event("mlflow_started", run_id=run_id, experiment=name, uri=self._uri)
         return run_id
 
     def _describe(self, run_id: str) -> None:
@@ -250,7 +268,7 @@ class MLflowWriter(CurveLogger):
                     self._points.extendleft(reversed(batch))
                 raise
 
-    def _say(self, event: str, **detail: Any) -> None:
+    def _report_event(self, event: str, **detail: Any) -> None:
         with self._report_lock:
             if not self._abandoned:
                 self._report(event, **detail)

@@ -28,10 +28,16 @@ _START, _STOP, _POINT = "INTERVAL_START", "INTERVAL_END", "POINT_IN_TIME"
 
 
 class MLLogWriter(RunLogger):
-    """Writer of a run's event log, thread-safe: epochs from 1, `samples_count` in examples, times in ms of Unix time, never falling."""
+    """Thread-safe writer of a run's event log.
+
+    Epochs count from 1, `samples_count` is in examples, times are ms of Unix time and never fall.
+    """
 
     def __init__(self, path: Path, job: Job, sizes: Sizes, began_unix_seconds: float, zero_unix_seconds: float | None = None) -> None:
-        """Open the log; the run clock was 0 at `zero_unix_seconds`, by default such that the first event is now."""
+        """Open the log; the run clock was 0 at `zero_unix_seconds`.
+
+        By default it is such that the first event is now.
+        """
         self._job = job
         self._sizes = sizes
         self._zero = zero_unix_seconds
@@ -130,7 +136,7 @@ class MLLogWriter(RunLogger):
 
     def _describe(self, began_unix_seconds: float) -> None:
         job = self._job
-        asked = {"model": job.model, "data": job.data, "backend": job.backend, "mode": job.mode}
+        settings = {"model": job.model, "data": job.data, "backend": job.backend, "mode": job.mode}
         self._line(began_unix_seconds, _POINT, "cache_clear", False, {})  # the system's caches are not cleared
         self._line(began_unix_seconds, _START, "init_start", None, {})
         facts: dict[str, Any] = {
@@ -145,7 +151,7 @@ class MLLogWriter(RunLogger):
             **_declared(job),
         }
         for key, value in facts.items():
-            self._line(began_unix_seconds, _POINT, key, value, asked if key == "submission_benchmark" else {})
+            self._line(began_unix_seconds, _POINT, key, value, settings if key == "submission_benchmark" else {})
 
     def _end_block(self, time_seconds: float) -> None:
         if self._in_block:
@@ -167,13 +173,13 @@ class MLLogWriter(RunLogger):
 
 
 def _declared(job: Job) -> dict[str, Any]:
-    values, found = job.model_dump(mode="json"), {}
+    values, settings = job.model_dump(mode="json"), {}
     for name, declared in DECLARED.items():
         rule = declared.compare
         only_if = declared.requires or (None if rule is None else rule.only_if)
         if declared.mllog is not None and (only_if is None or only_if.holds(values)):
-            found[declared.mllog.format(**values)] = values[name]
-    found["opt_adamw_weight_decay" if job.optimizer == "adamw" else "opt_weight_decay"] = job.weight_decay
+            settings[declared.mllog.format(**values)] = values[name]
+    settings["opt_adamw_weight_decay" if job.optimizer == "adamw" else "opt_weight_decay"] = job.weight_decay
     if job.clip_norm:
-        found["opt_gradient_clip_norm"] = job.clip_norm
-    return found
+        settings["opt_gradient_clip_norm"] = job.clip_norm
+    return settings

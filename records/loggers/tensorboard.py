@@ -27,8 +27,8 @@ OURS = ("accuracy", *NAMES, "perplexity", "token_accuracy")  # built-in models' 
 
 def figures(metrics: Sequence[MetricInfo]) -> tuple[str, ...]:
     """Return the tags of the view's figures for runs with these and other metrics."""
-    own = (*(f"eval/{info.name}" for info in metrics), *(f"summary/{name}" for name in END_FIGURES))
-    return tuple(dict.fromkeys((*own, *(f"eval/{name}" for name in OURS))))
+    run_figures = (*(f"eval/{info.name}" for info in metrics), *(f"summary/{name}" for name in END_FIGURES))
+    return tuple(dict.fromkeys((*run_figures, *(f"eval/{name}" for name in OURS))))
 
 
 _STATUS = {"succeeded": "STATUS_SUCCESS", "failed": "STATUS_FAILURE", "interrupted": "STATUS_FAILURE"}
@@ -104,7 +104,10 @@ FIRST_SPACING_SECONDS = 0.1  # between the training curves' points at first
 
 
 def _without_tensorflow() -> None:
-    """Make tensorboard use its own file functions, as builds without tensorflow do with a module of this name."""
+    """Make tensorboard use its file functions without tensorflow.
+
+    Builds without tensorflow do that with a module of this name.
+    """
     sys.modules.setdefault("tensorboard.compat.notf", ModuleType("tensorboard.compat.notf"))
 
 
@@ -130,7 +133,10 @@ class _EventFile:
 
 
 class TensorBoardWriter(CurveLogger):
-    """Writer of a run's event file, thread-safe. Steps are updates in ``train/`` and ``eval/``, run-clock ms in ``system/``."""
+    """Thread-safe writer of a run's event file.
+
+    Steps are updates in ``train/`` and ``eval/``, run-clock ms in ``system/``.
+    """
 
     def __init__(
         self,
@@ -139,7 +145,10 @@ class TensorBoardWriter(CurveLogger):
         zero_unix_seconds: float | None = None,
         metrics: Sequence[MetricInfo] = (),
     ) -> None:
-        """Open a new event file in `path`; replayed records get the wall time of the run clock since `zero_unix_seconds`."""
+        """Open a new event file in `path`.
+
+        Replayed records get the wall time of the run clock since `zero_unix_seconds`.
+        """
         super().__init__(FIRST_SPACING_SECONDS, zero_unix_seconds)
         _without_tensorflow()
         self._events: Any = importlib.import_module("tensorboard.compat.proto.event_pb2")

@@ -19,35 +19,35 @@ from .schema import SCHEMA
 from .summary_schema import Summary
 
 MAX_PACKAGES = 64  # per framework
-_LACKING: Any = None  # default of a field that may be missing, but not null
+_OPTIONAL: Any = None  # default of a field that may be missing, but not null
 
 
 class _Segment(JsonObject):
-    started_at: Moment = _LACKING
-    command: list[Text] = _LACKING
-    step: Count = _LACKING
-    epoch: Count = _LACKING
-    examples: Count = _LACKING
+    started_at: Moment = _OPTIONAL
+    command: list[Text] = _OPTIONAL
+    step: Count = _OPTIONAL
+    epoch: Count = _OPTIONAL
+    examples: Count = _OPTIONAL
     run_seconds: Duration
-    checkpoint: Name = _LACKING
-    changed: dict[str, Any] = _LACKING
+    checkpoint: Name = _OPTIONAL
+    changed: dict[str, Any] = _OPTIONAL
 
 
 class _Stored(JsonObject):
-    bytes: Count = _LACKING
-    elements: Annotated[dict[Name, Count], Field(max_length=100)] = _LACKING
+    bytes: Count = _OPTIONAL
+    elements: Annotated[dict[Name, Count], Field(max_length=100)] = _OPTIONAL
 
 
 class _Dataset(JsonObject):
-    name: Name = _LACKING
-    digest: Name = _LACKING
-    sizes: dict[Name, Count] = _LACKING
-    input_shape: Annotated[list[Count], Field(max_length=8)] = _LACKING
-    classes: Count = _LACKING
-    commonest_class_fraction: Annotated[float, Field(ge=0, le=1)] | None = _LACKING
-    columns: Annotated[list[dict[str, Any]], Field(max_length=100)] = _LACKING
-    vocabulary_sizes: Annotated[dict[Name, Count], Field(max_length=100)] = _LACKING
-    stored: Annotated[dict[Name, _Stored], Field(max_length=100)] = _LACKING
+    name: Name = _OPTIONAL
+    digest: Name = _OPTIONAL
+    sizes: dict[Name, Count] = _OPTIONAL
+    input_shape: Annotated[list[Count], Field(max_length=8)] = _OPTIONAL
+    classes: Count = _OPTIONAL
+    commonest_class_fraction: Annotated[float, Field(ge=0, le=1)] | None = _OPTIONAL
+    columns: Annotated[list[dict[str, Any]], Field(max_length=100)] = _OPTIONAL
+    vocabulary_sizes: Annotated[dict[Name, Count], Field(max_length=100)] = _OPTIONAL
+    stored: Annotated[dict[Name, _Stored], Field(max_length=100)] = _OPTIONAL
 
 
 class _VisibleGpu(JsonObject):
@@ -77,20 +77,20 @@ class _Signatures(JsonObject):
 class _Decided(JsonObject):
     """Driver's additions to the job's fields."""
 
-    global_batch_size_resolved: Count | None = _LACKING
-    total_steps: Count = _LACKING
-    compiled: bool | None = _LACKING
-    dataset: _Dataset = _LACKING
-    sources: dict[Name, Text] = _LACKING
-    command: list[Text] = _LACKING
-    cluster: _Cluster = _LACKING
-    threads_per_task: Annotated[list[Count | None], Field(max_length=MAX_NODES)] = _LACKING
-    gpu_of_task: Annotated[dict[Name, _VisibleGpu | None], Field(max_length=MAX_TASKS)] = _LACKING
-    segments: Annotated[list[_Segment], Field(max_length=MAX_TASKS)] = _LACKING
-    framework_packages: Annotated[list[Name], Field(max_length=MAX_PACKAGES)] = _LACKING
-    metrics: Annotated[list[_Metric], Field(max_length=MAX_METRICS)] = _LACKING
-    translation_metrics: Annotated[list[_MetricName], Field(max_length=MAX_METRICS)] | None = _LACKING
-    translation_signatures: _Signatures | None = _LACKING
+    global_batch_size_resolved: Count | None = _OPTIONAL
+    total_steps: Count = _OPTIONAL
+    compiled: bool | None = _OPTIONAL
+    dataset: _Dataset = _OPTIONAL
+    sources: dict[Name, Text] = _OPTIONAL
+    command: list[Text] = _OPTIONAL
+    cluster: _Cluster = _OPTIONAL
+    threads_per_task: Annotated[list[Count | None], Field(max_length=MAX_NODES)] = _OPTIONAL
+    gpu_of_task: Annotated[dict[Name, _VisibleGpu | None], Field(max_length=MAX_TASKS)] = _OPTIONAL
+    segments: Annotated[list[_Segment], Field(max_length=MAX_TASKS)] = _OPTIONAL
+    framework_packages: Annotated[list[Name], Field(max_length=MAX_PACKAGES)] = _OPTIONAL
+    metrics: Annotated[list[_Metric], Field(max_length=MAX_METRICS)] = _OPTIONAL
+    translation_metrics: Annotated[list[_MetricName], Field(max_length=MAX_METRICS)] | None = _OPTIONAL
+    translation_signatures: _Signatures | None = _OPTIONAL
 
     @model_validator(mode="after")
     def _workers_of_each_node(self) -> Self:
@@ -229,10 +229,13 @@ _KINDS: Mapping[str, type[JsonObject]] = {
 
 
 def checked_document(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a document with defaults or null for missing fields. Raises DamagedRunError, naming file and field."""
-    found = fields.get("schema")
-    if found != SCHEMA:
-        raise DamagedRunError(f"{path}: has schema {found!r}; this release reads {SCHEMA}.")
+    """Return a document with defaults or null for missing fields.
+
+    Raises DamagedRunError, naming file and field.
+    """
+    version = fields.get("schema")
+    if version != SCHEMA:
+        raise DamagedRunError(f"{path}: has schema {version!r}; this release reads {SCHEMA}.")
     try:
         checked = _KINDS[path.name].model_validate(fields)
         return {**JOB_DEFAULTS, **fields} if isinstance(checked, RecordedJob) else checked.model_dump()

@@ -35,10 +35,13 @@ class Heartbeat:
         with writing(self._path), replacing(self._path) as draft:
             draft.write_bytes(self._line())
         self._counted_at = time.clock_gettime(_CLOCK)
-        threading.Thread(target=self._go_on, name=HEARTBEAT, daemon=True).start()
+        threading.Thread(target=self._count_beats, name=HEARTBEAT, daemon=True).start()
 
     def settle(self) -> None:
-        """Wait until a former driver has noticed. Raises UsageError where another process has resumed the run."""
+        """Wait until a former driver has noticed.
+
+        Raises UsageError where another process has resumed the run.
+        """
         time.sleep(2 * BEAT_SECONDS)
         try:
             self._beat()
@@ -68,7 +71,7 @@ class Heartbeat:
     def _line(self) -> bytes:
         return b"%s %020d\n" % (self._token, self._count)
 
-    def _go_on(self) -> None:
+    def _count_beats(self) -> None:
         while not self._closed.wait(BEAT_SECONDS):
             try:
                 self._beat()

@@ -7,11 +7,13 @@ import math
 import os
 import threading
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
 from datetime import datetime
 from pathlib import Path, PurePath
-from typing import Annotated, Any, Literal, TypeVar
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
@@ -22,7 +24,7 @@ from ...core.console import is_text, spelled
 from ...core.drafts import replacing
 from ...core.errors import RunFailedError, TrainerError, writing
 from ...core.job import MAX_NODES
-from .schema import SCHEMA, EvalRecord, EventRecord, StepRecord, SystemRecord, TaskSample
+from .schema import SCHEMA, EvalRecord, EventRecord, Float32, StepRecord, SystemRecord, TaskSample
 
 Record = StepRecord | EvalRecord | EventRecord | SystemRecord
 R = TypeVar("R", StepRecord, EvalRecord, EventRecord, SystemRecord)
@@ -90,7 +92,10 @@ def _shallow(record: Record | TaskSample) -> dict[str, Any]:
 
 
 def _encode_step(record: StepRecord) -> bytes:
-    """Format a step line at a third of the cost of ``json.dumps``; nine digits identify every float32."""
+    """Format a step line at a third of the cost of ``json.dumps``.
+
+    Nine digits identify every float32.
+    """
     staleness = "null" if record.staleness is None else f"[{('%d,' * len(record.staleness) % tuple(record.staleness))[:-1]}]"
     return (
         f'{{"schema":{SCHEMA},"step":{record.step:d},"count":{record.count:d},"epoch":{record.epoch:d}'
@@ -114,81 +119,80 @@ def _float(value: float | None) -> str:
     return repr(float(value)) if math.isfinite(value) else f'"{_name(value)}"'
 
 
-def _number(value: Any) -> float:
-    return NON_FINITE[value] if isinstance(value, str) else float(value)
+Revive = Callable[[Any], Any]
 
 
-def _losses(values: list[Any]) -> tuple[float, ...]:
+def _reviver(declared: Any) -> Revive | None:
+    """Return what restores the figures in a JSON value of a declared type, if it has any."""
+    # Values of another type are returned as they are, for msgspec to name. A figure with bounds is never NaN.
+    kind, parts = get_origin(declared), get_args(declared)
+    if declared == tuple[Float32, ...]:
+        return _revive_float32s
+    if declared is float:
+        return _revive_float
+    if is_dataclass(declared):
+        return _object_reviver(declared)
+    revive = next((revive for part in parts if (revive := _reviver(part))), None) if kind is not Annotated else None
+    if revive is None or kind in (Union, UnionType):
+        return revive
+    if kind is tuple:
+        return lambda value: _revive_list(value, revive)
+    return lambda value: {name: revive(item) for name, item in value.items()} if isinstance(value, dict) else value
+
+
+def _object_reviver(record: Any) -> Revive:
+    revivers = {name: revive for name, hint in get_type_hints(record, include_extras=True).items() if (revive := _reviver(hint))}
+
+    def revive_object(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {**value, **{name: revive(value[name]) for name, revive in revivers.items() if name in value}}
+
+    return revive_object
+
+
+def _revive_float(value: Any) -> Any:
+    return NON_FINITE.get(value, value) if isinstance(value, str) else value
+
+
+def _revive_list(values: Any, revive: Revive) -> Any:
+    return [revive(value) for value in values] if isinstance(values, list) else values
+
+
+def _revive_float32s(values: Any) -> Any:
     """Return float32 values as the Python floats before writing."""
-    try:
-        return tuple(array("f", values))
-    except TypeError:
-        return tuple(array("f", [_number(value) for value in values]))
+    with suppress(TypeError):
+        return array("f", values).tolist()
+    named = _revive_list(values, _revive_float)
+    with suppress(TypeError):
+        return array("f", named).tolist()
+    return named
 
 
-def _step_fields(value: Mapping[str, Any]) -> dict[str, Any]:
-    rates, staleness = value["learning_rates"], value.get("staleness")
-    return {
-        **_known(StepRecord, value),
-        "losses": _made("losses", _losses, value["losses"]),
-        "learning_rates": _made("learning_rates", lambda found: tuple(map(_number, found)), rates),
-        "staleness": None if staleness is None else _made("staleness", tuple, staleness),
-    }
+_REVIVERS = {kind: _object_reviver(kind) for kind in get_args(Record)}
 
 
-def _made(name: str, make: Callable[[Any], Any], item: Any) -> Any:
-    try:
-        return make(item)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise ValueError(f"{name} has a value of another kind") from None
-
-
-def _known(kind: type[Any], value: Mapping[str, Any]) -> dict[str, Any]:
-    """Keep known fields: later releases of the schema may write more."""
-    return {field.name: _figure(str(field.type), value[field.name]) for field in fields(kind) if field.name in value}
-
-
-def _figure(declared: str, item: Any) -> Any:
-    return NON_FINITE.get(item, item) if isinstance(item, str) and declared.startswith("float") else item
-
-
-def _system_fields(value: Mapping[str, Any]) -> dict[str, Any]:
-    tasks = _made("tasks", lambda tasks: [_known(TaskSample, task) for task in tasks], value.get("tasks", ()))
-    return {**_known(SystemRecord, value), "tasks": tasks}
-
-
-def _eval_fields(value: Mapping[str, Any]) -> dict[str, Any]:
-    metrics = value["metrics"] if "metrics" in value else {"accuracy": value["accuracy"]}  # format of earlier releases
-    figures = _made("metrics", lambda metrics: {name: _figure("float", figure) for name, figure in metrics.items()}, metrics)
-    return {**_known(EvalRecord, value), "metrics": figures}
-
-
-_FIELDS: Mapping[type, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-    StepRecord: _step_fields,
-    SystemRecord: _system_fields,
-    EvalRecord: _eval_fields,
-    EventRecord: lambda value: _known(EventRecord, value),
-}
-
-
-def no_record(kind: type, error: ValueError) -> str:
+def no_record(kind: type, error: Exception) -> str:
     """Describe a line for which `decode` has raised an error."""
     article = "an" if kind.__name__[0] in "AEIOU" else "a"
     return f"not {article} {kind.__name__} that this release reads ({error})"
 
 
 def decode(kind: type[R], value: Any) -> R:
-    """Return a JSON object's record, with types and bounds checked. Raises ValueError, naming the field."""
+    """Return a JSON object's record, with types and bounds checked.
+
+    Raises ValueError, naming the field.
+    """
     if not isinstance(value, dict):
         raise ValueError("no JSON object")
     if value.get("schema") != SCHEMA:
         raise ValueError(f"schema {value.get('schema')!r}, and this release reads schema {SCHEMA}")
+    if kind is EvalRecord and "metrics" not in value and "accuracy" in value:  # format of earlier releases
+        value = {**value, "metrics": {"accuracy": value["accuracy"]}}
     try:
-        record: R = msgspec.convert(_FIELDS[kind](value), kind)
+        record: R = msgspec.convert(_REVIVERS[kind](value), kind)
     except msgspec.ValidationError as error:
         raise ValueError(str(error)) from error
-    except KeyError as error:
-        raise ValueError(f"{error.args[0]} is missing") from error
     except UnicodeEncodeError as error:
         names = [spelled(name) for name, item in value.items() if not is_text(json.dumps({name: item}, ensure_ascii=False))]
         raise ValueError(f"{', '.join(names)[:80]} has half of a character") from error
@@ -198,7 +202,10 @@ def decode(kind: type[R], value: Any) -> R:
 
 
 def _expect_agreement(record: StepRecord) -> None:
-    """Raise ValueError where lists differ from a group's size; learning rates may be one or none."""
+    """Raise ValueError where lists differ from a group's size.
+
+    Learning rates may be one or none.
+    """
     for name, values, sizes in (
         ("losses", record.losses, (record.count,)),
         ("learning_rates", record.learning_rates, (record.count, 1, 0)),
@@ -208,36 +215,36 @@ def _expect_agreement(record: StepRecord) -> None:
             raise ValueError(f"{record.count} updates with {len(values)} {name}")
 
 
-def _objects(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line number, object); only the last line may be torn, by a crash."""
-    torn: int | None = None
-    for number, line in enumerate(lines, 1):
-        if torn is not None:
-            raise DamagedRunError(
-                f"{path}, line {torn}: not a whole JSON record, and more lines follow it. The file was damaged after it was written."
-            )
-        try:
-            value = parse_json(line)
-        except NotJsonError:
-            torn = number
-            continue
-        except UnreadableError as error:
-            raise DamagedRunError(f"{path}, line {number}: {error}.") from error
-        if isinstance(value, dict):
-            yield number, value
-        else:
-            torn = number
+def torn_line(path: Path, number: int) -> DamagedRunError:
+    """Return the error for a line that is no JSON object and not the last, which a crash may tear."""
+    return DamagedRunError(
+        f"{path}, line {number}: not a whole JSON record, and more lines follow it. The file was damaged after it was written."
+    )
 
 
 def read_records(path: Path, kind: type[R]) -> Iterator[R]:
-    """Yield a file's records, skipping a torn last line. Raises DamagedRunError with file and line."""
+    """Yield a file's records, skipping a torn last line.
+
+    Raises DamagedRunError with file and line.
+    """
+    torn: int | None = None
     try:
-        for number, value in _objects(path, read_lines(path)):
+        for number, line in enumerate(read_lines(path), 1):
+            if torn is not None:
+                raise torn_line(path, torn)
+            value = None
             try:
-                record = decode(kind, value)
+                value = parse_json(line)
+                record = decode(kind, value) if isinstance(value, dict) else None
+            except NotJsonError:
+                record = None
             except ValueError as error:
-                raise DamagedRunError(f"{path}, line {number}: {no_record(kind, error)}.") from error
-            yield record
+                problem = error if value is None else no_record(kind, error)
+                raise DamagedRunError(f"{path}, line {number}: {problem}.") from error
+            if record is None:
+                torn = number
+            else:
+                yield record
     except FileNotFoundError:
         return
     except UnreadableError as error:
@@ -245,7 +252,10 @@ def read_records(path: Path, kind: type[R]) -> Iterator[R]:
 
 
 def append_whole(descriptor: int, data: bytes) -> None:
-    """Append in one write if possible. Raises OSError, and truncates, as half a record would damage the file."""
+    """Append in one write if possible.
+
+    Raises OSError, and truncates, as half a record would damage the file.
+    """
     written = os.write(descriptor, data)
     if written == len(data):
         return
@@ -269,7 +279,10 @@ class LineFile:
         self._lock = threading.Lock()
 
     def write(self, record: Record) -> int:
-        """Append a record; return its bytes. Raises DiskError, RunFailedError beyond readers' limits, ValueError once closed."""
+        """Append a record; return its bytes.
+
+        Raises DiskError, RunFailedError beyond readers' limits, ValueError once closed.
+        """
         line = encode(record)
         if not is_readable_line(line):
             raise RunFailedError(
@@ -297,7 +310,10 @@ def write_document(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def overwrite_document(path: Path, value: Mapping[str, Any]) -> None:
-    """Overwrite a short JSON file in place, also on a full disk; readers may see half. Raises DiskError."""
+    """Overwrite a short JSON file in place, also on a full disk; readers may see half.
+
+    Raises DiskError.
+    """
     text = _document_text(value).encode()
     with writing(path), path.open("r+b") as file:  # "wb" would first release its space
         file.write(text)
@@ -345,5 +361,5 @@ def _state(text: str) -> str:
 
 
 STATES = ("starting", "running", "succeeded", "failed", "interrupted")
-State = Annotated[str, AfterValidator(_state)]
+State = Annotated[str, AfterValidator(_state), msgspec.Meta(pattern=rf"\A(?:{'|'.join(STATES)})\Z")]
 Moment = Annotated[str, Field(max_length=100), AfterValidator(_moment)]

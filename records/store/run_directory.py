@@ -29,6 +29,7 @@ from ...metrics.base import read_metrics
 from .document_schemas import checked_document
 from .heartbeat import Heartbeat
 from .jsonl import DamagedRunError, LineFile, Record, overwrite_document, read_records, write_document
+from .known_figures import read_known_figures
 from .schema import EvalRecord, EventRecord, StepRecord, SystemRecord
 
 Keeps = Callable[[Mapping[str, Any]], bool]
@@ -108,7 +109,10 @@ class RunWriter:
     """Writer of a locked run directory; records may come from several threads."""
 
     def __init__(self, path: Path, created: datetime) -> None:
-        """Open an existing directory. Raises UsageError where another process writes into it, DiskError."""
+        """Open an existing directory.
+
+        Raises UsageError where another process writes into it, DiskError.
+        """
         self.path = path
         self._lock: int | None = _locked(path)
         self._identity = os.fstat(self._lock)
@@ -127,9 +131,10 @@ class RunWriter:
 
     @classmethod
     def create(cls, job: Job, *, now: datetime | None = None) -> RunWriter:
-        """Make ``<out>/<date>-<time>-<model>-<backend>-<mode>-<nodes>n-<suffix>/`` (or `job.name`), private to the owner.
+        """Make a run directory, private to the owner.
 
-        Raises UsageError where `job.name` is taken or `job.out` unwritable, DiskError, with nothing left, on a full disk.
+        It is ``<out>/<date>-<time>-<model>-<backend>-<mode>-<nodes>n-<suffix>/``, or `job.name`. Raises UsageError where `job.name` is
+        taken or `job.out` unwritable, DiskError, with nothing left, on a full disk.
         """
         created = now or datetime.now().astimezone()
         try:
@@ -147,7 +152,10 @@ class RunWriter:
 
     @classmethod
     def reopen(cls, path: Path) -> RunWriter:
-        """Append to an ended run, after a remote driver's time to notice. Raises UsageError where another process resumes it too."""
+        """Append to an ended run, after a remote driver's time to notice.
+
+        Raises UsageError where another process resumes it too.
+        """
         status = RunReader(path).status()
         writer = cls(path, datetime.fromisoformat(status["created_at"]))
         if status["state"] in _LIVE and _alive(status["driver"]) is None:
@@ -159,7 +167,10 @@ class RunWriter:
         return writer
 
     def cut(self, step: int, run_seconds: float) -> None:
-        """Truncate the records to a checkpoint (`cut_records`), while nothing is written. Raises DiskError."""
+        """Truncate the records to a checkpoint (`cut_records`), while nothing is written.
+
+        Raises DiskError.
+        """
         self._close_files()
         try:
             with writing(self.path):
@@ -178,7 +189,10 @@ class RunWriter:
     def write_status(
         self, state: RunState, *, cause: str | None = None, exit_code: int | None = None, task: str | None = None, pid: int | None = None
     ) -> None:
-        """Replace ``status.json``, a final one also on a full disk; `task` failed first. Raises DiskError."""
+        """Replace ``status.json``, a final one also on a full disk; `task` failed first.
+
+        Raises DiskError.
+        """
         self.check()
         with self._status_lock:
             status = {
@@ -251,7 +265,10 @@ class RunWriter:
         self._heartbeat.check()
 
     def log_path(self, node: int, task: str) -> Path:
-        """Return ``logs/<node>/<task>.log``, in a new folder. Raises UnsafeNameError for an unsafe task."""
+        """Return ``logs/<node>/<task>.log``, in a new folder.
+
+        Raises UnsafeNameError for an unsafe task.
+        """
         path = inside(self.path, f"logs/{node}/{task}.log")
         with writing(path.parent):
             for part in (path.parent.parent, path.parent):  # never recreates a removed run directory
@@ -316,18 +333,22 @@ def _driver(pid: int) -> dict[str, Any]:
 
 
 class RunReader:
-    """Reader of a run directory, also live or crashed. Raises UsageError for another folder, DamagedRunError if unreadable."""
+    """Reader of a run directory, also live or crashed.
+
+    Raises UsageError for another folder, DamagedRunError if unreadable.
+    """
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         if not (self.path / "job.json").is_file() and not (self.path / "status.json").is_file():
-            found = "it has neither job.json nor status.json" if self.path.is_dir() else "there is no such folder"
-            raise UsageError(f"run: {str(path)!r} is not a run directory ({found}). Runs are made under --out, by default in runs/.")
+            problem = "it has neither job.json nor status.json" if self.path.is_dir() else "there is no such folder"
+            raise UsageError(f"run: {str(path)!r} is not a run directory ({problem}). Runs are made under --out, by default in runs/.")
 
     @property
     def name(self) -> str:
         """Directory name, on one line."""
-        return one_line(self.path.resolve().name)
+        is_last = self.path.name not in ("", "..") and not self.path.is_symlink()
+        return one_line((self.path if is_last else self.path.resolve()).name)  # resolving costs a system call per folder
 
     def job(self) -> dict[str, Any]:
         """Return ``job.json``."""
@@ -341,24 +362,19 @@ class RunReader:
         """Return ``env.json``, or None if missing."""
         return self._document("env.json")
 
-    def env(self) -> list[dict[str, Any]]:
-        """Return each node's description, in node order; empty where the run ended earlier."""
-        document = self.environment()
-        return [] if document is None else list(document["nodes"])
-
-    def code(self) -> dict[str, Any] | None:
-        """Return the description of the driver's code, or None."""
-        document = self.environment()
-        return None if document is None else document.get("code")
-
     def status(self) -> dict[str, Any]:
         """Return ``status.json``."""
         return self._required("status.json")
 
     def summary(self) -> dict[str, Any] | None:
         """Return ``summary.json`` with the directory's current name, or None if missing."""
-        found = self._document("summary.json")
-        return None if found is None else {**found, "run": self.name}
+        summary = self._document("summary.json")
+        return None if summary is None else {**summary, "run": self.name}
+
+    def known_figures(self) -> dict[str, Any] | None:
+        """Return `summary` without fields that this release does not know, several times as fast."""
+        figures = read_known_figures(self.path / "summary.json")
+        return self.summary() if figures is None else {**figures, "run": self.name}
 
     def calibration(self) -> dict[str, Any] | None:
         """Return ``calibration.json``, or None if missing."""
@@ -469,7 +485,10 @@ class FileUse:
 
 
 def describe_folder(folder: Path) -> list[FileUse]:
-    """Return a row per file below a run directory or checkpoint, by name; vanishing files are skipped."""
+    """Return a row per file below a run directory or checkpoint, by name.
+
+    Vanishing files are skipped.
+    """
     rows = []
     for path in folder.rglob("*"):
         with suppress(FileNotFoundError):

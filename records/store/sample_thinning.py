@@ -19,7 +19,10 @@ _OF_TIME = frozenset({"cpu_cores_used", "cpu_fraction"})  # slopes, whose means 
 
 
 def merge_samples(samples: Iterable[SystemRecord]) -> SystemRecord:
-    """Merge a node's consecutive samples, without rounding means of bytes. No counter may fall. Raises IndexError without samples."""
+    """Merge a node's consecutive samples, without rounding means of bytes.
+
+    No counter may fall. Raises IndexError without samples.
+    """
     known = [*samples]
     last = known[-1]
     if len(known) == 1:
@@ -68,10 +71,10 @@ def _merge(merged: dict[str, tuple[int, float]], name: str, samples: list[System
     for sample, value in zip(samples, values, strict=True):
         if value is None:
             continue
-        own, highest = sample.merged_as(name)
-        count, largest = count + own, max(largest, value if highest is None else highest)
-        weight = sample.interval_seconds if name in _OF_TIME else own
-        total, weights, total_of_all = total + value * weight, weights + weight, total_of_all + value * own
+        count_here, highest = sample.merged_as(name)
+        count, largest = count + count_here, max(largest, value if highest is None else highest)
+        weight = sample.interval_seconds if name in _OF_TIME else count_here
+        total, weights, total_of_all = total + value * weight, weights + weight, total_of_all + value * count_here
     if not count:
         return None
     merged[name] = (count, largest)
@@ -113,7 +116,7 @@ class SampleThinner:
     def add(self, sample: SystemRecord) -> list[SystemRecord]:
         """Add a sample with the thinner's `time_seconds`; return the lines to write."""
         node, now = sample.node, sample.time_seconds
-        self._look_at(now)
+        self._adapt(now)
         lines = []
         waiting = self._waiting.setdefault(node, [])
         before = self._last.get(node)
@@ -140,7 +143,7 @@ class SampleThinner:
         self._lines += len(lines)
         return lines
 
-    def _look_at(self, now: float) -> None:
+    def _adapt(self, now: float) -> None:
         if self._began is None:
             self._began = self._stretch_began = now
         self._came += 1

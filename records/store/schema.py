@@ -15,10 +15,13 @@ from ...metrics import LOSS
 SCHEMA = 1
 
 
-def line_fields(record: type, number: Any, **others: Any) -> dict[str, Any]:
-    """Return the types of a record's fields by name, to derive stricter or shorter types: `number` for float, and `others` by field."""
+def line_fields(record: type, number: Any, **overrides: Any) -> dict[str, Any]:
+    """Return the types of a record's fields by name, to derive stricter or shorter types.
+
+    `number` replaces float, and `overrides` have the types of some fields.
+    """
     hints = get_type_hints(record, include_extras=True)
-    return {name: others.get(name, _with_number(hint, number)) for name, hint in hints.items()}
+    return {name: overrides.get(name, _with_number(hint, number)) for name, hint in hints.items()}
 
 
 def _with_number(hint: Any, number: Any) -> Any:
@@ -30,16 +33,18 @@ def _with_number(hint: Any, number: Any) -> Any:
 Index = Annotated[int, msgspec.Meta(ge=0, lt=2**20)]  # number of a node or worker; only readers check bounds
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]  # a float64 counts exactly up to here
 Seconds = Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]  # thirty thousand years; never NaN, as it is an axis
+Float32 = Annotated[float, msgspec.Meta(description="float32")]  # in lines with the nine digits that identify it
 MAX_PROBLEMS = 64
 MAX_PROBLEM_CHARACTERS = 1000  # of a monitor, per sample or line
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """Line of ``steps.jsonl``: consecutive updates from number `step`; steps and epochs count from 0.
+    """Line of ``steps.jsonl``: consecutive updates from number `step`.
 
-    `losses`, and `staleness` in async mode, have `count` entries; `learning_rates` too, or one if constant. `seconds` includes waits.
-    `profiled_seconds`: training time since the last group with starting and writing the trace; null without (``--profile``).
+    Steps and epochs count from 0. `losses`, and `staleness` in async mode, have `count` entries; `learning_rates` too, or one if constant.
+    `seconds` includes waits. `profiled_seconds`: training time since the last group with starting and writing the trace; null without
+    (``--profile``).
     """
 
     step: Count
@@ -48,7 +53,7 @@ class StepRecord:
     time_seconds: Seconds
     seconds: Seconds
     examples: Count
-    losses: tuple[float, ...]
+    losses: tuple[Float32, ...]
     learning_rates: tuple[float, ...]
     data_wait_seconds: Seconds | None = None
     network_wait_seconds: Seconds | None = None
@@ -59,7 +64,10 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class EvalRecord:
-    """Line of ``evals.jsonl`` after `step` updates and `epoch` (fractional) epochs; `metrics` are the objective's, by name."""
+    """Line of ``evals.jsonl``, after `step` updates and `epoch` (fractional) epochs.
+
+    `metrics` are the objective's, by name.
+    """
 
     step: Count
     epoch: float
@@ -78,7 +86,10 @@ class EvalRecord:
 
 @dataclass(frozen=True, slots=True)
 class EventRecord:
-    """Line of ``events.jsonl``: `event` is a snake_case name (``run_started`` …), `detail` its data."""
+    """Line of ``events.jsonl``.
+
+    `event` is a snake_case name (``run_started`` …), `detail` its data.
+    """
 
     event: str
     time_seconds: Seconds
@@ -87,7 +98,10 @@ class EventRecord:
 
 @dataclass(frozen=True, slots=True)
 class TaskSample:
-    """Task in a resource sample; `cpu_seconds` is cumulative (user + system, the task and its children)."""
+    """Task in a resource sample.
+
+    `cpu_seconds` is cumulative (user + system, the task and its children).
+    """
 
     task: str
     pid: int
@@ -99,7 +113,10 @@ class TaskSample:
 
 
 class GpuSample(TypedDict, total=False):
-    """GPU in a resource sample; `utilization` is 0 to 1, `tasks` are those assigned to it, null is unknown."""
+    """GPU in a resource sample.
+
+    `utilization` is 0 to 1, `tasks` are those assigned to it, null is unknown.
+    """
 
     name: str | None
     utilization: float | None
@@ -111,13 +128,13 @@ class GpuSample(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class SystemRecord:
-    """Line of ``system.jsonl``: a node at one moment. Counters are cumulative since its monitor started.
+    """Line of ``system.jsonl``: a node at one moment.
 
-    `cpu_seconds` sums the node's task trees; `cpu_cores_used` is its slope, `cpu_fraction` that over `cores_available`. Traffic by
-    `network_source`: ``interface`` (frames, without ``lo``), ``sockets`` (its tasks' TCP payload), or null; `interfaces` has sent and
-    received bytes of each. `monitor_cpu_seconds` is the monitor's cost. `gpus` has every GPU of the machine, in PCI order.
-    `interval_seconds`: time since the last sample. `part_began_seconds`: start of the segment's clock on the run clock; null in older
-    records (`time_shares.SegmentTracker`).
+    Counters are cumulative since its monitor started. `cpu_seconds` sums the node's task trees; `cpu_cores_used` is its slope,
+    `cpu_fraction` that over `cores_available`. Traffic by `network_source`: ``interface`` (frames, without ``lo``), ``sockets`` (its tasks'
+    TCP payload), or null; `interfaces` has sent and received bytes of each. `monitor_cpu_seconds` is the monitor's cost. `gpus` has every
+    GPU of the machine, in PCI order. `interval_seconds`: time since the last sample. `part_began_seconds`: start of the segment's clock on
+    the run clock; null in older records (`time_shares.SegmentTracker`).
 
     Counters of which only increases count, missing in older records: `cpu_wait_seconds` of task threads for a core, `machine_cpu_seconds`
     of all programs on the node's cores, `trainer_cpu_seconds` of the agent (on node 0 with the driver), `cpu_pressure_seconds` in which a
@@ -187,11 +204,11 @@ GPU_GAUGES: tuple[Literal["utilization", "memory_bytes", "power_watts"], ...] = 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Times of a run by MLPerf training's rules: initialisation apart, the run clock never pauses.
+    """Times of a run by MLPerf training's rules.
 
-    `init_seconds`: command to run clock; `run_seconds`: its end; `total_seconds`: command to end. `train_seconds`, `eval_seconds`,
-    `checkpoint_seconds` and `translate_seconds` are parts; `earlier` has earlier segments' share. `train_seconds_by_node` is of the node's
-    busiest leading task (sync) or worker (async).
+    Initialisation apart, the run clock never pauses. `init_seconds`: command to run clock; `run_seconds`: its end; `total_seconds`: command
+    to end. `train_seconds`, `eval_seconds`, `checkpoint_seconds` and `translate_seconds` are parts; `earlier` has earlier segments' share.
+    `train_seconds_by_node` is of the node's busiest leading task (sync) or worker (async).
     """
 
     init_seconds: float

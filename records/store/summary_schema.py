@@ -214,28 +214,38 @@ class Summary(JsonObject):
     per_node: Annotated[list[NodeSummary], Field(max_length=MAX_NODES)]
 
     @model_validator(mode="after")
-    def _numbered(self) -> Self:
-        rates = training_rates(vars(self), [vars(node) for node in self.per_node])
-        for number, (node, own) in enumerate(zip(self.per_node, rates, strict=True)):  # in node order
-            node.node = number
-            for name, rate in own.items():
-                if getattr(node, name) is None:  # missing in earlier releases
-                    setattr(node, name, rate)
+    def _complete_nodes(self) -> Self:
+        complete_nodes(vars(self), [vars(node) for node in self.per_node])
         return self
 
 
-def training_rates(summary: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> list[dict[str, float | None]]:
-    """Return each node's sent and received bytes per second of training, including profiled updates.
+MODELS_WITH_METRICS: Mapping[str, type[JsonObject]] = {"eval": _Evaluation, "best_eval": _Evaluation, "translated": _Translated}
 
-    A node in some segments only has their training time. None after a restart, whose repeated work has bytes but no training time, and
-    below a microsecond.
+
+def complete_nodes(summary: Mapping[str, Any], nodes: Sequence[dict[str, Any]]) -> None:
+    """Number the nodes of a summary, and add missing training rates.
+
+    Earlier releases did not write them.
+    """
+    for number, (node, rates) in enumerate(zip(nodes, training_rates(summary, nodes), strict=True)):
+        node["node"] = number
+        for name, rate in rates.items():
+            if node[name] is None:
+                node[name] = rate
+
+
+def training_rates(summary: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> list[dict[str, float | None]]:
+    """Return each node's sent and received bytes per second of training.
+
+    Profiled updates are included. A node in some segments only has their training time. None after a restart, whose repeated work has bytes
+    but no training time, and below a microsecond.
     """
     whole = summary["train_seconds"] + (summary.get("profile_seconds") or 0.0)
     longest = max((node.get("train_seconds") or 0.0 for node in nodes), default=0.0) if summary.get("resumed") else 0.0
     rates = []
     for node in nodes:
-        own = node.get("train_seconds")
-        seconds = whole * own / longest if longest and own is not None else whole
+        node_seconds = node.get("train_seconds")
+        seconds = whole * node_seconds / longest if longest and node_seconds is not None else whole
         known = seconds >= 1e-6 and not summary.get("restart_seconds_lost")
         amounts = {name: node.get(name) if known else None for name in ("network_sent_bytes", "network_received_bytes")}
         rates.append({f"{name}_per_train_second": None if amount is None else amount / seconds for name, amount in amounts.items()})
@@ -243,7 +253,10 @@ def training_rates(summary: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]
 
 
 def summary_type(path: Sequence[str]) -> Any:
-    """Return the type, or None, of the figure at `path`; others of evaluations are metrics. Raises KeyError."""
+    """Return the type, or None, of the figure at `path`.
+
+    Other figures of evaluations are metrics. Raises KeyError.
+    """
     declared: Any = Summary
     for name in path:
         owner = next(kind for kind in type_parts(declared) if isinstance(kind, type) and issubclass(kind, JsonObject))

@@ -26,7 +26,10 @@ def has_vocabulary(run: Path) -> bool:
 
 
 def read_vocabulary(run: Path) -> bytes | None:
-    """Return a run's vocabulary, or None. Raises UnreadableError if too large or a link, as runs are untrusted."""
+    """Return a run's vocabulary, or None.
+
+    Raises UnreadableError if too large or a link, as runs are untrusted.
+    """
     if (run / VOCABULARY).is_symlink():
         raise UnreadableError(f"{VOCABULARY} is a link, not a file")
     try:

@@ -27,8 +27,8 @@ class Caveat:
     text: Callable[[Run], str | None]  # what it is in a run, if any
     confounds: frozenset[str]
     why: str
-    # Repeats all have it or none (alike), or have the same text (same); else a row has it if all or any of its runs have it.
-    repeats: Literal["alike", "same", "all", "any"] = "alike"
+    # Repeats all have it or none (equal), or have the same text (same); else a row has it if all or any of its runs have it.
+    repeats: Literal["equal", "same", "all", "any"] = "equal"
 
     def of_repeats(self, repeats: Sequence[Run]) -> str | None:
         """Return the caveat of a row with these repeats, if any."""
@@ -38,7 +38,7 @@ class Caveat:
     def identity(self, run: Run) -> str | bool | None:
         """Return a value that is equal for repeats."""
         text = self.text(run)
-        return text if self.repeats == "same" else self.repeats == "alike" and text is not None
+        return text if self.repeats == "same" else self.repeats == "equal" and text is not None
 
 
 CHANGED = "changed when it was resumed"
@@ -92,16 +92,16 @@ MAX_NAMED_RESTARTS = 3  # only the last ones are named with their causes
 
 def restarts_text(run: Run) -> str | None:
     """Return the restarts of a run and their cost in sentences, if any."""
-    found = []
+    sentences = []
     if how := _restarts(run):
         places = [_restart_place(event) for event in run.events if event.event == "run_restarted"][-MAX_NAMED_RESTARTS:]
         where = f" It resumed {', '.join(places)}." if places else ""
-        found.append(f"The run was restarted ({how}): updates since the checkpoint were repeated, and its tasks restarted.{where}")
+        sentences.append(f"The run was restarted ({how}): updates since the checkpoint were repeated, and its tasks restarted.{where}")
     if how := _worker_restarts(run):
-        found.append(f"A worker was lost and replaced ({how}): the others trained meanwhile, and no update was repeated.")
+        sentences.append(f"A worker was lost and replaced ({how}): the others trained meanwhile, and no update was repeated.")
     causes = [event.detail.get("cause") for event in run.events if event.event in ("attempt_failed", "task_failed")]
     known = list(dict.fromkeys(one_line(str(cause)) for cause in causes if cause))[-MAX_NAMED_RESTARTS:]
-    return " ".join([*found, *([f"Cause: {'; '.join(known)}."] if known else [])]) if found else None
+    return " ".join([*sentences, *([f"Cause: {'; '.join(known)}."] if known else [])]) if sentences else None
 
 
 def _restart_place(event: EventRecord) -> str:
@@ -127,8 +127,8 @@ def _profiling(run: Run) -> str | None:
 
 
 def _starved(run: Run) -> str | None:
-    found = cpu_starvation(run.summary)
-    return None if found is None else f"{found.fraction:.0%}"
+    contention = cpu_starvation(run.summary)
+    return None if contention is None else f"{contention.fraction:.0%}"
 
 
 def _learnt_by_the_clock(run: Run) -> str | None:

@@ -10,33 +10,33 @@ from rich.cells import cell_len as text_width
 
 from ...core.setting import TARGET
 from ...records.text import UNKNOWN, bytes_text, count_text, lines_of, statistic
-from ..runs.columns import Column, Show, bytes_rate, decimal, plain
+from ..runs.columns import Column, decimal, plain
 from .rows import Row
 
 MARK = "†"  # a figure that is not comparable with the first row's
 
 
-def cell(entry: Row, one: Column, marks: Collection[str] = (), node: int | str | None = None) -> str:
-    """Return a figure as text: a mean with ± half its 95 % interval, marked if its kind is in `marks`.
+def cell(entry: Row, column: Column, marks: Collection[str] = (), node: int | str | None = None) -> str:
+    """Return a figure as text: a mean with ± half its 95 % interval.
 
-    `node` is a line of `node_lines`; the text is empty for a missing node.
+    It is marked if its kind is in `marks`. `node` is a line of `node_lines`; the text is empty for a missing node.
     """
-    value, half = entry.figures.get(one.key), entry.half_widths.get(one.key)
+    value, half = entry.figures.get(column.key), entry.half_widths.get(column.key)
     if isinstance(node, str):
         value, half = None if value is None else statistic(node, value), None
     elif node is not None:
         if value is None or node >= len(value):
             return "" if node >= (entry.figures["nodes"] or 0) else UNKNOWN
         value, half = value[node], None if half is None else half[node]
-    elif one.key == "time_to_target_seconds" and entry.converged == 0:
+    elif column.key == "time_to_target_seconds" and entry.converged == 0:
         return "not reached"
-    fewer = "" if isinstance(node, str) else _of_fewer(entry, one)
-    return _spread(one.show, value, half) + fewer + (MARK if value is not None and one.group in marks else "")
+    fewer = "" if isinstance(node, str) else _of_fewer(entry, column)
+    return _spread(column, value, half) + fewer + (MARK if value is not None and column.group in marks else "")
 
 
-def cells(entries: Sequence[Row], marks: Sequence[Collection[str]], one: Column, node: int | str | None = None) -> list[str]:
+def cells(entries: Sequence[Row], marks: Sequence[Collection[str]], column: Column, node: int | str | None = None) -> list[str]:
     """Return the `cell` of each row."""
-    return [cell(entry, one, own, node) for entry, own in zip(entries, marks, strict=True)]
+    return [cell(entry, column, row_marks, node) for entry, row_marks in zip(entries, marks, strict=True)]
 
 
 def node_lines(entries: Iterable[Row]) -> list[tuple[int | str, str]]:
@@ -51,19 +51,20 @@ def named_node(node: int | str, label: str, figure: str) -> str:
     return f"node {label} {figure}" if isinstance(node, int) else f"{label} nodes: {figure}"
 
 
-def _of_fewer(entry: Row, one: Column) -> str:
+def _of_fewer(entry: Row, column: Column) -> str:
     """Return of how many runs a mean is, if not of all."""
-    count = entry.counts.get(one.key)
-    if one.key != "time_to_target_seconds" or entry.converged is None or entry.all_converged:
+    count = entry.counts.get(column.key)
+    if column.key != "time_to_target_seconds" or entry.converged is None or entry.all_converged:
         return "" if count is None else f" (n={count})"
     return f" ({entry.converged} of {len(entry.runs)}{'' if count in (None, entry.converged) else f', n={count}'})"
 
 
-def _spread(show: Show, value: Any, half: float | None) -> str:
+def _spread(column: Column, value: Any, half: float | None) -> str:
+    show = column.show
     if not half or show in (count_text, plain):
         return show(value)
-    if show in (bytes_text, bytes_rate):
-        return f"{show(value)} ± {bytes_text(half, per_second=show is bytes_rate, like=value)}"
+    if column.unit in ("bytes", "bytes/s"):
+        return f"{show(value)} ± {bytes_text(half, per_second=column.unit == 'bytes/s', like=value)}"
     return f"{show(value)} ± {f'{half:.2f}' if show is decimal else show(half)}"
 
 
@@ -72,18 +73,24 @@ def relative_text(value: float | None, *, marked: bool = False) -> str:
     return UNKNOWN if value is None else f"{value:.2f}x{MARK if marked else ''}"
 
 
-def relative_to_first(entries: Sequence[Row], one: Column) -> list[float | None]:
-    """Return how many times as good as the first row's each figure is; None if either is unknown, or a run missed its target."""
-    values = [entry.figures.get(one.key) if one.group != TARGET or entry.all_converged else None for entry in entries]
-    if one.better > 0:
+def relative_to_first(entries: Sequence[Row], column: Column) -> list[float | None]:
+    """Return how many times as good as the first row's each figure is.
+
+    None if either is unknown, or a run missed its target.
+    """
+    values = [entry.figures.get(column.key) if column.group != TARGET or entry.all_converged else None for entry in entries]
+    if column.better > 0:
         return [None if value is None or not values[0] else value / values[0] for value in values]
     return [None if not value or not values[0] else values[0] / value for value in values]
 
 
-def relative(entries: Sequence[Row], marks: Sequence[Collection[str]], one: Column) -> list[str]:
-    """Return the ratios to the first row's figure as texts, marked if its kind is in a row's `marks`."""
-    values = relative_to_first(entries, one)
-    return [relative_text(value, marked=one.group in own) for value, own in zip(values, marks, strict=True)]
+def relative(entries: Sequence[Row], marks: Sequence[Collection[str]], column: Column) -> list[str]:
+    """Return the ratios to the first row's figure as texts.
+
+    They are marked if the figure's kind is in a row's `marks`.
+    """
+    values = relative_to_first(entries, column)
+    return [relative_text(value, marked=column.group in row_marks) for value, row_marks in zip(values, marks, strict=True)]
 
 
 GAP = "  "  # between the columns of a plain table

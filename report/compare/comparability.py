@@ -48,35 +48,35 @@ class Comparability:
     @cached_property
     def faults(self) -> list[Difference]:
         """Confounding differences, and the caveats of single runs."""
-        found = self._differences(rule for rule in self._rules if rule.matters and not rule.independent)
+        differences = self._differences(rule for rule in self._rules if rule.matters and not rule.independent)
         for caveat in CAVEATS:
             texts = tuple(map(caveat.of_repeats, self._repeats))
             if any(texts):
-                found.append(Difference(caveat.key, caveat.label, texts, _ordered(caveat.confounds), caveat.why))
-        return found
+                differences.append(Difference(caveat.key, caveat.label, texts, _ordered(caveat.confounds), caveat.why))
+        return differences
 
     @cached_property
-    def beside(self) -> list[Difference]:
+    def without_effect(self) -> list[Difference]:
         """Differences that affect no figure, but prevent folding runs into one row."""
         return self._differences(rule for rule in self._rules if not rule.matters and not rule.independent)
 
     @cached_property
     def unrecorded(self) -> dict[str, list[str]]:
         """Expected values that were not recorded, by label, with the names of the runs."""
-        lacking = {
+        missing = {
             rule.label: [name for name, known in zip(self.names, self._values, strict=True) if known[rule.key] is None]
             for rule in self._rules
             if rule.expected
         }
-        return {label: names for label, names in lacking.items() if names}
+        return {label: names for label, names in missing.items() if names}
 
-    def confounded(self, one: int, other: int, ignoring: Collection[str] = ()) -> frozenset[str]:
+    def confounded(self, first: int, second: int, ignoring: Collection[str] = ()) -> frozenset[str]:
         """Return the incomparable kinds of figures of two runs, without the caveats `ignoring`."""
-        runs = self._runs[one], self._runs[other]
-        pair = {group for rule in self._rules if self._differ(rule, one, other) for group in rule.spoils(*runs)}
+        runs = self._runs[first], self._runs[second]
+        pair = {group for rule in self._rules if self._differ(rule, first, second) for group in rule.confounded_groups(*runs)}
         faults = [fault for fault in CAVEATS if fault.key not in ignoring]
-        own = (fault.confounds for fault in faults for run in (one, other) if fault.of_repeats(self._repeats[run]) is not None)
-        return frozenset(pair).union(*own)
+        caveats = (fault.confounds for fault in faults for run in (first, second) if fault.of_repeats(self._repeats[run]) is not None)
+        return frozenset(pair).union(*caveats)
 
     def marks(self, run: int) -> frozenset[str]:
         """Return the kinds of figures that do not compare with the first run's."""
@@ -85,11 +85,11 @@ class Comparability:
     def comparable(self, group: str, among: Collection[int], ignoring: Collection[str] = ()) -> list[int]:
         """Return the largest set of comparable runs `among` some; greedily, preferring the first."""
         classes: dict[tuple[Any, ...], list[int]] = {}
-        rules = [rule for rule in self._rules if group in rule.spoils(*self._runs)]
+        rules = [rule for rule in self._rules if group in rule.confounded_groups(*self._runs)]
         for run in sorted(among):
             if group not in self.confounded(run, run, ignoring):
                 classes.setdefault(tuple(self._values[run][rule.key] for rule in rules), []).append(run)
-        circles = [sorted(run for one in circle for run in classes[one]) for circle in self._circles(group, classes, ignoring)]
+        circles = [sorted(run for settings in circle for run in classes[settings]) for circle in self._circles(group, classes, ignoring)]
         return max(circles, key=lambda circle: (0 in circle and len(circle) > 1, len(circle)), default=[])
 
     def _circles(
@@ -97,20 +97,22 @@ class Comparability:
     ) -> Iterator[list[tuple[Any, ...]]]:
         for centre in classes:
             circle = [centre]
-            for other in classes:
-                if other != centre and all(group not in self.confounded(classes[one][0], classes[other][0], ignoring) for one in circle):
-                    circle.append(other)
+            for candidate in classes:
+                if candidate != centre and all(
+                    group not in self.confounded(classes[member][0], classes[candidate][0], ignoring) for member in circle
+                ):
+                    circle.append(candidate)
             yield circle
 
     def _differs_anywhere(self, rule: Factor) -> bool:
-        found: dict[Any, set[Any]] = {}
+        values_by_condition: dict[Any, set[Any]] = {}
         for known in self._values:
             if known[rule.key] is not None:
-                found.setdefault(rule.given and known[rule.given], set()).add(known[rule.key])
-        return any(len(values) > 1 for values in found.values())
+                values_by_condition.setdefault(rule.given and known[rule.given], set()).add(known[rule.key])
+        return any(len(values) > 1 for values in values_by_condition.values())
 
-    def _differ(self, rule: Factor, one: int, other: int) -> bool:
-        mine, theirs = self._values[one], self._values[other]
+    def _differ(self, rule: Factor, first: int, second: int) -> bool:
+        mine, theirs = self._values[first], self._values[second]
         if mine[rule.key] is None or theirs[rule.key] is None or mine[rule.key] == theirs[rule.key]:
             return False
         return rule.given is None or mine[rule.given] == theirs[rule.given]
@@ -121,7 +123,7 @@ class Comparability:
     def _difference(self, rule: Factor) -> Difference:
         values = (known[rule.key] for known in self._values)
         shown = tuple(None if value is None else rule.show(value) for value in values)
-        return Difference(rule.key, rule.label, shown, _ordered(rule.spoils(*self._runs)), rule.why)
+        return Difference(rule.key, rule.label, shown, _ordered(rule.confounded_groups(*self._runs)), rule.why)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object; each difference has a value per run, in the order of ``runs``."""
@@ -133,13 +135,13 @@ class Comparability:
             "not_comparable_with_the_first": [self._keys(self.marks(run)) for run in range(len(self.names))],
         }
 
-    def _json(self, one: Difference) -> dict[str, Any]:
+    def _json(self, difference: Difference) -> dict[str, Any]:
         return {
-            "setting": one.key,
-            "label": one.label,
-            "values": list(one.values),
-            "makes_not_comparable": self._keys(one.confounds),
-            "reason": one.why,
+            "setting": difference.key,
+            "label": difference.label,
+            "values": list(difference.values),
+            "makes_not_comparable": self._keys(difference.confounds),
+            "reason": difference.why,
         }
 
     def called(self, groups: Collection[str]) -> list[str]:
@@ -180,8 +182,8 @@ def compare_settings(
     wanted = {rule.key for rule in RULES if rule.key in independent and not rule.independent}
     rules = [replace(rule, independent=True, confounds=NOTHING, also=None) if rule.key in wanted else rule for rule in RULES]
     values = [{rule.key: rule.value(run) for rule in RULES} for run in runs]
-    for known, own in zip(values, seeds or (), strict=bool(seeds)):
-        known["seed"] = own
+    for known, row_seeds in zip(values, seeds or (), strict=bool(seeds)):
+        known["seed"] = row_seeds
     return Comparability(names or [run.name for run in runs], runs, repeats or [[run] for run in runs], values, rules)
 
 
@@ -190,7 +192,7 @@ def setting_key(run: Run, *, without: Collection[str] = ()) -> tuple[Any, ...]:
     return (*(rule.value(run) for rule in RULES if rule.key not in without), *(fault.identity(run) for fault in CAVEATS))
 
 
-def alike(runs: Sequence[Run], *, without: Collection[str] = (), by: Sequence[Factor] = ()) -> list[list[Run]]:
+def group_equal_runs(runs: Sequence[Run], *, without: Collection[str] = (), by: Sequence[Factor] = ()) -> list[list[Run]]:
     """Group runs by `setting_key` and the values of the rules `by`, in order of appearance."""
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:

@@ -42,7 +42,7 @@ class ScalingPoint:
 
 @dataclass(frozen=True, slots=True)
 class ScalingSeries:
-    """Rows with a fixed global (``strong``) or worker (``weak``) batch, in the order of their nodes."""
+    """Rows with a fixed global (``strong``) or worker (``weak``) batch, by their nodes."""
 
     kind: Kind
     batch: int
@@ -64,11 +64,12 @@ class ScalingSeries:
 
 
 def scaling(entries: Sequence[Row], series: Callable[[Row], Any]) -> tuple[list[ScalingSeries], list[int]]:
-    """Return the series of some rows, on at least two numbers of nodes each, and the indices of the rows in none.
+    """Return the series of some rows, and the indices of the rows in none.
 
-    `series` returns a key of all that may not differ in a series, besides the batch. A row may be in a series of each kind.
+    A series has at least two numbers of nodes. `series` returns a key of all that may not differ in a series but the batch. A row may be in
+    a series of each kind.
     """
-    found: list[ScalingSeries] = []
+    all_series: list[ScalingSeries] = []
     for kind, batch in _BATCH.items():
         groups: dict[Any, list[int]] = {}
         for index, entry in enumerate(entries):
@@ -77,9 +78,9 @@ def scaling(entries: Sequence[Row], series: Callable[[Row], Any]) -> tuple[list[
             if len({entries[index].figures["nodes"] for index in members}) > 1:
                 members.sort(key=lambda index: entries[index].figures["nodes"])
                 points = tuple(_point(index, entries[index], entries[members[0]]) for index in members)
-                found.append(ScalingSeries(kind, key[1], points))
-    inside = {point.entry for one in found for point in one.points}
-    return found, [index for index in range(len(entries)) if index not in inside]
+                all_series.append(ScalingSeries(kind, key[1], points))
+    inside = {point.entry for scaling_series in all_series for point in scaling_series.points}
+    return all_series, [index for index in range(len(entries)) if index not in inside]
 
 
 def families(entries: Sequence[Row], series: Callable[[Row], Any]) -> list[tuple[int, int, int]]:
@@ -87,28 +88,30 @@ def families(entries: Sequence[Row], series: Callable[[Row], Any]) -> list[tuple
 
     A row in two series counts for the kind with more rows, strong scaling if equal.
     """
-    found, _ = scaling(entries, series)
-    kinds = sorted(_BATCH, key=lambda kind: -sum(len(one.points) for one in found if one.kind == kind))
+    all_series, _ = scaling(entries, series)
+    kinds = sorted(
+        _BATCH, key=lambda kind: -sum(len(scaling_series.points) for scaling_series in all_series if scaling_series.kind == kind)
+    )
     places: dict[int, tuple[int, int, int]] = {}
-    for place, one in sorted(enumerate(found), key=lambda pair: kinds.index(pair[1].kind)):
-        for point in one.points:
-            places.setdefault(point.entry, (kinds.index(one.kind), one.batch, place))
+    for place, scaling_series in sorted(enumerate(all_series), key=lambda pair: kinds.index(pair[1].kind)):
+        for point in scaling_series.points:
+            places.setdefault(point.entry, (kinds.index(scaling_series.kind), scaling_series.batch, place))
     return [places.get(index, (len(kinds), entry.figures["global_batch_size"], 0)) for index, entry in enumerate(entries)]
 
 
 def _point(index: int, row: Row, first_row: Row) -> ScalingPoint:
-    own, first = row.figures, first_row.figures
-    mine, base = own["examples_per_second"], first["examples_per_second"]
+    figures, first = row.figures, first_row.figures
+    mine, base = figures["examples_per_second"], first["examples_per_second"]
     speedup = mine / base if mine is not None and base else None
     steady = not any("nodes" in changed_on_resume(run) for run in (*row.runs, *first_row.runs))
-    efficiency = speedup / (own["nodes"] / first["nodes"]) if speedup is not None and steady else None
+    efficiency = speedup / (figures["nodes"] / first["nodes"]) if speedup is not None and steady else None
     times = _times(row, first_row) if efficiency is not None and row is not first_row else None
-    return ScalingPoint(index, own["nodes"], speedup, efficiency, times is not None and times.above(own["nodes"] / first["nodes"]))
+    return ScalingPoint(index, figures["nodes"], speedup, efficiency, times is not None and times.above(figures["nodes"] / first["nodes"]))
 
 
-def _times(row: Row, other: Row) -> Ratio | None:
+def _times(row: Row, base: Row) -> Ratio | None:
     """Return the speed-up of one row over another, None if a run has no speed."""
-    sides = [[number(run.summary["examples_per_second"]) for run in timed_runs(one.runs)] for one in (row, other)]
+    sides = [[number(run.summary["examples_per_second"]) for run in timed_runs(compared.runs)] for compared in (row, base)]
     known = [[value for value in side if value is not None and 0 < value < math.inf] for side in sides]
     return ratio([(known[0], known[1])]) if all(known) and [len(side) for side in known] == [len(side) for side in sides] else None
 
@@ -144,7 +147,7 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON document: ``runs`` has a row per run, ``rows`` a row of means per table row."""
-        ratios = {one.relative_key: relative_to_first(self.entries, one) for one in COLUMNS if one.better}
+        ratios = {column.relative_key: relative_to_first(self.entries, column) for column in COLUMNS if column.better}
         document: dict[str, Any] = {
             "runs": [{**row(run.summary), "run": run.name} for run in self.runs],
             "rows": [
@@ -168,8 +171,8 @@ class Comparison:
         if self.scaling is not None:
             document["scaling"] = [series.to_json() for series in self.scaling]
             document["in_no_scaling_series"] = list(self.fits_neither)
-        found: dict[str, Any] = finite_json(document)
-        return found
+        json_document: dict[str, Any] = finite_json(document)
+        return json_document
 
 
 def compare_runs(runs: Sequence[Run], *, fold: bool = True, by: Sequence[str | Factor] = (), by_confounds: bool = False) -> Comparison:
@@ -177,7 +180,7 @@ def compare_runs(runs: Sequence[Run], *, fold: bool = True, by: Sequence[str | F
     # With `fold`, runs of one job are one row, whatever their seeds. `by` has settings, or rules: they order the rows and confound no
     # figures unless `by_confounds`.
     runs = labelled(runs)
-    rules = [setting_rule(one) if isinstance(one, str) else one for one in by]
+    rules = [setting_rule(setting) if isinstance(setting, str) else setting for setting in by]
     entries = _called_by_difference(make_entries(runs, fold=fold, by=rules))
     settings: list[dict[str, str]] = [{"run": entry.label} for entry in entries]
     if rules:
@@ -220,7 +223,7 @@ def _called_by_difference(entries: list[Row]) -> list[Row]:
 
 
 def setting_name(text: str) -> str:
-    """Return the key of a setting's rule; an unknown setting's own name."""
+    """Return the key of a setting's rule; the name itself if unknown."""
     name = text.strip().lower().replace("-", "_")
     return _MEANT.get(name, name)
 
@@ -241,20 +244,20 @@ def _grouped(entries: Sequence[Row], by: Sequence[Factor]) -> tuple[list[Row], l
     order = _in_order(entries, by, columns[len(by) :])
     settings = [{rule.label: _shown(rule, entry) for rule in columns} for entry in order]
     if any(len(entry.runs) > 1 for entry in order):
-        settings = [{**one, "runs": str(len(entry.runs))} for one, entry in zip(settings, order, strict=True)]
+        settings = [{**values, "runs": str(len(entry.runs))} for values, entry in zip(settings, order, strict=True)]
     order_of_rules = {rule.key: place for place, rule in enumerate(RULES)}  # as in a conclusion
     called = [rule.label for rule in sorted(columns, key=lambda rule: order_of_rules.get(rule.key, len(RULES)))]
-    labels = [", ".join(setting_text(label, one[label]) for label in called) for one in settings]
+    labels = [", ".join(setting_text(label, values[label]) for label in called) for values in settings]
     unique = len(set(labels)) == len(labels)
     named = [entry.relabelled(label if unique else f"{label} ({entry.label})") for entry, label in zip(order, labels, strict=True)]
     if not unique:
-        settings = [{**one, "run": entry.label} for one, entry in zip(settings, order, strict=True)]
+        settings = [{**values, "run": entry.label} for values, entry in zip(settings, order, strict=True)]
     return named, settings
 
 
-def _in_order(entries: Sequence[Row], by: Sequence[Factor], others: Sequence[Factor]) -> list[Row]:
-    grows = [rule for rule in others if rule.key in _GROW_WITH_NODES] if any(rule.key == "nodes" for rule in by) else []
-    apart = [rule for rule in others if rule not in grows]
+def _in_order(entries: Sequence[Row], by: Sequence[Factor], further: Sequence[Factor]) -> list[Row]:
+    grows = [rule for rule in further if rule.key in _GROW_WITH_NODES] if any(rule.key == "nodes" for rule in by) else []
+    apart = [rule for rule in further if rule not in grows]
     series = families(entries, _series_key) if grows else [()] * len(entries)
     keys = [
         (_places(entry, apart), family, _places(entry, by), _places(entry, grows)) for entry, family in zip(entries, series, strict=True)
@@ -275,5 +278,5 @@ def _shown(rule: Factor, entry: Row) -> str:
 def _series_key(entry: Row) -> tuple[Any, ...]:
     run = entry.runs[0]
     rules = [rule for rule in RULES if SPEED in rule.confounds and rule.key not in _FOLLOW_NODES]
-    asked = (run.summary["backend"], run.summary["mode"], run.summary["parameter_servers"], run.job.get("bandwidth"))
-    return (*asked, run.summary["workers"] / run.summary["nodes"], *(rule.value(run) for rule in rules))
+    settings = (run.summary["backend"], run.summary["mode"], run.summary["parameter_servers"], run.job.get("bandwidth"))
+    return (*settings, run.summary["workers"] / run.summary["nodes"], *(rule.value(run) for rule in rules))

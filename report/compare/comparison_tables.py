@@ -55,22 +55,24 @@ def default_tables(comparison: Comparison) -> list[ComparisonTable]:
 def selected_table(comparison: Comparison, columns: Sequence[Column]) -> list[ComparisonTable]:
     """Return one table with some figures; those of nodes have a column per node."""
     lines = node_lines(comparison.entries)
-    found: list[TextColumn] = []
-    for one in columns:
-        if one.of_node:
-            found += [(named_node(node, label, one.header), _cells(comparison, one, node)) for node, label in lines]
+    shown: list[TextColumn] = []
+    for column in columns:
+        if column.of_node:
+            shown += [
+                (named_node(node, label, column.header), cells(comparison.entries, comparison.marks, column, node)) for node, label in lines
+            ]
         else:
-            found.append((one.header, _cells(comparison, one)))
-    return [_block("", comparison, found)]
+            shown.append((column.header, cells(comparison.entries, comparison.marks, column)))
+    return [_block("", comparison, shown)]
 
 
 def _speed(comparison: Comparison) -> ComparisonTable:
-    columns = sorted((one for one in COLUMNS if one.speed), key=lambda one: one.speed)
+    columns = sorted((column for column in COLUMNS if column.speed), key=lambda column: column.speed)
     return _block("Speed", comparison, _observed(comparison, columns), _context(comparison))
 
 
 def _learning(comparison: Comparison) -> ComparisonTable:
-    columns = [one for one in run_columns(comparison.runs) if one.group in LEARNING or one.learning]
+    columns = [column for column in run_columns(comparison.runs) if column.group in LEARNING or column.learning]
     return _block("Learning", comparison, _observed(comparison, columns))
 
 
@@ -81,15 +83,15 @@ def _resources(comparison: Comparison) -> ComparisonTable:
     for entry, settings, marks in zip(comparison.entries, comparison.settings, comparison.marks, strict=True):
         for number, (node, called) in enumerate(node_lines([entry])):
             label = tuple(settings.values()) if number == 0 else ("",) * len(names)
-            rows.append((*label, called, *(cell(entry, one, marks, node) for one in columns)))
+            rows.append((*label, called, *(cell(entry, column, marks, node) for column in columns)))
     return ComparisonTable(
-        "Resources of each node", (*names, "node", *(one.header for one in columns)), tuple(rows), len(names) + 1, len(names) + 1
+        "Resources of each node", (*names, "node", *(column.header for column in columns)), tuple(rows), len(names) + 1, len(names) + 1
     )
 
 
 def _scaling(comparison: Comparison) -> ComparisonTable:
-    others = [{label: text for label, text in one.items() if label not in _OF_SERIES} for one in comparison.settings]
-    names = tuple(others[0])
+    settings = [{label: text for label, text in values.items() if label not in _OF_SERIES} for values in comparison.settings]
+    names = tuple(settings[0])
     rows = []
     for series in comparison.scaling or ():
         tokens = comparison.entries[series.points[0].entry].runs[0].job.get("batch_tokens")
@@ -99,34 +101,30 @@ def _scaling(comparison: Comparison) -> ComparisonTable:
             mark = MARK if SPEED in comparison.comparability.confounded(base, point.entry) else ""
             beyond = TOO_FAST if point.too_fast else ""
             efficiency = "-" if point.efficiency is None else f"{100 * point.efficiency:.0f}%{mark}{beyond}"
-            label = (kind, *others[point.entry].values()) if point is series.points[0] else ("",) * (len(names) + 1)
+            label = (kind, *settings[point.entry].values()) if point is series.points[0] else ("",) * (len(names) + 1)
             rows.append((*label, str(point.nodes), relative_text(point.speedup, marked=bool(mark)), efficiency))
     return ComparisonTable("Scaling", ("scaling", *names, "nodes", "speed-up", "efficiency"), tuple(rows), len(names) + 1, len(names) + 1)
 
 
-def _cells(comparison: Comparison, one: Column, node: int | str | None = None) -> list[str]:
-    return cells(comparison.entries, comparison.marks, one, node)
-
-
 def _observed(comparison: Comparison, columns: Sequence[Column]) -> list[TextColumn]:
-    """Return the figures that a row has, and after some of them those relative to the first row's."""
-    found: list[TextColumn] = []
-    for one in columns:
-        found.append((one.header, _cells(comparison, one)))
-        if one.better:
-            found.append((f"relative to {comparison.entries[0].label}", relative(comparison.entries, comparison.marks, one)))
-    return [(header, texts) for header, texts in found if any(text not in ("-", "") for text in texts)]
+    """Return the figures that a row has, some followed by their ratio to the first row's."""
+    shown: list[TextColumn] = []
+    for column in columns:
+        shown.append((column.header, cells(comparison.entries, comparison.marks, column)))
+        if column.better:
+            shown.append((f"relative to {comparison.entries[0].label}", relative(comparison.entries, comparison.marks, column)))
+    return [(header, texts) for header, texts in shown if any(text not in ("-", "") for text in texts)]
 
 
 def _context(comparison: Comparison) -> list[TextColumn]:
     compared = [difference for difference in comparison.comparability.independent if difference.label in _CONTEXT]
     workers_are_nodes = all(entry.figures["workers"] == entry.figures["nodes"] for entry in comparison.entries)
-    left_out = {*comparison.settings[0], *(["workers"] if workers_are_nodes else [])}
-    return [(one.label, [value or "-" for value in one.values]) for one in compared if one.label not in left_out]
+    omitted = {*comparison.settings[0], *(["workers"] if workers_are_nodes else [])}
+    return [(shown.label, [value or "-" for value in shown.values]) for shown in compared if shown.label not in omitted]
 
 
 def _block(title: str, comparison: Comparison, figures: Sequence[TextColumn], context: Sequence[TextColumn] = ()) -> ComparisonTable:
-    names = [(label, [one[label] for one in comparison.settings]) for label in comparison.settings[0]]
+    names = [(label, [settings[label] for settings in comparison.settings]) for label in comparison.settings[0]]
     columns = [*names, *context, *figures]
     header = tuple(label for label, _ in columns)
     rows = tuple(zip(*(texts for _, texts in columns), strict=True))
@@ -136,7 +134,7 @@ def _block(title: str, comparison: Comparison, figures: Sequence[TextColumn], co
 _MAX_VALUES = 5
 _USUAL = frozenset(rule.key for rule in RULES if rule.independent)
 _SAME = "data, seeds, precision, threads, machine, software versions, optimizer and schedule, augmentation, budget, evaluations and network"
-_SAID_BY = {"workers": ("nodes",), "update_examples": ("global_batch_size", "batch_size")}
+_IMPLIED_BY = {"workers": ("nodes",), "update_examples": ("global_batch_size", "batch_size")}
 
 
 def above(comparison: Comparison) -> list[str]:
@@ -149,20 +147,26 @@ def above(comparison: Comparison) -> list[str]:
 
 def _differences(comparison: Comparison) -> list[str]:
     comparability = comparison.comparability
-    values = {one.key: one.values for one in comparability.independent}
-    independent = [one for one in comparability.independent if not any(one.values == values.get(key) for key in _SAID_BY.get(one.key, ()))]
-    lines = [f"Compared: {'; '.join(_named(one) for one in independent)}."] if independent else []
-    for one in comparability.independent:
-        if one.key in ("mode", "update_examples"):
-            lines.append(f"  {one.label}: {one.why}.")
-    if comparability.beside:
-        lines.append(f"Differences without effect on the figures: {'; '.join(_named(one) for one in comparability.beside)}.")
+    values = {difference.key: difference.values for difference in comparability.independent}
+    independent = [
+        difference
+        for difference in comparability.independent
+        if not any(difference.values == values.get(key) for key in _IMPLIED_BY.get(difference.key, ()))
+    ]
+    lines = [f"Compared: {'; '.join(_named(difference) for difference in independent)}."] if independent else []
+    for difference in comparability.independent:
+        if difference.key in ("mode", "update_examples"):
+            lines.append(f"  {difference.label}: {difference.why}.")
+    if comparability.without_effect:
+        lines.append(
+            f"Differences without effect on the figures: {'; '.join(_named(difference) for difference in comparability.without_effect)}."
+        )
     faults = comparability.faults
     if faults:
         lines += ["Confounding differences:", *(f"  {_fault(fault, comparability)}" for fault in faults)]
     elif not comparability.unrecorded:
-        told = "" if any(one.key not in _USUAL for one in comparability.independent) else f": {_SAME} are the same"
-        lines.append(f"{'Nothing else differs' if lines else 'Nothing differs'}{told}.")
+        same = "" if any(difference.key not in _USUAL for difference in comparability.independent) else f": {_SAME} are the same"
+        lines.append(f"{'Nothing else differs' if lines else 'Nothing differs'}{same}.")
     else:
         lines.append(f"No {'other ' if lines else ''}difference is known.")
     if comparability.unrecorded:
@@ -173,7 +177,7 @@ def _differences(comparison: Comparison) -> list[str]:
 def below(comparison: Comparison, columns: Sequence[Column] = (), *, side_by_side: bool = False) -> list[str]:
     """Return the notes below the tables, with `columns` only those on these figures."""
     lines = []
-    shown = {one.group for one in columns} if columns else set(GROUPS)
+    shown = {column.group for column in columns} if columns else set(GROUPS)
     if reasons := not_comparable(comparison, shown):
         lines.append(f"{MARK} not comparable with {comparison.entries[0].label}: {reasons}.")
     folded = [entry for entry in comparison.entries if len(entry.runs) > 1]
@@ -186,7 +190,7 @@ def below(comparison: Comparison, columns: Sequence[Column] = (), *, side_by_sid
             lines.append(f"{entry.label}: the fastest and the slowest are excluded ({', '.join(entry.left_out)}).")
     lines += [] if columns else _notes_on_scaling(comparison)
     modes = {run.summary["mode"] for run in comparison.runs}
-    if len(modes) > 1 and (STEPS in shown or any(one.key == "steps" for one in columns)):
+    if len(modes) > 1 and (STEPS in shown or any(column.key == "steps" for column in columns)):
         lines.append(ACROSS_MODES)
     if any(run.summary.get("synthetic") for run in comparison.runs):
         lines.append(SYNTHETIC)
@@ -221,36 +225,39 @@ def _notes_on_scaling(comparison: Comparison) -> Iterator[str]:
         yield f"{TOO_FAST} significantly above 100 %, so a measurement is wrong or another advantage helped; measure both again."
 
 
-def _named(one: Difference) -> str:
-    return f"{one.label} {_values(one)}"
+def _named(difference: Difference) -> str:
+    return f"{difference.label} {_values(difference)}"
 
 
-def _values(one: Difference) -> str:
-    found = one.known
-    if len(found) > _MAX_VALUES:
-        found = [*found[: _MAX_VALUES - 1], "…", found[-1]]
-    return ", ".join(found)
+def _values(difference: Difference) -> str:
+    values = difference.known
+    if len(values) > _MAX_VALUES:
+        values = [*values[: _MAX_VALUES - 1], "…", values[-1]]
+    return ", ".join(values)
 
 
-def _by_rows(one: Difference, comparability: Comparability) -> str:
+def _by_rows(difference: Difference, comparability: Comparability) -> str:
     names = comparability.names
-    for axis in comparability.independent if None not in one.values else ():  # caveats of single rows depend on no setting
-        if None not in axis.values and len(set(zip(axis.values, one.values, strict=True))) == len(set(axis.values)):
+    for axis in comparability.independent if None not in difference.values else ():  # caveats of single rows depend on no setting
+        if None not in axis.values and len(set(zip(axis.values, difference.values, strict=True))) == len(set(axis.values)):
             names = [setting_text(axis.label, str(value)) for value in axis.values]
             break
-    if len(one.values) < 2 or len(set(names)) > _MAX_VALUES:
-        return _values(one)
-    holders = {value: dict.fromkeys(name for name, own in zip(names, one.values, strict=True) if own == value) for value in one.known}
-    return "; ".join(f"{' and '.join(those)}{f': {value}' * (value != 'yes')}" for value, those in holders.items())
+    if len(difference.values) < 2 or len(set(names)) > _MAX_VALUES:
+        return _values(difference)
+    holders = {
+        value: dict.fromkeys(name for name, row_value in zip(names, difference.values, strict=True) if row_value == value)
+        for value in difference.known
+    }
+    return "; ".join(f"{' and '.join(holder_names)}{f': {value}' * (value != 'yes')}" for value, holder_names in holders.items())
 
 
-def _fault(one: Difference, comparability: Comparability) -> str:
-    told = f"{one.label} ({_by_rows(one, comparability)})"
-    names = comparability.called(one.confounds)
+def _fault(difference: Difference, comparability: Comparability) -> str:
+    named = f"{difference.label} ({_by_rows(difference, comparability)})"
+    names = comparability.called(difference.confounds)
     if not names:
-        return f"{told}: {one.why}."
-    figures = "all figures" if set(one.confounds) == ALL else enumerated(names)
-    return f"{told}: {figures} {'is' if len(names) == 1 and names[0] != 'resources' else 'are'} not comparable; {one.why}."
+        return f"{named}: {difference.why}."
+    figures = "all figures" if set(difference.confounds) == ALL else enumerated(names)
+    return f"{named}: {figures} {'is' if len(names) == 1 and names[0] != 'resources' else 'are'} not comparable; {difference.why}."
 
 
 def enumerated(words: Sequence[str]) -> str:
@@ -265,7 +272,7 @@ def not_comparable(comparison: Comparison, shown: Collection[str | None]) -> str
     reasons: dict[str, list[str]] = {}
     for group in GROUPS:
         if group in marked:
-            why = ", ".join(one.label for one in differences if group in one.confounds)
+            why = ", ".join(difference.label for difference in differences if group in difference.confounds)
             reasons.setdefault(why, []).extend(comparison.comparability.called([group]))  # none of a kind that no run has
     reasons = {why: groups for why, groups in reasons.items() if groups}
     return "; ".join(f"{', '.join(groups)} ({why})" for why, groups in reasons.items())

@@ -1,4 +1,7 @@
-"""Settings and environment of a run as hashable values; None if unrecorded or not applicable."""
+"""Settings and environment of a run as hashable values.
+
+None if unrecorded or not applicable.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from ...core.plugins import BUILT_IN
 from ...core.units import Target, parse_bandwidth
 from ...records.text import bytes_text
 from ..runs.columns import reach
-from ..runs.run import Run, batch_text, examples_of, real_batch
+from ..runs.run import Run, batch_text, count_examples, real_batch
 
 Value = Callable[[Run], Any]
 # Packages of built-in backends, for runs that do not record them.
@@ -60,14 +63,17 @@ def shown_saving(value: tuple[str, bool]) -> str:
 
 
 def job_field(key: str, none: str | None = None, applies: Callable[[Run], bool] | None = None) -> Value:
-    """Read a field of the job, `none` if it is None, if it `applies`; its default if the run is older than the field."""
+    """Read a field of the job, `none` if it is None, if it `applies`.
+
+    Its default if the run is older than the field.
+    """
     default = Job.model_fields[key].default
 
     def value(run: Run) -> Any:
         if applies is not None and not applies(run):
             return None
-        found = run.job.get(key, default)
-        return none if found is None else tuple(found) if isinstance(found, list) else found
+        recorded = run.job.get(key, default)
+        return none if recorded is None else tuple(recorded) if isinstance(recorded, list) else recorded
 
     return value
 
@@ -95,8 +101,8 @@ def batch(key: str) -> Value:
 def update_examples(run: Run) -> Any:
     """Read the examples of an update: the global batch (sync), one worker's batch (async)."""
     key = "global_batch_size" if run.summary["mode"] == "sync" else "batch_size"
-    found = run.summary.get(key)
-    return batch(key)(run) if found is None or run.job.get("batch_tokens") is not None else real_batch(run.job, found)
+    size = run.summary.get(key)
+    return batch(key)(run) if size is None or run.job.get("batch_tokens") is not None else real_batch(run.job, size)
 
 
 def _occurring(values: Iterable[Any]) -> tuple[Any, ...] | None:
@@ -144,8 +150,8 @@ def memory(run: Run) -> Any:
 
 def link(run: Run) -> Any:
     """Read the nodes' fastest interface in bit/s; unrecorded for virtual ones."""
-    speeds = ([one.get("speed_bits_per_second") or 0 for one in (node.get("interfaces") or {}).values()] for node in run.nodes)
-    return _occurring(max(found) or None for found in speeds if found)
+    speeds = ([interface.get("speed_bits_per_second") or 0 for interface in (node.get("interfaces") or {}).values()] for node in run.nodes)
+    return _occurring(max(node_speeds) or None for node_speeds in speeds if node_speeds)
 
 
 def shape(run: Run) -> Any:
@@ -167,8 +173,8 @@ def precision(run: Run) -> Any:
 
 def device(run: Run) -> Any:
     """Read the used kind of device; in older runs the requested one."""
-    asked = run.job.get("device")
-    return run.summary.get("device_used") or (asked if asked in ("cpu", "gpu") else None)
+    requested = run.job.get("device")
+    return run.summary.get("device_used") or (requested if requested in ("cpu", "gpu") else None)
 
 
 def threads(run: Run) -> Any:
@@ -197,7 +203,7 @@ def budget(run: Run) -> tuple[str, int]:
     if steps is None:
         return "epochs", run.job.get("epochs") or DEFAULT_EPOCHS
     batch = run.summary["global_batch_size"] if run.summary["mode"] == "sync" else run.summary["batch_size"]
-    return "examples", examples_of(run.job, steps, batch)
+    return "examples", count_examples(run.job, steps, batch)
 
 
 def single_process(run: Run) -> bool:

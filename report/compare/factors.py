@@ -112,9 +112,9 @@ class Factor:
         """Return whether a difference between these runs changes their updates or order."""
         if self.key in MEASURED:
             return False
-        return bool(self.spoils(*runs) & LEARNT) or self.key in ("mode", "global_batch_size", "batch_size", "update_examples")
+        return bool(self.confounded_groups(*runs) & LEARNT) or self.key in ("mode", "global_batch_size", "batch_size", "update_examples")
 
-    def spoils(self, *runs: Run) -> frozenset[str]:
+    def confounded_groups(self, *runs: Run) -> frozenset[str]:
         """Return the kinds of figures that a difference between these runs confounds."""
         return self.confounds if self.also is None else self.confounds.union(*map(self.also, runs))
 

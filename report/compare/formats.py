@@ -20,7 +20,7 @@ from ..runs.columns import COLUMNS, Column
 from .cells import relative_to_first
 from .comparison import Comparison
 from .comparison_tables import ComparisonTable, above, below, default_tables, selected_table
-from .run_tables import aligned, columns_of, plain_table, to_text
+from .run_tables import aligned, plain_table, side_by_side_table, to_text
 
 _MAX_COLUMNS = 4  # by default, more runs have rows instead of columns
 _PROSE = 120  # maximum line length of sentences, and without a terminal of a table with columns
@@ -45,7 +45,7 @@ def as_text(comparison: Comparison, columns: Sequence[Column] = (), *, layout: s
 def _side_by_side(comparison: Comparison, layout: str, width: int | None) -> Table | None:
     if layout == "rows":
         return None
-    table = columns_of(comparison.entries, comparison.marks)
+    table = side_by_side_table(comparison.entries, comparison.marks)
     if layout == "columns":
         return table
     fits = max(map(text_width, to_text(table).splitlines())) <= (width or _PROSE)
@@ -89,9 +89,9 @@ def _pieces(block: ComparisonTable, width: int | None) -> list[ComparisonTable]:
 
 
 def _only(block: ComparisonTable, columns: Sequence[int]) -> ComparisonTable:
-    kept = [*range(block.names), *columns]
-    header, *rows = (tuple(row[index] for index in kept) for row in (block.header, *block.rows))
-    return replace(block, header=header, rows=tuple(rows), words=sum(index < block.words for index in kept))
+    columns_shown = [*range(block.names), *columns]
+    header, *rows = (tuple(row[index] for index in columns_shown) for row in (block.header, *block.rows))
+    return replace(block, header=header, rows=tuple(rows), words=sum(index < block.words for index in columns_shown))
 
 
 def as_markdown(comparison: Comparison, columns: Sequence[Column] = (), before: Sequence[str] = ()) -> str:
@@ -121,13 +121,13 @@ def as_csv(comparison: Comparison, columns: Sequence[Column] = ()) -> str:
     """Return a line per row: its settings, and its unrounded figures."""
     # ``…_sigma`` are standard deviations, ``…_n`` the number of runs of a mean, if contention leaves fewer; ``not_comparable`` has the
     # kinds of figures not comparable with the first row's.
-    ratios = {one.relative_key: relative_to_first(comparison.entries, one) for one in COLUMNS if one.better}
+    ratios = {column.relative_key: relative_to_first(comparison.entries, column) for column in COLUMNS if column.better}
     rows = []
     for index, (entry, settings) in enumerate(zip(comparison.entries, comparison.settings, strict=True)):
-        own: dict[str, Any] = {label: text for label, text in settings.items() if label != "run"}
-        values: dict[str, Any] = {"run": entry.label, **own, "runs": len(entry.runs)}
+        names: dict[str, Any] = {label: text for label, text in settings.items() if label != "run"}
+        values: dict[str, Any] = {"run": entry.label, **names, "runs": len(entry.runs)}
         values["not_comparable"] = "; ".join(comparison.comparability.called(comparison.marks[index]))
-        for key in [one.key for one in columns] or entry.figures:
+        for key in [column.key for column in columns] or entry.figures:
             if key != "run":
                 values |= _flat(key, entry.figures.get(key), entry.sigmas.get(key))
                 values[f"{key}_n"] = entry.counts.get(key)
@@ -139,23 +139,23 @@ def as_csv(comparison: Comparison, columns: Sequence[Column] = ()) -> str:
 
 def _flat(key: str, value: Any, sigma: Any) -> dict[str, Any]:
     if isinstance(value, list) and key.startswith("node_"):
-        found: dict[str, Any] = {}
+        by_node: dict[str, Any] = {}
         for node, item in enumerate(value):
             name = f"node_{node}_{key.removeprefix('node_')}"
-            found |= {name: item, f"{name}_sigma": None if sigma is None else sigma[node]}
-        return found
+            by_node |= {name: item, f"{name}_sigma": None if sigma is None else sigma[node]}
+        return by_node
     return {key: value, f"{key}_sigma": sigma}
 
 
 def write_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return rows as CSV, without empty columns ``…_sigma`` and ``…_n``; no text is a formula."""
     names = list(dict.fromkeys(name for row in rows for name in row))
-    kept = [name for name in names if not name.endswith(("_sigma", "_n")) or any(row.get(name) is not None for row in rows)]
+    columns_shown = [name for name in names if not name.endswith(("_sigma", "_n")) or any(row.get(name) is not None for row in rows)]
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(map(cell_text, kept))
+    writer.writerow(map(cell_text, columns_shown))
     for row in rows:
-        writer.writerow([_value(row.get(name)) for name in kept])
+        writer.writerow([_value(row.get(name)) for name in columns_shown])
     return stream.getvalue()
 
 

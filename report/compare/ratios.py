@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
 
-from ..runs.columns import COLUMNS, TIMED_FIGURES, metrics_at_the_end, metrics_of, reach
+from ..runs.columns import COLUMNS, TIMED_FIGURES, evaluation_metrics, metrics_at_the_end, reach
 from ..runs.cpu_starvation import cpu_starvation
 from ..runs.run import number
 
@@ -83,14 +83,14 @@ class Ratio:
 def better_by(pairs: Sequence[tuple[Sample, Sample]], better: int = 1) -> Ratio:
     """Return how many times better the first of each pair is, widened for contention."""
     # `better` is 1 where more of a figure is better, −1 where less is.
-    sides = [(one, other) if better > 0 else (other, one) for one, other in pairs]
-    found = ratio([(one.values, other.values) for one, other in sides])
+    sides = [(first, second) if better > 0 else (second, first) for first, second in pairs]
+    unwidened = ratio([(first.values, second.values) for first, second in sides])
     judged = all(sample.judged for pair in pairs for sample in pair)
     more, less = (math.fsum(pair[place].leeway for pair in pairs) / len(pairs) for place in (0, 1))  # of the first, of the second
-    if found.low is None or found.high is None:
-        return replace(found, judged=judged, leeway=(less, more))
-    low, high = _exp(math.log(found.low) - less), _exp(math.log(found.high) + more)
-    return replace(found, low=low, high=high, judged=judged, leeway=(less, more))
+    if unwidened.low is None or unwidened.high is None:
+        return replace(unwidened, judged=judged, leeway=(less, more))
+    low, high = _exp(math.log(unwidened.low) - less), _exp(math.log(unwidened.high) + more)
+    return replace(unwidened, low=low, high=high, judged=judged, leeway=(less, more))
 
 
 def ratio(pairs: Sequence[tuple[Values, Values]]) -> Ratio:
@@ -101,13 +101,13 @@ def ratio(pairs: Sequence[tuple[Values, Values]]) -> Ratio:
     and Satterthwaite, v² / Σ (((s²/n) / m²)² / (n − 1)) (B. L. Welch, Biometrika 34, 1947). Of one pair that is Welch's test.
     """
     sides = [_logarithms(values) for pair in pairs for values in pair]
-    differences = [_mean(one) - _mean(other) for one, other in zip(sides[::2], sides[1::2], strict=True)]
+    differences = [_mean(first) - _mean(second) for first, second in zip(sides[::2], sides[1::2], strict=True)]
     middle = math.fsum(differences) / len(pairs)
-    found = _exp(middle), tuple(map(_exp, differences))
+    means = _exp(middle), tuple(map(_exp, differences))
     if any(len(values) < 2 for values in sides):
-        return Ratio(found[0], None, None, found[1])
+        return Ratio(means[0], None, None, means[1])
     half = _half_width([(_variance(values) / len(values) / len(pairs) ** 2, len(values)) for values in sides])
-    return Ratio(found[0], _exp(middle - half), _exp(middle + half), found[1])
+    return Ratio(means[0], _exp(middle - half), _exp(middle + half), means[1])
 
 
 def geometric_mean(values: Values) -> float:
@@ -117,8 +117,8 @@ def geometric_mean(values: Values) -> float:
 
 def interval_of_mean(values: Values) -> tuple[float, float] | None:
     """Return the 95 % interval of a geometric mean (Student's t on logarithms), if known."""
-    found = interval_of_arithmetic_mean(_logarithms(values))
-    return None if found is None else (_exp(found[0]), _exp(found[1]))
+    interval = interval_of_arithmetic_mean(_logarithms(values))
+    return None if interval is None else (_exp(interval[0]), _exp(interval[1]))
 
 
 def _logarithms(values: Values) -> Values:
@@ -155,13 +155,13 @@ def _mean(values: Values) -> float:
 
 def repeats_that_would_tell(pairs: Sequence[tuple[Values, Values]]) -> int | None:
     """Return the repeats, up to `MAX_REPEATS_TOLD`, for a significant ratio with this scatter."""
-    found = ratio(pairs)
-    if not found.known:
+    observed = ratio(pairs)
+    if not observed.known:
         return None
     variances = [_variance(_logarithms(values)) / len(pairs) ** 2 for pair in pairs for values in pair]
-    already = 1 if found.sure else min(len(values) for pair in pairs for values in pair)  # were not enough
+    already = 1 if observed.sure else min(len(values) for pair in pairs for values in pair)  # were not enough
     for repeats in range(already + 1, MAX_REPEATS_TOLD + 1):
-        if _half_width([(variance / repeats, repeats) for variance in variances]) < abs(math.log(found.ratio)):
+        if _half_width([(variance / repeats, repeats) for variance in variances]) < abs(math.log(observed.ratio)):
             return repeats
     return None
 
@@ -190,7 +190,7 @@ def student_quantile(degrees_of_freedom: float, tests: int = 1) -> float:
 
 TRIMMED_FROM = 5  # from so many runs on, the fastest and the slowest are excluded, as in MLPerf training
 _AVERAGED = ("time_to_target_seconds", "eval_loss", "examples_per_second", "epochs", "train_seconds", "run_seconds", "init_seconds")
-_PATHS = {one.key: one.path for one in COLUMNS}
+_PATHS = {column.key: column.path for column in COLUMNS}
 FIGURES = {key.removeprefix("eval_"): _PATHS[key] for key in _AVERAGED}  # averaged figures, and their paths in a summary
 
 
@@ -204,12 +204,12 @@ def aggregate(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     staying, dropped = drop_fastest_and_slowest(summaries)
     timed = [summary for summary in staying if cpu_starvation(summary) is None] or staying
     with_target = summaries[0]["target"] is not None
-    evaluated = dict.fromkeys(name for summary in summaries for name in metrics_of(summary.get("eval")))
+    evaluated = dict.fromkeys(name for summary in summaries for name in evaluation_metrics(summary.get("eval")))
     metrics = {name: ("eval", name) for name in evaluated if name not in FIGURES}
     at_the_end = dict.fromkeys(name for summary in summaries for name in metrics_at_the_end(summary))
     metrics |= {f"end_{name}": ("translated", name) for name in at_the_end}
-    target, *others = FIGURES
-    found = {name: {**FIGURES, **metrics}[name] for name in (target, *metrics, *others)}
+    target, *further = FIGURES
+    paths = {name: {**FIGURES, **metrics}[name] for name in (target, *metrics, *further)}
     return {
         "runs": len(summaries),
         "converged": sum(bool(summary["target_reached"]) for summary in summaries) if with_target else None,
@@ -217,14 +217,14 @@ def aggregate(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "contended": [summary["run"] for summary in summaries if cpu_starvation(summary) is not None],
         "figures": {
             name: _statistics([number(reach(summary, path)) for summary in (timed if name in TIMED_FIGURES else staying)])
-            for name, path in found.items()
+            for name, path in paths.items()
         },
     }
 
 
 def _statistics(values: Sequence[float | None]) -> dict[str, Any] | None:
-    found = estimate(values)
-    return None if found is None else asdict(found)
+    mean = estimate(values)
+    return None if mean is None else asdict(mean)
 
 
 def drop_fastest_and_slowest(summaries: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
@@ -233,7 +233,7 @@ def drop_fastest_and_slowest(summaries: Sequence[Mapping[str, Any]]) -> tuple[li
     # target is the slowest; if several did, none is excluded. Runs with CPU contention come last and are neither, if there are others.
     with_target = summaries[0]["target"] is not None
     timed = [summary for summary in summaries if cpu_starvation(summary) is None] or summaries
-    contended = [summary for summary in summaries if not any(summary is each for each in timed)]
+    contended = [summary for summary in summaries if not any(summary is timed_summary for timed_summary in timed)]
     ordered = sorted(timed, key=lambda summary: _duration(summary, with_target))
     missed = sum(not summary["target_reached"] for summary in summaries) if with_target else 0
     if len(ordered) < TRIMMED_FROM or missed > 1:
@@ -248,7 +248,10 @@ def _duration(summary: Mapping[str, Any], with_target: bool) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The mean of a figure's repeats, and their standard deviation (n − 1; None for one value or a non-finite one)."""
+    """The mean of a figure's repeats, and their standard deviation.
+
+    It is that of n − 1; None for one value or a non-finite one.
+    """
 
     mean: float
     sigma: float | None
@@ -266,9 +269,9 @@ class Estimate:
         return Estimate(self.mean * factor, None if self.sigma is None else self.sigma * factor, self.values)
 
 
-def estimate(found: Sequence[float | None]) -> Estimate | None:
+def estimate(figures: Sequence[float | None]) -> Estimate | None:
     """Return the mean of a figure's known repeats, if any."""
-    values = [value for value in found if value is not None]
+    values = [value for value in figures if value is not None]
     if not values:
         return None
     if not all(map(math.isfinite, values)):

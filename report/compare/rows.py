@@ -12,7 +12,7 @@ from ...records.store.jsonl import finite_json
 from ..runs.columns import COLUMNS, TIMED_FIGURES, row
 from ..runs.cpu_starvation import cpu_starvation
 from ..runs.run import Run, measurements, number
-from .comparability import alike
+from .comparability import group_equal_runs
 from .factors import Factor
 from .ratios import common_name, drop_fastest_and_slowest, estimate
 
@@ -53,18 +53,18 @@ class Row:
 def make_entries(runs: Sequence[Run], *, fold: bool = True, by: Sequence[Factor] = ()) -> list[Row]:
     """Return the rows in order; with `fold`, repeats that agree in `by` are one row."""
     if not fold:
-        return _unique_labels([entry_of([run]) for run in runs])
+        return _unique_labels([make_entry([run]) for run in runs])
     firsts = [copies[0] for copies in measurements(runs)]
-    return _unique_labels([entry_of(group) for group in alike(firsts, without={"seed"}, by=by)])
+    return _unique_labels([make_entry(group) for group in group_equal_runs(firsts, without={"seed"}, by=by)])
 
 
-def tells_apart(rows: Sequence[Row], settings: Sequence[Factor], other: Factor) -> bool:
+def tells_apart(rows: Sequence[Row], settings: Sequence[Factor], factor: Factor) -> bool:
     """Return whether rows with equal values of some settings differ in another one."""
-    found: dict[tuple[Any, ...], set[Any]] = {}
+    values_by_settings: dict[tuple[Any, ...], set[Any]] = {}
     for entry in rows:
         run = entry.runs[0]
-        found.setdefault(tuple(one.value(run) for one in settings), set()).add(other.value(run))
-    return any(len(values) > 1 for values in found.values())
+        values_by_settings.setdefault(tuple(setting.value(run) for setting in settings), set()).add(factor.value(run))
+    return any(len(values) > 1 for values in values_by_settings.values())
 
 
 def _unique_labels(entries: Sequence[Row]) -> list[Row]:
@@ -75,7 +75,7 @@ def _unique_labels(entries: Sequence[Row]) -> list[Row]:
     ]
 
 
-def entry_of(runs: Sequence[Run]) -> Row:
+def make_entry(runs: Sequence[Run]) -> Row:
     """Return the row of the runs of one job, at least one."""
     summaries = [run.summary for run in runs]
     converged = None if summaries[0]["target"] is None else sum(bool(summary["target_reached"]) for summary in summaries)
@@ -87,8 +87,8 @@ def entry_of(runs: Sequence[Run]) -> Row:
     void = dict.fromkeys(TIMED_FIGURES) if not all(contended) else {}
     rows = [{**row(summary), **(void if cpu_starvation(summary) is not None else {})} for summary in (*staying, *dropped)]
     columns, every = _columns(rows[: len(staying)]), _columns(rows)
-    settings = {one.key for one in COLUMNS if not one.averaged}
-    together = {name: _alike_or_none(found) if name in settings else _together(found) for name, found in columns.items()}
+    settings = {column.key for column in COLUMNS if not column.averaged}
+    together = {name: _equal_or_none(values) if name in settings else _combined(values) for name, values in columns.items()}
     figures = {name: value for name, (value, _) in together.items()}
     sigmas = {name: sigma for name, (_, sigma) in together.items() if sigma is not None}
     half_widths = {name: _half_widths(every[name]) for name in sigmas}
@@ -101,34 +101,37 @@ def entry_of(runs: Sequence[Run]) -> Row:
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    return {name: [one.get(name) for one in rows] for name in dict.fromkeys(name for one in rows for name in one)}
+    return {
+        name: [row_figures.get(name) for row_figures in rows]
+        for name in dict.fromkeys(name for row_figures in rows for name in row_figures)
+    }
 
 
-def _alike_or_none(values: Sequence[Any]) -> tuple[Any, None]:
+def _equal_or_none(values: Sequence[Any]) -> tuple[Any, None]:
     return (values[0] if all(value == values[0] for value in values) else None), None
 
 
-def _together(values: Sequence[Any]) -> tuple[Any, Any]:
+def _combined(values: Sequence[Any]) -> tuple[Any, Any]:
     known = [value for value in values if value is not None]
     if any(isinstance(value, list) for value in known):
         return _lists(known)
     numbers = [None if isinstance(value, bool) else number(value) for value in known]
     if None in numbers or (known and isinstance(known[0], int) and len(set(known)) == 1):
-        return _alike_or_none(known)
-    found = estimate(numbers)
-    return (None, None) if found is None else (finite_json(found.mean), found.sigma)
+        return _equal_or_none(known)
+    mean = estimate(numbers)
+    return (None, None) if mean is None else (finite_json(mean.mean), mean.sigma)
 
 
 def _half_widths(values: Sequence[Any]) -> Any:
     known = [value for value in values if value is not None]
     if any(isinstance(value, list) for value in known):
         return [_half_widths(items) for items in zip_longest(*known)]
-    found = estimate([number(value) for value in known])
-    return None if found is None else found.half_width
+    mean = estimate([number(value) for value in known])
+    return None if mean is None else mean.half_width
 
 
 def _lists(known: Sequence[Sequence[Any]]) -> tuple[Any, Any]:
     if len({len(value) for value in known}) > 1 or any(isinstance(item, str) for value in known for item in value):
         return (list(known[0]) if all(value == known[0] for value in known) else None), None
-    pairs = [_together(items) for items in zip(*known, strict=True)]
+    pairs = [_combined(items) for items in zip(*known, strict=True)]
     return [value for value, _ in pairs], [sigma for _, sigma in pairs]

@@ -21,7 +21,7 @@ from ..runs.columns import COLUMNS, IN_TRAINING, Column, node_columns, run_colum
 from ..runs.run import Run, batch_text, diverged_text
 from .caveats import changed_text
 from .cells import MARK, cell, cells, named_node, node_lines, relative
-from .rows import Row, entry_of
+from .rows import Row, make_entry
 
 ACROSS_MODES = (
     "A step is one update of the parameters: of the global batch in sync mode, of one worker's batch in async mode.\n"
@@ -43,7 +43,7 @@ def one_run(summary: Mapping[str, Any], job: Mapping[str, Any] | None = None, pa
     """Return the end-of-run table: the figures, then what each node used."""
     # `job` is the run's ``job.json``, with the segments of a resumed run; `path` the run directory, for a suggested command.
     run = Run.of_documents(summary, job or {}, label=str(summary["run"]))
-    entry = _as_shown(entry_of([run]))
+    entry = _as_shown(make_entry([run]))
     main = plain_table(show_header=False)
     main.add_column(no_wrap=True)
     main.add_column(no_wrap=True)
@@ -57,24 +57,24 @@ def one_run(summary: Mapping[str, Any], job: Mapping[str, Any] | None = None, pa
 
 
 def _settings(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for one in _setting_lines():
-        label, value = one.label, figures[one.key]
-        if one.key == "global_batch_size" and figures["mode"] == "async":  # an update is of one worker's batch
+    for column in _setting_lines():
+        label, value = column.label, figures[column.key]
+        if column.key == "global_batch_size" and figures["mode"] == "async":  # an update is of one worker's batch
             label, value = "batch of an update", figures["batch_size"]
         if value is not None:
-            yield label, one_line(one.show(value))
+            yield label, one_line(column.show(value))
 
 
 def _setting_lines() -> list[Column]:
-    return sorted((one for one in COLUMNS if one.setting), key=lambda one: one.setting)
+    return sorted((column for column in COLUMNS if column.setting), key=lambda column: column.setting)
 
 
 def _results(entry: Row) -> Iterator[tuple[str, str]]:
     figures = entry.figures
-    for one in run_columns(entry.runs):
-        if figures.get(one.key) is not None and not one.derived:
-            mean = f" (mean of the last {min(FINAL_LOSS_UPDATES, figures['steps'])} updates)" if one.key == "final_train_loss" else ""
-            yield one.label, one.show(figures[one.key]) + mean
+    for column in run_columns(entry.runs):
+        if figures.get(column.key) is not None and not column.derived:
+            mean = f" (mean of the last {min(FINAL_LOSS_UPDATES, figures['steps'])} updates)" if column.key == "final_train_loss" else ""
+            yield column.label, column.show(figures[column.key]) + mean
 
 
 def _outcomes(entry: Row, path: Path | None) -> Iterator[tuple[str, str]]:
@@ -102,14 +102,14 @@ def _not_translated(summary: Mapping[str, Any], run: Run, path: Path | None) -> 
     return f"not translated: trainer evaluate {one_line(shlex.quote(str(path)))}" if path is not None and saved else "not translated"
 
 
-def _patience(found: Mapping[str, Any], run: Run) -> str:
-    since = count_text(found["without_improvement"])
-    metric = next((info.label for info in run.metrics if info.name == found["metric"]), one_line(found["metric"]))
-    evaluations = "evaluation" if found["without_improvement"] == 1 else "evaluations"
+def _patience(patience: Mapping[str, Any], run: Run) -> str:
+    since = count_text(patience["without_improvement"])
+    metric = next((info.label for info in run.metrics if info.name == patience["metric"]), one_line(patience["metric"]))
+    evaluations = "evaluation" if patience["without_improvement"] == 1 else "evaluations"
     ended = f"ended by {since} {evaluations} without a better {metric}"
-    if found["best"] is None:
+    if patience["best"] is None:
         return ended
-    return f"{ended}: best {figure_text(found['metric'], found['best'])} after {count_text(found['best_step'])} updates"
+    return f"{ended}: best {figure_text(patience['metric'], patience['best'])} after {count_text(patience['best_step'])} updates"
 
 
 def _as_shown(entry: Row) -> Row:
@@ -123,22 +123,24 @@ def _as_shown(entry: Row) -> Row:
 
 
 def _nodes(entry: Row, pss: bool) -> Table:
-    columns = [one for one in node_columns() if not one.derived and (pss or one.key != _PSS)]
+    columns = [column for column in node_columns() if not column.derived and (pss or column.key != _PSS)]
     table = plain_table()
     table.add_column("node", no_wrap=True)
-    for one in columns:
-        table.add_column(one.label.removesuffix(IN_TRAINING), justify="right", no_wrap=True)
+    for column in columns:
+        table.add_column(column.label.removesuffix(IN_TRAINING), justify="right", no_wrap=True)
     for node, label in node_lines([entry]):
-        table.add_row(label, *(cell(entry, one, node=node) for one in columns))
+        table.add_row(label, *(cell(entry, column, node=node) for column in columns))
     return table
 
 
-def columns_of(entries: Sequence[Row], marks: Sequence[Collection[str]]) -> Table:
+def side_by_side_table(entries: Sequence[Row], marks: Sequence[Collection[str]]) -> Table:
     """Return a table with a column per row of a comparison; `marks` are by row."""
     shown = [_as_shown(entry) for entry in entries]
     main = _figure_lines(shown, marks)
     nodes = [
-        (named_node(node, label, one.label), cells(shown, marks, one, node)) for node, label in node_lines(shown) for one in node_columns()
+        (named_node(node, label, column.label), cells(shown, marks, column, node))
+        for node, label in node_lines(shown)
+        for column in node_columns()
     ]
     table = plain_table()
     table.add_column("", no_wrap=True)
@@ -152,14 +154,14 @@ def columns_of(entries: Sequence[Row], marks: Sequence[Collection[str]]) -> Tabl
 
 def _figure_lines(entries: Sequence[Row], marks: Sequence[Collection[str]]) -> list[tuple[str, list[str]]]:
     lines = [
-        (one.label, [one_line(one.show(entry.figures[one.key])) for entry in entries])
-        for one in _setting_lines()
-        if one.key != "exchange" or len({entry.figures["exchange"] for entry in entries} - {None}) > 1
+        (column.label, [one_line(column.show(entry.figures[column.key])) for entry in entries])
+        for column in _setting_lines()
+        if column.key != "exchange" or len({entry.figures["exchange"] for entry in entries} - {None}) > 1
     ]
-    for one in run_columns(run for entry in entries for run in entry.runs):
-        lines.append((one.label, cells(entries, marks, one)))
-        if one.better and (one.group != TARGET or any(entry.converged is not None for entry in entries)):
-            lines.append((f"  relative to {entries[0].label}", relative(entries, marks, one)))
+    for column in run_columns(run for entry in entries for run in entry.runs):
+        lines.append((column.label, cells(entries, marks, column)))
+        if column.better and (column.group != TARGET or any(entry.converged is not None for entry in entries)):
+            lines.append((f"  relative to {entries[0].label}", relative(entries, marks, column)))
     if any((entry.figures["nodes_sharing_cores"] or 1) > 1 for entry in entries):
         lines.append(("nodes sharing cores", [count_text(entry.figures["nodes_sharing_cores"]) for entry in entries]))
     return lines

@@ -48,29 +48,33 @@ _CREATED = Column("created_at", "when", listed=(40, 3))
 _METRICS = (20, 10)  # places of metrics in the list, as of `Column.listed`
 
 
-def runs_table(rows: Sequence[Row], width: int | None = None, asked: Sequence[str] = ()) -> tuple[str, list[str]]:
+def runs_table(rows: Sequence[Row], width: int | None = None, requested: Sequence[str] = ()) -> tuple[str, list[str]]:
     """Return a table of `rows`, and the titles dropped to fit `width` characters (None: any)."""
-    # Names are never shortened, as other commands take them. Figures `asked` for (keys of a row) always have a column.
-    metrics = [Column(figure, show=partial(_any, figure), listed=_METRICS) for figure in _evaluated(rows, asked)]
-    usual = sorted((one for one in (*COLUMNS, _CREATED, *metrics) if any(one.listed)), key=lambda one: one.listed[0])
-    others = [Column(figure, show=partial(_any, figure)) for figure in dict.fromkeys(asked) if figure not in {one.key for one in usual}]
-    columns = [*usual, *others]
-    cells = {one.key: [_title(one), *(_printable(_text(one, row)) for row in rows)] for one in columns}
+    # Names are never shortened, as other commands take them. The `requested` figures (keys of a row) always have a column.
+    metrics = [Column(figure, show=partial(_any, figure), listed=_METRICS) for figure in _evaluated(rows, requested)]
+    usual = sorted((column for column in (*COLUMNS, _CREATED, *metrics) if any(column.listed)), key=lambda column: column.listed[0])
+    further = [
+        Column(figure, show=partial(_any, figure)) for figure in dict.fromkeys(requested) if figure not in {column.key for column in usual}
+    ]
+    columns = [*usual, *further]
+    cells = {column.key: [_title(column), *(_printable(_text(column, row)) for row in rows)] for column in columns}
     widths = {key: max(map(text_width, texts)) for key, texts in cells.items()}
-    left_out: list[str] = []
-    for one in sorted((one for one in reversed(columns) if one.listed[1] and one.key not in asked), key=lambda one: one.listed[1]):
-        if width is None or sum(widths[kept.key] for kept in columns) + len(GAP) * (len(columns) - 1) <= width:
+    dropped: list[str] = []
+    for column in sorted(
+        (column for column in reversed(columns) if column.listed[1] and column.key not in requested), key=lambda column: column.listed[1]
+    ):
+        if width is None or sum(widths[column.key] for column in columns) + len(GAP) * (len(columns) - 1) <= width:
             break
-        columns.remove(one)
-        left_out.append(_title(one))
-    right = [one.show is not plain and holds_figures(cells[one.key][1:]) for one in columns]
-    lines = plain_lines([cells[one.key] for one in columns], right)
+        columns.remove(column)
+        dropped.append(_title(column))
+    right = [column.show is not plain and holds_figures(cells[column.key][1:]) for column in columns]
+    lines = plain_lines([cells[column.key] for column in columns], right)
     notes = ["", *textwrap.wrap(SYNTHETIC, width or len(SYNTHETIC))] if any(row["synthetic"] for row in rows) else []
-    return "\n".join([*lines, *notes]) + "\n", left_out
+    return "\n".join([*lines, *notes]) + "\n", dropped
 
 
-def _text(one: Column, row: Row) -> str:
-    return _TEXTS[one.key](row) if one.key in _TEXTS else one.show(row.get(one.key))
+def _text(column: Column, row: Row) -> str:
+    return _TEXTS[column.key](row) if column.key in _TEXTS else column.show(row.get(column.key))
 
 
 def _any(figure: str, value: Any) -> str:
@@ -80,21 +84,21 @@ def _any(figure: str, value: Any) -> str:
     )
 
 
-def _title(one: Column) -> str:
-    if one.listed not in (_METRICS, (0, 0)):
-        return one.names[0].replace("_", " ") if one.names else one.header
-    if one.key.startswith("end_"):
-        return f"{one.key.removeprefix('end_').replace('_', ' ')} at the end"
-    return one.key.replace("eval_", "").replace("_", " ") if one.key.startswith(("eval_", "best_eval_")) else one.key
+def _title(column: Column) -> str:
+    if column.listed not in (_METRICS, (0, 0)):
+        return column.names[0].replace("_", " ") if column.names else column.header
+    if column.key.startswith("end_"):
+        return f"{column.key.removeprefix('end_').replace('_', ' ')} at the end"
+    return column.key.replace("eval_", "").replace("_", " ") if column.key.startswith(("eval_", "best_eval_")) else column.key
 
 
-def _evaluated(rows: Sequence[Row], asked: Sequence[str]) -> list[str]:
+def _evaluated(rows: Sequence[Row], requested: Sequence[str]) -> list[str]:
     """Return the keys of the metrics to show: the accuracy if known or requested, then others."""
     # Final metrics come first, as they are of more sentences. The error is shown if a run has it without an accuracy.
     own_error = any(row.get("eval_error") is not None and row.get("eval_accuracy") is None for row in rows)
-    others = [figure for figure in metric_figures(rows) if figure.startswith(("eval_", "end_"))]
-    further = [*(["eval_error"] if own_error else []), *sorted(others, key=lambda figure: not figure.startswith("end_"))]
-    has_accuracy = not further or "eval_accuracy" in asked or any(row["eval_accuracy"] is not None for row in rows)
+    further_metrics = [figure for figure in metric_figures(rows) if figure.startswith(("eval_", "end_"))]
+    further = [*(["eval_error"] if own_error else []), *sorted(further_metrics, key=lambda figure: not figure.startswith("end_"))]
+    has_accuracy = not further or "eval_accuracy" in requested or any(row["eval_accuracy"] is not None for row in rows)
     return [*(["eval_accuracy"] if has_accuracy else []), *further]
 
 

@@ -1,10 +1,11 @@
-"""Columns: what rows, tables, lists, CSV, LaTeX and `--metric` show of a run, each declared once in `COLUMNS`."""
+"""Columns of rows, tables, lists, CSV and LaTeX, each declared once in `COLUMNS`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from ...core.errors import UsageError
@@ -32,18 +33,21 @@ def plain(value: Any) -> str:
     return UNKNOWN if value is None else str(value)
 
 
-def decimal(value: float | None) -> str:
-    """Return a figure with two decimals."""
-    return number_text(value, 2)
-
-
-def bytes_rate(value: float | None) -> str:
-    """Return bytes per second."""
-    return bytes_text(value, per_second=True)
+decimal = partial(number_text, digits=2)
 
 
 def _percent(value: float | None) -> str:
     return UNKNOWN if value is None else f"{100 * value:.0f}%"
+
+
+SPEEDS = ("examples/s", "steps/s")
+_SHOWN: Mapping[str, Show] = {
+    **dict.fromkeys(SPEEDS, partial(rate_text, unit="")),
+    "s": duration_text,
+    "bytes": bytes_text,
+    "bytes/s": partial(bytes_text, per_second=True),
+    "%": _percent,
+}  # how figures of a unit are shown
 
 
 def _batch(value: float | str | None) -> str:
@@ -57,7 +61,10 @@ def _error(figures: Mapping[str, Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A figure of a run: its key in a flat row, and how tables show it. Keys that begin with ``node_`` have a value per node."""
+    """A figure of a run: its key in a flat row, and how tables show it.
+
+    Keys that begin with ``node_`` have a value per node.
+    """
 
     key: str
     label: str = ""  # by default the key in words
@@ -73,16 +80,18 @@ class Column:
     learning: bool = False  # whether in the table of learning with a row per run, as all figures of `LEARNING` are
     listed: tuple[int, int] = (0, 0)  # place in the list of runs, and in the order of those dropped on a narrow terminal (0: never)
     only_with: str = ""  # shown only if a run's summary has this figure
-    of: Callable[[Mapping[str, Any]], Any] | None = None  # computes it from a row's other figures; `path` then has its type alone
+    compute: Callable[[Mapping[str, Any]], Any] | None = None  # from a row's other figures; `path` then has its type alone
     derived: bool = False  # follows from others, so the table of one run omits it
     averaged: bool = True  # whether the mean of repeats has a meaning
+    unit: str = ""  # of the values; that of a speed is its label, and texts by `_SHOWN` have it
 
     def __post_init__(self) -> None:
-        """Set what follows from the key."""
-        label = self.label or self.key.replace("_", " ")
+        """Set what follows from key and unit."""
+        label = self.label or (self.unit if self.unit in SPEEDS else self.key.replace("_", " "))
         key, fields = self.key.removeprefix("node_"), (NodeSummary if self.of_node else Summary).model_fields
         path = self.path or ((key,) if key in fields else tuple(key.rsplit("_", 1)))
-        for name, value in (("label", label), ("header", self.header or label), ("path", path)):
+        show = _SHOWN.get(self.unit, plain) if self.show is plain else self.show
+        for name, value in (("label", label), ("header", self.header or label), ("path", path), ("show", show)):
             object.__setattr__(self, name, value)
 
     @property
@@ -131,33 +140,42 @@ COLUMNS: tuple[Column, ...] = (
     Column("updates_applied"),
     Column("examples", show=count_text, line=2),
     Column("epochs", show=decimal),
-    Column("examples_per_second", "examples/s", partial(rate_text, unit=""), SPEED, better=1, line=3, speed=1, listed=(9, 100)),
-    Column("steps_per_second", "steps/s", partial(rate_text, unit=""), STEPS, line=4, speed=2),
-    Column("init_seconds", "start-up time", duration_text, SPEED, line=6, speed=5),
-    Column("train_seconds", "training time", duration_text, TIME, line=7, speed=4),
-    Column("profile_seconds", "profiling time", duration_text, None, "profiling", line=18, only_with="profiled_updates"),
+    Column("examples_per_second", unit="examples/s", group=SPEED, better=1, line=3, speed=1, listed=(9, 100)),
+    Column("steps_per_second", unit="steps/s", group=STEPS, line=4, speed=2),
+    Column("init_seconds", "start-up time", unit="s", group=SPEED, line=6, speed=5),
+    Column("train_seconds", "training time", unit="s", group=TIME, line=7, speed=4),
+    Column("profile_seconds", "profiling time", unit="s", header="profiling", line=18, only_with="profiled_updates"),
     Column("profiled_updates", "profiled updates", count_text, None, "profiled", line=17, only_with="profiled_updates"),
-    Column("run_seconds", "run time (after start-up)", duration_text, TIME, "run time", names=("time",), line=5, speed=3),
-    Column("total_seconds", "total time", duration_text, TIME),
+    Column("run_seconds", "run time (after start-up)", unit="s", group=TIME, header="run time", names=("time",), line=5, speed=3),
+    Column("total_seconds", "total time", unit="s", group=TIME),
     Column("final_train_loss", "final train loss", number_text, LOSS, "train loss", names=("train_loss",), line=8),
     Column("target"),
     Column("target_reached"),
     Column(
-        "time_to_target_seconds", "time to target", duration_text, TARGET, better=-1, names=("time_to_target",), line=12, listed=(30, 9)
+        "time_to_target_seconds", "time to target", unit="s", group=TARGET, better=-1, names=("time_to_target",), line=12, listed=(30, 9)
     ),
     Column("restarts", show=count_text, line=14, only_with="restarts", averaged=False),
-    Column("restart_seconds_lost", "lost by restarts", duration_text, None, "lost", line=15, only_with="restarts"),
+    Column("restart_seconds_lost", "lost by restarts", unit="s", header="lost", line=15, only_with="restarts"),
     Column("worker_restarts", averaged=False),
-    Column("worker_absent_seconds", "workers absent", duration_text, None, "absent", line=16, only_with="restarts"),
+    Column("worker_absent_seconds", "workers absent", unit="s", header="absent", line=16, only_with="restarts"),
     Column("eval_loss", "test loss", number_text, LOSS, names=("loss",), line=9, listed=(10, 7)),
     Column("eval_accuracy", "test accuracy", number_text, METRICS, header="accuracy", names=("accuracy",), line=10),
     Column("best_eval_accuracy", "best accuracy", number_text, METRICS),
-    Column("step_seconds_p50", "median step", seconds_text, STEPS),
-    Column("step_seconds_p95", "step, 95th percentile", seconds_text, STEPS),
+    Column("step_seconds_p50", "median step", seconds_text, STEPS, unit="s"),
+    Column("step_seconds_p95", "step, 95th percentile", seconds_text, STEPS, unit="s"),
     Column("group_size", path=("step_seconds", "group_size")),
-    Column("staleness_mean", "mean staleness (updates)", decimal, header="staleness", names=("staleness",), line=13, learning=True),
-    Column("staleness_p95", "staleness p95", decimal),
-    Column("staleness_max", "staleness max", decimal),
+    Column(
+        "staleness_mean",
+        "mean staleness (updates)",
+        decimal,
+        header="staleness",
+        unit="updates",
+        names=("staleness",),
+        line=13,
+        learning=True,
+    ),
+    Column("staleness_p95", "staleness p95", decimal, unit="updates"),
+    Column("staleness_max", "staleness max", decimal, unit="updates"),
     Column(
         "eval_error",
         "test error",
@@ -165,46 +183,56 @@ COLUMNS: tuple[Column, ...] = (
         METRICS,
         header="error",
         path=("eval", "accuracy"),
-        of=_error,
+        compute=_error,
         names=("error",),
         line=11,
         derived=True,
     ),
     Column("node_cpu_cores_used_mean", "CPU cores used", decimal, RESOURCES, header="CPU cores", names=("cpu",), line=1),
-    Column("node_cpu_fraction_mean", "CPU share", _percent, RESOURCES, "CPU", line=2, derived=True),
-    Column("node_memory_rss_bytes_max", "peak RSS", bytes_text, RESOURCES, names=("memory",), line=3),
-    Column("node_memory_pss_bytes_max", "sampled PSS", bytes_text, RESOURCES, names=("pss",), line=4),
-    Column("node_network_sent_bytes_per_second", "sent over the whole run", bytes_rate, RESOURCES, names=("sent",)),
-    Column("node_network_received_bytes_per_second", "received over the whole run", bytes_rate, RESOURCES, names=("received",)),
-    Column("node_network_sent_bytes_per_train_second", f"sent{IN_TRAINING}", bytes_rate, RESOURCES, names=("sent_in_training",), line=5),
+    Column("node_cpu_fraction_mean", "CPU share", unit="%", group=RESOURCES, header="CPU", line=2, derived=True),
+    Column("node_memory_rss_bytes_max", "peak RSS", unit="bytes", group=RESOURCES, names=("memory",), line=3),
+    Column("node_memory_pss_bytes_max", "sampled PSS", unit="bytes", group=RESOURCES, names=("pss",), line=4),
+    Column("node_network_sent_bytes_per_second", "sent over the whole run", unit="bytes/s", group=RESOURCES, names=("sent",)),
+    Column("node_network_received_bytes_per_second", "received over the whole run", unit="bytes/s", group=RESOURCES, names=("received",)),
+    Column(
+        "node_network_sent_bytes_per_train_second",
+        f"sent{IN_TRAINING}",
+        unit="bytes/s",
+        group=RESOURCES,
+        names=("sent_in_training",),
+        line=5,
+    ),
     Column(
         "node_network_received_bytes_per_train_second",
         f"received{IN_TRAINING}",
-        bytes_rate,
-        RESOURCES,
+        unit="bytes/s",
+        group=RESOURCES,
         names=("received_in_training",),
         line=6,
     ),
 )
-FIGURES: tuple[str, ...] = tuple(one.key for one in COLUMNS)  # keys of every row, in order
+FIGURES: tuple[str, ...] = tuple(column.key for column in COLUMNS)  # keys of every row, in order
 # Figures that depend on CPU contention: all of work, but not memory.
-TIMED_FIGURES = frozenset(one.key for one in COLUMNS if one.group in WORK and one.show is not bytes_text)
+TIMED_FIGURES = frozenset(column.key for column in COLUMNS if column.group in WORK and column.unit != "bytes")
+_PATHS = tuple((column.key, column.path, column.of_node) for column in COLUMNS)
+_COMPUTED = {column.key: column.compute for column in COLUMNS if column.compute is not None}
 _OF_METRICS = ("eval_", "best_eval_", "end_")
-_BESIDE_SCORES = frozenset(("split", "step", "sentences", "signature", "seconds"))  # other keys of a summary's final translation
+_NO_SCORES = frozenset(("split", "step", "sentences", "signature", "seconds"))  # other keys of a summary's final translation
 
 
 def figure_type(name: str) -> Any:
-    """Return the pydantic type of one of `FIGURES`; each may be None. Raises KeyError."""
-    one = {one.key: one for one in COLUMNS}[name]
-    return list[summary_type(("per_node", *one.path))] if one.of_node else summary_type(one.path)  # type: ignore[misc]
+    """Return the pydantic type of column of `FIGURES`; each may be None. Raises KeyError."""
+    column = {column.key: column for column in COLUMNS}[name]
+    return list[summary_type(("per_node", *column.path))] if column.of_node else summary_type(column.path)  # type: ignore[misc]
 
 
 def metric_figures(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the keys of rows that are not in `FIGURES`: further metrics, each once, in order."""
-    return list(dict.fromkeys(name for row in rows for name in row if name not in FIGURES and name.startswith(_OF_METRICS)))
+    names = dict.fromkeys(chain.from_iterable(rows))
+    return [name for name in names if name not in FIGURES and name.startswith(_OF_METRICS)]
 
 
-def metrics_of(evaluation: Mapping[str, Any] | None) -> dict[str, Any]:
+def evaluation_metrics(evaluation: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the metrics of an evaluation in a summary, by name."""
     return {name: value for name, value in (evaluation or {}).items() if name not in RESERVED_NAMES}
 
@@ -212,16 +240,16 @@ def metrics_of(evaluation: Mapping[str, Any] | None) -> dict[str, Any]:
 def metrics_at_the_end(summary: Mapping[str, Any]) -> dict[str, Any]:
     """Return the scores of the final translation, by name."""
     scores = summary.get("translated") or {}
-    return {name: value for name, value in scores.items() if name not in _BESIDE_SCORES and value is not None}
+    return {name: value for name, value in scores.items() if name not in _NO_SCORES and value is not None}
 
 
 def row(summary: Mapping[str, Any]) -> dict[str, Any]:
     """Return a summary as a flat row; ``node_`` figures are lists in node order."""
     nodes = summary["per_node"]
-    flat = {one.key: [reach(node, one.path) for node in nodes] if one.of_node else reach(summary, one.path) for one in COLUMNS}
-    flat |= {one.key: one.of(flat) for one in COLUMNS if one.of is not None}
+    flat = {key: [reach(node, path) for node in nodes] if of_node else reach(summary, path) for key, path, of_node in _PATHS}
+    flat |= {key: compute(flat) for key, compute in _COMPUTED.items()}
     for kind in ("eval", "best_eval"):
-        flat.update({f"{kind}_{name}": value for name, value in metrics_of(summary.get(kind)).items()})
+        flat.update({f"{kind}_{name}": value for name, value in evaluation_metrics(summary.get(kind)).items()})
     return flat | {f"end_{name}": value for name, value in metrics_at_the_end(summary).items()}
 
 
@@ -229,7 +257,7 @@ def reach(value: Any, path: Sequence[str]) -> Any:
     """Return the value at a path of keys; None if null or missing."""
     for name in path:
         if value is None:
-            return None
+            break
         value = value.get(name)
     return value
 
@@ -263,39 +291,46 @@ def run_columns(runs: Iterable[Run]) -> list[Column]:
     """Return the lines of a table of figures of these runs, with their own metrics."""
     # The error, 1 − accuracy, has a line if a run has the accuracy of a classifier, and none a metric of that name.
     known = list(runs)
-    lines = sorted((one for one in COLUMNS if one.line and not one.of_node), key=lambda one: one.line)
-    lines = [one for one in lines if not one.only_with or any(run.summary.get(one.only_with) for run in known)]
-    place = next(index for index, one in enumerate(lines) if one.group == METRICS)
-    of_classifiers = {one.key: one for one in lines if one.group == METRICS}
-    own = {one.key: one for one in metric_columns(known)} or {"eval_accuracy": of_classifiers["eval_accuracy"]}
-    metrics = [own.pop("eval_accuracy")] if "eval_accuracy" in own else []
-    if "eval_error" not in own and (any(ACCURACY.info in run.metrics for run in known) or not known):
+    lines = sorted((column for column in COLUMNS if column.line and not column.of_node), key=lambda column: column.line)
+    lines = [column for column in lines if not column.only_with or any(run.summary.get(column.only_with) for run in known)]
+    place = next(index for index, column in enumerate(lines) if column.group == METRICS)
+    of_classifiers = {column.key: column for column in lines if column.group == METRICS}
+    by_metric = {column.key: column for column in metric_columns(known)} or {"eval_accuracy": of_classifiers["eval_accuracy"]}
+    metrics = [by_metric.pop("eval_accuracy")] if "eval_accuracy" in by_metric else []
+    if "eval_error" not in by_metric and (any(ACCURACY.info in run.metrics for run in known) or not known):
         metrics.append(of_classifiers["eval_error"])
-    return [*lines[:place], *metrics, *own.values(), *(one for one in lines[place:] if one.group != METRICS)]
+    return [*lines[:place], *metrics, *by_metric.values(), *(column for column in lines[place:] if column.group != METRICS)]
 
 
 def node_columns() -> list[Column]:
     """Return the figures of each node in tables."""
-    return [one for one in COLUMNS if one.line and one.of_node]
+    return [column for column in COLUMNS if column.line and column.of_node]
 
 
-def figure_key(option: str, given: str, figures: Iterable[str], names: Mapping[str, str]) -> str:
-    """Return the key among `figures` that `given` names, also by further `names`. Raises UsageError, with the option."""
+def figure_key(option: str, text: str, figures: Iterable[str], names: Mapping[str, str]) -> str:
+    """Return the key among `figures` that `text` names, also by further `names`.
+
+    Raises UsageError, with the option.
+    """
     # A metric has precedence over further names, as it is the run's own.
     known = list(dict.fromkeys(figures))
     every = {**names} | {key.replace("eval_", "", 1): key for key in known} | {key: key for key in known}
-    name = given.strip().lower().replace("-", "_")
+    name = text.strip().lower().replace("-", "_")
     if name in every:
         return every[name]
     close = nearest(name, [*known, *every])
     parts = [key for key in known if name and name in key]
     near = list(dict.fromkeys([*([close] if close else []), *parts]))[:4]
     hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else f"Some are: {', '.join(names)}."
-    raise UsageError(f"{option}: got {given!r}; allowed: a figure of the rows that --json prints. {hint}")
+    raise UsageError(f"{option}: got {text!r}; allowed: a figure of the rows that --json prints. {hint}")
 
 
 def column(text: str, further: Sequence[Column] = ()) -> Column:
     """Return the column of a key or short name, also in `further`. Raises UsageError."""
-    best = [Column(f"best_{one.key}", f"best {one.header}", one.show, one.group) for one in further if one.key.startswith("eval_")]
-    known = {one.key: one for one in (*COLUMNS, *best, *further)}
-    return known[figure_key("--metric", text, known, {name: one.key for one in COLUMNS for name in one.names})]
+    best = [
+        Column(f"best_{column.key}", f"best {column.header}", column.show, column.group)
+        for column in further
+        if column.key.startswith("eval_")
+    ]
+    known = {column.key: column for column in (*COLUMNS, *best, *further)}
+    return known[figure_key("--metric", text, known, {name: column.key for column in COLUMNS for name in column.names})]

@@ -45,7 +45,7 @@ def check_readable(path: Path) -> None:
 
 def is_run(path: Path) -> bool:
     """Return whether a folder has ``job.json`` or ``status.json``."""
-    return os.path.isfile(path / "status.json") or os.path.isfile(path / "job.json")
+    return os.path.isfile(f"{path}/status.json") or os.path.isfile(f"{path}/job.json")
 
 
 def find_sweep(text: str, out: Path) -> Path | None:
@@ -53,9 +53,9 @@ def find_sweep(text: str, out: Path) -> Path | None:
     return next((folder for folder in (Path(text), out / text) if text and os.path.isfile(folder / SWEEP_FILE)), None)
 
 
-def run_names(out: Path, passed_over: list[Path] | None = None) -> Iterator[str]:
+def run_names(out: Path, skipped: list[Path] | None = None) -> Iterator[str]:
     """Yield the run directories below `out`, unsorted. Raises UnreadableFolderError for `out`."""
-    # Hidden and vanished folders are skipped, and unreadable ones in `out` are added to `passed_over`.
+    # Hidden and vanished folders are skipped, and unreadable ones in `out` are added to `skipped`.
     check_readable(out)
     for name in _folders(out):
         if is_run(out / name):
@@ -64,8 +64,8 @@ def run_names(out: Path, passed_over: list[Path] | None = None) -> Iterator[str]
         try:
             check_readable(out / name)
         except UnreadableFolderError:
-            if passed_over is not None:
-                passed_over.append(out / name)
+            if skipped is not None:
+                skipped.append(out / name)
         else:
             yield from (f"{name}/{inner}" for inner in _folders(out / name) if is_run(out / name / inner))
 
@@ -73,29 +73,33 @@ def run_names(out: Path, passed_over: list[Path] | None = None) -> Iterator[str]
 def _folders(path: Path) -> list[str]:
     try:
         with os.scandir(path) as entries:
-            return [entry.name for entry in entries if not entry.name.startswith(".") and os.path.isdir(path / entry.name)]
+            return [entry.name for entry in entries if not entry.name.startswith(".") and _is_folder(entry)]
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return []
 
 
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()  # the latter raises for a link to itself
+
+
 def find_run(text: str, out: Path) -> Path:
     """Return the run directory of a path or name. Raises UsageError if not exactly one exists."""
-    return _found(text, out, folders=False)[0]
+    return _resolve(text, out, folders=False)[0]
 
 
 def find_runs(texts: Sequence[str], out: Path) -> list[Path]:
     """Return the run directories of `texts`, each once; a folder yields its runs."""
-    found: dict[str, Path] = {}
-    for paths in _found_each(texts, out):
+    runs: dict[str, Path] = {}
+    for paths in _resolve_each(texts, out):
         for path in paths:
-            found.setdefault(os.path.realpath(path), path)
-    return list(found.values())
+            runs.setdefault(os.path.realpath(path), path)
+    return list(runs.values())
 
 
-def _found_each(texts: Sequence[str], out: Path) -> Iterator[list[Path]]:
+def _resolve_each(texts: Sequence[str], out: Path) -> Iterator[list[Path]]:
     named: dict[tuple[str, ...], str] = {}
     for text in texts:
-        paths = _found(text, out, folders=True)
+        paths = _resolve(text, out, folders=True)
         place = tuple(map(os.path.realpath, paths))
         if (before := named.get(place)) is not None:
             note(f"{text!r} {'is named again' if before == text else f'is {before!r} by another path'}; it counts once")
@@ -104,19 +108,22 @@ def _found_each(texts: Sequence[str], out: Path) -> Iterator[list[Path]]:
 
 
 def find_readable_runs(texts: Sequence[str], out: Path, *, with_figures: bool = False) -> tuple[list[Run], list[Run]]:
-    """Return runs named directly or with readable documents (else all), and the folders' other runs."""
-    found: dict[str, Run] = {}
-    left_out: dict[str, Run] = {}
-    for paths in _found_each(texts, out):
-        runs = list(_there(paths))
-        kept = {run for run in runs if len(runs) == 1 or _is_readable(run, with_figures=with_figures)}
+    """Return the readable runs that are named or in named folders, and the folders' other runs.
+
+    A run that is named directly counts as readable, and so do all runs of a folder without a readable one.
+    """
+    readable: dict[str, Run] = {}
+    skipped: dict[str, Run] = {}
+    for paths in _resolve_each(texts, out):
+        runs = list(_existing_runs(paths))
+        chosen = {run for run in runs if len(runs) == 1 or _is_readable(run, with_figures=with_figures)}
         for run in runs:
-            wanted = found if run in kept or not kept else left_out
+            wanted = readable if run in chosen or not chosen else skipped
             wanted.setdefault(os.path.realpath(run.path), run)
-    return list(found.values()), [run for real, run in left_out.items() if real not in found]
+    return list(readable.values()), [run for real, run in skipped.items() if real not in readable]
 
 
-def _there(paths: Sequence[Path]) -> Iterator[Run]:
+def _existing_runs(paths: Sequence[Path]) -> Iterator[Run]:
     """Yield the runs, without vanished ones. Raises UsageError for a single vanished run."""
     for path in paths:
         try:
@@ -137,15 +144,15 @@ def _is_readable(run: Run, *, with_figures: bool) -> bool:
 
 def find_places(texts: Sequence[str], out: Path) -> list[Path]:
     """Return the run or folder (maybe empty) of each text. Raises UsageError if none exists."""
-    found: dict[str, Path] = {}
+    places: dict[str, Path] = {}
     for text in texts:
         folders = (folder for folder in (Path(text), out / text) if text and os.path.isdir(folder))
         place = _one_run(text, out) or next(folders, None)
         if place is None:
             raise UsageError(_missing(text, out))
         check_readable(place)
-        found.setdefault(os.path.realpath(place), place)
-    return list(found.values())
+        places.setdefault(os.path.realpath(place), place)
+    return list(places.values())
 
 
 def runs_at(place: Path) -> list[Path]:
@@ -157,13 +164,13 @@ def _one_run(text: str, out: Path) -> Path | None:
     for path in (Path(text), out / text):
         if text and is_run(path):
             return path
-    inner = [out / name for name in _names_there(out) if name.endswith(f"/{text}")]
+    inner = [out / name for name in _names_below(out) if name.endswith(f"/{text}")]
     if len(inner) > 1:
         raise UsageError(f"run: {text!r} is the name of {len(inner)} runs; say which: {', '.join(map(str, sorted(inner)))}.")
     return inner[0] if inner else None
 
 
-def _found(text: str, out: Path, *, folders: bool) -> list[Path]:
+def _resolve(text: str, out: Path, *, folders: bool) -> list[Path]:
     if (run := _one_run(text, out)) is not None:
         return [run]
     for folder in (Path(text), out / text):
@@ -175,7 +182,7 @@ def _found(text: str, out: Path, *, folders: bool) -> list[Path]:
     raise UsageError(_missing(text, out))
 
 
-def _names_there(out: Path) -> list[str]:
+def _names_below(out: Path) -> list[str]:
     """Return the names of the runs; none if `out` is unreadable, as the run may be elsewhere."""
     try:
         return list(run_names(out))

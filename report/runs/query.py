@@ -1,4 +1,7 @@
-"""The runs of a folder as flat rows of figures; filters such as ``accuracy>=0.9``, and sort orders."""
+"""The runs of a folder as flat rows of figures, with filters and sort orders.
+
+A filter is such as ``accuracy>=0.9``.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +42,11 @@ def list_runs(out: Path) -> list[dict[str, Any]]:
     skipped: list[Path] = []
     for name in sorted(run_names(out, skipped)):
         try:
-            found = run_row(Run(out / name))
+            figures = run_row(Run(out / name))
         except UsageError:
             continue  # removed by another process
-        if found["state"] != DAMAGED or is_run(out / name):
-            rows.append({"path": found["path"], "folder": name.rpartition("/")[0] or None, **found})
+        if figures["state"] != DAMAGED or is_run(out / name):
+            rows.append({"path": figures["path"], "folder": name.rpartition("/")[0] or None, **figures})
     if skipped:
         note(f"passed over, as they cannot be read: {', '.join(sorted(map(str, skipped)))}")
     return rows
@@ -54,7 +57,8 @@ def run_row(run: Run) -> dict[str, Any]:
     created, problem = None, None
     try:
         created = str(run.status["created_at"])
-        figures = flat_row(run.summary) if run.has_summary else _without_summary(run)
+        summary = run.known_figures
+        figures = _without_summary(run) if summary is None else flat_row(summary)
         state = run.state
     except (TrainerError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         problem = str(error) if isinstance(error, TrainerError) else f"{run.path}: {type(error).__name__}: {error}"
@@ -67,7 +71,7 @@ def _without_summary(run: Run) -> dict[str, Any]:
     return flat_row({**job_fields(job, run.own_name), "target": job.until, "per_node": []})
 
 
-_TITLES = {one.names[0]: one.key for one in COLUMNS if one.names and one.listed[0]}
+_TITLES = {column.names[0]: column.key for column in COLUMNS if column.names and column.listed[0]}
 ALIASES: Mapping[str, str] = {"name": "run", "when": "created_at", "accuracy": "eval_accuracy", **_TITLES, "cause": "problem"}
 """Short names, with the titles of the list of runs."""
 
@@ -82,9 +86,9 @@ _OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
 _UNITS = {"min": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
 
 
-def figure_name(key: str, given: str, others: Sequence[str] = ()) -> str:
-    """Return the row key that `given` names. Raises UsageError, with the option `key`."""
-    return figure_key(key, given, [*FIGURES, *others], ALIASES)
+def figure_name(key: str, name: str, further: Sequence[str] = ()) -> str:
+    """Return the row key that `name` gives. Raises UsageError, with the option `key`."""
+    return figure_key(key, name, [*FIGURES, *further], ALIASES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +101,12 @@ class Condition:
     value: str
 
     @classmethod
-    def parse(cls, text: str, others: Sequence[str] = ()) -> Condition:
+    def parse(cls, text: str, further: Sequence[str] = ()) -> Condition:
         """Parse a condition such as ``accuracy>=0.9``; see `figure_name`. Raises UsageError."""
         match = re.fullmatch(r"\s*([\w-]+)\s*(>=|<=|!=|==|=|>|<)\s*(.*?)\s*", text)
         if not match or not match[3]:
             raise UsageError.of("--where", text, "FIGURE>=VALUE, or with <=, >, <, = or !=, such as accuracy>=0.9 or precision=bf16")
-        return cls(text, figure_name("--where", match[1], others), "=" if match[2] == "==" else match[2], match[3])
+        return cls(text, figure_name("--where", match[1], further), "=" if match[2] == "==" else match[2], match[3])
 
     def holds(self, row: Row) -> bool:
         """Return whether a row matches: any entry of a list is enough; null matches only ``=null``."""
@@ -157,20 +161,20 @@ def fitting(rows: Iterable[Row], conditions: Sequence[Condition]) -> list[Row]:
     return [row for row in known if all(condition.holds(row) for condition in conditions)]
 
 
-def parse_order(order: str, others: Sequence[str] = ()) -> tuple[str, str]:
+def parse_order(order: str, further: Sequence[str] = ()) -> tuple[str, str]:
     """Parse ``FIGURE``, with ``:asc`` or ``:desc``, into key and direction. Raises UsageError."""
     name, _, direction = order.partition(":")
     if direction not in ("", "asc", "desc"):
         raise UsageError.of("--sort", order, "FIGURE, FIGURE:asc or FIGURE:desc", ["asc", "desc"])
-    return figure_name("--sort", name, others), direction
+    return figure_name("--sort", name, further), direction
 
 
-def in_order(rows: Iterable[Row], order: str | None, others: Sequence[str] = ()) -> list[Row]:
+def in_order(rows: Iterable[Row], order: str | None, further: Sequence[str] = ()) -> list[Row]:
     """Sort rows by a figure (lists by maximum; texts, then unknown last), else newest first."""
     newest = sorted(rows, key=lambda row: _moment(row["created_at"]), reverse=True)
     if order is None:
         return newest
-    figure, direction = parse_order(order, others)
+    figure, direction = parse_order(order, further)
     key = {id(row): _sort_key(row, figure) for row in newest}
     sortable = sorted((row for row in newest if key[id(row)][0] < 2), key=lambda row: key[id(row)], reverse=direction == "desc")
     return [*sortable, *sorted((row for row in newest if key[id(row)][0] >= 2), key=lambda row: key[id(row)])]

@@ -44,18 +44,18 @@ def labels(paths: Sequence[Path]) -> list[str]:
     parts = [path.resolve().parts for path in paths]
     depths = [1] * len(parts)
     while True:
-        found = [one_line("/".join(part[-depth:])) for part, depth in zip(parts, depths, strict=True)]
-        counts = Counter(label for label, _ in set(zip(found, parts, strict=True)))
-        longer = [counts[label] > 1 and depth < len(part) for label, depth, part in zip(found, depths, parts, strict=True)]
+        labels_so_far = [one_line("/".join(part[-depth:])) for part, depth in zip(parts, depths, strict=True)]
+        counts = Counter(label for label, _ in set(zip(labels_so_far, parts, strict=True)))
+        longer = [counts[label] > 1 and depth < len(part) for label, depth, part in zip(labels_so_far, depths, parts, strict=True)]
         if not any(longer):
-            return _numbered(found)
+            return _numbered(labels_so_far)
         depths = [depth + more for depth, more in zip(depths, longer, strict=True)]
 
 
-def _numbered(found: Sequence[str]) -> list[str]:
-    taken, numbered = set(found), []
+def _numbered(names_given: Sequence[str]) -> list[str]:
+    taken, numbered = set(names_given), []
     seen: set[str] = set()
-    for label in found:
+    for label in names_given:
         names = itertools.chain([label], (f"{label} #{number}" for number in itertools.count(2)))
         numbered.append(next(name for name in names if name not in (seen if name == label else taken)))
         seen.add(label)
@@ -100,15 +100,15 @@ class Run:
 
     def with_figures(self, summary: Mapping[str, Any], recorded_until: float) -> Run:
         """Return the run with a summary computed from records up to `recorded_until`."""
-        other = copy(self)
-        vars(other).update(_summary=summary, recorded_until=recorded_until)
-        return other
+        run = copy(self)
+        vars(run).update(_summary=summary, recorded_until=recorded_until)
+        return run
 
     def called(self, label: str, number: int = 0) -> Run:
         """Return the run under another label, with what has been read."""
-        other = copy(self)
-        other.label, other.number = label, number
-        return other
+        run = copy(self)
+        run.label, run.number = label, number
+        return run
 
     @property
     def own_name(self) -> str:
@@ -175,6 +175,11 @@ class Run:
     @cached_property
     def _summary(self) -> Mapping[str, Any] | None:
         return self._reader.summary()
+
+    @property
+    def known_figures(self) -> Mapping[str, Any] | None:
+        """The summary without fields of later releases, for lists: faster if not read yet."""
+        return self._summary if "_summary" in vars(self) else self._reader.known_figures()
 
     @property
     def has_summary(self) -> bool:
@@ -246,8 +251,8 @@ class Run:
 
 def labelled(runs: Sequence[Run]) -> list[Run]:
     """Return the runs, numbered, with unique labels."""
-    found = labels([run.path for run in runs])
-    return [run.called(run.label or label, number) for number, (run, label) in enumerate(zip(runs, found, strict=True))]
+    names = labels([run.path for run in runs])
+    return [run.called(run.label or label, number) for number, (run, label) in enumerate(zip(runs, names, strict=True))]
 
 
 def finished_run(path: Path | str) -> Run:
@@ -278,7 +283,7 @@ def real_batch(job: Mapping[str, Any], batch: int) -> int:
     return min(batch, train_size(job) or batch)
 
 
-def examples_of(job: Mapping[str, Any], steps: int, batch: int) -> int:
+def count_examples(job: Mapping[str, Any], steps: int, batch: int) -> int:
     """Return the examples of `steps` updates; the last of an epoch may be smaller."""
     size = train_size(job)
     if size is None or job.get("batch_tokens") is not None:
@@ -296,10 +301,10 @@ def batch_text(count: float | None, tokens: int | None) -> str:
 
 def measurements(runs: Sequence[Run]) -> list[list[Run]]:
     """Group copies of one measurement: runs whose documents are all equal."""
-    found: dict[str, list[Run]] = {}
+    copies: dict[str, list[Run]] = {}
     for run in runs:
-        found.setdefault(_identity(run), []).append(run)
-    return list(found.values())
+        copies.setdefault(_identity(run), []).append(run)
+    return list(copies.values())
 
 
 def _identity(run: Run) -> str:
@@ -321,8 +326,7 @@ def diverged_text(summary: Mapping[str, Any]) -> str | None:
     return None if since is None else f"The loss was not finite (NaN or infinite) {since}: speed and resources are not those of training."
 
 
-class _Line(msgspec.Struct, gc=False):
-    count: int
+_Line: Any = msgspec.defstruct("StepRecord", [("count", int)], gc=False)
 
 
 def lost_updates(run: Run) -> str | None:
@@ -331,12 +335,12 @@ def lost_updates(run: Run) -> str | None:
         return None
     path, made = run.path / "steps.jsonl", int(run.summary["steps"])
     try:
-        found = sum(line.count for lines in read_pieces(path, _Line, "StepRecord") for line in lines)
+        recorded = sum(line.count for lines in read_pieces(path, _Line) for line in lines)
     except DamagedRunError as error:
         return str(error).removesuffix(".")
-    if found == made:
+    if recorded == made:
         return None
-    what = f"holds {found:,} of the {made:,} updates" if path.exists() else f"is missing, with the {made:,} updates"
+    what = f"holds {recorded:,} of the {made:,} updates" if path.exists() else f"is missing, with the {made:,} updates"
     return f"{path} {what} that the run made: it was changed after the run; tables have the run's own figures, curves what is left"
 
 
@@ -400,5 +404,5 @@ def repeat_command(described: Mapping[str, Any], environ: Container[str] = ()) -
 
 def config_text(job: Mapping[str, Any]) -> str:
     """Return the job as a TOML file for `--config`: every setting with a value but its place."""
-    kept = [field for field in Job.model_fields if field not in _PLACE and job.get(field) is not None]
-    return "".join(f"{field} = {json.dumps(job[field], ensure_ascii=False)}\n" for field in kept).replace("\x7f", "\\u007f")
+    fields = [field for field in Job.model_fields if field not in _PLACE and job.get(field) is not None]
+    return "".join(f"{field} = {json.dumps(job[field], ensure_ascii=False)}\n" for field in fields).replace("\x7f", "\\u007f")

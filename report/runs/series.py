@@ -29,24 +29,24 @@ class Pace:
 def pauses(evals: Iterable[EvalRecord], events: Iterable[EventRecord]) -> list[tuple[float, float]]:
     """Return when (from, to, on the run clock) training paused, or its work was lost."""
     known = list(events)
-    found = [(record.time_seconds - record.seconds, record.time_seconds) for record in evals]
-    return sorted([*found, *checkpoint_pauses(known), *_durations(known, "run_restarted", "seconds_lost")])
+    evaluations = [(record.time_seconds - record.seconds, record.time_seconds) for record in evals]
+    return sorted([*evaluations, *checkpoint_pauses(known), *_durations(known, "run_restarted", "seconds_lost")])
 
 
 def _durations(events: Iterable[EventRecord], kind: str, key: str) -> list[tuple[float, float]]:
-    found = [(event.time_seconds, event.detail.get(key)) for event in events if event.event == kind]
-    return [(end - seconds, end) for end, seconds in found if _is_duration(seconds)]
+    durations = [(event.time_seconds, event.detail.get(key)) for event in events if event.event == kind]
+    return [(end - seconds, end) for end, seconds in durations if _is_duration(seconds)]
 
 
 def checkpoint_pauses(events: Iterable[EventRecord]) -> list[tuple[float, float]]:
     """Return the pauses for saved checkpoints; events without a duration are skipped."""
-    found = []
+    spans = []
     for event in events:
         seconds, stall = event.detail.get("seconds"), event.detail.get("stall_seconds")
         if event.event == "checkpoint_saved" and _is_duration(seconds) and _is_duration(stall):
             copied = event.time_seconds - seconds
-            found.append((copied - stall, copied))
-    return found
+            spans.append((copied - stall, copied))
+    return spans
 
 
 def end_translations(events: Iterable[EventRecord]) -> list[tuple[float, float]]:
@@ -83,9 +83,9 @@ def pace(series: StepSeries, stops: Sequence[tuple[float, float]], windows: int 
     seconds = series.time_seconds[in_time]
     trained = np.maximum.accumulate(training_clock(seconds, sorted([*stops, *series.profile_pauses()])))
     counts = ~series.profiled[in_time]
-    each = np.diff(series.examples, prepend=0)[in_time] * counts
+    timed_examples = np.diff(series.examples, prepend=0)[in_time] * counts
     edges = np.linspace(0.0, trained[-1], min(windows, len(series.count)) + 1)
-    steps, examples = _until(edges, trained, np.cumsum(counts)), _until(edges, trained, np.cumsum(each))
+    steps, examples = _until(edges, trained, np.cumsum(counts)), _until(edges, trained, np.cumsum(timed_examples))
     spent = np.diff(edges) if counts.any() and trained[-1] > 0 else np.full(len(edges) - 1, np.nan)
     done = _until(edges, trained, np.arange(1, n + 1))[1:]
     return Pace(done, np.interp(edges[1:], trained, seconds), np.diff(steps) / spent, np.diff(examples) / spent)
@@ -124,12 +124,12 @@ def thinned(values: Floats | NDArray[np.float32], points: int = POINTS) -> Integ
 def running_median(values: Floats, width: int) -> Floats:
     """Return the running median of `width` (odd) values [n]; NaN if not finite."""
     n, known = len(values), np.isfinite(values)
-    found = np.full(n, np.nan)
+    medians = np.full(n, np.nan)
     if known.any():
         width = min(width, n)
         windows = np.lib.stride_tricks.sliding_window_view(np.where(known, values, np.nan), width)
-        found[known] = np.nanmedian(windows[np.clip(np.arange(n) - width // 2, 0, n - width)[known]], axis=1)
-    return found
+        medians[known] = np.nanmedian(windows[np.clip(np.arange(n) - width // 2, 0, n - width)[known]], axis=1)
+    return medians
 
 
 def smoothing_weight(n: int) -> float:
@@ -184,13 +184,13 @@ def bands(nodes: Sequence[NodeSeries], figure: Callable[[NodeSeries], Floats], f
         following = np.searchsorted(node.time_seconds, times)
         known = (following < len(node.time_seconds)) & (times >= node.time_seconds[0])
         table[row, known] = figure(node)[following[known]]
-    there = np.isfinite(table).any(axis=0)
-    found, ends = np.full((3, points), np.nan), BAND_PERCENTILES
-    if there.any():
-        means = [float(np.mean(own[np.isfinite(own)])) for own in table if np.isfinite(own).any()]
+    observed = np.isfinite(table).any(axis=0)
+    percentiles, ends = np.full((3, points), np.nan), BAND_PERCENTILES
+    if observed.any():
+        means = [float(np.mean(values[np.isfinite(values)])) for values in table if np.isfinite(values).any()]
         ends = ENDS if differ(means) else BAND_PERCENTILES
-        found[:, there] = np.nanpercentile(table[:, there], [ends[0], 50, ends[1]], axis=0)
-    return Bands(times, found[0], found[1], found[2], ends)
+        percentiles[:, observed] = np.nanpercentile(table[:, observed], [ends[0], 50, ends[1]], axis=0)
+    return Bands(times, percentiles[0], percentiles[1], percentiles[2], ends)
 
 
 GRID_POINTS = 400

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.bounded_json import MAX_LINE_BYTES, UnreadableError, open_regular
-from ...records.store.jsonl import DamagedRunError
+from ...records.store.jsonl import DamagedRunError, no_record, torn_line
 from ...records.store.run_directory import RunReader
 from ...records.store.schema import GpuSample, StepRecord, SystemRecord, line_fields
 from ...records.time_shares import SegmentTracker, resumed_seconds
@@ -24,14 +24,14 @@ _PIECE_BYTES = 4 << 20
 L = TypeVar("L", bound=msgspec.Struct)
 
 
-def read_pieces(path: Path, kind: type[L], name: str, check: Callable[[L], None] = lambda _: None) -> Iterator[list[L]]:
+def read_pieces(path: Path, kind: type[L], check: Callable[[L], None] = lambda _: None) -> Iterator[list[L]]:
     """Yield the lines of a file as `kind`, in pieces; none if missing. Raises DamagedRunError."""
-    # A torn last line is skipped. `name` is the record's type in messages; `check` raises ValueError for contradicting fields.
+    # A torn last line is skipped. Messages have the name of `kind`; `check` raises ValueError for contradicting fields.
     decoder = msgspec.json.Decoder(kind)
     number, torn = 1, None
     for piece in _pieces(path):
         if torn is not None:
-            raise _damage(path, torn)
+            raise torn_line(path, torn)
         count = piece.count(b"\n") + (not piece.endswith(b"\n"))
         try:
             lines = decoder.decode_lines(piece)
@@ -40,7 +40,7 @@ def read_pieces(path: Path, kind: type[L], name: str, check: Callable[[L], None]
         except (msgspec.DecodeError, ValueError, RecursionError):
             lines = []
         if len(lines) != count:
-            lines, torn = _one_by_one(path, piece, number, name, decoder, check)
+            lines, torn = _one_by_one(path, piece, number, decoder, check)
         yield lines
         number += count
 
@@ -67,38 +67,26 @@ def _pieces(path: Path) -> Iterator[bytes]:
 
 
 def _one_by_one(
-    path: Path, piece: bytes, number: int, name: str, decoder: msgspec.json.Decoder[L], check: Callable[[L], None]
+    path: Path, piece: bytes, number: int, decoder: msgspec.json.Decoder[L], check: Callable[[L], None]
 ) -> tuple[list[L], int | None]:
     """Return the lines of a piece, the number of the first, and that of a torn last one."""
     lines: list[L] = []
     torn: int | None = None
     for current, text in enumerate(piece.removesuffix(b"\n").split(b"\n"), number):
         if torn is not None:
-            raise _damage(path, torn)
+            raise torn_line(path, torn)
         try:
             line = decoder.decode(text)
             check(line)
-        except msgspec.ValidationError as error:
-            raise _unknown(path, current, name, error) from error
-        except msgspec.DecodeError:
+            lines.append(line)
+        except (msgspec.DecodeError, ValueError) as error:
+            if type(error) is not msgspec.DecodeError:  # its subclass is for JSON of another type
+                raise DamagedRunError(f"{path}, line {current}: {no_record(decoder.type, error)}.") from error
             torn = current
         except RecursionError:
-            raise _unknown(path, current, name, UnreadableError("it is nested too deep")) from None
-        except ValueError as error:
-            raise _unknown(path, current, name, error) from error
-        else:
-            lines.append(line)
+            deep = UnreadableError("it is nested too deep")
+            raise DamagedRunError(f"{path}, line {current}: {no_record(decoder.type, deep)}.") from None
     return lines, torn
-
-
-def _damage(path: Path, number: int) -> DamagedRunError:
-    return DamagedRunError(
-        f"{path}, line {number}: not a whole JSON record, and more lines follow it. The file was damaged after it was written."
-    )
-
-
-def _unknown(path: Path, number: int, name: str, error: Exception) -> DamagedRunError:
-    return DamagedRunError(f"{path}, line {number}: not a {name} that this release reads ({error}).")
 
 
 Integers = NDArray[np.int64]
@@ -108,9 +96,12 @@ _NonFinite = Literal["NaN", "Infinity", "-Infinity"]
 _Number = float | _NonFinite
 
 
-def _line(record: type, names: str, optional: str = "", **others: Any) -> Any:
-    """Return the type of a record's lines with these fields alone; `optional` ones may be missing."""
-    types = {"schema": Literal[1], **line_fields(record, _Number, **others)}
+def _line(record: type, names: str, optional: str = "", **types_by_field: Any) -> Any:
+    """Return the type of a record's lines with these fields alone.
+
+    `optional` ones may be missing.
+    """
+    types = {"schema": Literal[1], **line_fields(record, _Number, **types_by_field)}
     required: list[Any] = [(name, types[name]) for name in ("schema", *names.split())]
     defaults = {field.name: field.default for field in fields(record)}
     missing = [(name, types[name], None if defaults[name] is MISSING else defaults[name]) for name in optional.split()]
@@ -213,7 +204,7 @@ def read_steps(run: Path, learning_rates: bool = False) -> StepSeries:
     """Return the updates; `learning_rates` double time and memory. Raises DamagedRunError."""
     columns: dict[str, array[Any]] = {name: array(code) for name, code in _TYPECODES.items()}
     kind = _RatedStepLine if learning_rates else _StepLine
-    for lines in read_pieces(run / "steps.jsonl", kind, "StepRecord", _sizes_agree):
+    for lines in read_pieces(run / "steps.jsonl", kind, _sizes_agree):
         _add(columns, lines)
     return _series(columns, learning_rates)
 
@@ -266,33 +257,33 @@ def read_samples(path: Path, resumed: Sequence[float]) -> list[NodeSeries]:
     """Return the samples of a ``system.jsonl``; `resumed` is from `resumed_seconds`."""
     by_node: dict[int, list[Any]] = {}
     segments = SegmentTracker(resumed)
-    for lines in read_pieces(path, _SystemLine, "SystemRecord"):
+    for lines in read_pieces(path, _SystemLine):
         for line in lines:
             line.part_began_seconds = segments.began_seconds(line.time_seconds, line.part_began_seconds)
             by_node.setdefault(line.node, []).append(line)
-    found = [_node(node, by_node[node]) for node in sorted(by_node)]
-    return [node for node in found if len(node.time_seconds)]
+    nodes = [_node(node, by_node[node]) for node in sorted(by_node)]
+    return [node for node in nodes if len(node.time_seconds)]
 
 
 def _node(node: int, lines: Sequence[Any]) -> NodeSeries:
     time_seconds = _column([line.time_seconds for line in lines])
     intervals = _column([line.interval_seconds for line in lines])
     began = _column([line.part_began_seconds for line in lines])
-    goes_on = np.diff(began, prepend=0.0) != 0
+    is_new_segment = np.diff(began, prepend=0.0) != 0
     sent, received = _column([line.network_sent_bytes for line in lines]), _column([line.network_received_bytes for line in lines])
-    kept = (time_seconds > began) | (began == 0)
+    is_counted = (time_seconds > began) | (began == 0)
     return NodeSeries(
         node,
-        time_seconds[kept],
-        _column([line.cpu_cores_used for line in lines])[kept],
-        _column([line.memory_rss_bytes for line in lines])[kept],
-        _rises(sent, time_seconds, intervals, goes_on)[kept],
-        _rises(received, time_seconds, intervals, goes_on)[kept],
-        _column([_gpu_utilization(line.gpus or ()) for line in lines])[kept],
+        time_seconds[is_counted],
+        _column([line.cpu_cores_used for line in lines])[is_counted],
+        _column([line.memory_rss_bytes for line in lines])[is_counted],
+        _rises(sent, time_seconds, intervals, is_new_segment)[is_counted],
+        _rises(received, time_seconds, intervals, is_new_segment)[is_counted],
+        _column([_gpu_utilization(line.gpus or ()) for line in lines])[is_counted],
         next((float(line.cores_available) for line in reversed(lines) if line.cores_available is not None), None),
         next((line.network_source for line in reversed(lines) if line.network_source is not None), None),
-        np.array([line.samples for line in lines], np.int64)[kept],
-        max((peak for line in compress(lines, kept) if (peak := _highest_memory(line)) is not None), default=None),
+        np.array([line.samples for line in lines], np.int64)[is_counted],
+        max((peak for line in compress(lines, is_counted) if (peak := _highest_memory(line)) is not None), default=None),
     )
 
 
@@ -314,15 +305,15 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _rises(counter: Floats, time_seconds: Floats, intervals: Floats, goes_on: NDArray[np.bool_]) -> Floats:
-    """Return the rise per second since the sample before; `goes_on` marks a new segment."""
+def _rises(counter: Floats, time_seconds: Floats, intervals: Floats, is_new_segment: NDArray[np.bool_]) -> Floats:
+    """Return the rise per second since the sample before; `is_new_segment` marks a new segment."""
     # A delayed sample arrives just before the next, whose rise is then over the time of both, to avoid a false peak.
-    rise = np.where(goes_on, np.nan, np.diff(counter, prepend=np.nan))
+    rise = np.where(is_new_segment, np.nan, np.diff(counter, prepend=np.nan))
     seconds = np.diff(time_seconds, prepend=np.nan)
-    at_its_heels = (seconds[1:] < _HELD_UP * intervals[1:]) & (seconds[1:] >= 0)
+    follows_closely = (seconds[1:] < _HELD_UP * intervals[1:]) & (seconds[1:] >= 0)
     known = (seconds > 0) & (rise >= 0)
     rates = np.where(known, rise / np.where(known, seconds, 1.0), np.nan)
-    for late in np.flatnonzero(at_its_heels) + 1:
+    for late in np.flatnonzero(follows_closely) + 1:
         if late >= 2 and known[late - 1] and rise[late] >= 0:
             rates[late] = (rise[late] + rise[late - 1]) / (seconds[late] + seconds[late - 1])
     return rates

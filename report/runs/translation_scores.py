@@ -47,13 +47,13 @@ class Searched:
 
 
 def _method(signature: str) -> str | None:
-    found = re.search(r"(?:^|\|)(?:(greedy)|beam([0-9]{1,4}))(?:,|\||$)", signature)
-    return None if found is None else found[1] or f"beam {found[2]}"
+    match = re.search(r"(?:^|\|)(?:(greedy)|beam([0-9]{1,4}))(?:,|\||$)", signature)
+    return None if match is None else match[1] or f"beam {match[2]}"
 
 
 def _sentences(signature: str) -> int | None:
-    found = re.search(r"(?:^|\|)sentences:([0-9]{1,15})(?:\||$)", signature)
-    return None if found is None else int(found[1])
+    match = re.search(r"(?:^|\|)sentences:([0-9]{1,15})(?:\||$)", signature)
+    return None if match is None else int(match[1])
 
 
 def searched(info: MetricInfo, runs: Sequence[Run]) -> str:
@@ -65,10 +65,10 @@ def measured_on(info: MetricInfo, runs: Sequence[Run]) -> str:
     """Return a sentence on the data behind a figure of evaluations in training."""
     if not any(info.name in run.translation_metrics for run in runs):
         return "Over the whole test split, every example once."
-    found = Searched.while_training(runs)
-    count = "the first --eval-sentences" if found.sentences is None else f"the first {found.sentences:,}"
-    of = "" if found.split_sentences is None else f" of {found.split_sentences:,}"
-    how = "as each run says" if found.method is None else {"greedy": "greedily"}.get(found.method, f"with {found.method}")
+    common = Searched.while_training(runs)
+    count = "the first --eval-sentences" if common.sentences is None else f"the first {common.sentences:,}"
+    of = "" if common.split_sentences is None else f" of {common.split_sentences:,}"
+    how = "as each run says" if common.method is None else {"greedy": "greedily"}.get(common.method, f"with {common.method}")
     return f"Over {count}{of} test sentences, decoded {how}."
 
 

@@ -27,7 +27,7 @@ FLAGS = (
 
 
 class Browser:
-    """One tab, as these tests use it."""
+    """A tab of the browser."""
 
     def __init__(self, driver):
         self.driver = driver
@@ -70,10 +70,10 @@ def browser(tmp_path_factory):
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(chromedriver))
     try:
-        found = Browser(driver)
-        found.command("Network.enable", {})
-        found.screen()
-        yield found
+        session = Browser(driver)
+        session.command("Network.enable", {})
+        session.screen()
+        yield session
     finally:
         driver.quit()
 
@@ -96,7 +96,10 @@ def finish(*processes):
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """Three reports: of two real runs on both backends and in both modes, of runs with every oddity, of forty runs with repeats."""
+    """Three reports: of two real runs, of runs with unusual records, of forty runs with repeats.
+
+    The real runs have both backends and both modes.
+    """
     folder = tmp_path_factory.mktemp("pages")
     same = ("--epochs", 2, "--out", folder / "runs", "--no-save-final")
     runs = [
@@ -116,8 +119,8 @@ def pages(tmp_path_factory):
         make_run(folder / "forty", f"{backend}-{mode}-{batch}-{seed}", steps=40, backend=backend, mode=mode, batch_size=batch, seed=seed)
         for backend, mode, batch, seed in itertools.product(("tf", "torch"), ("sync", "async"), (5, 10, 20, 40, 80), (0, 1))
     ]
-    found = {name: folder / f"{name}.html" for name in ("real", "odd", "forty")}
-    finish(trainer("report", "tf-sync", "torch-async", "--out", folder / "runs", "-o", found["real"]))
-    finish(trainer("report", *odd, "-o", found["odd"]))
-    finish(trainer("report", *forty, "-o", found["forty"]))
-    return found
+    paths = {name: folder / f"{name}.html" for name in ("real", "odd", "forty")}
+    finish(trainer("report", "tf-sync", "torch-async", "--out", folder / "runs", "-o", paths["real"]))
+    finish(trainer("report", *odd, "-o", paths["odd"]))
+    finish(trainer("report", *forty, "-o", paths["forty"]))
+    return paths

@@ -1,4 +1,4 @@
-"""The live page in a browser: it follows records as they come, and leaves alone what its reader has done to it."""
+"""The live page in a browser: it follows new records and keeps the reader's state."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def wait_for_points(browser, plot, count):
 
 @pytest.fixture
 def page(browser):
-    """The browser with a network, at least to this machine; what it complains about fails the test."""
+    """The browser with a network, at least to this machine; its errors fail the test."""
     browser.screen()
     source = "window.lastOf = plot => { const trace = plot._fullData.find(t => t.x?.length); return trace.x[trace.x.length - 1]; }"
     added = browser.command("Page.addScriptToEvaluateOnNewDocument", {"source": source})
@@ -61,14 +61,14 @@ def page(browser):
     browser.driver.get("about:blank")
 
 
-def asked(browser):
-    """The paths that the browser has asked the command for."""
+def requested_paths(browser):
+    """The paths that the browser has requested from the command."""
     logged = [json.loads(entry["message"])["message"] for entry in browser.driver.get_log("performance")]
     urls = [entry["params"]["request"]["url"] for entry in logged if entry["method"] == "Network.requestWillBeSent"]
     return [url.partition("?")[0].partition("127.0.0.1")[2].partition("/")[2] for url in urls if url.startswith("http")]
 
 
-def test_the_page_follows_a_run_and_stays_where_its_reader_is(page, tmp_path):
+def test_live_page_new_records_keep_scroll_position(page, tmp_path):
     run = GrowingRun(tmp_path, "growing").describe().train(40).evaluate()
     with served(run.path) as (process, address):
         page.driver.get(address)
@@ -99,14 +99,14 @@ def test_the_page_follows_a_run_and_stays_where_its_reader_is(page, tmp_path):
         assert process.wait(60) == 130
         page.wait("return document.getElementById('live-end').textContent === 'No longer refreshed: the command has ended.'", SECONDS)
         assert "No longer live, last refreshed at" in live(page)
-    paths = asked(page)
+    paths = requested_paths(page)
     assert [paths.count(path) for path in ("", "live.js", "script-0.js", "script-1.js")] == [1, 1, 1, 1]
     assert paths.count("page") >= 3
     complaints = [entry["message"] for entry in page.driver.get_log("browser")]
     assert [text for text in complaints if "ERR_CONNECTION_REFUSED" not in text] == []
 
 
-def test_a_run_that_comes_into_the_folder_is_taken_in(page, tmp_path):
+def test_live_page_new_run_is_added(page, tmp_path):
     folder = tmp_path / "sweep"
     folder.mkdir()
     runs = []
@@ -130,7 +130,7 @@ def test_a_run_that_comes_into_the_folder_is_taken_in(page, tmp_path):
         page.wait("return document.querySelectorAll('input[data-line]').length === 3", SECONDS)
         assert page.run(labels) == [["global batch 20", True], ["global batch 40", True], ["second", False]]
         assert page.run(f"return {heading}.getBoundingClientRect().top") == pytest.approx(top, abs=2)
-        assert page.run("return scrollY") > scrolled + 200  # what stands above it has a conclusion and another picture now
+        assert page.run("return scrollY") > scrolled + 200  # the content above it has a conclusion and another picture now
         shown = "document.getElementById('plot-loss-0').data.filter(t => t.visible && t.meta.kind === 'line').map(t => t.meta.line)"
         page.wait(f"return JSON.stringify({shown}) === '[0,1]'", SECONDS)
         (first / "system.jsonl").write_text('{"schema":1}\n{"schema":1}\n')
@@ -141,7 +141,7 @@ def test_a_run_that_comes_into_the_folder_is_taken_in(page, tmp_path):
         run.close()
 
 
-def test_a_text_of_a_run_is_shown_and_never_run(page, tmp_path):
+def test_live_page_text_of_run_is_escaped(page, tmp_path):
     hostile = "<img src=x onerror=hacked=1><script>hacked=1</script>"
     run = GrowingRun(tmp_path, hostile.replace("/", "")).describe().train(8)
     with served(tmp_path) as (_, address):

@@ -1,4 +1,4 @@
-"""The report's page as people see it: drawn, offline, on a phone, in the dark, on paper, with the keyboard."""
+"""The report's page in a browser: offline, on a phone, dark, printed, by keyboard."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def brightness(colour):
     return sum(map(int, re.findall(r"\d+", colour)[:3])) / (3 * 255)
 
 
-def test_every_plot_is_drawn_and_nothing_is_fetched_or_complained_about(browser, page):
+def test_page_draws_every_plot_without_requests_or_errors(browser, page):
     closed = browser.run(f"return {PLOTS}.length")
     browser.run(OPEN_ALL)
     browser.wait(f"return {PLOTS}.length > {closed} && {PLOTS}.every(plot => plot.querySelector('.main-svg'))")
@@ -53,13 +53,13 @@ def test_every_plot_is_drawn_and_nothing_is_fetched_or_complained_about(browser,
             assert plot["lines"] == plot["traces"] - plot["named"] > 1, plot
             assert plot["names"] == plot["named"], plot
     logged = [json.loads(entry["message"])["message"] for entry in browser.driver.get_log("performance")]
-    asked = [entry["params"]["request"]["url"] for entry in logged if entry["method"] == "Network.requestWillBeSent"]
-    assert [url for url in asked if not url.startswith(("data:", "chrome:", "chrome-untrusted:"))] == [browser.driver.current_url]
+    urls = [entry["params"]["request"]["url"] for entry in logged if entry["method"] == "Network.requestWillBeSent"]
+    assert [url for url in urls if not url.startswith(("data:", "chrome:", "chrome-untrusted:"))] == [browser.driver.current_url]
     assert browser.driver.get_log("browser") == []
 
 
 @pytest.mark.parametrize("width", [360, 768])
-def test_a_narrow_screen_scrolls_down_alone(browser, page, width):
+def test_page_narrow_screen_scrolls_only_vertically(browser, page, width):
     browser.screen(width, 740, mobile=True)
     browser.wait(f"return {PLOTS}.every(plot => plot.querySelector('.main-svg')?.getBoundingClientRect().right <= {width})")
     assert browser.run("return document.documentElement.scrollWidth") <= width
@@ -71,7 +71,7 @@ def test_a_narrow_screen_scrolls_down_alone(browser, page, width):
     assert browser.run("return getComputedStyle(document.body).fontSize") == "16px"
 
 
-def test_the_page_follows_the_scheme_and_the_plots_with_it(browser, page):
+def test_page_and_plots_follow_colour_scheme(browser, page):
     seen = {}
     for scheme in ("light", "dark"):
         browser.screen(scheme=scheme)
@@ -87,7 +87,7 @@ def test_the_page_follows_the_scheme_and_the_plots_with_it(browser, page):
     assert min(ink, ticks) > 0.7
 
 
-def test_a_page_printed_at_once_has_every_plot_and_is_light(browser, pages):
+def test_page_printed_immediately_is_complete_and_light(browser, pages):
     """The browser is never idle here, so that plots out of view are drawn for the printer alone."""
     never = browser.command("Page.addScriptToEvaluateOnNewDocument", {"source": "window.requestIdleCallback = () => 0"})
     try:
@@ -117,7 +117,7 @@ def printed_bytes(browser):
     return len(content)
 
 
-def test_what_a_run_is_called_is_never_run(browser, pages):
+def test_page_run_name_is_escaped(browser, pages):
     browser.screen()
     browser.open(pages["odd"])
     assert browser.run("return [typeof hacked, document.images.length]") == ["undefined", 0]
@@ -130,7 +130,7 @@ def test_what_a_run_is_called_is_never_run(browser, pages):
     assert browser.run("return [typeof hacked, document.images.length]") == ["undefined", 0]
 
 
-def test_a_loss_that_blew_up_leaves_gaps(browser, pages):
+def test_page_infinite_losses_leave_gaps(browser, pages):
     browser.screen()
     browser.open(pages["odd"])
     pieces = "return document.querySelectorAll('#plot-loss-0 .scatterlayer .trace')[1].querySelectorAll('path.js-line').length"
@@ -140,7 +140,7 @@ def test_a_loss_that_blew_up_leaves_gaps(browser, pages):
     assert browser.run(crosses) == 3
 
 
-def test_the_keyboard_reaches_the_content_and_takes_runs_out(browser, pages):
+def test_page_keyboard_reaches_content_and_hides_runs(browser, pages):
     browser.screen()
     browser.open(pages["real"])
     body = browser.driver.find_element("css selector", "body")
@@ -158,17 +158,17 @@ def test_the_keyboard_reaches_the_content_and_takes_runs_out(browser, pages):
     assert browser.run("return getComputedStyle(document.activeElement).outlineStyle") == "solid"
 
 
-def test_words_and_controls_stand_out_from_the_paper(browser, page):
+def test_page_text_and_controls_have_contrast(browser, page):
     """WCAG's contrast for text: at least 4.5 to 1, in both schemes."""
     for scheme in ("light", "dark"):
         browser.screen(scheme=scheme)
         style = "getComputedStyle(document.querySelector('{}')).{}"
-        found = browser.run(
+        colours = browser.run(
             f"return [{style.format('body', 'backgroundColor')}, {style.format('body', 'color')}, {style.format('figcaption p', 'color')}, "
             f"{style.format('nav a', 'color')}, {style.format('summary', 'color')}, {style.format('footer', 'color')}]"
         )
-        paper, *inks = (luminance(colour) for colour in found)
-        assert all((max(paper, ink) + 0.05) / (min(paper, ink) + 0.05) >= 4.5 for ink in inks), found
+        paper, *inks = (luminance(colour) for colour in colours)
+        assert all((max(paper, ink) + 0.05) / (min(paper, ink) + 0.05) >= 4.5 for ink in inks), colours
 
 
 def luminance(colour):
@@ -196,10 +196,10 @@ def test_a_page_is_a_few_screens_long(browser, pages, name, screens):
     browser.open(pages[name])
     assert browser.run("return document.documentElement.scrollHeight") <= screens * 800
     first = browser.run("return document.querySelector('.best').getBoundingClientRect().bottom")
-    assert first < 250  # the answer is what the eye first meets
+    assert first < 250  # the answer comes first
 
 
-def test_a_link_to_what_is_closed_opens_it(browser, pages):
+def test_page_link_to_closed_section_opens_it(browser, pages):
     browser.screen()
     browser.open(pages["real"])
     shown = "return document.getElementById('run-1').closest('details details').parentElement.closest('details').open"
@@ -213,7 +213,7 @@ def test_a_link_to_what_is_closed_opens_it(browser, pages):
     assert browser.run(wide) > 900  # as wide as there is room now
 
 
-def test_small_plots_fit_on_paper_three_abreast(browser, pages):
+def test_page_small_plots_fit_three_per_row_on_paper(browser, pages):
     browser.screen(1280, 800)
     browser.open(pages["forty"])
     browser.run("dispatchEvent(new Event('beforeprint'))")

@@ -1,4 +1,7 @@
-"""One rank of a bare ring all-reduce: ``all_reduce.py RANK WORLD HOST PORT INTERFACE MEGABYTES``; waits for a line before it leaves."""
+"""One rank of a plain ring all-reduce; waits for a line before it exits.
+
+Usage: ``all_reduce.py RANK WORLD HOST PORT INTERFACE MEGABYTES``
+"""
 
 import os
 import sys

@@ -1,4 +1,7 @@
-"""Jobs that are held back by one thing, certain by construction; sizes and limits are drawn at random within ranges given with reasons."""
+"""Jobs with one bottleneck, certain by construction.
+
+Sizes and limits are drawn at random within ranges whose reasons are given.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ Options = dict[str, Any]
 
 
 def draw(cause: str, backend: str, mode: str, seed: int) -> Options:
-    """Return the options of a run on `backend` in `mode` that `cause` holds back; the same ones for the same arguments."""
+    """Return the options of a run on `backend` in `mode` with the bottleneck `cause`.
+
+    The same arguments give the same options.
+    """
     rng = random.Random(f"{seed} {cause} {backend} {mode}")
     common = {"backend": backend, "mode": mode, "eval_every": "end", "save_final": False, "tensorboard": False}
     return {**common, **CAUSES[cause](rng, mode)}
@@ -20,7 +26,7 @@ def _link(rng: random.Random, mode: str) -> Options:
     """A model of which sending the parameters once takes 40 to 80 ms.
 
     Logistic regression on S × S pixels and 10 classes has 120 S² bytes of parameters: 0.5 to 1.1 MB. A step on at most 16 examples takes a
-    few milliseconds, so that the link takes nine tenths of it. In async mode there are three nodes, as the worker beside the parameter
+    few milliseconds, so that the link takes nine tenths of it. In async mode there are three nodes, as the worker next to the parameter
     server is not held back by any link.
     """
     size = rng.randint(64, 96)
@@ -34,11 +40,11 @@ def _link(rng: random.Random, mode: str) -> Options:
 
 
 def _slow_node(rng: random.Random, mode: str) -> Options:
-    """Nodes of which one has a quarter to two fifths of the CPU of each other one, at a model whose step takes a core 20 ms and more.
+    """Nodes of which one has 25 to 40 % of the CPU of each other one.
 
-    All of them together have less than two cores, and what a slow node needs for a step is more than it is given in the 20 ms for which a
-    quota holds, so that the limits are what decides: its own work takes at least 2.5 times as long. In async mode node 0 is a quick one: it
-    serves the parameters, and were it slow, so would be all others' exchanges.
+    A step of the model takes a core 20 ms and more. All nodes together have less than two cores, and a slow node needs more for a step
+    than its quota in the 20 ms of a period, so the limits decide: its step takes at least 2.5 times as long. In async mode node 0 is a
+    fast one: it serves the parameters, and a slow one would delay all exchanges.
     """
     nodes = rng.choice((2, 3))
     quick = rng.uniform(0.7, 1.0) if nodes == 2 else rng.uniform(0.6, 0.75)
@@ -46,15 +52,15 @@ def _slow_node(rng: random.Random, mode: str) -> Options:
     slow = rng.randrange(1 if mode == "async" else 0, nodes)
     cores[slow] = quick * rng.uniform(0.25, 0.4)
     job = _convolutions(rng, batch=(64, 128))
-    return {**job, "nodes": nodes, "cores_per_node": ",".join(f"{each:.3f}" for each in cores), "steps": 25 if mode == "sync" else 60}
+    return {**job, "nodes": nodes, "cores_per_node": ",".join(f"{limit:.3f}" for limit in cores), "steps": 25 if mode == "sync" else 60}
 
 
 def _data(rng: random.Random, mode: str) -> Options:
-    """Small images that are moved and mirrored one by one and then normalised, for a model that makes two sums of products of each.
+    """Small images, moved, mirrored and normalised, for a model with two sums of products.
 
-    What an image costs besides its pixels makes gathering it several times the model's work; a batch is large enough for what a step costs
-    besides to be little. An epoch has enough steps for orders of several at once: an order takes a chief on TensorFlow six milliseconds,
-    as much as such a step.
+    The cost of an image without its pixels makes gathering several times slower than the model; a batch is large enough to hide the fixed
+    cost of a step. An epoch has enough steps for several per order: an order takes a chief on TensorFlow six milliseconds, as long as
+    such a step.
     """
     size, batch = rng.randint(24, 40), rng.randint(800, 1200)
     data = f"synthetic-images:size={size},classes=2,train={24 * batch},test=16"
@@ -62,10 +68,10 @@ def _data(rng: random.Random, mode: str) -> Options:
 
 
 def _compute(rng: random.Random, mode: str) -> Options:
-    """Convolutions on many examples a step, on one node or on two with the same part of a core each.
+    """Convolutions on many examples a step, on one node or on two with equal CPU limits.
 
-    An example takes ten million operations, and nothing but a gather of its pixels. A step takes 50 ms and more, which is many times what
-    the exchange of less than a megabyte takes, or the way of an order from the chief to a worker.
+    An example takes ten million operations, and only a gather of its pixels. A step takes 50 ms and more, many times longer than
+    the exchange of less than a megabyte, or an order from the chief to a worker.
     """
     nodes = rng.choice((1, 2))
     limits = {"cores_per_node": f"{rng.uniform(0.5, 0.95):.3f}"} if nodes == 2 else {}
@@ -78,4 +84,4 @@ def _convolutions(rng: random.Random, batch: tuple[int, int]) -> Options:
 
 
 CAUSES: Mapping[str, Callable[[random.Random, str], Options]] = {"network": _link, "peers": _slow_node, "data": _data, "compute": _compute}
-"""What holds a run back, by the verdict that names it, and the function (random numbers, mode) → options that makes such a run."""
+"""Bottlenecks by their verdicts, and the function (random numbers, mode) → options that makes such a run."""

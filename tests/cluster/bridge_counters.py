@@ -1,10 +1,13 @@
-"""What the bridge of virtual nodes counts, at the other end of each node's cable."""
+"""Byte counters of the virtual nodes' bridge, at the other end of each link."""
 
 from pathlib import Path
 
 
 def bridge_counters(network):
-    """Return the bytes that the bridge received from and sent to each node (whole frames): its holder stays in its namespace."""
+    """Return the bytes that the bridge received from and sent to each node (whole frames).
+
+    The holder stays in its namespace.
+    """
     table = {}
     for line in Path(f"/proc/{network.holder_pid}/net/dev").read_text().splitlines()[2:]:
         name, _, figures = line.partition(":")

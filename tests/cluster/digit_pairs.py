@@ -1,4 +1,7 @@
-"""A small text to translate: numbers of four digits, digit by digit, English and German; learnt well enough in a few dozen updates."""
+"""A small text to translate: four-digit numbers, digit by digit, English and German.
+
+A few dozen updates suffice to learn it.
+"""
 
 import numpy as np
 

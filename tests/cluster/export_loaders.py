@@ -1,6 +1,6 @@
-"""Programs that load an export with plain libraries, as anybody would; each prints the logits of the images in images.npy to logits.npy.
+"""Programs that load an export with plain libraries and write its logits.
 
-They run in the folder of the export and must not import crosstrain.
+Each reads images.npy and writes logits.npy, in the folder of the export, and must not import crosstrain.
 """
 
 SAVEDMODEL = """

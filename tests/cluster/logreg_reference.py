@@ -1,10 +1,16 @@
-"""Logistic regression and the update rules in float64 numpy, written from the formulas alone: the truth that backends are held against."""
+"""Logistic regression and update rules in float64 numpy, from the formulas alone.
+
+Backends are compared with it.
+"""
 
 import numpy as np
 
 
 class Reference:
-    """Weights [classes, features] and bias [classes], trained by sgd, adam or adamw with torch's formulas."""
+    """Weights [classes, features] and bias [classes], trained by sgd, adam or adamw.
+
+    torch's formulas.
+    """
 
     def __init__(self, initial, job):
         self.w = {name: value.astype(np.float64) for name, value in initial.items()}

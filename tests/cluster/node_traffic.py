@@ -1,4 +1,7 @@
-"""Programs that the tests run inside virtual nodes: ``node_traffic.py sink PORT CONNECTIONS`` and ``… send HOST PORT BYTES SECONDS``."""
+"""Programs that send and receive inside virtual nodes.
+
+Usage: ``node_traffic.py sink PORT CONNECTIONS`` and ``… send HOST PORT BYTES SECONDS``
+"""
 
 import socket
 import sys
@@ -7,7 +10,7 @@ import time
 
 
 def sink(port: int, connections: int) -> None:
-    """Print ``ready``, take that many connections, read each to its end, print the sum of the bytes read."""
+    """Print ``ready``, read that many connections to their ends, print the sum of bytes."""
     totals: list[int] = []
 
     def drain(connection: socket.socket) -> None:
@@ -28,7 +31,7 @@ def sink(port: int, connections: int) -> None:
 
 
 def send(host: str, port: int, size: int, seconds: float) -> None:
-    """Send `size` bytes, or without end where it is 0, for at most `seconds`; print how many were handed over."""
+    """Send `size` bytes (0: endless) for at most `seconds`; print how many were sent."""
     block, sent, end = bytes(1 << 16), 0, time.monotonic() + seconds
     with socket.create_connection((host, port), timeout=5) as connection:
         while time.monotonic() < end and (not size or sent < size):

@@ -1,4 +1,4 @@
-"""``--resume auto``: one command that begins a run, goes on with it after whatever ended it, and does nothing when it has succeeded."""
+"""``--resume auto``: one command that starts a run or resumes it, until it has succeeded."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def steps_done(folder):
 
 
 @pytest.mark.thorough
-def test_the_same_command_serves_every_start(tmp_path):
+def test_resume_auto_same_command_starts_and_resumes(tmp_path):
     with MarkedRun(command(tmp_path), tmp_path) as first:
         wait_until(lambda: first.process.poll() is not None or list(tmp_path.glob("run/checkpoints/step-*")), 60, "a checkpoint")
         os.kill(first.process.pid, signal.SIGKILL)
@@ -51,7 +51,7 @@ def test_the_same_command_serves_every_start(tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_run_that_ended_before_its_first_checkpoint_begins_anew(tmp_path):
+def test_resume_auto_without_checkpoint_starts_from_scratch(tmp_path):
     with MarkedRun([*command(tmp_path), "--checkpoint-every", "5000steps"], tmp_path) as first:
         wait_until(lambda: all((tmp_path / "run" / name).exists() for name in ("job.json", "status.json")), 60, "the run directory")
         os.kill(first.process.pid, signal.SIGKILL)
@@ -64,7 +64,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_anew(tmp_path):
 
 
 @pytest.mark.thorough
-def test_nodes_started_by_hand_need_not_know_which_it_is(tmp_path):
+def test_resume_auto_joining_nodes_need_no_run_name(tmp_path):
     """Node 1 has no run at all, and types the same as node 0, the first time and the second."""
     port, checkpoints = free_ports(1), tmp_path / "node0/run/checkpoints"
     for number in range(2):
@@ -87,8 +87,8 @@ def test_nodes_started_by_hand_need_not_know_which_it_is(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="another host's name is given by root")
-def test_a_run_whose_driver_is_gone_with_its_host_goes_on_here_and_one_that_is_there_yet_does_not(tmp_path):
-    """The other host is a name of this one's; what can be seen of its driver is in the run directory."""
+def test_resume_auto_on_another_host_only_after_driver_ended(tmp_path):
+    """The other host is another name of this one; its driver is visible in the run directory."""
     elsewhere = ["unshare", "--uts", "sh", "-c", 'hostname elsewhere && exec "$@"', "sh"]
     with MarkedRun([*command(tmp_path), "--steps", "100000000"], tmp_path, before=elsewhere) as first:
         wait_until(lambda: first.process.poll() is not None or list(tmp_path.glob("run/checkpoints/step-*")), 60, "a checkpoint")
@@ -107,15 +107,15 @@ def test_a_run_whose_driver_is_gone_with_its_host_goes_on_here_and_one_that_is_t
     assert not (tmp_path / "run/heartbeat").exists()
 
 
-def test_a_driver_whose_run_another_goes_on_with_ends_and_writes_no_more(tmp_path):
-    """As one does that was cut off from the disk for long."""
+def test_driver_of_run_resumed_elsewhere_stops_writing(tmp_path):
+    """Like a driver that was cut off from the disk for long."""
     with MarkedRun([*command(tmp_path), "--steps", "100000000"], tmp_path) as run:
         wait_until(lambda: run.process.poll() is not None or list(tmp_path.glob("run/checkpoints/step-*")), 60, "a checkpoint")
-        other = Heartbeat(tmp_path / "run")
+        other_heartbeat = Heartbeat(tmp_path / "run")
         status = (tmp_path / "run/status.json").read_bytes()
         assert run.wait(60) == 1, run.stderr()
         assert "another process has gone on with this run, and this one ends" in run.stderr()
         assert run.alive() == []
         assert (tmp_path / "run/status.json").read_bytes() == status
-        other.check()
-        other.close()
+        other_heartbeat.check()
+        other_heartbeat.close()

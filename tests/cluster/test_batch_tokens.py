@@ -1,4 +1,7 @@
-"""Batches by tokens in real runs: the same on both frameworks, in micro-batches too, and a run that goes on sees each example once."""
+"""Batches by tokens in real runs: equal on both frameworks, also in micro-batches.
+
+A resumed run sees each example once.
+"""
 
 import json
 import shutil
@@ -44,41 +47,44 @@ def runs(tmp_path_factory):
 
 
 def examples_by_step(run):
-    """How many examples were consumed by the end of each group of updates, by the number of updates; groups differ from run to run."""
+    """Return examples consumed by the number of updates; groups differ between runs."""
     records = sorted(run.steps, key=lambda record: record.step)
     consumed = np.cumsum([record.examples for record in records])
     return {record.step + record.count: int(examples) for record, examples in zip(records, consumed, strict=True)}
 
 
 @pytest.mark.thorough
-def test_both_frameworks_take_the_same_batches(runs):
-    one, other = runs["torch"], runs["tf"]
-    np.testing.assert_allclose(one.losses, other.losses, rtol=2e-5)
-    ends = [examples_by_step(run) for run in (one, other)]
+def test_batch_tokens_give_equal_batches_on_both_backends(runs):
+    torch_run, tf_run = runs["torch"], runs["tf"]
+    np.testing.assert_allclose(torch_run.losses, tf_run.losses, rtol=2e-5)
+    ends = [examples_by_step(run) for run in (torch_run, tf_run)]
     assert all(ends[0][step] == ends[1][step] for step in ends[0].keys() & ends[1].keys())
     assert max(ends[0].items()) == max(ends[1].items())
-    assert 0 < one.summary["padding_share"] < 0.15
-    assert one.summary["padding_share"] == other.summary["padding_share"]
-    assert one.summary["global_batch_size"] == 2 * one.summary["batch_size"]
+    assert 0 < torch_run.summary["padding_share"] < 0.15
+    assert torch_run.summary["padding_share"] == tf_run.summary["padding_share"]
+    assert torch_run.summary["global_batch_size"] == 2 * torch_run.summary["batch_size"]
 
 
 def larger_batches(sentences, initial, steps, lr):
-    """Train the tagger in float64, each update on its whole batch of four budgets of 40 tokens: return losses and weights."""
+    """Train the tagger in float64 on whole batches of four budgets of 40 tokens.
+
+    Return losses and weights.
+    """
     lengths = np.array([len(tokens) for tokens, _ in sentences])
     batches = Sampler(300, 0, BucketedTokens(40, 4, "sync"), 4, lengths={"tokens": lengths}).whole(0, 0, steps)
     weights = {name: value.astype(np.float64) for name, value in initial.items()}
     losses = []
     for step in range(steps):
         examples = [sentences[index] for index in batches.batch(step)]
-        own, wanted = (np.concatenate(parts).astype(int) for parts in zip(*examples, strict=True))
-        before = np.concatenate([[0, *found[:-1]] for found, _ in examples]).astype(int)
-        logits = weights["own"][own] + weights["before"][before]
+        current, wanted = (np.concatenate(parts).astype(int) for parts in zip(*examples, strict=True))
+        before = np.concatenate([[0, *sequence[:-1]] for sequence, _ in examples]).astype(int)
+        logits = weights["own"][current] + weights["before"][before]
         chances = np.exp(logits - logits.max(1, keepdims=True))
         chances /= chances.sum(1, keepdims=True)
         places = np.arange(len(wanted))
         losses.append(-np.log(chances[places, wanted]).sum() / len(wanted))
         chances[places, wanted] -= 1.0
-        for name, rows in (("own", own), ("before", before)):
+        for name, rows in (("own", current), ("before", before)):
             np.subtract.at(weights[name], rows, lr * chances / len(wanted))
     return np.array(losses), weights
 
@@ -88,8 +94,11 @@ def larger_batches(sentences, initial, steps, lr):
     ("backend", "mode"),
     [("torch", "sync"), ("tf", "sync"), pytest.param("torch", "async", marks=SLOW), pytest.param("tf", "async", marks=SLOW)],
 )
-def test_micro_batches_of_all_workers_make_the_update_of_the_larger_batch(backend, mode, tmp_path, monkeypatch):
-    """Σ over the tokens of all workers and micro-batches / their number: two workers with two each, or one alone with four."""
+def test_micro_batches_by_tokens_equal_update_of_whole_batch(backend, mode, tmp_path, monkeypatch):
+    """Σ over the tokens of all workers and micro-batches / their number.
+
+    Two workers with two micro-batches each, or one with four.
+    """
     cluster = {"procs_per_node": 2, "accumulate": 2} if mode == "sync" else {"procs_per_node": 1, "accumulate": 4, "deterministic": False}
     changed = {**JOB, **cluster, "batch_tokens": 40, "steps": 10, "lr": 0.5, "mode": mode}
     run = run_job(tmp_path, name="run", backend=backend, environment=ENVIRONMENT, **changed)
@@ -123,7 +132,7 @@ def test_micro_batches_of_all_workers_make_the_update_of_the_larger_batch(backen
         pytest.param("torch", ("--batch-size", "7"), marks=pytest.mark.slow),
     ],
 )
-def test_a_run_goes_on_within_an_epoch_in_other_batches(backend, options, runs, tmp_path):
+def test_resume_within_epoch_with_another_batch_size(backend, options, runs, tmp_path):
     path = shutil.copytree(runs["torch"].path, tmp_path / "copy")
     meta = find_checkpoint(path)[0].meta
     assert 0 < meta.examples < 300
@@ -134,15 +143,15 @@ def test_a_run_goes_on_within_an_epoch_in_other_batches(backend, options, runs, 
     assert read_run(path).summary["examples"] == 300 * (meta.epoch + 2)
 
 
-def test_what_is_no_text_has_no_batches_by_tokens(tmp_path):
-    found = trainer("run", "--backend", "torch", "--batch-tokens", "100", "--out", str(tmp_path))
-    assert found.returncode == 2
-    assert "the examples of 'digits' are no sequences of tokens" in found.stderr
+def test_batch_tokens_without_text_is_refused(tmp_path):
+    done = trainer("run", "--backend", "torch", "--batch-tokens", "100", "--out", str(tmp_path))
+    assert done.returncode == 2
+    assert "the examples of 'digits' are no sequences of tokens" in done.stderr
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.thorough
-def test_the_share_of_padding_is_told(runs):
+def test_padding_fraction_is_recorded(runs):
     done = trainer("explain", str(runs["torch"].path), "--json", environment=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     assert any("of the computed token positions were padding" in note for note in json.loads(done.stdout)["notes"])

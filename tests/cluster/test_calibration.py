@@ -1,4 +1,4 @@
-"""Calibration of real runs over a link so slow that physics says what the exchange takes, and that it takes nearly all of a step."""
+"""Calibration of real runs over a slow link, which bounds the exchange from below."""
 
 import json
 import signal
@@ -16,8 +16,8 @@ SLOW = {"bandwidth": "5mbit", "nodes": 2, "data": "glyphs28", "batch_size": 10, 
 
 
 @pytest.mark.thorough
-def test_an_interrupt_while_calibrating_leaves_a_complete_run(tmp_path):
-    """The slow link makes the calibration take some seconds; the run itself has ended well before."""
+def test_interrupt_during_calibration_leaves_complete_run(tmp_path):
+    """The slow link makes the calibration take some seconds, after the end of the training."""
     options = ["--backend", "torch", "--nodes", "2", "--bandwidth", "64kbit", "--steps", "4", "--calibrate", "--no-tensorboard"]
     with MarkedRun(["run", "--quiet", "--out", str(tmp_path), "--name", "run", *options], tmp_path) as run:
         events = tmp_path / "run" / "events.jsonl"
@@ -42,7 +42,7 @@ def test_an_interrupt_while_calibrating_leaves_a_complete_run(tmp_path):
         pytest.param("tf", "async", marks=pytest.mark.slow),
     ],
 )
-def test_the_link_shows_in_the_exchange_and_nowhere_else(tmp_path, backend, mode):
+def test_calibration_slow_link_changes_only_exchange(tmp_path, backend, mode):
     run = run_job(tmp_path, backend=backend, mode=mode, network="isolated", tensorboard=False, **SLOW)
     calibration = json.loads((run.path / "calibration.json").read_text())
     assert calibration["payload_bytes"] == 4 * (784 * 10 + 10)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.cluster
 TOY = Path(__file__).parent.parent / "toy"
 
 
-def test_what_two_runs_differ_in_is_found_in_their_directories(tmp_path, monkeypatch):
+def test_compare_reads_differences_from_run_directories(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TOY), *filter(None, [os.environ.get("PYTHONPATH")])]))
     for name, nodes, seed in (("first", 1, 0), ("second", 2, 1)):
         settings = ["--nodes", str(nodes), "--seed", str(seed), "--global-batch-size", "40", "--cores-per-node", "1"]
@@ -23,10 +23,10 @@ def test_what_two_runs_differ_in_is_found_in_their_directories(tmp_path, monkeyp
         assert done.returncode == 0, done.stderr
     done = trainer("compare", "first", "second", "--by", "nodes", "--json", "--out", str(tmp_path))
     document = json.loads(done.stdout)
-    found = document["comparability"]
-    assert [one["setting"] for one in found["compared"]] == ["nodes", "workers", "batch_size"]
-    assert [one["setting"] for one in found["differences"]] == ["seed"]
-    assert list(found["not_recorded"]) == []  # the toy declares its packages, as every backend does
+    comparability = document["comparability"]
+    assert [entry["setting"] for entry in comparability["compared"]] == ["nodes", "workers", "batch_size"]
+    assert [entry["setting"] for entry in comparability["differences"]] == ["seed"]
+    assert list(comparability["not_recorded"]) == []  # the toy declares its packages, as every backend does
     (series,) = document["scaling"]
     speeds = [run["examples_per_second"] for run in document["runs"]]
     assert (series["scaling"], series["points"][1]["speedup"]) == ("strong", speeds[1] / speeds[0])

@@ -1,4 +1,4 @@
-"""``--exchange direct`` with real processes: it trains as the frameworks' own collectives do, and repeats to the bit."""
+"""``--exchange direct`` with real processes: equal to native collectives, repeatable."""
 
 import json
 import threading
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.cluster
 
 BACKENDS = ("torch", "tf")
 LARGE = {"model": "cnn", "data": "glyphs", "global_batch_size": 12, "steps": 6, "optimizer": "adam", "lr": 1e-3, "eval_every": "end"}
-"""Of 1.7 million parameters: their gradients travel in shares, and in several buckets."""
+"""A model of 1.7 million parameters: gradients are sent in shares, and in several buckets."""
 
 OTHERS = {
     "accumulated, clipped": {"accumulate": 2, "clip_norm": 0.5},
@@ -36,19 +36,19 @@ def run(out, backend, exchange, **job):
 @pytest.mark.thorough
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("workers", "batch"), [pytest.param(2, 64, marks=pytest.mark.slow), (3, 10), (3, 2)])
-def test_it_equals_the_reference(backend, workers, batch, tmp_path):
+def test_direct_exchange_equals_reference(backend, workers, batch, tmp_path):
     job = {"nodes": workers, "global_batch_size": batch, "steps": 200, "lr": 0.05}
-    found = run(tmp_path, backend, "direct", **job)
+    result = run(tmp_path, backend, "direct", **job)
     expected = train_logistic_regression(Job(backend="reference", **job), open_dataset("digits"))
-    assert relative_difference(found.losses, expected.losses) <= 1e-5
-    assert norm_wise_difference(found.weights, expected.weights) <= 1e-4
-    assert found.summary["updates_applied"] == 200
-    assert json.loads((found.path / "job.json").read_text())["exchange"] == "direct"
+    assert relative_difference(result.losses, expected.losses) <= 1e-5
+    assert norm_wise_difference(result.weights, expected.weights) <= 1e-4
+    assert result.summary["updates_applied"] == 200
+    assert json.loads((result.path / "job.json").read_text())["exchange"] == "direct"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_large_model_is_trained_as_by_the_native_exchange(backend, tmp_path):
+def test_direct_exchange_large_model_equals_native(backend, tmp_path):
     native, direct = (run(tmp_path, backend, exchange, nodes=3, **LARGE) for exchange in ("native", "direct"))
     assert relative_difference(direct.losses, native.losses) <= 1e-4
     assert norm_wise_difference(direct.weights, native.weights) <= 1e-4
@@ -57,7 +57,7 @@ def test_a_large_model_is_trained_as_by_the_native_exchange(backend, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_ways_to_train_are_as_by_the_native_exchange(backend, name, tmp_path):
+def test_direct_exchange_training_options_equal_native(backend, name, tmp_path):
     job = {**LARGE, "nodes": 2, **OTHERS[name]}
     native, direct = (run(tmp_path, backend, exchange, **job) for exchange in ("native", "direct"))
     tolerance = 1e-2 if name == "bf16" else 1e-3
@@ -67,23 +67,23 @@ def test_other_ways_to_train_are_as_by_the_native_exchange(backend, name, tmp_pa
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["torch", pytest.param("tf", marks=pytest.mark.slow)])
-def test_runs_repeat_to_the_bit_also_resumed(backend, tmp_path):
+def test_direct_exchange_resumed_runs_are_bit_identical(backend, tmp_path):
     job = {**LARGE, "nodes": 3, "deterministic": True, "checkpoint_every": "3steps"}
-    one, two = (run(tmp_path, backend, "direct", name=name, **job) for name in ("one", "two"))
-    np.testing.assert_array_equal(one.losses, two.losses)
-    assert norm_wise_difference(one.weights, two.weights) == 0
-    done = trainer("run", "--resume", str(two.path / "checkpoints/step-000000003"), "--steps", "6", "--quiet")
+    first, second = (run(tmp_path, backend, "direct", name=name, **job) for name in ("one", "two"))
+    np.testing.assert_array_equal(first.losses, second.losses)
+    assert norm_wise_difference(first.weights, second.weights) == 0
+    done = trainer("run", "--resume", str(second.path / "checkpoints/step-000000003"), "--steps", "6", "--quiet")
     assert done.returncode == 0, done.stderr
-    resumed = read_run(two.path)
-    np.testing.assert_array_equal(resumed.losses, one.losses)
-    assert norm_wise_difference(find_checkpoint(two.path)[0].parameters, one.weights) == 0
+    resumed = read_run(second.path)
+    np.testing.assert_array_equal(resumed.losses, first.losses)
+    assert norm_wise_difference(find_checkpoint(second.path)[0].parameters, first.weights) == 0
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_parts_of_a_step_are_calibrated(backend, tmp_path):
-    found = run(tmp_path, backend, "direct", nodes=2, global_batch_size=22, steps=60, calibrate=True)
-    calibration = json.loads((found.path / "calibration.json").read_text())
+def test_direct_exchange_components_are_calibrated(backend, tmp_path):
+    result = run(tmp_path, backend, "direct", nodes=2, global_batch_size=22, steps=60, calibrate=True)
+    calibration = json.loads((result.path / "calibration.json").read_text())
     for worker in calibration["workers"]:
         for component in ("data", "compute", "communicate", "message"):
             assert worker[f"{component}_seconds"] > 0
@@ -101,55 +101,55 @@ def test_the_parts_of_a_step_are_calibrated(backend, tmp_path):
         pytest.param("tf", {**LARGE, "accumulate": 2, "deterministic": True}, id="tf, accumulated", marks=pytest.mark.slow),
     ],
 )
-def test_a_native_run_tries_it_when_it_is_over(backend, job, tmp_path):
+def test_native_run_measures_direct_exchange_at_its_end(backend, job, tmp_path):
     """And still ends well."""
-    found = run(tmp_path, backend, "native", nodes=2, calibrate=True, **job)
-    assert found.summary["steps"] == job["steps"]
-    calibration = RunReader(found.path).calibration()
-    assert calibration is not None, [record for record in RunReader(found.path).events() if record.event == "calibration_failed"]
+    result = run(tmp_path, backend, "native", nodes=2, calibrate=True, **job)
+    assert result.summary["steps"] == job["steps"]
+    calibration = RunReader(result.path).calibration()
+    assert calibration is not None, [record for record in RunReader(result.path).events() if record.event == "calibration_failed"]
     assert calibration["direct_untried"] is None
     for worker in calibration["workers"]:
         for component in ("data", "compute", "communicate", "message", "direct", "direct_message", "direct_step"):
             assert worker[f"{component}_seconds"] > 0, component
-    costs = explain(Run(found.path)).exchange_costs
+    costs = explain(Run(result.path)).exchange_costs
     assert costs.no_estimate in (None, "other programs had the cores")
 
 
 @pytest.mark.quick_cases("options0---exchange")
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (["--mode", "async"], "--exchange"),
         (["--device", "gpu"], "on GPUs native is better"),
         (["--nodes", "5", "--procs-per-node", "13"], "64 at most"),
     ],
 )
-def test_what_it_cannot_do_is_refused(options, told, tmp_path):
+def test_direct_exchange_unsupported_options_are_refused(options, message, tmp_path):
     done = trainer("run", "--backend", "torch", "--exchange", "direct", "--nodes", "2", *options, "--out", str(tmp_path))
     assert done.returncode == 2, done.stderr
-    assert told in done.stderr
+    assert message in done.stderr
 
 
 @pytest.mark.thorough
 @pytest.mark.faults
 @pytest.mark.parametrize("backend", ["tf", pytest.param("torch", marks=pytest.mark.slow)])
-def test_after_the_kill_of_a_worker_it_comes_to_the_same_end(backend, tmp_path):
-    """The killed one is blamed, not those that lost it, and the attempt that follows joins a mesh of its own."""
+def test_direct_exchange_killed_worker_ends_with_same_weights(backend, tmp_path):
+    """The killed worker is blamed, not those that lost it; the next attempt uses another mesh."""
     job = {"nodes": 3, "global_batch_size": 10, "steps": 6000, "eval_every": "end", "checkpoint_every": "500steps", "deterministic": True}
     undisturbed = run(tmp_path, backend, "direct", **job)
     killer = threading.Thread(target=kill_task_once, args=(tmp_path / "run", "worker-1"))
     killer.start()
-    found = run(tmp_path, backend, "direct", name="run", sample_interval=0.1, max_restarts=1, **job)
+    result = run(tmp_path, backend, "direct", name="run", sample_interval=0.1, max_restarts=1, **job)
     killer.join()
-    (failed,) = [event for event in RunReader(found.path).events() if event.event == "attempt_failed"]
+    (failed,) = [event for event in RunReader(result.path).events() if event.event == "attempt_failed"]
     assert "worker-1" in failed.detail["cause"]
     assert "SIGKILL" in failed.detail["cause"]
-    np.testing.assert_array_equal(found.losses, undisturbed.losses)
-    assert norm_wise_difference(found.weights, undisturbed.weights) == 0
+    np.testing.assert_array_equal(result.losses, undisturbed.losses)
+    assert norm_wise_difference(result.weights, undisturbed.weights) == 0
 
 
 @pytest.mark.thorough
-def test_a_convolutional_network_is_trained_in_micro_batches_on_one_process(tmp_path):
+def test_direct_exchange_cnn_micro_batches_in_one_process(tmp_path):
     """On TensorFlow its gradients' sums lie in a loop within a loop."""
     whole, parts = (run(tmp_path, "tf", "native", accumulate=count, **LARGE) for count in (1, 3))
     assert relative_difference(parts.losses, whole.losses) <= 1e-4

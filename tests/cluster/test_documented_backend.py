@@ -1,4 +1,7 @@
-"""The backend of docs/adding-a-backend.md, copied from the page as it stands, trains in both modes as the float64 reference does."""
+"""The backend of docs/adding-a-backend.md, copied from the page, equals the reference.
+
+In both modes.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ def expected():
 
 
 @pytest.mark.usefixtures("installed")
-def test_it_trains_synchronously(expected, tmp_path):
+def test_documented_backend_trains_synchronously(expected, tmp_path):
     run = run_job(tmp_path, backend="toy", tensorboard=False, **OPTIONS)
     assert relative_difference(run.losses, expected.losses) <= 1e-5
     assert norm_wise_difference(run.weights, expected.weights) <= 1e-5
@@ -40,11 +43,11 @@ def test_it_trains_synchronously(expected, tmp_path):
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("installed")
-def test_it_trains_asynchronously(expected, tmp_path):
-    """Its workers make as many updates as there are batches, each some of them, and come as far as the reference does."""
+def test_documented_backend_trains_asynchronously(expected, tmp_path):
+    """As many updates as batches, some of each worker; the result is as good as the reference."""
     run = run_job(tmp_path, backend="toy", mode="async", tensorboard=False, **OPTIONS)
     assert run.summary["updates_applied"] == len(run.losses) == 2 * len(expected.losses)
-    assert min(run.summary["updates_by_worker"]) > 0  # how many is up to the machine: work goes to whoever is free
+    assert min(run.summary["updates_by_worker"]) > 0  # how many depends on the machine: free workers get work
     data = open_dataset("digits")
     images, labels = data.inputs("test"), data.labels("test")
     logits = images.reshape(len(labels), -1) @ expected.weights["dense.weight"].T + expected.weights["dense.bias"]

@@ -1,4 +1,4 @@
-"""The launcher of docs/adding-a-launcher.md, copied from the page as it stands, passes the suite for launchers and trains."""
+"""The launcher of docs/adding-a-launcher.md, copied from the page, passes its suite."""
 
 import json
 import os
@@ -19,27 +19,27 @@ PAGE = ROOT / "docs/adding-a-launcher.md"
 
 @pytest.fixture(scope="module")
 def namespaces():
-    with bridged_hosts(2, "netns") as found:
-        yield found
+    with bridged_hosts(2, "netns") as hosts:
+        yield hosts
 
 
 @pytest.fixture(autouse=True)
 def installed(tmp_path, monkeypatch):
-    """Write the page's files, and have them and the toy backend found by this process and those that are started."""
+    """Write the page's files; this process and its children find them and the toy backend."""
     folder = tmp_path / "installed"
     folder.mkdir()
     assert "crosstrain_netns/__init__.py" in {path.relative_to(folder).as_posix() for path in write_package(PAGE, folder)}
-    own = [str(folder), str(ROOT / "tests/toy")]
-    for path in own:
+    folders = [str(folder), str(ROOT / "tests/toy")]
+    for path in folders:
         monkeypatch.syspath_prepend(path)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*own, *filter(None, [os.environ.get("PYTHONPATH")])]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])]))
     monkeypatch.setenv("SSH_CONNECTION", "10.7.7.7 50000 10.8.8.8 22")  # a driver that was typed over ssh
     yield
     sys.modules.pop("crosstrain_netns", None)
 
 
 def documented_suite() -> type[LauncherConformance]:
-    """The suite as the page has it, which names a backend; the tests override that with the toy, which is loaded sooner."""
+    """The suite of the page, with the toy in place of its backend, which loads faster."""
     (code,) = (body for body in blocks(PAGE, "python") if "LauncherConformance" in body)
     names: dict[str, type[LauncherConformance]] = {}
     exec(code, names)
@@ -57,7 +57,7 @@ class TestNetns(documented_suite()):  # type: ignore[misc]
         cls.hosts = namespaces.namespaces
 
 
-def test_it_trains_and_looks_at_its_hosts(namespaces, tmp_path):
+def test_documented_launcher_trains_and_checks_hosts(namespaces, tmp_path):
     hosts = ["--launcher", "netns", "--hosts", ",".join(namespaces.namespaces)]
     job = ["--backend", "toy", "--steps", "20", "--batch-size", "30", "--no-tensorboard", "--out", str(tmp_path), "--name", "run"]
     done = trainer("run", *hosts, *job, "--quiet")
@@ -66,13 +66,13 @@ def test_it_trains_and_looks_at_its_hosts(namespaces, tmp_path):
     assert cluster["addresses"] == [*namespaces.addresses]
     looked = trainer("doctor", *hosts, "--json")
     assert looked.returncode == 0, looked.stdout + looked.stderr
-    found = {(one["host"], one["what"]): one for one in json.loads(looked.stdout)["findings"]}
+    findings = {(finding["host"], finding["what"]): finding for finding in json.loads(looked.stdout)["findings"]}
     for host, address in zip(namespaces.namespaces, namespaces.addresses, strict=True):
-        assert found[host, "network"]["found"] == f"{address} on eth; reaches the others"
-        assert "is the same machine" in found[host, "machine"]["found"]
+        assert findings[host, "network"]["found"] == f"{address} on eth; reaches the others"
+        assert "is the same machine" in findings[host, "machine"]["found"]
 
 
-def test_the_users_own_file_names_its_hosts(namespaces, tmp_path, monkeypatch):
+def test_host_file_of_user_names_hosts(namespaces, tmp_path, monkeypatch):
     (tmp_path / "crosstrain").mkdir()
     (tmp_path / "crosstrain/trainer.toml").write_text(f'hosts = "{",".join(namespaces.namespaces)}"\n')
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
@@ -80,11 +80,11 @@ def test_the_users_own_file_names_its_hosts(namespaces, tmp_path, monkeypatch):
     assert json.loads(looked.stdout)["hosts"] == [*namespaces.namespaces], looked.stderr
 
 
-def test_the_pages_own_test_is_this_one():
+def test_page_contains_the_tests_of_this_file():
     (shown,) = (body for body in blocks(PAGE, "python") if "LauncherConformance" in body)
-    given = {}
-    exec(shown, given)  # our own page
-    assert given["TestNetns"].launcher in entry_points(PAGE)["crosstrain.launchers"]
-    assert {name for name in vars(given["TestNetns"]) if not name.startswith("__")} <= {*vars(LauncherConformance)} | {
+    names = {}
+    exec(shown, names)  # our own page
+    assert names["TestNetns"].launcher in entry_points(PAGE)["crosstrain.launchers"]
+    assert {name for name in vars(names["TestNetns"]) if not name.startswith("__")} <= {*vars(LauncherConformance)} | {
         *LauncherConformance.__annotations__
     }

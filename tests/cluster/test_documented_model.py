@@ -1,4 +1,4 @@
-"""The model of docs/adding-a-model.md trains on both frameworks, and the test that the page shows passes."""
+"""The model of docs/adding-a-model.md trains on both backends; the page's test passes."""
 
 import json
 import os
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.cluster
 
 
 @pytest.mark.slow
-def test_the_pages_own_test_passes(repository, tmp_path):
+def test_test_printed_on_page_passes(repository, tmp_path):
     package = tmp_path / "package"
     written = write_package(repository / "docs/adding-a-model.md", package)
     (test,) = (path for path in written if path.name.startswith("test_"))
@@ -29,14 +29,14 @@ def test_the_pages_own_test_passes(repository, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_network_of_ready_layers_trains_alike_on_both_frameworks(repository, tmp_path, monkeypatch):
+def test_model_of_ready_layers_trains_equally_on_both_backends(repository, tmp_path, monkeypatch):
     package = tmp_path / "package"
     write_package(repository / "docs/adding-a-model.md", package)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])]))
     losses = []
     for backend in ("torch", "tf"):
-        asked = ["--model", "my_models.convolutional", "--backend", backend, "--steps", "20", "--no-calibrate", "--out", str(tmp_path)]
-        done = trainer("run", *asked, "--name", backend, "--json")
+        options = ["--model", "my_models.convolutional", "--backend", backend, "--steps", "20", "--no-calibrate", "--out", str(tmp_path)]
+        done = trainer("run", *options, "--name", backend, "--json")
         assert done.returncode == 0, done.stderr
         losses.append(json.loads(done.stdout)["final_train_loss"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
@@ -47,8 +47,8 @@ def test_a_model_with_arguments_trains_as_printed(repository, tmp_path, monkeypa
     package = tmp_path / "package"
     write_package(repository / "docs/adding-a-model.md", package)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])]))
-    asked = ["--model", "my_models.wide:large?dropout=0.2", "--backend", "torch", "--steps", "20", "--no-calibrate"]
-    done = trainer("run", *asked, "--out", str(tmp_path), "--json")
+    options = ["--model", "my_models.wide:large?dropout=0.2", "--backend", "torch", "--steps", "20", "--no-calibrate"]
+    done = trainer("run", *options, "--out", str(tmp_path), "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["eval"]["accuracy"] > 0.5
 
@@ -59,8 +59,8 @@ def test_a_model_of_sequences_trains_on_torch(repository, tmp_path, monkeypatch)
     write_package(repository / "docs/adding-a-model.md", package)
     paths = [str(package), str(repository / "tests/sequences"), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
-    asked = ["--model", "my_models.tagger", "--data", "tagged", "--backend", "torch", "--epochs", "2", "--lr", "5", "--no-calibrate"]
-    done = trainer("run", *asked, "--out", str(tmp_path), "--json")
+    options = ["--model", "my_models.tagger", "--data", "tagged", "--backend", "torch", "--epochs", "2", "--lr", "5", "--no-calibrate"]
+    done = trainer("run", *options, "--out", str(tmp_path), "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["eval"]["tag_accuracy"] > 0.5
 
@@ -81,26 +81,29 @@ def build(data):
 
 
 @pytest.mark.thorough
-def test_a_model_that_translates_is_scored_by_its_own_metric(repository, tmp_path, monkeypatch):
-    """It stops the run, keeps the best, and is among the figures of the run, of `evaluate` and of tables; a broken one is refused."""
+def test_translating_model_is_scored_by_custom_metric(repository, tmp_path, monkeypatch):
+    """It stops the run, selects the best, and appears in the run, `evaluate` and tables.
+
+    A broken one is refused.
+    """
     package = tmp_path / "package"
     write_package(repository / "docs/adding-a-model.md", package)
     (package / "my_models/broken").mkdir()
     (package / "my_models/broken/__init__.py").write_text(BROKEN)
     (package / "my_models/broken/torch.py").write_text("from ..translator.torch import *")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])]))
-    large = np.random.default_rng(1).random(len(lines("de"))) < 0.5  # nothing says which German lines begin with a large letter
+    large = np.random.default_rng(1).random(len(lines("de"))) < 0.5  # German lines begin with a large letter at random
     (tmp_path / "digits.en").write_text(text(lines("en")))
     (tmp_path / "digits.de").write_text(text(line.capitalize() if up else line for line, up in zip(lines("de"), large, strict=True)))
-    asked = ["--data", f"parallel-text:{tmp_path}/digits:en-de?vocabulary=320,held-out=51", "--backend", "torch", "--no-calibrate"]
-    asked += ["--optimizer", "adam", "--lr", "0.01", "--batch-size", "64", "--eval-every", "50steps", "--keep-best", "caseless"]
-    asked += ["--checkpoint-every", "50steps", "--until", "caseless>=0.4", "--epochs", "20", "--out", str(tmp_path / "runs")]
-    broken = trainer("run", "--model", "my_models.broken", *asked)
+    options = ["--data", f"parallel-text:{tmp_path}/digits:en-de?vocabulary=320,held-out=51", "--backend", "torch", "--no-calibrate"]
+    options += ["--optimizer", "adam", "--lr", "0.01", "--batch-size", "64", "--eval-every", "50steps", "--keep-best", "caseless"]
+    options += ["--checkpoint-every", "50steps", "--until", "caseless>=0.4", "--epochs", "20", "--out", str(tmp_path / "runs")]
+    broken = trainer("run", "--model", "my_models.broken", *options)
     assert broken.returncode == 2
     assert "model: metric 'ratio' cannot be computed from" in broken.stderr
     assert "bleu_reference_lenght" in broken.stderr
     assert not (tmp_path / "runs").exists()
-    done = trainer("run", "--model", "my_models.translator", *asked, "--name", "own", "--json")
+    done = trainer("run", "--model", "my_models.translator", *options, "--name", "own", "--json")
     assert done.returncode == 0, done.stderr
     run = json.loads(done.stdout)
     assert run["target_reached"] is True

@@ -1,4 +1,4 @@
-"""A run that is interrupted while it translates the whole test split, at its end: it is complete, and its checkpoint is there."""
+"""An interrupt while a run translates the test split: the run is complete, with checkpoint."""
 
 import json
 import os
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.cluster
 
 
 @pytest.mark.thorough
-def test_an_interrupt_leaves_a_complete_run_with_its_checkpoint(tmp_path):
+def test_interrupt_while_translating_leaves_complete_run(tmp_path):
     for language in DIGITS:
         (tmp_path / f"digits.{language}").write_text(text(lines(language, np.arange(1000, 5000))))
     path = tmp_path / "run"
@@ -36,4 +36,4 @@ def test_an_interrupt_leaves_a_complete_run_with_its_checkpoint(tmp_path):
         assert f"not translated: trainer evaluate {path}" in process.stdout()
     summary = json.loads((path / "summary.json").read_text())
     assert (summary["state"], summary["steps"], summary["translated"]) == ("succeeded", 5, None)
-    assert [found.name for found in list_checkpoints(path)] == ["step-000000005"]
+    assert [checkpoint.name for checkpoint in list_checkpoints(path)] == ["step-000000005"]

@@ -1,4 +1,4 @@
-"""A trained model is evaluated on either backend: the figures are those of plain numpy, and no process is left behind."""
+"""Evaluation of a trained model on either backend: equal to numpy, and no process remains."""
 
 from __future__ import annotations
 
@@ -35,11 +35,14 @@ def evaluate(*arguments, code=0):
 
 
 def refused(capsys, *arguments):
-    """Return what a request is refused with: in this process, since what is refused before a task is started imports no framework."""
+    """Return the message of a refused request.
+
+    In this process, since requests are refused before a framework is imported.
+    """
     assert main(["evaluate", *map(str, arguments)]) == 2
-    said = capsys.readouterr().err
-    assert "Traceback" not in said
-    return said
+    message = capsys.readouterr().err
+    assert "Traceback" not in message
+    return message
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +59,9 @@ def run(tmp_path_factory, digits):
 
 def expected(run, data, split):
     """Logits, mean loss and accuracy in float64."""
-    found = read_checkpoint(run / "checkpoints/step-000000123")
+    checkpoint = read_checkpoint(run / "checkpoints/step-000000123")
     x = data.inputs(split).reshape(len(data.labels(split)), -1).astype(np.float64)
-    logits = x @ found.parameters["dense.weight"].astype(np.float64).T + found.parameters["dense.bias"]
+    logits = x @ checkpoint.parameters["dense.weight"].astype(np.float64).T + checkpoint.parameters["dense.bias"]
     labels = data.labels(split)
     shifted = logits - logits.max(1, keepdims=True)
     losses = np.log(np.exp(shifted).sum(1)) - shifted[np.arange(len(labels)), labels]
@@ -69,7 +72,7 @@ def expected(run, data, split):
 @pytest.mark.parametrize(
     ("split", "backend"), [("test", "tf"), ("test", "torch"), ("train", "torch"), pytest.param("train", "tf", marks=pytest.mark.slow)]
 )
-def test_the_figures_are_numpys(run, digits, tmp_path, backend, split):
+def test_evaluate_figures_equal_numpy(run, digits, tmp_path, backend, split):
     target = tmp_path / "predictions.npz"
     done = evaluate(run, "--backend", backend, "--split", split, "--predictions", target, "--json")
     printed = json.loads(done.stdout)
@@ -89,7 +92,7 @@ def test_the_figures_are_numpys(run, digits, tmp_path, backend, split):
 @pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["tf", pytest.param("torch", marks=pytest.mark.slow)])
 def test_pixels_are_normalised_as_in_training(tmp_path, digits, backend):
-    """The model was trained on data of another mean and deviation; its own numbers say what its input means."""
+    """The model was trained on data of another mean and deviation, which it stores."""
     trained_on = replace(digits.info, name="glyphs28", features=replace(digits.info.images, mean=(0.1,), std=(0.7,)))
     save_model(tmp_path, "logreg", info=trained_on)
     done = evaluate(tmp_path, "--data", "digits", "--backend", backend, "--json")
@@ -100,8 +103,8 @@ def test_pixels_are_normalised_as_in_training(tmp_path, digits, backend):
 
 
 @pytest.mark.slow
-def test_a_relative_folder_means_the_same_from_anywhere(tmp_path):
-    """It is given as typed, and noted in full: evaluation, export and resume need not stand where the run was started."""
+def test_evaluate_relative_folder_works_from_any_folder(tmp_path):
+    """It is recorded as an absolute path: evaluation, export and resume work from any folder."""
     draw = np.random.default_rng(0)
     for split, number in (("train", 6), ("test", 2)):
         for name in ("ants", "bees"):
@@ -140,7 +143,7 @@ def test_a_relative_folder_means_the_same_from_anywhere(tmp_path):
 
 
 @pytest.mark.thorough
-def test_the_backend_that_trained_it_is_the_default(run):
+def test_evaluate_default_backend_is_that_of_training(run):
     text = evaluate(run).stdout
     assert re.search(r"^logreg after 123 updates, trained by torch on digits$", text, re.MULTILINE)
     assert re.search(r"^accuracy  0\.\d{4}$", text, re.MULTILINE)
@@ -149,19 +152,19 @@ def test_the_backend_that_trained_it_is_the_default(run):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["tf", "torch"])
-def test_a_model_with_running_statistics(tmp_path, backend):
-    """Both backends use the checkpoint's statistics: with others the loss would be far from this one."""
+def test_evaluate_uses_running_statistics(tmp_path, backend):
+    """Both backends use the checkpoint's statistics: others would change the loss."""
     data = open_dataset("digits")
     save_model(tmp_path, "resnet18", info=data.info)
     target = tmp_path / "predictions.npz"
     printed = json.loads(evaluate(tmp_path, "--backend", backend, "--predictions", target, "--json").stdout)
-    other = np.load(target)["logits"]
+    logits = np.load(target)["logits"]
     labels = data.labels("test")
-    shifted = other.astype(np.float64) - other.max(1, keepdims=True)
+    shifted = logits.astype(np.float64) - logits.max(1, keepdims=True)
     losses = np.log(np.exp(shifted).sum(1)) - shifted[np.arange(len(labels)), labels]
     assert printed["loss"] == pytest.approx(losses.mean(), rel=1e-4)
     reference = _resnet_logits(tmp_path, data)
-    assert np.linalg.norm(other[:20] - reference) <= 1e-4 * np.linalg.norm(reference)
+    assert np.linalg.norm(logits[:20] - reference) <= 1e-4 * np.linalg.norm(reference)
 
 
 def _resnet_logits(run, data):
@@ -181,10 +184,13 @@ def _resnet_logits(run, data):
 
 
 @pytest.mark.slow
-def test_it_computes_on_the_device_that_is_asked_for(run, monkeypatch):
-    """A run that asked for a GPU is evaluated on the CPU where that is typed; a device that is not there, or not declared, is refused."""
-    own = json.loads(evaluate(run, "--device", "cpu", "--json").stdout)
-    assert own["loss"] == json.loads(evaluate(run, "--json").stdout)["loss"]
+def test_evaluate_uses_requested_device(run, monkeypatch):
+    """A run that used a GPU is evaluated on the CPU if requested.
+
+    A device that is missing, or not declared, is refused.
+    """
+    on_cpu = json.loads(evaluate(run, "--device", "cpu", "--json").stdout)
+    assert on_cpu["loss"] == json.loads(evaluate(run, "--json").stdout)["loss"]
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent / "toy"))
     assert "--device: got 'gpu', which backend toy does not support" in evaluate(run, "--backend", "toy", "--device", "gpu", code=2).stderr
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -193,7 +199,7 @@ def test_it_computes_on_the_device_that_is_asked_for(run, monkeypatch):
 
 class TestWrongRequests:
     @pytest.mark.parametrize(
-        ("arguments", "said"),
+        ("arguments", "message"),
         [
             (
                 ["--data", "glyphs28"],
@@ -207,21 +213,21 @@ class TestWrongRequests:
             (["--predictions", "/proc/no/where.npz"], r"--predictions: '/proc/no' is no folder"),
         ],
     )
-    def test_it_says_what_is_wrong(self, run, capsys, arguments, said):
-        assert re.search(said, refused(capsys, run, *arguments))
+    def test_evaluate_wrong_request_is_explained(self, run, capsys, arguments, message):
+        assert re.search(message, refused(capsys, run, *arguments))
 
-    def test_predictions_overwrite_nothing(self, run, tmp_path, capsys):
+    def test_evaluate_predictions_overwrite_no_file(self, run, tmp_path, capsys):
         target = tmp_path / "mine.npz"
         target.write_bytes(b"mine")
         assert "nothing is overwritten" in refused(capsys, run, "--predictions", target)
         assert target.read_bytes() == b"mine"
 
-    def test_another_number_of_classes(self, tmp_path, capsys):
+    def test_evaluate_another_number_of_classes_is_refused(self, tmp_path, capsys):
         save_model(tmp_path, "logreg", (1, 8, 8), classes=7)
-        said = refused(capsys, tmp_path, "--data", "digits")
-        assert "'digits' has classes: 10, but the model was trained on 'glyphs' with classes: 7" in said
+        message = refused(capsys, tmp_path, "--data", "digits")
+        assert "'digits' has classes: 10, but the model was trained on 'glyphs' with classes: 7" in message
 
-    def test_a_damaged_checkpoint_that_was_named(self, tmp_path, digits, capsys):
+    def test_evaluate_named_damaged_checkpoint_is_refused(self, tmp_path, digits, capsys):
         path = save_model(tmp_path, "logreg", info=digits.info)
         (path / "parameters.safetensors").unlink()
         assert "parameters.safetensors is missing" in refused(capsys, path)
@@ -231,7 +237,7 @@ class TestWrongRequests:
 @pytest.mark.quick_cases("2-130")
 @pytest.mark.faults
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)])
-def test_however_it_ends_no_process_stays(run, number, code):
+def test_evaluate_end_leaves_no_process(run, number, code):
     process = subprocess.Popen(command(run), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     children = []
     deadline = time.monotonic() + 60

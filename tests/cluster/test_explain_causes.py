@@ -1,6 +1,7 @@
-"""`trainer explain` on runs whose bottleneck is certain by construction, with sizes and limits drawn at random.
+"""`trainer explain` on runs with a bottleneck that is certain by construction.
 
-One cause on one backend in one mode, dealt out at random; all other combinations are slow. `--seed` repeats a draw.
+Sizes and limits are drawn at random. One cause on one backend in one mode, selected at random; all other combinations are slow. `--seed`
+repeats a draw.
 """
 
 import json
@@ -19,7 +20,7 @@ from crosstrain.launch.virtual.network import possible
 
 SEED = int(os.environ["CROSSTRAIN_TEST_SEED"])
 MAX_OTHERS = 0.3
-"""Of all cores. The limits drawn leave less than that over; with more, other programs decide what a quick node gets."""
+"""Fraction of all cores. The drawn limits leave less than that; with more, other programs decide what a quick node gets."""
 
 COMBINATIONS = [(backend, mode) for backend in ("tf", "torch") for mode in ("sync", "async")]
 
@@ -58,24 +59,24 @@ def _needs_limited_nodes():
 
 @pytest.fixture(autouse=True)
 def _needs_the_processor():
-    """Limits of CPU decide, and what is timed after a run is like the run, only where other programs leave the cores alone."""
-    others = psutil.cpu_percent(interval=0.5) / 100
-    if others > MAX_OTHERS:
-        pytest.skip(f"other programs use {others:.0%} of the processor, so that what holds a run back is not certain")
+    """CPU limits decide only if other programs leave the cores alone."""
+    load = psutil.cpu_percent(interval=0.5) / 100
+    if load > MAX_OTHERS:
+        pytest.skip(f"other programs use {load:.0%} of the processor, so that what holds a run back is not certain")
 
 
 @pytest.mark.parametrize(("cause", "backend", "mode"), dealt())
-def test_the_cause_is_found(tmp_path, cause, backend, mode):
+def test_explain_finds_the_bottleneck(tmp_path, cause, backend, mode):
     options = draw(cause, backend, mode, SEED)
     run = run_job(tmp_path, environment={**os.environ, "TRAINER_CALIBRATE": "true"}, **options)
     done = trainer("explain", str(run.path), "--json")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    seen = {key: found[key] for key in ("verdict", "candidates", "network_cause", "slow_node", "step_fractions", "text")}
-    told = f"--seed {SEED} {options}\n{json.dumps(seen, indent=1)}\n{json.dumps(run.summary['time_shares'])}"
-    assert found["verdict"] == cause, told
+    explanation = json.loads(done.stdout)
+    seen = {key: explanation[key] for key in ("verdict", "candidates", "network_cause", "slow_node", "step_fractions", "text")}
+    details = f"--seed {SEED} {options}\n{json.dumps(seen, indent=1)}\n{json.dumps(run.summary['time_shares'])}"
+    assert explanation["verdict"] == cause, details
     if cause == "network":
-        assert found["network_cause"] == "link", told
+        assert explanation["network_cause"] == "link", details
     if cause == "peers":
         cores = [float(part) for part in options["cores_per_node"].split(",")]
-        assert found["slow_node"] == cores.index(min(cores)), told
+        assert explanation["slow_node"] == cores.index(min(cores)), details

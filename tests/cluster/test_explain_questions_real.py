@@ -1,4 +1,4 @@
-"""What `trainer explain` answers of real runs: one that learns a handful of digits by heart, and one whose longer fellow is timed."""
+"""`trainer explain` on real runs: one that overfits, and one that predicts a longer one."""
 
 from __future__ import annotations
 
@@ -36,27 +36,27 @@ def test_a_cnn_on_sixty_digits_overfits(tmp_path, monkeypatch):
     data = f"image-folder:{few_digits(tmp_path / 'few')}?size=8"
     learnt = {"model": "cnn", "data": data, "optimizer": "adam", "lr": 0.003, "epochs": 150, "eval_every": "10epochs"}
     run = run_job(tmp_path / "runs", backend="torch", **learnt)
-    found = answered(run.path)
-    learning = found["learning"]
+    answers = answered(run.path)
+    learning = answers["learning"]
     assert learning["state"] == "overfitting", learning
     assert learning["text"].startswith("overfitting: test loss ")
     assert learning["train_change"] < 0 < learning["rise"]
     assert learning["last_train_loss"] < 0.1 * learning["last_loss"]
-    assert found["training_set"]["examples"] == 60
-    assert found["training_set"]["bytes"] == 60 * (3 * 8 * 8 + 8)  # pixels in three colours, and a label of eight bytes
-    names = {file["name"]: file["bytes"] for file in found["checkpoint_files"]["files"]}
-    newest = run.path / "checkpoints" / found["checkpoint_files"]["newest"]
+    assert answers["training_set"]["examples"] == 60
+    assert answers["training_set"]["bytes"] == 60 * (3 * 8 * 8 + 8)  # pixels in three colours, and a label of eight bytes
+    names = {file["name"]: file["bytes"] for file in answers["checkpoint_files"]["files"]}
+    newest = run.path / "checkpoints" / answers["checkpoint_files"]["newest"]
     assert names["parameters.safetensors"] == (newest / "parameters.safetensors").stat().st_size
     assert {"optimizer.safetensors", "checkpoint.json", "manifest.json"} <= set(names)
 
 
 @pytest.mark.slow
-def test_a_short_run_tells_how_long_a_longer_one_takes(tmp_path):
+def test_short_run_predicts_duration_of_longer_run(tmp_path):
     """Ten times the updates; within twice the band, as the machine of the tests is shared."""
     job = {"backend": "torch", "model": "cnn", "data": "digits", "nodes": 2, "eval_every": "1epoch"}
     short, long = (run_job(tmp_path, **job, epochs=epochs, name=name) for name, epochs in (("short", 20), ("long", 200)))
-    found = answered(short.path, "--planned-epochs", "200")["duration"]
-    assert found["planned_steps"] == long.summary["steps"]
-    assert found["evaluations"] == 200
-    half = found["total_seconds_high"] - found["total_seconds"]
-    assert abs(found["total_seconds"] - long.summary["total_seconds"]) <= 2 * half, (found, long.summary)
+    duration = answered(short.path, "--planned-epochs", "200")["duration"]
+    assert duration["planned_steps"] == long.summary["steps"]
+    assert duration["evaluations"] == 200
+    half = duration["total_seconds_high"] - duration["total_seconds"]
+    assert abs(duration["total_seconds"] - long.summary["total_seconds"]) <= 2 * half, (duration, long.summary)

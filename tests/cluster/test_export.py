@@ -1,4 +1,4 @@
-"""Each export is loaded by the plain library that it is for, without a line of ours, and gives the same logits."""
+"""Each export is loaded by plain libraries and gives the same logits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def trainer(*arguments, code=0, **variables):
 
 
 class Model:
-    """One model's checkpoint, images to try it on, and our own logits of them."""
+    """A model's checkpoint, test images, and our logits of them."""
 
     def __init__(self, folder, name):
         self.name = name
@@ -48,7 +48,7 @@ class Model:
 
     @cached_property
     def logits(self):
-        """By our forward function, computed on first use."""
+        """Logits of our forward function, computed on first use."""
         return self.load(export_loaders.OURS, self.run)
 
     def load(self, program, folder):
@@ -95,7 +95,7 @@ SMALL, LARGE, NORMALISED = (pytest.param(name, marks=pytest.mark.slow) for name 
 
 
 class TestFormats:
-    """One class, so that one process has them all, and makes each export once."""
+    """Tests of one class run in one process, which makes each export once."""
 
     @pytest.mark.thorough
     @pytest.mark.parametrize("name", [SMALL, "cnn", LARGE, NORMALISED])
@@ -124,13 +124,13 @@ class TestFormats:
             pytest.param("resnet18", "tf-checkpoint", export_loaders.TF_CHECKPOINT, marks=pytest.mark.slow),
         ],
     )
-    def test_all_weights_are_there_to_the_bit(self, models, name, format_name, program):
+    def test_exported_weights_are_bit_identical(self, models, name, format_name, program):
         model = models(name)
-        found = model.load(program, model.export(format_name))
+        weights = model.load(program, model.export(format_name))
         checkpoint = read_checkpoint(model.checkpoint)
         expected = {**checkpoint.parameters, **checkpoint.buffers}
-        assert sorted(found) == sorted(expected)
-        assert all(np.array_equal(found[key], value) for key, value in expected.items())
+        assert sorted(weights) == sorted(expected)
+        assert all(np.array_equal(weights[key], value) for key, value in expected.items())
 
     @pytest.mark.parametrize(
         ("name", "format_name"),
@@ -141,7 +141,7 @@ class TestFormats:
             pytest.param("resnet18", "torch", marks=pytest.mark.slow),
         ],
     )
-    def test_the_code_of_its_readme_runs(self, models, name, format_name):
+    def test_export_readme_code_runs(self, models, name, format_name):
         folder = models(name).export(format_name)
         (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
         done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=200)
@@ -166,7 +166,7 @@ SIDES = (8, 28, 32, 33, 64)
         ("-", "safetensors", "resnet18"),
     ],
 )
-def test_pictures_of_every_size_in_batches_of_every_size(tmp_path, backend, format_name, name):
+def test_export_accepts_every_image_and_batch_size(tmp_path, backend, format_name, name):
     """The small models in grey too."""
     shapes = [(channels, side, side) for side in SIDES for channels in ((1, 3) if name in ("logreg", "cnn") else (3,))]
     checkpoints = [save_model(tmp_path / str(shape), name, shape) for shape in shapes]
@@ -184,7 +184,7 @@ class TestTheCommand:
         return tmp_path / "run"
 
     @pytest.mark.thorough
-    def test_the_newest_sound_one_is_exported(self, run):
+    def test_export_default_is_newest_sound_checkpoint(self, run):
         newest = run / "checkpoints/step-000000200/parameters.safetensors"
         newest.write_bytes(newest.read_bytes()[:-1])
         done = trainer("export", run, "--format", "safetensors", "--json")
@@ -197,7 +197,7 @@ class TestTheCommand:
         assert all(file["bytes"] == (Path(printed["path"]) / file["path"]).stat().st_size for file in printed["files"])
 
     @pytest.mark.thorough
-    def test_a_checkpoint_that_was_copied_elsewhere(self, run, tmp_path):
+    def test_export_copied_checkpoint(self, run, tmp_path):
         (run / "checkpoints/step-000000100").rename(tmp_path / "mine")
         trainer("export", tmp_path / "mine", "--format", "safetensors")
         described = json.loads((tmp_path / "mine-safetensors/model.json").read_text())
@@ -205,13 +205,13 @@ class TestTheCommand:
         assert (described["mean"], described["std"], described["input_shape"]) == ([0.5], [0.25], [1, 8, 8])
 
     @pytest.mark.thorough
-    def test_classes_without_names_are_called_by_their_numbers(self, run, tmp_path):
+    def test_export_unnamed_classes_have_numbers(self, run, tmp_path):
         trainer("export", run, "--format", "safetensors", "-o", tmp_path / "numbered")
         described = json.loads((tmp_path / "numbered/model.json").read_text())
         assert described["class_names"] == [str(number) for number in range(10)]
         assert (described["input_name"], described["output_name"]) == ("images", "logits")
 
-    def test_nothing_is_overwritten(self, run, tmp_path):
+    def test_export_overwrites_no_file(self, run, tmp_path):
         target = tmp_path / "taken"
         target.mkdir()
         done = trainer("export", run, "--format", "safetensors", "-o", target, code=2)
@@ -220,7 +220,7 @@ class TestTheCommand:
 
     @pytest.mark.thorough
     @pytest.mark.parametrize(
-        ("arguments", "said"),
+        ("arguments", "message"),
         [
             (["--format", "savedmodle"], r"--format: got 'savedmodle'; allowed: safetensors, savedmodel, .*Did you mean 'savedmodel'\?"),
             ([], r"--format: give one of safetensors, savedmodel, tf-checkpoint, torch; or --describe"),
@@ -228,17 +228,17 @@ class TestTheCommand:
             (["--format", "safetensors", "-o", "/proc/no/where"], r"--output: '/proc/no' cannot be written"),
         ],
     )
-    def test_a_wrong_request(self, run, arguments, said):
-        assert re.search(said, trainer("export", run, *arguments, code=2).stderr)
+    def test_export_wrong_request_is_explained(self, run, arguments, message):
+        assert re.search(message, trainer("export", run, *arguments, code=2).stderr)
 
     @pytest.mark.thorough
-    def test_no_run(self, tmp_path):
+    def test_export_without_run_is_refused(self, tmp_path):
         for arguments in (["--format", "torch"], ["--describe"]):
             assert "allowed: the path of a run directory" in trainer("export", tmp_path / "none", *arguments, code=2).stderr
         assert "is not a run directory" in trainer("export", tmp_path, "--format", "torch", code=2).stderr
 
     @pytest.mark.thorough
-    def test_a_model_that_is_another_one_by_now(self, tmp_path):
+    def test_export_changed_model_is_refused(self, tmp_path):
         path = save_model(tmp_path, "logreg", (1, 9, 7))
         described = json.loads((path / "checkpoint.json").read_text())
         described["data"]["input_shape"] = [1, 8, 8]
@@ -251,7 +251,7 @@ class TestTheCommand:
         assert not (tmp_path / "exports").exists()
 
     @pytest.mark.thorough
-    def test_every_file_is_described(self, run):
+    def test_export_describes_every_file(self, run):
         trainer("export", run, "--format", "safetensors")
         for name in "job.json", "calibration.json":
             (run / name).write_text("{}")
@@ -267,12 +267,12 @@ class TestTheCommand:
         assert re.search(r"^optimizer\.safetensors +2\.\d kB +what the optimiser remembers", text, re.MULTILINE)
         assert text.splitlines()[-1].startswith("4 files, ")
 
-    def test_a_folder_of_something_else_is_refused(self, tmp_path):
+    def test_export_to_other_folder_is_refused(self, tmp_path):
         (tmp_path / "mine.txt").write_text("mine")
         done = trainer("export", tmp_path, "--describe", code=2)
         assert "no file of a run" in done.stderr
 
-    def test_damage_is_described(self, run):
+    def test_export_describes_damage(self, run):
         (run / "checkpoints/step-000000200/optimizer.safetensors").unlink()
         assert "optimizer.safetensors is missing" in trainer("export", run, "--describe").stdout.splitlines()[-1]
 
@@ -285,7 +285,7 @@ def python_without_torch(tmp_path_factory, make_environment):
 
 class TestWithoutAFramework:
     @pytest.mark.thorough
-    def test_a_format_says_what_it_needs(self, python_without_torch, tmp_path):
+    def test_export_format_reports_its_requirements(self, python_without_torch, tmp_path):
         save_model(tmp_path, "logreg", (1, 8, 8))
         command = [str(python_without_torch), "-m", "crosstrain.cli.main", "export", str(tmp_path)]
         done = subprocess.run([*command, "--format", "torch"], capture_output=True, text=True, timeout=100)
@@ -293,7 +293,7 @@ class TestWithoutAFramework:
         assert "needs the package 'torch', which is not installed. Install it with: pip install 'crosstrain[torch]'" in done.stderr
         assert subprocess.run([*command, "--format", "safetensors"], capture_output=True, timeout=100).returncode == 0
 
-    def test_another_backend_evaluates_and_says_so(self, python_without_torch, tmp_path):
+    def test_evaluate_on_another_backend_is_reported(self, python_without_torch, tmp_path):
         save_model(tmp_path, "logreg", info=open_dataset("digits").info)
         command = [str(python_without_torch), "-m", "crosstrain.cli.main", "evaluate", str(tmp_path), "--json"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=100)
@@ -303,8 +303,8 @@ class TestWithoutAFramework:
 
 
 @pytest.mark.slow
-def test_a_refusal_says_nothing_but_why(tmp_path, monkeypatch):
-    """What a framework prints while it is imported is no part of it."""
+def test_export_refusal_prints_only_its_reason(tmp_path, monkeypatch):
+    """Output of a framework's import is not part of the message."""
     monkeypatch.setenv("PYTHONPATH", importable(tmp_path)["PYTHONPATH"])
     model = write_model(tmp_path, "only_torch", "torch")
     run_job(tmp_path, name="run", backend="torch", model=model, data="digits", steps=2, save_final=True)
@@ -342,7 +342,7 @@ TF_PRODUCT = "__import__('tensorflow').linalg.matmul(x[:, 0, 0], parameters['eva
 
 @pytest.mark.thorough
 def test_every_accepted_name_can_be_exported(tmp_path, monkeypatch):
-    """Also those that modules of torch use themselves; plain torch computes with them what this model does."""
+    """Also those that torch modules use themselves; plain torch computes the same."""
     monkeypatch.setenv("PYTHONPATH", importable(tmp_path)["PYTHONPATH"])
     model = write_model(tmp_path, "odd", "torch")
     package = tmp_path / "own_models" / "odd"
@@ -373,7 +373,7 @@ def test_a_forward_function_for_one_batch_size_is_refused(tmp_path, monkeypatch)
 
 
 @pytest.mark.thorough
-def test_a_termination_leaves_nothing(tmp_path):
+def test_export_terminated_leaves_no_file(tmp_path):
     save_model(tmp_path, "logreg", (1, 8, 8))
     command = [sys.executable, "-m", "crosstrain.cli.main", "export", str(tmp_path), "--format", "savedmodel"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

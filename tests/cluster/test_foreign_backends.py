@@ -1,4 +1,4 @@
-"""Backends of others whose framework is there, lacks, or cannot be imported: what a user is told, and what a run records."""
+"""Third-party backends with a present, missing or broken framework, and their records."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ NAMES = ("sound", "absent", "frail")
 
 @pytest.fixture(autouse=True)
 def _installed(tmp_path, monkeypatch):
-    """Install the backends, and one whose module imports a framework that is not there, for this process and those it starts."""
+    """Install the backends, and one with a missing framework, for this process and children."""
     folder = tmp_path / "site"
     folder.mkdir()
     (folder / "others.py").write_text(PLUGIN)
@@ -66,10 +66,10 @@ def _installed(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*path, *filter(None, [os.environ.get("PYTHONPATH")])]))
 
 
-@pytest.mark.quick_cases("absent-told0")
+@pytest.mark.quick_cases("absent-message0")
 @pytest.mark.cluster
 @pytest.mark.parametrize(
-    ("backend", "told"),
+    ("backend", "message"),
     [
         (
             "absent",
@@ -88,28 +88,28 @@ def _installed(tmp_path, monkeypatch):
         ),
     ],
 )
-def test_a_framework_that_cannot_be_imported_is_told_with_how_to_install_it(backend, told, tmp_path):
+def test_backend_without_framework_reports_how_to_install_it(backend, message, tmp_path):
     done = trainer("run", "--backend", backend, "--out", str(tmp_path / "runs"), "--quiet")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.strip() == f"error: {told}"
+    assert done.stderr.strip() == f"error: {message}"
     assert list((tmp_path / "runs").glob("*")) == []
 
 
 @pytest.mark.thorough
-def test_listing_says_of_each_how_to_get_it():
+def test_backends_list_shows_how_to_install_each():
     done = trainer("backends", "--json")
-    found = {one["name"]: one for one in json.loads(done.stdout)}
-    assert (found["absent"]["problem"], found["absent"]["hint"]) == (
+    backends = {entry["name"]: entry for entry in json.loads(done.stdout)}
+    assert (backends["absent"]["problem"], backends["absent"]["hint"]) == (
         "the package no_such_framework is not installed",
         "pip install no-such-framework",
     )
-    assert found["sound"]["problem"] is None
-    assert "ModuleNotFoundError" in found["careless"]["problem"]
+    assert backends["sound"]["problem"] is None
+    assert "ModuleNotFoundError" in backends["careless"]["problem"]
 
 
 @pytest.mark.thorough
 @pytest.mark.cluster
-def test_a_run_records_the_releases_of_the_packages_that_its_backend_declares(tmp_path):
+def test_run_records_versions_of_packages_declared_by_backend(tmp_path):
     run = run_job(tmp_path, backend="sound", steps=1, tensorboard=False)
     (node,) = json.loads((run.path / "env.json").read_text())["nodes"]
     releases = {name: importlib.metadata.version(name) for name in ("click", "numpy")}

@@ -1,4 +1,7 @@
-"""A model with metrics that nothing here knows: it trains on both backends in both modes, stops by them, and appears wherever runs do."""
+"""A model with custom metrics: trained on both backends in both modes, and shown everywhere.
+
+A run stops by them.
+"""
 
 import json
 import math
@@ -37,7 +40,10 @@ COMBINATIONS = [*QUICK, pytest.param("tf", "async", marks=pytest.mark.slow)]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Return a function that makes a run when first asked for it; it stops by a metric of which less is better and keeps the best by it."""
+    """Return a function that makes a run on first use.
+
+    It stops by a metric whose minimum is best, and keeps the best by it.
+    """
     folder = tmp_path_factory.mktemp("runs")
 
     @cache
@@ -54,7 +60,7 @@ def runs(made):
 
 
 @pytest.mark.parametrize(("backend", "mode"), COMBINATIONS)
-def test_the_run_stops_at_its_target(made, backend, mode):
+def test_custom_metric_stops_run_at_target(made, backend, mode):
     run = made(backend, mode)
     assert run.summary["target_reached"] is True
     assert run.evals[-1].metrics["mean_rank"] <= 1.9
@@ -64,21 +70,21 @@ def test_the_run_stops_at_its_target(made, backend, mode):
 
 
 @pytest.mark.parametrize(("backend", "mode"), COMBINATIONS)
-def test_the_best_is_kept_by_its_direction(made, backend, mode):
+def test_custom_metric_direction_selects_best_checkpoint(made, backend, mode):
     run = made(backend, mode)
     kept = {meta.step: meta.metrics["mean_rank"] for meta in map(peek_meta, list_checkpoints(run.path)) if meta.metrics}
     best = min(record.metrics["mean_rank"] for record in run.evals)
     assert best in kept.values()
 
 
-def test_both_frameworks_count_the_same(runs):
-    one, other = (runs[backend, "sync"].evals for backend in ("tf", "torch"))
-    for first, second in zip(one, other, strict=True):
+def test_custom_metric_is_equal_on_both_backends(runs):
+    tf_evals, torch_evals = (runs[backend, "sync"].evals for backend in ("tf", "torch"))
+    for first, second in zip(tf_evals, torch_evals, strict=True):
         assert first.metrics == pytest.approx(second.metrics, abs=1e-2)
         assert first.loss == pytest.approx(second.loss, abs=1e-4)
 
 
-def test_the_run_says_which_way_is_better(runs):
+def test_run_records_direction_of_metric(runs):
     for run in runs.values():
         assert json.loads((run.path / "job.json").read_text())["metrics"] == [
             {"name": "top5", "label": "top-5 accuracy", "better": "higher"},
@@ -100,32 +106,32 @@ VIEWS = {
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_comparisons_have_it(runs, view):
-    command, told = VIEWS[view]
+def test_custom_metric_is_in_comparisons(runs, view):
+    command, texts = VIEWS[view]
     done = trainer(*command, *(str(run.path) for run in runs.values()))
     assert done.returncode == 0, done.stderr
-    assert not [text for text in told if text not in done.stdout], done.stdout
+    assert not [text for text in texts if text not in done.stdout], done.stdout
     assert "eval_accuracy" in done.stdout or not re.search("(?<!top-5 )accuracy", done.stdout)
 
 
-def test_lists_and_conditions_have_it(runs):
+def test_custom_metric_is_in_lists_and_conditions(runs):
     out = str(runs["tf", "sync"].path.parent)
     assert "mean rank" in trainer("runs", "list", "--out", out).stdout
-    found = json.loads(trainer("runs", "list", "--out", out, "--where", "mean_rank<=1.9", "--sort", "mean_rank", "--json").stdout)["runs"]
-    assert len(found) == len(runs)
-    assert [row["eval_mean_rank"] for row in found] == sorted(row["eval_mean_rank"] for row in found)
+    rows = json.loads(trainer("runs", "list", "--out", out, "--where", "mean_rank<=1.9", "--sort", "mean_rank", "--json").stdout)["runs"]
+    assert len(rows) == len(runs)
+    assert [row["eval_mean_rank"] for row in rows] == sorted(row["eval_mean_rank"] for row in rows)
     assert json.loads(trainer("runs", "list", "--out", out, "--where", "mean_rank>1.9", "--json").stdout)["runs"] == []
     wrong = trainer("runs", "list", "--out", out, "--where", "mean_rnk>1")
     assert (wrong.returncode, "mean_rank" in wrong.stderr) == (2, True)
 
 
-def test_one_run_shows_it(runs):
+def test_custom_metric_is_shown_for_one_run(runs):
     path = str(runs["torch", "async"].path)
     assert "test mean rank" in trainer("runs", "show", path).stdout
     assert "test mean rank" in trainer("watch", path).stdout
 
 
-def test_tables_for_other_programs_have_it(runs, tmp_path):
+def test_custom_metric_is_in_exported_tables(runs, tmp_path):
     paths = [str(run.path) for run in runs.values()]
     for what, names in (("evals", ["loss", "top5", "mean_rank"]), ("summary", ["eval_top5", "best_eval_mean_rank"])):
         file = tmp_path / f"{what}.csv"
@@ -136,7 +142,7 @@ def test_tables_for_other_programs_have_it(runs, tmp_path):
 
 
 @pytest.mark.slow
-def test_pictures_and_pages_have_it(runs, tmp_path):
+def test_custom_metric_is_in_plots_and_pages(runs, tmp_path):
     paths = [str(run.path) for run in runs.values()]
     assert trainer("plot", *paths, "--output", str(tmp_path / "plots")).returncode == 0
     names = {path.stem.split(".")[0] for path in (tmp_path / "plots").iterdir()}
@@ -149,16 +155,16 @@ def test_pictures_and_pages_have_it(runs, tmp_path):
     assert "Test mean rank" in text
 
 
-def test_loggers_are_told(runs):
+def test_loggers_receive_metric(runs):
     from crosstrain.records.loggers.tensorboard import _without_tensorflow
 
     _without_tensorflow()
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for run in runs.values():
-        told = (run.path / "mllog.txt").read_text()
-        assert '"eval_top5"' in told
-        assert '"eval_mean_rank"' in told
+        log = (run.path / "mllog.txt").read_text()
+        assert '"eval_top5"' in log
+        assert '"eval_mean_rank"' in log
         events = b"".join(path.read_bytes() for path in (run.path / FOLDER).rglob("*tfevents*"))
         assert b"eval/mean_rank" in events
         assert b"eval mean rank" in events
@@ -170,7 +176,7 @@ def test_loggers_are_told(runs):
         assert "eval/accuracy" not in scalars
 
 
-def test_what_evaluations_do_not_have_is_refused(tmp_path):
+def test_unknown_metric_is_refused(tmp_path):
     for option, value in (
         ("--until", "accuracy>=0.9"),
         ("--until", "top5>=1.5"),
@@ -187,13 +193,13 @@ def test_what_evaluations_do_not_have_is_refused(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_checkpoint_is_evaluated_by_it(runs):
+def test_custom_metric_evaluates_checkpoint(runs):
     run = runs["torch", "sync"]
     done = trainer("evaluate", str(run.path), "--trust-run", "--json", environment=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["mean_rank"] == run.evals[-1].metrics["mean_rank"]
-    assert found["model"] == run.summary["model"] == JOB["model"]
+    evaluation = json.loads(done.stdout)
+    assert evaluation["mean_rank"] == run.evals[-1].metrics["mean_rank"]
+    assert evaluation["model"] == run.summary["model"] == JOB["model"]
 
 
 def test_improvement_has_a_direction_and_no_nan():

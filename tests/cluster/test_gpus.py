@@ -1,6 +1,6 @@
-"""Runs on machines that seem to have GPUs, up to the start of the tasks: who sees which GPU, and what is refused before it begins.
+"""Runs on machines with simulated GPUs, up to the start of the tasks.
 
-The driver's library is a stand-in that answers from a file, and the backend says which GPUs it sees, and computes on the CPU.
+The driver's library is a stand-in that answers from a file; the backend reports which GPUs it sees, and computes on the CPU.
 """
 
 import json
@@ -30,13 +30,16 @@ def library(tmp_path_factory):
 
 @pytest.fixture
 def with_gpus(library, tmp_path):
-    """Make the environment of a process that sees some GPUs and knows the toy backend; `name` tells machines apart."""
+    """Make the environment of a process with some GPUs and the toy backend.
 
-    def of(name, *gpus, **more):
+    `name` distinguishes machines.
+    """
+
+    def make(name, *gpus, **more):
         path = os.pathsep.join([str(TESTS / "toy"), str(TESTS / "gpu_toy"), *filter(None, [os.environ.get("PYTHONPATH")])])
         return environment(library, tmp_path / f"{name}.gpus", list(gpus), PYTHONPATH=path, **more)
 
-    return of
+    return make
 
 
 def lines(folder, file):
@@ -44,7 +47,7 @@ def lines(folder, file):
 
 
 def seen(folder):
-    """What each task says that it sees."""
+    """The GPUs that each task logs."""
     logs = "".join(path.read_text() for path in (folder / "run/logs").rglob("*.log"))
     return dict(re.findall(r"(\S+) sees (.*)", logs))
 
@@ -56,16 +59,16 @@ def free_port():
 
 
 @pytest.mark.thorough
-def test_virtual_nodes_share_the_machines_gpus_out(with_gpus, tmp_path):
+def test_virtual_nodes_divide_gpus_of_machine(with_gpus, tmp_path):
     three = [FakeGpu(f"GPU-{number}", utilization_percent=10 * number) for number in range(3)]
-    found = with_gpus("here", *three, CUDA_VISIBLE_DEVICES="2,GPU-ignored,0", GPU_TOY_SEES="")
+    environment = with_gpus("here", *three, CUDA_VISIBLE_DEVICES="2,GPU-ignored,0", GPU_TOY_SEES="")
     job = [*BRIEF, "--nodes", "2", "--procs-per-node", "1,2", "--out", str(tmp_path)]
-    with MarkedRun(job, tmp_path, found) as few:
+    with MarkedRun(job, tmp_path, environment) as few:
         assert few.wait(60) == 0, few.stderr()
     assert "computing on CPUs, as there is no GPU for each worker" in few.stderr()
     assert set(seen(tmp_path).values()) == {"-1 in order PCI_BUS_ID"}
     (tmp_path / "run").rename(tmp_path / "before")
-    with MarkedRun(job, tmp_path, {**found, "CUDA_VISIBLE_DEVICES": "2,0,1"}) as run:
+    with MarkedRun(job, tmp_path, {**environment, "CUDA_VISIBLE_DEVICES": "2,0,1"}) as run:
         assert run.wait(60) == 0, run.stderr()
     assert seen(tmp_path) == {f"worker-{rank}": f"{gpu} in order PCI_BUS_ID" for rank, gpu in enumerate((2, 0, 1))}
     cluster = json.loads((tmp_path / "run/job.json").read_text())["gpu_of_task"]
@@ -83,20 +86,20 @@ def test_virtual_nodes_share_the_machines_gpus_out(with_gpus, tmp_path):
     assert [gpu["visible_as"] for gpu in started["visible_gpus"]] == ["2", "0", "1"]
 
 
-def test_the_precision_is_that_of_the_workers(with_gpus, tmp_path):
+def test_recorded_precision_is_that_of_workers(with_gpus, tmp_path):
     """Parameter servers are on CPUs, and compute nothing of the model."""
-    found = with_gpus("here", FakeGpu("GPU-a"), GPU_TOY_SEES="")
-    with MarkedRun([*BRIEF, "--mode", "async", "--out", str(tmp_path)], tmp_path, found) as run:
+    environment = with_gpus("here", FakeGpu("GPU-a"), GPU_TOY_SEES="")
+    with MarkedRun([*BRIEF, "--mode", "async", "--out", str(tmp_path)], tmp_path, environment) as run:
         assert run.wait(60) == 0, run.stderr()
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert (summary["device_used"], summary["precision_used"]) == ("gpu", "fp32 (TF32)")
 
 
 @pytest.mark.thorough
-def test_a_node_with_fewer_than_its_workers_is_named_before_anything_starts(with_gpus, tmp_path):
-    """Two nodes that a person starts, with GPUs of their own: two workers on one GPU, and GPUs beside none."""
+def test_node_with_too_few_gpus_is_named_before_start(with_gpus, tmp_path):
+    """Two nodes started by a person: two workers on one GPU, and GPUs on one node only."""
 
-    def together(device, *gpus_of_second):
+    def run_both(device, *gpus_of_second):
         port, secret = free_port(), secrets.token_hex(16)
         job = [*BRIEF, "--nodes", "2", "--procs-per-node", "1,2", "--device", device, "--rendezvous", f"127.0.0.1:{port}"]
         first = with_gpus("first", FakeGpu("GPU-a"), TRAINER_SECRET=secret)
@@ -109,15 +112,15 @@ def test_a_node_with_fewer_than_its_workers_is_named_before_anything_starts(with
         assert not (tmp_path / "run").exists()
         return codes, driver.stderr()
 
-    codes, told = together("gpu", FakeGpu("GPU-b"))
+    codes, message = run_both("gpu", FakeGpu("GPU-b"))
     assert codes == (2, 2)
-    assert re.search(r"--device: got 'gpu', .*\n  node 1 \(.*\): 2 workers, 1 GPU\n  → --device cpu", told), told
-    codes, told = together("auto")
+    assert re.search(r"--device: got 'gpu', .*\n  node 1 \(.*\): 2 workers, 1 GPU\n  → --device cpu", message), message
+    codes, message = run_both("auto")
     assert codes == (2, 2)
-    assert re.search(r"--device: got 'auto', .* not comparable:\n  node 1 \(.*\): 2 workers, no GPU\n", told), told
+    assert re.search(r"--device: got 'auto', .* not comparable:\n  node 1 \(.*\): 2 workers, no GPU\n", message), message
 
 
-def test_a_framework_that_finds_no_gpu_is_told(with_gpus, tmp_path):
+def test_framework_without_gpu_is_reported(with_gpus, tmp_path):
     job = [*BRIEF, "--out", str(tmp_path)]
     with MarkedRun(job, tmp_path, with_gpus("here", FakeGpu("GPU-0"), GPU_TOY_SEES="cpu")) as run:
         assert run.wait(60) == 0, run.stderr()
@@ -126,8 +129,8 @@ def test_a_framework_that_finds_no_gpu_is_told(with_gpus, tmp_path):
 
 
 @pytest.mark.clusters
-def test_hosts_are_asked_for_their_gpus(library, with_gpus, tmp_path):
-    """By ssh, with one GPU on the first host and two on the second: what doctor says, what is refused, and a run with 1 + 2 workers."""
+def test_hosts_report_their_gpus(library, with_gpus, tmp_path):
+    """By ssh, with one GPU on the first host and two on the second: doctor, refusals, a run."""
     with ssh_hosts(2, tmp_path) as hosts:
         first, second = hosts.hosts.addresses
         here = with_gpus("first", FakeGpu("GPU-a"))
@@ -140,16 +143,16 @@ def test_hosts_are_asked_for_their_gpus(library, with_gpus, tmp_path):
         interpreter.chmod(0o755)
         variables = {**hosts.environment, "PYTHONPATH": here["PYTHONPATH"]}
         python = ["--python", str(interpreter)]
-        command = [*hosts.before, sys.executable, "-m", "crosstrain.cli.main", "doctor", "--hosts", "node0,node1", *python]
+        command = [*hosts.command_prefix, sys.executable, "-m", "crosstrain.cli.main", "doctor", "--hosts", "node0,node1", *python]
         looked = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=60, check=True)
         assert re.search(r"ok    node0  GPUs +1 × NVIDIA H100 80GB HBM3 \(79\.6 GiB\), driver 580\.65\.06\n", looked.stdout), looked.stdout
         assert re.search(r"ok    node1  GPUs +2 × NVIDIA H100 80GB HBM3", looked.stdout), looked.stdout
         job = [*BRIEF, "--device", "gpu", "--out", str(tmp_path), *python, "--hosts"]
-        with MarkedRun([*job, "node0:2,node1:1"], tmp_path, variables, before=hosts.before) as refused:
+        with MarkedRun([*job, "node0:2,node1:1"], tmp_path, variables, before=hosts.command_prefix) as refused:
             assert refused.wait(60) == 2, refused.stderr()
         assert re.search(r"1 of 2 hosts .*\nFAIL  node0  GPUs  2 workers, 1 GPU \(1 × NVIDIA H100", refused.stderr()), refused.stderr()
-        with MarkedRun([*job, "node0:1,node1:2"], tmp_path, variables, before=hosts.before) as run:
+        with MarkedRun([*job, "node0:1,node1:2"], tmp_path, variables, before=hosts.command_prefix) as run:
             assert run.wait(60) == 0, run.stderr()
-        given = json.loads((tmp_path / "run/job.json").read_text())["gpu_of_task"]
-        assert {task: gpu["uuid"] for task, gpu in given.items()} == {"worker-0": "GPU-a", "worker-1": "GPU-b", "worker-2": "GPU-c"}
+        gpu_of_task = json.loads((tmp_path / "run/job.json").read_text())["gpu_of_task"]
+        assert {task: gpu["uuid"] for task, gpu in gpu_of_task.items()} == {"worker-0": "GPU-a", "worker-1": "GPU-b", "worker-2": "GPU-c"}
         assert seen(tmp_path) == {f"worker-{rank}": f"{gpu} in order PCI_BUS_ID" for rank, gpu in enumerate((0, 0, 1))}

@@ -1,4 +1,4 @@
-"""A cluster's name service knows a pod only some time after its start, or has the address it had before: names are looked up again."""
+"""A name service that knows a pod late, or its former address: names are looked up again."""
 
 import os
 import secrets
@@ -16,8 +16,8 @@ WITH_NAMES = ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/hosts &&
 HOST = "mine-master-0"
 
 
-def test_pods_of_a_pytorch_job_wait_for_the_name_of_the_first(tmp_path):
-    """The variables are what the operator sets; the driver is told a former address of its own first, the other pod none."""
+def test_pytorch_job_pods_wait_for_name_of_first_pod(tmp_path):
+    """The variables are the operator's; the driver first gets a former address, the other none."""
     names = {rank: tmp_path / f"hosts-{rank}" for rank in range(2)}
     names[0].write_text(f"192.0.2.7 {HOST}\n")
     names[1].write_text("127.0.0.1 localhost\n")
@@ -38,15 +38,15 @@ def test_pods_of_a_pytorch_job_wait_for_the_name_of_the_first(tmp_path):
             )
             for rank, file in names.items()
         ]
-        told = f"the host '{HOST}' is not an address of this machine, and node 0 has to have it; it is looked up again"
-        wait_until(lambda: told in pods[0].stderr(), 40, "the driver's look at its name")
+        message = f"the host '{HOST}' is not an address of this machine, and node 0 has to have it; it is looked up again"
+        wait_until(lambda: message in pods[0].stderr(), 40, "the driver's look at its name")
         time.sleep(1)
         for file in names.values():
             file.write_text(f"127.0.0.1 localhost\n127.0.0.1 {HOST}\n")
         assert [pod.wait(60) for pod in pods] == [0, 0], pods[0].stderr()
 
 
-def test_a_name_that_stays_unknown_ends_the_run_with_it(tmp_path):
+def test_unresolved_host_name_fails_run_and_is_named(tmp_path):
     """A moment later the other pods would do so, which is not what has gone wrong."""
     shared = {"PYTHONPATH": str(TOY), "TRAINER_SECRET": secrets.token_hex(16), "JOB_COMPLETION_INDEX": "0"}
     job = ["run", "--backend", "toy", "--nodes", "2", "--steps", "4", "--out", str(tmp_path), "--name", "run", "--start-timeout", "2"]

@@ -1,4 +1,4 @@
-"""Nodes that are there only after a while: the start time-out is theirs, and what runs on them has another."""
+"""Nodes that join late: their start timeout is separate from that of their tasks."""
 
 import os
 import time
@@ -26,7 +26,7 @@ class Late(LocalLauncher):
 
 
 @pytest.mark.thorough
-def test_what_nodes_took_to_come_is_not_taken_from_the_start_of_tasks(tmp_path, monkeypatch):
+def test_late_nodes_do_not_shorten_start_timeout_of_tasks(tmp_path, monkeypatch):
     toy = str(Path(__file__).parent.parent / "toy")
     monkeypatch.syspath_prepend(toy)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([toy, *filter(None, [os.environ.get("PYTHONPATH")])]))

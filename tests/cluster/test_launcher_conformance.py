@@ -1,4 +1,4 @@
-"""This project's launchers, as far as they need no cluster, pass the suite that those of packages have to pass."""
+"""This project's launchers that need no cluster pass the suite for launcher packages."""
 
 import os
 from typing import ClassVar
@@ -39,7 +39,7 @@ class TestVirtualNodes(LauncherConformance):
 
 @pytest.mark.thorough
 class TestSsh(LauncherConformance):
-    """With what stands for ssh and sshd on one machine; real ones are in `test_ssh.py`."""
+    """With replacements of ssh and sshd on one machine; real ones are in `test_ssh.py`."""
 
     launcher = "ssh"
     hosts = ("here", "there")

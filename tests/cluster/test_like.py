@@ -1,4 +1,7 @@
-"""``--like RUN``: a new run with the settings of another one, save what is typed; its files decide no more than they may."""
+"""``--like RUN``: a new run with the settings of another, except those typed.
+
+Untrusted files of a run decide no more than they may.
+"""
 
 import json
 from importlib.metadata import version
@@ -34,7 +37,7 @@ def like(earlier, *options, run="first"):
     return trainer("run", "--out", str(earlier.path.parent), "--like", run, *options, "--quiet")
 
 
-def test_it_is_the_same_run_again(earlier):
+def test_like_repeats_the_run(earlier):
     done = like(earlier, "--name", "again")
     assert done.returncode == 0, done.stderr
     again = read_run(earlier.path.parent / "again")
@@ -44,13 +47,14 @@ def test_it_is_the_same_run_again(earlier):
 
 
 def test_a_run_records_the_code_that_made_it(earlier, repository):
-    found = RunReader(earlier.path).code()
-    assert found == {**provenance(Path.cwd()), "crosstrain": work_tree(repository)}
-    assert found["packages"]["torch"] == version("torch")
-    assert RunReader(earlier.path).env()[0]["cpu_flags"]
+    environment = RunReader(earlier.path).environment()
+    code = environment["code"]
+    assert code == {**provenance(Path.cwd()), "crosstrain": work_tree(repository)}
+    assert code["packages"]["torch"] == version("torch")
+    assert environment["nodes"][0]["cpu_flags"]
 
 
-def test_one_thing_is_another(earlier):
+def test_like_with_one_changed_setting(earlier):
     shown = json.loads(like(earlier, "--batch-size", "12", "--print-config", "--json", run=str(earlier.path)).stdout)
     values = {name: (entry["value"], entry["source"]) for name, entry in shown.items()}
     assert values["batch_size"] == (12, "flag")
@@ -61,20 +65,20 @@ def test_one_thing_is_another(earlier):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--resume", "first"], "--like starts a new run and --resume continues one"),
         (["--steps", "+5"], "--steps: got '+5', but nothing is known of first to count from; give the number in all"),
         (["--force"], "--force: belongs to --resume"),
     ],
 )
-def test_what_means_nothing_is_refused(earlier, options, said):
+def test_like_meaningless_option_is_refused(earlier, options, message):
     done = like(earlier, *options)
     assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
+    assert message in done.stderr
 
 
-def test_a_run_of_somebody_else_decides_no_address(earlier):
+def test_like_foreign_run_sets_no_address(earlier):
     described = json.loads((earlier.path / "job.json").read_text())
     foreign = earlier.path.parent / "foreign"
     foreign.mkdir()

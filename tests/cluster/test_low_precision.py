@@ -1,4 +1,4 @@
-"""A number format that is asked for is what is computed in, or the run is refused: also where the forward function is a user's own."""
+"""The requested number format is used or the run is refused, also for custom models."""
 
 import json
 
@@ -88,9 +88,9 @@ QUICK = [("tf", "async"), ("torch", "sync")]
 )
 def test_a_format_that_a_model_does_not_compute_in_is_refused(backend, cluster, tmp_path):
     model, options = write(tmp_path, PLAIN), CLUSTERS[cluster]
-    asked = ["--backend", backend, "--model", model, "--data", "digits", "--steps", "5", "--out", str(tmp_path / "runs")]
+    command = ["--backend", backend, "--model", model, "--data", "digits", "--steps", "5", "--out", str(tmp_path / "runs")]
     layout = [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", str(value))]
-    done = trainer("run", *asked, *layout, "--precision", "bf16", environment=importable(tmp_path))
+    done = trainer("run", *command, *layout, "--precision", "bf16", environment=importable(tmp_path))
     assert done.returncode == 2, done.stderr
     assert f"--precision: got 'bf16', but the forward function of model '{model}' on {backend} computes nothing in it" in done.stderr
     assert "Traceback" not in done.stderr
@@ -98,7 +98,7 @@ def test_a_format_that_a_model_does_not_compute_in_is_refused(backend, cluster, 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["tf", pytest.param("torch", marks=pytest.mark.slow)])
-def test_a_model_of_ones_own_that_computes_in_it_is_trained_in_it(backend, tmp_path):
+def test_bf16_custom_model_is_trained(backend, tmp_path):
     options = {"model": write(tmp_path, CASTING), "data": "digits", "steps": 20, "calibrate": False, "save_final": True}
     runs = {
         precision: run_job(tmp_path, name=precision, backend=backend, precision=precision, environment=importable(tmp_path), **options)
@@ -112,7 +112,7 @@ def test_a_model_of_ones_own_that_computes_in_it_is_trained_in_it(backend, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_logistic_regression_computes_in_bfloat16_on_either_backend(mode, tmp_path):
+def test_logreg_computes_in_bfloat16_on_both_backends(mode, tmp_path):
     options = {"mode": mode, "global_batch_size": 32, "steps": 20, "calibrate": False}
     full = run_job(tmp_path, name="full", backend="torch", **options)
     low = {backend: run_job(tmp_path, name=backend, backend=backend, precision="bf16", **options) for backend in ("tf", "torch")}

@@ -1,4 +1,4 @@
-"""TensorFlow reads large columns of sequences from the store's file: the batches are those of columns that it holds itself."""
+"""TensorFlow's memory-mapped columns of sequences: equal to columns in its memory."""
 
 import subprocess
 
@@ -65,7 +65,7 @@ for split in ("train", "test"):
     for ours, theirs in zip(handed.batch(tf.constant([0, 49, 7])), expected.batch(tf.constant([0, 49, 7]))):
         assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
 assert files == {path: path.read_bytes() for path in files}  # what is in the store is not emptied
-print("alike")
+print("equal")
 """
 
 
@@ -75,4 +75,4 @@ def test_mapped_columns_give_the_same_batches(tmp_path):
     (tmp_path / "check.py").write_text(CHECK)
     command = [python("crosstrain")[0], str(tmp_path / "check.py"), str(tmp_path / "store")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL, check=False)
-    assert done.stdout.strip() == "alike", done.stderr[-3000:]
+    assert done.stdout.strip() == "equal", done.stderr[-3000:]

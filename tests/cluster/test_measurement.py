@@ -1,4 +1,4 @@
-"""What the product reports, against truth that it did not make: the other end of the cable, wait4, arithmetic."""
+"""Reported figures compared with independent ones: the link's other end, wait4, arithmetic."""
 
 import json
 import subprocess
@@ -26,7 +26,7 @@ def last_samples(path):
 
 
 class CountingLauncher(LocalLauncher):
-    """The product's launcher; before it ends it reads the counters at the bridge's end of every cable."""
+    """The product's launcher, which reads the bridge's counters of every link before it ends."""
 
     def close(self):
         if self.network is not None:
@@ -36,7 +36,7 @@ class CountingLauncher(LocalLauncher):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["torch", pytest.param("tf", marks=pytest.mark.slow)])
-def test_bytes_equal_those_at_the_other_end_of_the_cable(tmp_path, backend):
+def test_network_bytes_equal_those_at_other_end_of_link(tmp_path, backend):
     job = resolve({**ASYNC_JOB, "backend": backend, "steps": 800, "out": tmp_path}, {}).job
     driver = Driver(job, Invocation(["test"], {}), make_progress(sys.stderr, True))
     launcher = CountingLauncher(job, lambda text: None)
@@ -46,9 +46,9 @@ def test_bytes_equal_those_at_the_other_end_of_the_cable(tmp_path, backend):
         assert record.network_sent_bytes == pytest.approx(from_node, rel=1e-4)
         assert record.network_received_bytes == pytest.approx(to_node, rel=1e-4)
         assert record.network_sent_bytes > 1e6
-    first, *others = driver_nodes(driver.path)
-    assert first["network_sent_bytes"] == pytest.approx(sum(node["network_received_bytes"] for node in others), rel=0.02)
-    assert first["network_received_bytes"] == pytest.approx(sum(node["network_sent_bytes"] for node in others), rel=0.02)
+    first, *other_nodes = driver_nodes(driver.path)
+    assert first["network_sent_bytes"] == pytest.approx(sum(node["network_received_bytes"] for node in other_nodes), rel=0.02)
+    assert first["network_received_bytes"] == pytest.approx(sum(node["network_sent_bytes"] for node in other_nodes), rel=0.02)
 
 
 def driver_nodes(path):
@@ -93,11 +93,11 @@ def test_a_ring_all_reduce_makes_the_traffic_of_the_formula(tmp_path):
 
 @pytest.mark.alone  # what is sampled is compared with what the kernel counted a moment later, and with the speed of a link
 class TestAlone:
-    """What wants the machine for itself: a class of its own, so that the others need not wait with it."""
+    """Tests that need the machine alone: a separate class, so that others need not wait."""
 
     @pytest.mark.thorough
     def test_cpu_seconds_equal_what_wait4_returns(self, tmp_path):
-        """The last sample before the tasks ended, against the kernel's own account of each task after its end."""
+        """The last sample before the tasks ended, compared with the kernel's account of each task."""
         run = run_job(tmp_path, backend="torch", nodes=2, batch_size=64, data="glyphs28", epochs=6, tensorboard=False, sample_interval=0.2)
         ended = [event for event in RunReader(run.path).events() if event.event == "task_ended"]
         kernel = {event.detail["task"]: event.detail["cpu_seconds"] for event in ended}
@@ -113,8 +113,8 @@ class TestAlone:
             assert sampled[-1] == pytest.approx(truth, rel=0.02)
 
     @pytest.mark.thorough
-    def test_no_direction_passes_the_bandwidth(self, tmp_path):
-        """A parameter server sends and receives all it can: close to the limit, and never beyond it by more than 5%.
+    def test_network_bytes_per_direction_stay_below_bandwidth(self, tmp_path):
+        """A parameter server at its maximum: close to the limit, and at most 5 % above it.
 
         The link is slow enough to be the limit on a machine that has little time for the tasks, too.
         """

@@ -1,4 +1,4 @@
-"""Runs told to a real MLflow server, read back through its REST interface."""
+"""Runs logged to a real MLflow server, read back through its REST interface."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _toy_installed(monkeypatch):
 
 
 class Server:
-    """What the tests ask an MLflow server."""
+    """REST requests of the tests to an MLflow server."""
 
     def __init__(self, port):
         self.port = port
@@ -48,8 +48,8 @@ class Server:
 
     def runs(self, experiment):
         """The runs of an experiment, the newest first."""
-        found = json.loads(self.ask(f"/api/2.0/mlflow/experiments/get-by-name?experiment_name={experiment}"))["experiment"]
-        body = {"experiment_ids": [found["experiment_id"]], "order_by": ["attributes.start_time DESC"]}
+        answer = json.loads(self.ask(f"/api/2.0/mlflow/experiments/get-by-name?experiment_name={experiment}"))["experiment"]
+        body = {"experiment_ids": [answer["experiment_id"]], "order_by": ["attributes.start_time DESC"]}
         return json.loads(self.ask("/api/2.0/mlflow/runs/search", body))["runs"]
 
     def history(self, run, key):
@@ -87,7 +87,7 @@ def answers(server, process):
 
 
 class Forwarder:
-    """A port before the server's that can be cut off. With `cut_at`, it is as soon as these bytes have passed."""
+    """A port before the server's that can be cut off, with `cut_at` after these bytes."""
 
     def __init__(self, target, cut_at=None):
         self.port = free_ports(1)
@@ -103,10 +103,10 @@ class Forwarder:
         threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
 
     def cut(self):
-        for each in self._sockets:
+        for connection in self._sockets:
             with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
 
     def _accept(self, listener):
         while True:
@@ -143,25 +143,27 @@ def all_of(history, values):
 
 
 @pytest.mark.slow
-def test_metrics_of_a_model_of_ones_own(tmp_path, server):
+def test_mlflow_metrics_of_custom_model(tmp_path, server):
     model = ["--backend", "torch", "--model", "foreign_metrics.ranked", "--data", "digits", "--lr", "0.02", "--no-calibrate"]
-    asked = [*model, "--epochs", "5", "--eval-every", "10steps", "--until", "mean_rank<=2", "--mlflow", server.address]
+    options = [*model, "--epochs", "5", "--eval-every", "10steps", "--until", "mean_rank<=2", "--mlflow", server.address]
     done = trainer(
-        *("run", *asked, "--mlflow-experiment", "ranked", "--out", str(tmp_path), "--name", "ranked"), environment=importable(TOY.parent)
+        *("run", *options, "--mlflow-experiment", "ranked", "--out", str(tmp_path), "--name", "ranked"), environment=importable(TOY.parent)
     )
     assert done.returncode == 0, done.stderr
     run, record = server.runs("ranked")[0], read_run(tmp_path / "ranked")
     for name in ("top5", "mean_rank"):
-        assert server.history(run, f"eval/{name}") == [(each.step, pytest.approx(each.metrics[name])) for each in record.evals]
+        assert server.history(run, f"eval/{name}") == [
+            (evaluation.step, pytest.approx(evaluation.metrics[name])) for evaluation in record.evals
+        ]
     assert pairs(run, "metrics")["eval/mean_rank"] <= 2
     assert not [name for name in pairs(run, "metrics") if "accuracy" in name]
     assert (pairs(run, "params")["until"], pairs(run, "params")["model"]) == ("mean_rank<=2", "foreign_metrics.ranked")
 
 
-def test_a_run_and_its_continuation(tmp_path, server):
-    asked = ["--backend", "toy", "--nodes", "2", "--epochs", "300", "--eval-every", "150epoch", "--sample-interval", "0.1"]
-    told = ["--mlflow", server.address.replace("http://", "http://someone:secret@"), "--mlflow-experiment", "one"]
-    done = trainer("run", *asked, *told, "--until", "accuracy>=0.9", "--out", str(tmp_path), "--name", "first", "--json")
+def test_mlflow_has_run_and_its_continuation(tmp_path, server):
+    options = ["--backend", "toy", "--nodes", "2", "--epochs", "300", "--eval-every", "150epoch", "--sample-interval", "0.1"]
+    mlflow_options = ["--mlflow", server.address.replace("http://", "http://someone:secret@"), "--mlflow-experiment", "one"]
+    done = trainer("run", *options, *mlflow_options, "--until", "accuracy>=0.9", "--out", str(tmp_path), "--name", "first", "--json")
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     run, record = server.runs("one")[0], read_run(tmp_path / "first")
@@ -180,8 +182,10 @@ def test_a_run_and_its_continuation(tmp_path, server):
     assert {name: value for name, value in params.items() if name != "workers"} == {name: str(value) for name, value in expected.items()}
     assert params["workers"] == "2"
 
-    assert server.history(run, "eval/accuracy") == [(each.step, pytest.approx(each.metrics["accuracy"])) for each in record.evals]
-    assert server.history(run, "eval/loss") == [(each.step, pytest.approx(each.loss)) for each in record.evals]
+    assert server.history(run, "eval/accuracy") == [
+        (evaluation.step, pytest.approx(evaluation.metrics["accuracy"])) for evaluation in record.evals
+    ]
+    assert server.history(run, "eval/loss") == [(evaluation.step, pytest.approx(evaluation.loss)) for evaluation in record.evals]
     assert server.history(run, "train/loss")[-1][0] == summary["steps"]
     assert server.history(run, "train/learning_rate")[-1][1] == 0.05
     last = pairs(run, "metrics")
@@ -189,13 +193,13 @@ def test_a_run_and_its_continuation(tmp_path, server):
         assert last[f"summary/{figure}"] == pytest.approx(summary[figure])
     samples = list(RunReader(tmp_path / "first").system())
     for node in (0, 1):
-        own = [sample for sample in samples if sample.node == node and sample.time_seconds >= 0]
+        samples_of_node = [sample for sample in samples if sample.node == node and sample.time_seconds >= 0]
         name = f"system/node_{node}/"
-        sizes = [sample.memory_rss_bytes / 1e6 for sample in own if sample.memory_rss_bytes is not None]
+        sizes = [sample.memory_rss_bytes / 1e6 for sample in samples_of_node if sample.memory_rss_bytes is not None]
         assert all_of(server.history(run, f"{name}system_memory_usage_megabytes"), sizes)
-        fractions = [100 * sample.cpu_fraction for sample in own if sample.cpu_fraction is not None]
+        fractions = [100 * sample.cpu_fraction for sample in samples_of_node if sample.cpu_fraction is not None]
         assert all_of(server.history(run, f"{name}cpu_utilization_percentage"), fractions)
-        sent = [(sample.network_sent_bytes - own[0].network_sent_bytes) / 1e6 for sample in own]
+        sent = [(sample.network_sent_bytes - samples_of_node[0].network_sent_bytes) / 1e6 for sample in samples_of_node]
         history = server.history(run, f"{name}network_transmit_megabytes")
         assert [step for step, _ in history] == list(range(len(history)))
         assert history[0][1] == 0
@@ -209,10 +213,12 @@ def test_a_run_and_its_continuation(tmp_path, server):
     later, earlier = server.runs("one")
     assert (earlier["info"]["run_id"], later["info"]["run_name"]) == (run["info"]["run_id"], "first")
     record = read_run(tmp_path / "first")
-    assert server.history(later, "eval/accuracy") == [(each.step, pytest.approx(each.metrics["accuracy"])) for each in record.evals]
-    sent, before = (server.history(each, "system/node_0/network_transmit_megabytes") for each in (later, earlier))
-    samples = [each for each in RunReader(tmp_path / "first").system() if each.node == 0 and each.time_seconds >= 0]
-    kept = [each.network_sent_bytes for each in samples if each.part_began_seconds == 0]  # before the checkpoint
+    assert server.history(later, "eval/accuracy") == [
+        (evaluation.step, pytest.approx(evaluation.metrics["accuracy"])) for evaluation in record.evals
+    ]
+    sent, before = (server.history(logged, "system/node_0/network_transmit_megabytes") for logged in (later, earlier))
+    samples = [sample for sample in RunReader(tmp_path / "first").system() if sample.node == 0 and sample.time_seconds >= 0]
+    kept = [sample.network_sent_bytes for sample in samples if sample.part_began_seconds == 0]  # before the checkpoint
     stays = [point for point in before if point[1] < (kept[-1] - kept[0]) / 1e6]
     assert stays
     assert sent[: len(stays)] == stays
@@ -227,11 +233,11 @@ def events(path):
 
 
 @pytest.mark.slow
-def test_a_server_that_goes_away_and_comes_back_costs_nothing(tmp_path, server):
+def test_mlflow_server_restart_loses_no_metric(tmp_path, server):
     with forwarding(server.port) as forwarder:
-        told = ["--mlflow", forwarder.address, "--mlflow-experiment", "two"]
-        asked = ["run", "--backend", "toy", "--steps", "100000000", "--eval-every", "0.5s", "--out", str(tmp_path), "--name", "run", *told]
-        with MarkedRun(asked, tmp_path) as run:
+        mlflow_options = ["--mlflow", forwarder.address, "--mlflow-experiment", "two"]
+        job = ["--backend", "toy", "--steps", "100000000", "--eval-every", "0.5s", "--out", str(tmp_path), "--name", "run"]
+        with MarkedRun(["run", *job, *mlflow_options], tmp_path) as run:
             wait_until(lambda: (tmp_path / "run/status.json").exists() and "mlflow_started" in events(tmp_path / "run"), 60, "the run")
             forwarder.cut()
             wait_until(lambda: "mlflow_lost" in events(tmp_path / "run"), 30, "its loss")
@@ -241,29 +247,31 @@ def test_a_server_that_goes_away_and_comes_back_costs_nothing(tmp_path, server):
             assert run.wait(60) in (75, 130)
             assert run.alive() == []
             assert "mlflow lost: cause " in run.stderr()
-    (found,) = server.runs("two")
-    assert found["info"]["status"] == "KILLED"
-    assert pairs(found, "tags")["crosstrain.cause"] == RunReader(tmp_path / "run").status()["cause"]
-    assert server.history(found, "eval/loss") == [(each.step, pytest.approx(each.loss)) for each in RunReader(tmp_path / "run").evals()]
+    (logged,) = server.runs("two")
+    assert logged["info"]["status"] == "KILLED"
+    assert pairs(logged, "tags")["crosstrain.cause"] == RunReader(tmp_path / "run").status()["cause"]
+    assert server.history(logged, "eval/loss") == [
+        (evaluation.step, pytest.approx(evaluation.loss)) for evaluation in RunReader(tmp_path / "run").evals()
+    ]
     assert events(tmp_path / "run")["mlflow_back"] == {"points_lost": 0}
     assert "mlflow_incomplete" not in events(tmp_path / "run")
 
 
 @pytest.mark.slow
-def test_a_server_that_stays_away_does_not_end_the_run(tmp_path, server):
+def test_mlflow_server_down_does_not_fail_run(tmp_path, server):
     with forwarding(server.port, b"runs/log-batch") as forwarder:
-        told = ["--mlflow", forwarder.address, "--mlflow-experiment", "three"]
-        done = trainer("run", "--backend", "toy", "--epochs", "30", "--out", str(tmp_path), "--name", "run", *told)
+        mlflow_options = ["--mlflow", forwarder.address, "--mlflow-experiment", "three"]
+        done = trainer("run", "--backend", "toy", "--epochs", "30", "--out", str(tmp_path), "--name", "run", *mlflow_options)
     assert done.returncode == 0, done.stderr
-    found = events(tmp_path / "run")
-    assert {"mlflow_started", "mlflow_lost", "mlflow_incomplete"} <= set(found)
-    assert found["mlflow_incomplete"]["points"] >= 2 * 30
+    logged = events(tmp_path / "run")
+    assert {"mlflow_started", "mlflow_lost", "mlflow_incomplete"} <= set(logged)
+    assert logged["mlflow_incomplete"]["points"] >= 2 * 30
     assert "mlflow incomplete: points" in done.stderr
     assert server.runs("three")[0]["info"]["status"] == "RUNNING"
 
 
 @pytest.mark.slow
-def test_a_database_without_a_server(tmp_path):
+def test_mlflow_database_without_server(tmp_path):
     uri = f"sqlite:///{tmp_path}/tracking.db"
     done = trainer("run", "--backend", "toy", "--steps", "20", "--out", str(tmp_path), "--name", "run", "--mlflow", uri, "--json")
     assert done.returncode == 0, done.stderr
@@ -280,7 +288,7 @@ def test_a_database_without_a_server(tmp_path):
     assert float(read.stdout.split()[2]) == pytest.approx(accuracy)
 
 
-def test_an_address_where_nobody_answers_is_refused(tmp_path):
+def test_mlflow_unreachable_address_is_refused(tmp_path):
     port = free_ports(1)
     done = trainer("run", "--backend", "toy", "--mlflow", f"http://someone:secret@127.0.0.1:{port}", "--out", str(tmp_path / "runs"))
     assert done.returncode == 2
@@ -290,9 +298,9 @@ def test_an_address_where_nobody_answers_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_address_that_mlflow_refuses_costs_a_run_nothing_that_would_go_on(tmp_path):
-    asked = ["--backend", "toy", "--steps", "30", "--checkpoint-every", "20steps", "--out", str(tmp_path), "--name", "run"]
-    assert trainer("run", *asked).returncode == 0
+def test_mlflow_refused_address_leaves_resumable_run_unchanged(tmp_path):
+    options = ["--backend", "toy", "--steps", "30", "--checkpoint-every", "20steps", "--out", str(tmp_path), "--name", "run"]
+    assert trainer("run", *options).returncode == 0
     names = ("job.json", "steps.jsonl", "evals.jsonl", "summary.json")
     before = {name: (tmp_path / "run" / name).read_bytes() for name in names}
     older = str(tmp_path / "run" / "checkpoints" / "step-000000020")
@@ -305,14 +313,14 @@ def test_an_address_that_mlflow_refuses_costs_a_run_nothing_that_would_go_on(tmp
 
 
 @pytest.mark.parametrize("uri", ["mlruns", "./here", "5000"])
-def test_what_is_no_tracking_uri_is_refused(tmp_path, uri):
+def test_mlflow_invalid_tracking_uri_is_refused(tmp_path, uri):
     done = trainer("run", "--backend", "toy", "--mlflow", uri, "--out", str(tmp_path / "runs"))
     assert done.returncode == 2
     assert "--mlflow" in done.stderr
     assert "sqlite:///" in done.stderr
 
 
-def test_it_is_imported_only_when_it_is_asked_for(tmp_path, make_environment):
+def test_mlflow_is_imported_only_if_requested(tmp_path, make_environment):
     python = make_environment(tmp_path / "env", ["mlflow"])
     command = [str(python), "-m", "crosstrain.cli.main", "run", "--backend", "toy", "--steps", "5", "--out", str(tmp_path / "runs")]
     done = subprocess.run(command, capture_output=True, text=True)

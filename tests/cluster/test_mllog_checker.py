@@ -19,7 +19,7 @@ PREFIX = ":::MLLOG "
 
 
 def check(log):
-    """Run the checker of training 4.0.0 with its common rules, those of the open division and those of image classification."""
+    """Run the checker of training 4.0.0 with its common, open and image classification rules."""
     command = ["-m", "mlperf_logging.compliance_checker", "--usage", "training", "--ruleset", "4.0.0", "--werror"]
     return subprocess.run(
         [sys.executable, *command, "--log_output", str(log.with_name("checker.log")), str(log)], capture_output=True, text=True, timeout=60
@@ -43,7 +43,7 @@ def evaluations(run):
 @pytest.mark.thorough
 @pytest.mark.parametrize("backend", ON_EITHER)
 @pytest.mark.parametrize(("until", "expected"), [("accuracy>=0.5", "success"), ("accuracy>=1", "aborted")])
-def test_the_checker_accepts_a_run_that_reached_its_target_and_one_that_did_not(tmp_path, backend, until, expected):
+def test_mllog_checker_accepts_reached_and_missed_targets(tmp_path, backend, until, expected):
     arguments = ["--backend", backend, "--mllog", "--until", until, "--epochs", "2", "--out", str(tmp_path), "--name", "run"]
     done = trainer("run", *arguments)
     assert done.returncode == 0, done.stderr
@@ -52,18 +52,18 @@ def test_the_checker_accepts_a_run_that_reached_its_target_and_one_that_did_not(
     assert checked.returncode == 0, checked.stderr
     assert status(log) == expected
     summary = json.loads((tmp_path / "run/summary.json").read_text())
-    told = {line["key"]: line for line in lines(log)}
-    assert told["eval_accuracy"]["value"] == summary["eval"]["accuracy"]
-    assert (told["train_samples"]["value"], told["eval_samples"]["value"]) == (1437, 360)
-    assert told["run_stop"]["metadata"]["samples_count"] == summary["examples"]
-    seconds = (told["run_stop"]["time_ms"] - told["run_start"]["time_ms"]) / 1000
+    logged = {line["key"]: line for line in lines(log)}
+    assert logged["eval_accuracy"]["value"] == summary["eval"]["accuracy"]
+    assert (logged["train_samples"]["value"], logged["eval_samples"]["value"]) == (1437, 360)
+    assert logged["run_stop"]["metadata"]["samples_count"] == summary["examples"]
+    seconds = (logged["run_stop"]["time_ms"] - logged["run_start"]["time_ms"]) / 1000
     assert seconds == pytest.approx(summary["run_seconds"], abs=0.1)
-    assert (told["run_start"]["time_ms"] - told["init_start"]["time_ms"]) / 1000 == pytest.approx(summary["init_seconds"], abs=0.1)
+    assert (logged["run_start"]["time_ms"] - logged["init_start"]["time_ms"]) / 1000 == pytest.approx(summary["init_seconds"], abs=0.1)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("backend", ON_EITHER)
-def test_the_checker_accepts_a_run_that_was_interrupted_and_then_resumed(tmp_path, backend):
+def test_mllog_checker_accepts_resumed_run(tmp_path, backend):
     run = tmp_path / "run"
     arguments = ["--backend", backend, "--mllog", "--epochs", "20000", "--checkpoint-every", "1000s", "--out", str(tmp_path)]
     with MarkedRun(["run", *arguments, "--name", "run", "--json"], tmp_path) as started:
@@ -95,7 +95,7 @@ def test_the_checker_accepts_a_run_that_was_interrupted_and_then_resumed(tmp_pat
 
 
 @pytest.mark.slow
-def test_the_checker_accepts_a_run_of_three_workers_that_update_on_their_own(tmp_path):
+def test_mllog_checker_accepts_async_run(tmp_path):
     arguments = ["--backend", "torch", "--mode", "async", "--nodes", "3", "--steps", "300", "--eval-every", "40steps", "--mllog"]
     done = trainer("run", *arguments, "--out", str(tmp_path), "--name", "run")
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,7 @@
-"""The image models pass the suite that every model with two forward functions has to pass. Few and small images suffice."""
+"""The image models pass the suite for models with two forward functions.
+
+Few and small images suffice.
+"""
 
 from pathlib import Path
 from typing import ClassVar
@@ -29,7 +32,7 @@ class TestCnn(ModelConformance):
 
 @pytest.mark.slow
 class TestAlexNet(ModelConformance):
-    """57 million parameters: each step of two or three workers moves 228 MB a worker through this machine."""
+    """57 million parameters: a step of two or three workers moves 228 MB per worker."""
 
     model = "alexnet"
     data = "synthetic-images:size=64,classes=10,test=64"
@@ -40,10 +43,10 @@ class TestAlexNet(ModelConformance):
 
 @pytest.mark.slow  # its logits and gradients are compared in tests/unit/test_image_models.py
 class TestResNet18(ModelConformance):
-    """Training it from scratch multiplies rounding errors: at usual rates torch in float32 and in float64 are 1% apart after 20 steps.
+    """Training from scratch multiplies rounding errors: a low learning rate is needed.
 
-    Where rounding moves one activation across a ReLU's kink, a gradient differs by up to 1e-2. At this rate such a step does not count,
-    and fifty still take some percent off the loss.
+    At usual rates torch in float32 and in float64 are 1% apart after 20 steps. Where rounding moves one activation across a ReLU's kink, a
+    gradient differs by up to 1e-2. At this rate such a step has no effect, and fifty still take some percent off the loss.
     """
 
     model = "resnet18"

@@ -1,4 +1,7 @@
-"""One worker that runs out of memory ends the run at once, and the run says so: real allocators refuse, on both frameworks."""
+"""A worker out of memory ends the run immediately and is reported, on both frameworks.
+
+Real allocators refuse.
+"""
 
 import json
 
@@ -14,7 +17,7 @@ PRELUDES = {
     "tf": "import json\nimport os\n\nimport tensorflow as tf",
 }
 
-BODIES = {  # more than any address space has, once training goes on; in sync mode on one of the workers alone
+BODIES = {  # more than any address space has, after the first step; in sync mode on one of the workers alone
     "torch": """
         global seen
         seen += context.training
@@ -42,7 +45,7 @@ BODIES = {  # more than any address space has, once training goes on; in sync mo
         pytest.param("tf", "async", 2, marks=pytest.mark.slow),
     ],
 )
-def test_it_ends_the_run_and_is_named(backend, mode, workers, tmp_path):
+def test_out_of_memory_ends_run_and_names_task(backend, mode, workers, tmp_path):
     model = write_model(tmp_path, "hungry", backend, prelude=PRELUDES[backend], body=BODIES[backend])
     options = ["--backend", backend, "--mode", mode, "--model", model, "--data", "digits", "--lr", "5", "--on-nan", "continue"]
     cluster = [
@@ -62,12 +65,12 @@ def test_it_ends_the_run_and_is_named(backend, mode, workers, tmp_path):
         environment=importable(tmp_path), timeout_seconds=150,
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
-    (said,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    chief = (backend, mode) == ("tf", "async")  # TensorFlow's workers tell their chief, which names them
+    (message,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    chief = (backend, mode) == ("tf", "async")  # TensorFlow's workers report to their chief, which names them
     whose = "chief-0" if chief else f"worker-{workers - 1}" if mode == "sync" else "worker-"
-    assert f"as {'worker-' if chief else 'it ran out of memory ('}" in said
-    assert "ran out of memory (" in said
-    assert "--accumulate N makes updates as large again" in said
+    assert f"as {'worker-' if chief else 'it ran out of memory ('}" in message
+    assert "ran out of memory (" in message
+    assert "--accumulate N makes updates as large again" in message
     status = json.loads((tmp_path / "runs" / "a" / "status.json").read_text())
     assert status["state"] == "failed"
     assert status["task"].startswith(whose)

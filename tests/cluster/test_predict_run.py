@@ -1,4 +1,4 @@
-"""A prediction from real calibrated runs: at their own nodes and links it has to give what they did."""
+"""A prediction from real calibrated runs equals them at their nodes and links."""
 
 from __future__ import annotations
 
@@ -31,17 +31,20 @@ def _needs_limited_nodes():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_run_predicts_itself_and_that_its_link_is_the_limit(tmp_path, mode):
-    """2.8 MB a step at 100 Mbit/s take a quarter of a second each way, far longer than the rest: that much is known without any run."""
+def test_predict_finds_link_as_bottleneck_of_run(tmp_path, mode):
+    """2.8 MB a step at 100 Mbit/s take a quarter of a second each way.
+
+    That is far longer than the rest, by arithmetic alone.
+    """
     limits = ["--nodes", "2", "--bandwidth", "100mbit", "--cores-per-node", "0.8", "--calibrate", "--no-save-final"]
     steps = "12" if mode == "sync" else "24"
     run = [*TRAINER, "run", "--backend", "torch", "--mode", mode, *JOB, *limits, "--steps", steps, "--out", str(tmp_path), "--name", "run"]
     subprocess.run(run, check=True, capture_output=True, timeout=120)
-    asked = [*TRAINER, "predict", "run", "--out", str(tmp_path), "--nodes", "2,4", "--json"]
-    found = json.loads(subprocess.run(asked, check=True, capture_output=True, text=True, timeout=60).stdout)
-    assert found["payload_bytes"] == PAYLOAD_BYTES
+    command = [*TRAINER, "predict", "run", "--out", str(tmp_path), "--nodes", "2,4", "--json"]
+    prediction = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout)
+    assert prediction["payload_bytes"] == PAYLOAD_BYTES
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    two, four = found["predictions"][:2]
+    two, four = prediction["predictions"][:2]
     steps_seconds = [worker["step_seconds"] for worker in summary["time_shares"]["workers"]]
     rate = 2 * 16 / steps_seconds[0] if mode == "sync" else sum(16 / seconds for seconds in steps_seconds)
     assert rate / 2 < two["examples_per_second"] < rate * 2  # how near it comes is measured, not tested: docs/scaling.md

@@ -1,6 +1,6 @@
 """Whatever is built from the layers trains on both frameworks, with the same losses.
 
-The same network by default; in `make conformance` a hundred besides, others each time. A test's name has the seed, and
+The same network by default; in `make conformance` a hundred more, drawn each time. A test's name has the seed, and
 ``pytest tests/cluster/test_random_networks.py --seed N`` repeats one.
 """
 
@@ -29,13 +29,13 @@ FULL = 100
 
 
 def pytest_generate_tests(metafunc):
-    given = metafunc.config.getoption("seed")
+    requested = metafunc.config.getoption("seed")
     fresh = np.random.default_rng(int(os.environ["CROSSTRAIN_TEST_SEED"])).integers(2, 1 << 31, FULL).tolist()
     seeds = [pytest.param(seed, marks=pytest.mark.slow) for seed in (QUICK, 0, 1, *fresh)]
-    metafunc.parametrize("seed", seeds if given is None else [given])
+    metafunc.parametrize("seed", seeds if requested is None else [requested])
 
 
-def test_both_frameworks_train_a_random_network_alike(seed, tmp_path):
+def test_random_network_trains_equally_on_both_backends(seed, tmp_path):
     random = np.random.default_rng([23, seed])
     threads, workers = (int(number) for number in random.integers(1, 3, 2))
     model = write_package(tmp_path, seed, CLASSES)

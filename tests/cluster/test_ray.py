@@ -1,4 +1,4 @@
-"""Nodes of a Ray cluster: the same results as here, an end that leaves nothing whatever dies, and errors that say what Ray lacks."""
+"""Nodes of a Ray cluster: equal results, clean ends, and messages about what Ray has not."""
 
 import json
 import os
@@ -20,13 +20,13 @@ ENDLESS = ("--backend", "torch", "--epochs", "1000000", "--node-timeout", "4")
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    with ray_cluster(NODES, tmp_path_factory.mktemp("ray")) as found:
-        yield found
+    with ray_cluster(NODES, tmp_path_factory.mktemp("ray")) as ray:
+        yield ray
 
 
 def run(cluster, folder, *more, environment=()):
     job = ["run", "--eval-every", "end", "--out", str(folder), "--name", "run", "--launcher", "ray", "--ray-address", cluster.address]
-    return MarkedRun([*job, "--nodes", str(NODES), *more], folder, dict(environment), before=cluster.nodes[0].within)
+    return MarkedRun([*job, "--nodes", str(NODES), *more], folder, dict(environment), before=cluster.nodes[0].command_prefix)
 
 
 def losses(folder):
@@ -53,12 +53,12 @@ def nothing_is_left(cluster):
     return True
 
 
-def test_the_same_result_as_here(cluster, tmp_path):
+def test_ray_run_equals_local_run(cluster, tmp_path):
     job = ["--backend", "torch", "--steps", "20", "--batch-size", "30", "--monitor"]
     (tmp_path / "local").mkdir()
-    with run(cluster, tmp_path, *job) as there:
-        assert there.wait(120) == 0, there.stderr()
-        assert re.findall("ray|raylet|gcs|pid=", there.stderr().replace(str(tmp_path), ""), re.IGNORECASE) == []
+    with run(cluster, tmp_path, *job) as remote:
+        assert remote.wait(120) == 0, remote.stderr()
+        assert re.findall("ray|raylet|gcs|pid=", remote.stderr().replace(str(tmp_path), ""), re.IGNORECASE) == []
     command = [sys.executable, "-m", "crosstrain.cli.main", "run", *job, "--eval-every", "end", "--nodes", str(NODES), "--name", "run"]
     subprocess.run([*command, "--out", str(tmp_path / "local"), "--quiet"], check=True, stdout=subprocess.DEVNULL)
     assert losses(tmp_path) == losses(tmp_path / "local")
@@ -69,10 +69,10 @@ def test_the_same_result_as_here(cluster, tmp_path):
 
 @pytest.mark.clusters
 @pytest.mark.parametrize(("backend", "mode"), [("tf", "async"), ("tf", "sync"), ("torch", "async")])
-def test_every_backend_and_mode(cluster, tmp_path, backend, mode):
-    with run(cluster, tmp_path, "--backend", backend, "--mode", mode, "--steps", "20", "--json") as there:
-        assert there.wait(120) == 0, there.stderr()
-        assert json.loads(there.stdout())["steps"] == 20
+def test_ray_runs_every_backend_and_mode(cluster, tmp_path, backend, mode):
+    with run(cluster, tmp_path, "--backend", backend, "--mode", mode, "--steps", "20", "--json") as remote:
+        assert remote.wait(120) == 0, remote.stderr()
+        assert json.loads(remote.stdout())["steps"] == 20
     assert nothing_is_left(cluster)
 
 
@@ -97,7 +97,7 @@ def test_every_backend_and_mode(cluster, tmp_path, backend, mode):
     ],
     ids=["nobody-there", "too-much", "too-many", "no-interpreter", "no-crosstrain"],
 )
-def test_what_ray_does_not_give_is_said(cluster, tmp_path, more, message):
+def test_ray_unsupported_options_are_reported(cluster, tmp_path, more, message):
     with run(cluster, tmp_path, "--backend", "torch", "--steps", "2", *more) as failed:
         assert failed.wait(90) == 1
         assert re.search(message, failed.stderr()), failed.stderr()
@@ -106,37 +106,37 @@ def test_what_ray_does_not_give_is_said(cluster, tmp_path, more, message):
 
 
 @pytest.mark.clusters
-def test_the_cluster_is_looked_at_without_a_run(cluster, tmp_path):
-    """All of its nodes, also while a run has all of their CPUs; what is wrong there is said as of other hosts."""
+def test_ray_cluster_is_checked_without_run(cluster, tmp_path):
+    """All of its nodes, also while a run has all of their CPUs; problems are as for hosts."""
 
     def looked(*more, code=0):
         command = [sys.executable, "-m", "crosstrain.cli.main", "doctor", "--ray-address", cluster.address, "--json", *more]
-        done = subprocess.run([*cluster.nodes[0].within, *command], capture_output=True, text=True, timeout=90, check=False)
+        done = subprocess.run([*cluster.nodes[0].command_prefix, *command], capture_output=True, text=True, timeout=90, check=False)
         assert done.returncode == code, done.stderr
         document = json.loads(done.stdout)
         assert document["hosts"] == [f"node {node}" for node in range(NODES)]
-        return {(one["host"], one["what"]): one for one in document["findings"]}
+        return {(finding["host"], finding["what"]): finding for finding in document["findings"]}
 
     with run(cluster, tmp_path, *ENDLESS, "--threads", "2") as training:
         trains(training, tmp_path)
-        found = looked()
-        assert {what for _, what in found} == {"crosstrain", "Python", "tensorflow", "torch", "machine", "clock", "network"}
-        assert [found[f"node {node}", "network"]["found"].split()[0] for node in range(NODES)] == sorted(cluster.hosts.addresses)
+        findings = looked()
+        assert {what for _, what in findings} == {"crosstrain", "Python", "tensorflow", "torch", "machine", "clock", "network"}
+        assert [findings[f"node {node}", "network"]["found"].split()[0] for node in range(NODES)] == sorted(cluster.hosts.addresses)
         assert training.process.poll() is None
         os.kill(driver(training), signal.SIGTERM)
         training.wait(60)
-    found = looked("--launcher", "ray", "--python", "/no/such/python", code=1)
-    assert {(one["what"], one["state"]) for one in found.values()} == {("Ray", "bad")}
+    findings = looked("--launcher", "ray", "--python", "/no/such/python", code=1)
+    assert {(finding["what"], finding["state"]) for finding in findings.values()} == {("Ray", "bad")}
     assert nothing_is_left(cluster)
 
 
 @pytest.mark.clusters
-def test_from_outside_of_the_cluster(cluster, tmp_path):
+def test_ray_run_from_outside_of_cluster(cluster, tmp_path):
     """Through Ray's client server; the agents dial the machine that is no node."""
     job = ["run", "--backend", "torch", "--steps", "20", "--nodes", str(NODES), "--out", str(tmp_path), "--name", "run"]
     address = f"ray://{cluster.hosts.addresses[0]}:10001"
-    with MarkedRun([*job, "--ray-address", address], tmp_path, before=cluster.hosts.in_network(None)) as there:
-        assert there.wait(120) == 0, there.stderr()
+    with MarkedRun([*job, "--ray-address", address], tmp_path, before=cluster.hosts.in_network(None)) as remote:
+        assert remote.wait(120) == 0, remote.stderr()
     assert nothing_is_left(cluster)
 
 
@@ -145,8 +145,8 @@ def test_from_outside_of_the_cluster(cluster, tmp_path):
 def test_a_lost_actor_is_replaced(cluster, tmp_path):
     with run(cluster, tmp_path, *ENDLESS[:2], "--steps", "4000", "--max-restarts", "1") as running:
         trains(running, tmp_path)
-        (found,) = cluster.nodes[2].processes("NodeHolder")
-        os.kill(found, signal.SIGKILL)
+        (pid,) = cluster.nodes[2].processes("NodeHolder")
+        os.kill(pid, signal.SIGKILL)
         assert running.wait(150) == 0, running.stderr()
         events = [json.loads(line) for line in (tmp_path / "run/events.jsonl").read_text().splitlines()]
         assert [event["event"] for event in events].count("node_replaced") == 1
@@ -156,7 +156,7 @@ def test_a_lost_actor_is_replaced(cluster, tmp_path):
 @pytest.mark.clusters
 @pytest.mark.faults
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
-def test_nothing_is_left_when_the_driver_ends(cluster, tmp_path, name):
+def test_ray_driver_end_leaves_no_process(cluster, tmp_path, name):
     with run(cluster, tmp_path, *ENDLESS, "--checkpoint-every", "100000steps") as running:
         trains(running, tmp_path)
         assert len(cluster.of_run()) >= 3 * NODES
@@ -171,13 +171,13 @@ def test_nothing_is_left_when_the_driver_ends(cluster, tmp_path, name):
 @pytest.mark.clusters
 @pytest.mark.faults
 @pytest.mark.parametrize("victim", ["NodeHolder", "ray_cluster.client", "node.agent"])
-def test_nothing_is_left_when_a_part_of_it_dies(cluster, tmp_path, victim):
-    """Ray's actor on the last node, the client beside the driver, or an agent."""
+def test_ray_killed_process_leaves_no_process(cluster, tmp_path, victim):
+    """Ray's actor on the last node, the client next to the driver, or an agent."""
     with run(cluster, tmp_path, *ENDLESS) as running:
         trains(running, tmp_path)
         node = cluster.nodes[0 if victim == "ray_cluster.client" else 2]
-        (found,) = node.processes(victim)
-        os.kill(found, signal.SIGKILL)
+        (pid,) = node.processes(victim)
+        os.kill(pid, signal.SIGKILL)
         killed = time.monotonic()
         assert running.wait(30) == 1
         print(f"{victim}: the run has ended after {time.monotonic() - killed:.1f} s: {running.stderr()}")
@@ -192,7 +192,7 @@ def test_nothing_is_left_when_a_part_of_it_dies(cluster, tmp_path, victim):
 @pytest.mark.clusters
 @pytest.mark.faults
 class TestLostNode:
-    def test_a_node_that_has_died_is_named_and_nothing_is_left(self, cluster, tmp_path):
+    def test_ray_dead_node_is_named_and_no_process_remains(self, cluster, tmp_path):
         with run(cluster, tmp_path, *ENDLESS) as running:
             trains(running, tmp_path)
             cluster.hosts.set_link(2, "down")

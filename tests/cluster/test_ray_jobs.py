@@ -56,10 +56,10 @@ while True:
 
 
 def test_a_run_is_a_job_of_the_cluster(tmp_path):
-    """Without a word about Ray: the job's nodes are the cluster's, and its output is the run's alone."""
+    """Without Ray options: the nodes are the cluster's, and the output is only the run's."""
     with ray_cluster(2, tmp_path, dashboard=True) as cluster:
         job = ["run", "--backend", "torch", "--steps", "10", "--nodes", "2", "--out", str(tmp_path), "--name", "run"]
-        ask = [*cluster.nodes[0].within, *RAY, "job"]
+        ask = [*cluster.nodes[0].command_prefix, *RAY, "job"]
         listed = [*ask, "list", "--address", DASHBOARD]
         wait_until(lambda: subprocess.run(listed, capture_output=True).returncode == 0, 60, "the dashboard")
         submit = [*ask, "submit", "--address", DASHBOARD, "--", *TRAINER, *job]
@@ -86,8 +86,8 @@ def growing_cluster(folder):
             yield head
 
 
-def test_the_cluster_grows_for_a_run(tmp_path):
-    """It has no node for it at first; the run says what it waits for, and the nodes are free again at the end."""
+def test_ray_cluster_grows_for_run(tmp_path):
+    """Initially it has no node; the run reports the wait, and the nodes are free at the end."""
     with growing_cluster(tmp_path) as head:
         job = [
             "run",
@@ -104,8 +104,8 @@ def test_the_cluster_grows_for_a_run(tmp_path):
             "--ray-address",
             "auto",
         ]
-        with MarkedRun(job, tmp_path, before=head.within) as there:
-            assert there.wait(150) == 0, there.stderr() + head.log.read_text()
-            assert re.search(r"Ray: the run waits for 2 nodes with 1 CPU each; the cluster has 1 node, 0 of them large", there.stderr())
+        with MarkedRun(job, tmp_path, before=head.command_prefix) as remote:
+            assert remote.wait(150) == 0, remote.stderr() + head.log.read_text()
+            assert re.search(r"Ray: the run waits for 2 nodes with 1 CPU each; the cluster has 1 node, 0 of them large", remote.stderr())
         assert json.loads((tmp_path / "run/summary.json").read_text())["state"] == "succeeded"
         wait_until(lambda: not head.processes("crosstrain.", "NodeHolder"), 20, "the end of every agent, task and actor")

@@ -1,4 +1,4 @@
-"""Runs that were stopped and go on: the same curves, whatever the framework, the mode and the number of workers on either side."""
+"""Resumed runs have equal curves for any framework, mode and number of workers."""
 
 import hashlib
 import json
@@ -33,7 +33,7 @@ def run(out, name, **options):
 
 
 def resume(path, *arguments, code=0):
-    """Go on with a run; return what it is then, and what the command said."""
+    """Resume a run; return its result and the command's messages."""
     done = trainer("run", "--quiet", "--resume", str(path), *map(str, arguments))
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
@@ -41,13 +41,16 @@ def resume(path, *arguments, code=0):
 
 
 def stopped(out, signal_number, *arguments, after):
-    """Start a run and send its driver a signal once `after` steps are saved; return the run's path, the exit code, and stderr."""
+    """Start a run and signal its driver once `after` steps are saved.
+
+    Return the run's path, the exit code, and stderr.
+    """
     path = out / "stopped"
     options = ["--name", "stopped", "--out", str(out), "--no-monitor", "--eval-every", "end"]
     with MarkedRun(["run", "--quiet", *options, *map(str, arguments)], out) as process:
 
         def saved():
-            return any(int(found.name.removeprefix("step-")) >= after for found in list_checkpoints(path))
+            return any(int(checkpoint.name.removeprefix("step-")) >= after for checkpoint in list_checkpoints(path))
 
         wait_until(lambda: saved() or process.process.poll() is not None, 90, "a checkpoint")
         assert process.process.poll() is None, process.stderr()
@@ -77,8 +80,8 @@ def whole(tmp_path_factory):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_torch_on_two_workers_goes_on_to_the_bit(tmp_path, whole, how):
-    """Killed, or stopped by a signal: losses and final weights are those of the run that nobody stopped."""
+def test_resume_torch_two_workers_is_bit_identical(tmp_path, whole, how):
+    """Killed or stopped by a signal: losses and final weights equal an uninterrupted run's."""
     path, code, stderr = stopped(tmp_path, how, *flags(**ON_TWO, checkpoint_every="100steps", keep=2), after=100)
     assert code == (75 if how == signal.SIGTERM else -9)
     if how == signal.SIGTERM:
@@ -102,7 +105,7 @@ def test_torch_on_two_workers_goes_on_to_the_bit(tmp_path, whole, how):
 
 
 @pytest.mark.slow  # the conformance suite has a shorter one
-def test_tensorflow_goes_on_to_the_bit_with_deterministic(tmp_path):
+def test_resume_tensorflow_deterministic_is_bit_identical(tmp_path):
     job = {"backend": "tf", "nodes": 2, "global_batch_size": 20, "optimizer": "sgd", "momentum": 0.9, "deterministic": True}
     whole = run(tmp_path, "whole", steps=200, **job)
     part = run(tmp_path, "part", steps=83, **job)
@@ -113,19 +116,19 @@ def test_tensorflow_goes_on_to_the_bit_with_deterministic(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_state_that_is_sent_is_the_one_that_is_read(tmp_path, monkeypatch):
-    """From the task's memory on this machine, in messages from others: both write the same files, here of many parts."""
+def test_resume_sent_state_equals_read_state(tmp_path, monkeypatch):
+    """From the task's memory here, in messages from others: equal files of many parts."""
     job = {"backend": "torch", "data": "synthetic-images:size=400,classes=10,train=8,test=2", "batch_size": 2, "momentum": 0.9}
-    found = {}
+    hashes = {}
     for way, setting in (("memory", ""), ("messages", "off")):
         monkeypatch.setenv("TRAINER_PEER_MEMORY", setting)
         done = run(tmp_path, way, steps=2, deterministic=True, **job)
         events = [record.detail for record in RunReader(done.path).events() if record.event == "checkpoint_saved"]
         assert [(event["step"], event["taken_from"]) for event in events] == [(2, way)]
         checkpoint, _ = find_checkpoint(done.path)
-        found[way] = {path.name: hash_of(path) for path in checkpoint.path.glob("*.safetensors")}
-    assert sorted(found["memory"]) == ["optimizer.safetensors", "parameters.safetensors"]
-    assert found["memory"] == found["messages"]
+        hashes[way] = {path.name: hash_of(path) for path in checkpoint.path.glob("*.safetensors")}
+    assert sorted(hashes["memory"]) == ["optimizer.safetensors", "parameters.safetensors"]
+    assert hashes["memory"] == hashes["messages"]
 
 
 def hash_of(path):
@@ -150,7 +153,7 @@ def test_from_tensorflow_to_torch_and_back(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["tf", "torch"])
 def test_from_sync_to_async_and_back(tmp_path, backend):
-    """The cursor carries over: after three parts exactly the examples of the planned epochs have been consumed."""
+    """The cursor carries over: three parts consume exactly the examples of the planned epochs."""
     part = run(tmp_path, "part", backend=backend, nodes=2, batch_size=10, steps=30, lr=0.02)
     resume(part.path, "--mode", "async", "--steps", "+101")
     meta = find_checkpoint(part.path)[0].meta
@@ -184,7 +187,7 @@ def test_another_batch_size_consumes_the_rest_of_the_epoch(tmp_path):
 
 
 @pytest.mark.thorough
-def test_the_records_have_neither_gap_nor_double(tmp_path):
+def test_resumed_records_have_no_gap_or_duplicate(tmp_path):
     job = flags(backend="toy", nodes=2, steps=200_000, checkpoint_every="300steps", sample_interval="0.1")
     path, code, _ = stopped(tmp_path, signal.SIGKILL, *(part for part in job), "--monitor", after=900)
     assert code == -9
@@ -210,7 +213,7 @@ def test_the_records_have_neither_gap_nor_double(tmp_path):
 
 
 @pytest.mark.thorough
-def test_tensorboard_is_written_anew(tmp_path):
+def test_resume_rewrites_tensorboard(tmp_path):
     from crosstrain.records.loggers.tensorboard import _without_tensorflow
 
     _without_tensorflow()
@@ -223,7 +226,7 @@ def test_tensorboard_is_written_anew(tmp_path):
     assert [event.step for event in accumulator.Scalars("eval/accuracy")] == list(range(20, 161, 20))
 
 
-def test_the_best_is_kept_beside_the_newest(tmp_path):
+def test_best_checkpoint_is_kept_with_newest(tmp_path):
     options = {"eval_every": "20steps", "checkpoint_every": "100steps", "keep": 2, "keep_best": "loss"}
     done = run(tmp_path, "run", backend="toy", lr=1.5, steps=300, **options)
     best = min(done.evals, key=lambda record: record.loss)
@@ -234,7 +237,7 @@ def test_the_best_is_kept_beside_the_newest(tmp_path):
 
 @pytest.mark.thorough
 def test_the_few_best_of_all_evaluations_are_kept(tmp_path):
-    """Not the last that beat the one before; the run that is resumed knows which they are."""
+    """They are not the last ones that improved; a resumed run knows them."""
     options = {"eval_every": "10steps", "checkpoint_every": "1000steps", "keep": 2, "keep_best": "loss", "keep_best_count": 4}
 
     def kept_and_best(done):
@@ -253,8 +256,8 @@ def test_the_few_best_of_all_evaluations_are_kept(tmp_path):
 
 
 @pytest.mark.thorough
-def test_patience_ends_a_run_that_does_not_get_better(tmp_path):
-    """The end is recorded; a run that goes on counts on from its records, and one with more patience trains on."""
+def test_patience_stops_run_without_improvement(tmp_path):
+    """The end is recorded; a resumed run counts its records, and more patience trains further."""
     options = {"eval_every": "10steps", "keep_best": "loss", "patience": 5}
     part = run(tmp_path, "run", backend="toy", lr=3.0, steps=5000, **options)
     losses = [record.loss for record in part.evals]
@@ -287,7 +290,7 @@ def test_checkpoints_by_time(tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_target_stops_no_run_twice(tmp_path):
+def test_reached_target_does_not_stop_resumed_run(tmp_path):
     part = run(tmp_path, "part", backend="toy", until="accuracy>=0.85", epochs=20, eval_every="1epoch")
     assert part.summary["target_reached"] is True
     resumed, _ = resume(part.path, "--epochs", "+2")
@@ -296,13 +299,16 @@ def test_a_target_stops_no_run_twice(tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_target_that_is_given_anew_ends_the_part_that_follows(tmp_path):
-    """Also where an evaluation before had reached it; the time to it is that of the first one, and every record says so."""
+def test_new_target_stops_resumed_part_at_next_evaluation(tmp_path):
+    """Also where an evaluation before had reached it.
+
+    The time to the target is that of the first one, in every record.
+    """
     part = run(tmp_path, "part", backend="toy", epochs=4, eval_every="1epoch", mllog=True)
     reached = part.evals[1]
     target = f"accuracy>={min(record.metrics['accuracy'] for record in part.evals[1:])}"
-    resumed, said = resume(part.path, "--epochs", "+20", "--until", target)
-    assert f"after step {reached.step:,} reached {target} already" in said
+    resumed, message = resume(part.path, "--epochs", "+20", "--until", target)
+    assert f"after step {reached.step:,} reached {target} already" in message
     assert resumed.summary["target_reached"] is True
     assert resumed.summary["time_to_target_seconds"] <= reached.time_seconds
     assert resumed.summary["epochs"] < 24
@@ -312,8 +318,11 @@ def test_a_target_that_is_given_anew_ends_the_part_that_follows(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_target_that_stopped_nothing_yet_stops_the_part_after_an_interruption(tmp_path):
-    """It was given for a part that was interrupted before an evaluation; an evaluation before that part had reached it."""
+def test_new_target_stops_part_after_an_interruption(tmp_path):
+    """The target was given for a part that was interrupted before an evaluation.
+
+    An evaluation before that part had reached it.
+    """
     part = run(tmp_path, "part", backend="toy", epochs=2, eval_every="1epoch")
     target = f"accuracy>={part.evals[-1].metrics['accuracy'] - 0.02}"
     interrupted = ["--until", target, "--steps", "100000000", "--eval-every", "end", "--checkpoint-every", "100steps"]
@@ -322,14 +331,14 @@ def test_a_target_that_stopped_nothing_yet_stops_the_part_after_an_interruption(
         wait_until(lambda: list_checkpoints(part.path)[0] != newest or process.process.poll() is not None, 60, "a checkpoint")
         process.process.send_signal(signal.SIGINT)
         assert process.wait(30) == 75, process.stderr()
-    resumed, said = resume(part.path, "--eval-every", "1epoch")
-    assert "this part ends at the next one that does" in said
+    resumed, message = resume(part.path, "--eval-every", "1epoch")
+    assert "this part ends at the next one that does" in message
     assert resumed.summary["target_reached"] is True
     assert resumed.summary["time_to_target_seconds"] < resumed.evals[-1].time_seconds
 
 
 @pytest.mark.thorough
-def test_an_interrupted_part_without_saves_names_what_was_saved_before_it(tmp_path):
+def test_interrupted_part_without_saves_names_earlier_checkpoint(tmp_path):
     part = run(tmp_path, "part", backend="toy", steps=20)
     with MarkedRun(["run", "--quiet", "--resume", str(part.path), "--steps", "100000000"], tmp_path) as process:
         steps = part.path / "steps.jsonl"
@@ -354,7 +363,7 @@ class TestRefusals:
 
     @pytest.mark.quick_cases("arguments6---steps", "arguments4---name")
     @pytest.mark.parametrize(
-        ("arguments", "said"),
+        ("arguments", "message"),
         [
             (["--seed", 4, "--steps", "+5"], "seed is 4 instead of 0"),
             (["--data", "glyphs28", "--steps", "+5"], "data is 'glyphs28' instead of 'digits'"),
@@ -365,18 +374,18 @@ class TestRefusals:
             (["--steps", "+x"], "--steps"),
         ],
     )
-    def test_what_does_not_fit_is_named_and_nothing_changes(self, copy, monkeypatch, capsys, arguments, said):
-        """In this process, as none of them starts any."""
+    def test_resume_mismatch_is_named_and_changes_nothing(self, copy, monkeypatch, capsys, arguments, message):
+        """In this process, since none starts another."""
         monkeypatch.syspath_prepend(str(TOY))
         before = {path.name: path.read_bytes() for path in copy.iterdir() if path.is_file()}
         assert main(["run", "--quiet", "--resume", str(copy), *map(str, arguments)]) == 2
         stderr = capsys.readouterr().err
-        assert said in stderr
+        assert message in stderr
         assert "Traceback" not in stderr
         assert {path.name: path.read_bytes() for path in copy.iterdir() if path.is_file()} == before
 
     @pytest.mark.thorough
-    def test_what_a_task_refuses_leaves_the_run_what_it_was(self, copy):
+    def test_resume_refused_by_task_leaves_run_unchanged(self, copy):
         names = ("job.json", "env.json", "summary.json")
         before, state = [(copy / name).read_bytes() for name in names], RunReader(copy).status()["state"]
         _, stderr = resume(copy, "--backend", "torch", "--precision", "fp16", "--steps", "+5", code=2)
@@ -388,13 +397,13 @@ class TestRefusals:
         assert RunReader(copy).job()["backend"] == "toy"
 
     @pytest.mark.thorough
-    def test_force_goes_on_nevertheless(self, copy):
+    def test_resume_force_continues(self, copy):
         resumed, stderr = resume(copy, "--seed", 4, "--steps", "+5", "--force")
         assert "seed is 4 instead of 0" in stderr
         assert resumed.summary["steps"] == 65
 
     @pytest.mark.thorough
-    def test_a_checkpoint_from_before_that_goes_on_as_what_it_was(self, copy):
+    def test_resume_older_checkpoint_keeps_its_settings(self, copy):
         resume(copy, "--seed", 4, "--steps", "+5", "--force")
         older = str(copy / "checkpoints/step-000000040")
         again = trainer("run", "--quiet", "--resume", older, "--steps", "+5")
@@ -415,14 +424,14 @@ class TestRefusals:
         assert "Did you mean 'part'?" in done.stderr
 
     @pytest.mark.thorough
-    def test_another_optimizer_drops_the_slots_and_says_so(self, copy):
+    def test_resume_another_optimizer_reports_dropped_slots(self, copy):
         resumed, stderr = resume(copy, "--optimizer", "sgd", "--steps", "+5")
         assert "first_moment, second_moment" in stderr
         assert not [key for key in find_checkpoint(copy)[0].arrays if key.startswith("slots/")]
         assert resumed.summary["steps"] == 65
 
     @pytest.mark.thorough
-    def test_what_only_sgd_knows_is_not_to_be_taken_back_by_hand(self, copy):
+    def test_resume_another_optimizer_resets_sgd_options(self, copy):
         resume(copy, "--optimizer", "sgd", "--momentum", "0.9", "--steps", "+5")
         resumed, stderr = resume(copy, "--optimizer", "adam", "--steps", "+5")
         assert "momentum of the one before is dropped" in stderr
@@ -430,7 +439,7 @@ class TestRefusals:
 
     @pytest.mark.thorough
     @pytest.mark.parametrize(("further", "total"), [(["--steps", 70], 70), ([], 60)])
-    def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(self, copy, further, total):
+    def test_resume_damaged_checkpoint_uses_previous_one(self, copy, further, total):
         newest = list_checkpoints(copy)[0]
         weights = newest / "parameters.safetensors"
         content = bytearray(weights.read_bytes())
@@ -443,7 +452,7 @@ class TestRefusals:
         assert "checkpoint_damaged" in {record.event for record in RunReader(copy).events()}
         without_gap_or_double(resumed.steps, total)
 
-    def test_without_a_sound_checkpoint_each_is_named(self, copy):
+    def test_resume_without_sound_checkpoint_names_each(self, copy):
         for path in list_checkpoints(copy):
             (path / "checkpoint.json").unlink()
         _, stderr = resume(copy, "--steps", 70, code=2)
@@ -458,7 +467,7 @@ class TestRefusals:
         without_gap_or_double(read_run(copy).steps, 30)
 
     @pytest.mark.thorough
-    def test_a_run_at_work_is_left_alone(self, tmp_path):
+    def test_resume_of_active_run_is_refused(self, tmp_path):
         arguments = flags(backend="toy", steps=10_000_000, checkpoint_every="1000steps", eval_every="end", name="busy", out=str(tmp_path))
         with MarkedRun(["run", "--quiet", *map(str, arguments)], tmp_path) as busy:
             wait_until(lambda: list_checkpoints(tmp_path / "busy"), 60, "a checkpoint")
@@ -467,7 +476,7 @@ class TestRefusals:
             assert busy.process.poll() is None
 
     @pytest.mark.thorough
-    def test_plus_belongs_to_resume(self, tmp_path):
+    def test_plus_without_resume_is_refused(self, tmp_path):
         done = trainer("run", "--backend", "toy", "--epochs", "+1", "--out", str(tmp_path))
         assert done.returncode == 2
         assert "--resume" in done.stderr
@@ -487,7 +496,7 @@ def test_repeats_give_mean_and_spread(tmp_path):
 
 
 @pytest.mark.slow
-def test_repeats_that_diverged_say_so_in_their_mean(tmp_path):
+def test_diverged_repeats_are_reported_in_their_mean(tmp_path):
     diverging = ["--lr", "1e30", "--weight-decay", "1e6", "--steps", "20", "--on-nan", "continue"]
     done = trainer("run", "--repeats", "2", "--backend", "toy", *diverging, "--name", "bad", "--out", str(tmp_path), "--quiet", "--json")
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""`trainer run` as a user meets it: cadences, stopping rules, output, weights, and what it refuses."""
+"""`trainer run` as users call it: cadences, stopping rules, output, weights and refusals."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def run(out, **options):
     return run_job(out, backend="toy", tensorboard=False, **options)
 
 
-def test_evaluates_after_every_epoch_and_at_the_end(tmp_path):
+def test_run_evaluates_after_every_epoch_and_at_end(tmp_path):
     done = run(tmp_path, epochs=3)
     assert [record.step for record in done.evals] == [45, 90, 135]
     assert [record.epoch for record in done.evals] == [1, 2, 3]
@@ -39,7 +39,7 @@ def test_evaluates_after_every_epoch_and_at_the_end(tmp_path):
 
 
 @pytest.mark.thorough
-def test_what_a_task_writes_before_it_is_told_which_one_it_is_comes_into_its_log(tmp_path, monkeypatch):
+def test_task_output_before_assignment_is_in_its_log(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
     done = trainer("run", "--backend", "toy", "--steps", "1", "--out", str(tmp_path), "--name", "run")
     assert done.returncode == 0, done.stderr
@@ -50,7 +50,7 @@ def test_what_a_task_writes_before_it_is_told_which_one_it_is_comes_into_its_log
 
 
 @pytest.mark.thorough
-def test_files_that_are_left_out_of_the_data_are_counted_and_named(tmp_path):
+def test_skipped_data_files_are_counted_and_named(tmp_path):
     for split, label in ((split, label) for split in ("train", "test") for label in ("a", "b")):
         folder = tmp_path / "pictures" / split / label
         folder.mkdir(parents=True)
@@ -69,18 +69,18 @@ def test_files_that_are_left_out_of_the_data_are_counted_and_named(tmp_path):
 
 
 @pytest.mark.thorough
-def test_evaluates_every_so_many_steps_and_at_the_end(tmp_path):
+def test_run_evaluates_every_n_steps_and_at_end(tmp_path):
     done = run(tmp_path, steps=50, eval_every="20steps")
     assert [record.step for record in done.evals] == [20, 40, 50]
 
 
 @pytest.mark.thorough
-def test_evaluates_at_the_end_only(tmp_path):
+def test_run_evaluates_only_at_end(tmp_path):
     assert [record.step for record in run(tmp_path, steps=50, eval_every="end").evals] == [50]
 
 
 @pytest.mark.thorough
-def test_evaluates_by_time(tmp_path):
+def test_run_evaluates_by_time(tmp_path):
     done = run(tmp_path, epochs=300, eval_every="0.2s")
     assert len(done.evals) >= 2
     assert done.evals[0].time_seconds >= 0.2
@@ -106,7 +106,7 @@ def test_stops_at_the_target(tmp_path):
 
 
 @pytest.mark.thorough
-def test_says_plainly_that_the_target_was_not_reached(tmp_path):
+def test_missed_target_is_reported(tmp_path):
     done = trainer("run", "--backend", "toy", "--until", "accuracy>=0.999", "--steps", "50", "--out", str(tmp_path))
     assert done.returncode == 0
     assert "accuracy>=0.999 was not reached" in done.stderr
@@ -192,18 +192,18 @@ def test_host_network_counts_sockets(tmp_path):
     ],
 )
 def test_wrong_requests_end_with_2_and_leave_nothing(tmp_path, monkeypatch, capsys, arguments, key, hint):
-    """In this process, as none of them starts any; the next test has a process of its own."""
+    """In this process, since none starts another; the next test uses a process."""
     monkeypatch.syspath_prepend(str(TOY))
     code = main(["run", *(["--backend", "toy"] if "--backend" not in arguments else []), *arguments, "--out", str(tmp_path / "runs")])
-    told = capsys.readouterr().err
+    message = capsys.readouterr().err
     assert code == 2
-    assert key in told
-    assert hint in told
-    assert "Traceback" not in told
+    assert key in message
+    assert hint in message
+    assert "Traceback" not in message
     assert not list(tmp_path.glob("runs/*"))
 
 
-def test_a_wrong_request_of_a_process_ends_it_with_2(tmp_path):
+def test_wrong_request_exit_code_is_2(tmp_path):
     done = trainer("run", "--backend", "toy", "--batch-size", "0", "--out", str(tmp_path / "runs"))
     assert done.returncode == 2
     assert "--batch-size" in done.stderr
@@ -215,38 +215,38 @@ def test_a_wrong_request_of_a_process_ends_it_with_2(tmp_path):
 class TestProfiledSpeed:
     @pytest.mark.quick_cases("torch")
     @pytest.mark.parametrize("backend", ["torch", "tf"])
-    def test_a_speed_is_that_of_the_steps_that_were_not_traced(self, tmp_path, backend):
+    def test_speed_excludes_traced_steps(self, tmp_path, backend):
         job = ("--backend", backend, "--steps", "2000", "--no-calibrate", "--no-save-final", "--json", "--quiet", "--out", str(tmp_path))
         done = trainer("run", *job, "--profile", "20", "--name", "run")
         assert done.returncode == 0, done.stderr
         summary = json.loads(done.stdout)
         steps = [json.loads(line) for line in (tmp_path / "run" / "steps.jsonl").read_text().splitlines()]
-        others = [line for line in steps if line["profiled_seconds"] is None]
-        assert summary["profiled_updates"] == 20 == 2000 - sum(line["count"] for line in others)
+        untraced = [line for line in steps if line["profiled_seconds"] is None]
+        assert summary["profiled_updates"] == 20 == 2000 - sum(line["count"] for line in untraced)
         assert 0 < summary["profile_seconds"] == pytest.approx(sum(line["profiled_seconds"] or 0 for line in steps))
-        assert 0.5 < sum(line["seconds"] for line in others) / summary["train_seconds"] <= 1
-        assert summary["examples_per_second"] == pytest.approx(sum(line["examples"] for line in others) / summary["train_seconds"])
+        assert 0.5 < sum(line["seconds"] for line in untraced) / summary["train_seconds"] <= 1
+        assert summary["examples_per_second"] == pytest.approx(sum(line["examples"] for line in untraced) / summary["train_seconds"])
         whole = summary["train_seconds"] + summary["profile_seconds"] + summary["eval_seconds"] + summary["checkpoint_seconds"]
         assert whole <= summary["run_seconds"]
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["torch", "tf"])
-def test_tracing_asynchronous_steps_is_counted_apart(tmp_path, backend):
+def test_traced_async_steps_are_counted_separately(tmp_path, backend):
     done = run_job(tmp_path, backend=backend, mode="async", nodes=2, steps=600, profile=20, calibrate=False)
     profiled = [record for record in done.steps if record.profiled_seconds is not None]
     first_plain = next(index for index, record in enumerate(done.steps) if record.profiled_seconds is None)
     assert profiled == list(done.steps[:first_plain])
-    own = [record for record in profiled if record.worker == 0] if backend == "torch" else profiled
-    assert sum(record.count for record in own) >= 20 + (backend == "torch")
-    assert sum(record.count for record in own[:-1]) < 20 + (backend == "torch")
+    traced = [record for record in profiled if record.worker == 0] if backend == "torch" else profiled
+    assert sum(record.count for record in traced) >= 20 + (backend == "torch")
+    assert sum(record.count for record in traced[:-1]) < 20 + (backend == "torch")
     assert done.summary["profiled_updates"] == sum(record.count for record in profiled)
     assert done.summary["profile_seconds"] == pytest.approx(sum(record.profiled_seconds for record in profiled))
     assert done.summary["profile_seconds"] + done.summary["train_seconds"] <= done.summary["run_seconds"]
 
 
 @pytest.mark.thorough
-def test_a_trace_of_all_updates_leaves_no_speed(tmp_path):
+def test_trace_of_all_updates_leaves_speed_unknown(tmp_path):
     done = trainer("run", "--backend", "torch", "--steps", "20", "--profile", "20", "--json", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
@@ -257,13 +257,13 @@ def test_a_trace_of_all_updates_leaves_no_speed(tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_trace_that_is_longer_than_the_run_is_missed(tmp_path):
+def test_trace_longer_than_run_is_reported(tmp_path):
     done = trainer("run", "--backend", "torch", "--steps", "3", "--profile", "50", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "nothing was traced: the run ended before the 50 steps of --profile were over" in done.stderr
 
 
-def test_a_gpu_that_is_not_there_is_refused(tmp_path):
+def test_missing_gpu_is_refused(tmp_path):
     """The task finds out; the user reads one line, not a traceback."""
     if any(Path("/dev").glob("nvidia[0-9]*")):
         pytest.skip("this machine has a GPU")

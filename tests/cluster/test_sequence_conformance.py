@@ -1,4 +1,4 @@
-"""The suite for models fails where a model of sequences is broken, and passes the one that it was made of."""
+"""The suite for models passes a sequence model and fails for each broken variant of it."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ MODELS = {"sound": SOUND, "unmasked": UNMASKED, "unplaced": UNPLACED}
 
 @pytest.fixture(scope="module")
 def passes(tmp_path_factory):
-    """A function that returns what the suite is given of a model on a backend; each is computed when it is first asked for."""
-    folder, found = tmp_path_factory.mktemp("broken"), {}
+    """Return a function that checks a model on a backend; each is computed on first use."""
+    folder, results = tmp_path_factory.mktemp("broken"), {}
     for language in DIGITS:
         (folder / f"digits.{language}").write_text(text(lines(language)))
     for name, module in MODELS.items():
@@ -74,11 +74,11 @@ def passes(tmp_path_factory):
     data = f"parallel-text:{folder}/digits:en-de?vocabulary=320,held-out=51"
 
     def computed(name, backend):
-        if (name, backend) not in found:
+        if (name, backend) not in results:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv("PYTHONPATH", importable(folder)["PYTHONPATH"])
-                found[name, backend] = sequence_passes(backend, f"pairs_of_models.{name}", data, folder / f"{name}-{backend}.npz")
-        return {backend: found[name, backend]}
+                results[name, backend] = sequence_passes(backend, f"pairs_of_models.{name}", data, folder / f"{name}-{backend}.npz")
+        return {backend: results[name, backend]}
 
     return computed
 
@@ -90,32 +90,32 @@ suite = ModelConformance()
 @pytest.mark.thorough
 @BACKENDS
 def test_a_sound_model_passes(passes, backend):
-    found = passes("sound", backend)
-    suite.test_logits_of_positions_agree(found)
-    suite.test_more_padding_changes_nothing(found)
-    suite.test_decoding_step_by_step_is_the_forward_pass(found)
+    results = passes("sound", backend)
+    suite.test_logits_of_positions_agree(results)
+    suite.test_more_padding_changes_nothing(results)
+    suite.test_decoding_step_by_step_is_the_forward_pass(results)
 
 
 @pytest.mark.thorough
 @BACKENDS
 def test_a_model_without_its_padding_mask_fails(passes, backend):
-    found = passes("unmasked", backend)
-    suite.test_decoding_step_by_step_is_the_forward_pass(found)
+    results = passes("unmasked", backend)
+    suite.test_decoding_step_by_step_is_the_forward_pass(results)
     with pytest.raises(AssertionError):
-        suite.test_more_padding_changes_nothing(found)
+        suite.test_more_padding_changes_nothing(results)
 
 
 @pytest.mark.thorough
 @BACKENDS
-def test_a_model_that_decodes_without_looking_at_the_position_fails(passes, backend):
-    found = passes("unplaced", backend)
-    suite.test_more_padding_changes_nothing(found)
+def test_model_that_decodes_ignoring_position_fails(passes, backend):
+    results = passes("unplaced", backend)
+    suite.test_more_padding_changes_nothing(results)
     with pytest.raises(AssertionError):
-        suite.test_decoding_step_by_step_is_the_forward_pass(found)
+        suite.test_decoding_step_by_step_is_the_forward_pass(results)
 
 
 @pytest.mark.thorough
-def test_backends_that_differ_fail(passes):
+def test_differing_backends_fail(passes):
     (sound,), (broken,) = passes("sound", "torch").values(), passes("unmasked", "torch").values()
     with pytest.raises(AssertionError):
         suite.test_logits_of_positions_agree({"one": sound, "other": broken})

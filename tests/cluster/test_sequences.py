@@ -1,4 +1,7 @@
-"""A model of one's own on data of varying length: losses are weighted by tokens over the whole global batch, on any number of workers."""
+"""A custom model on data of varying length: losses are weighted by tokens globally.
+
+On any number of workers.
+"""
 
 import json
 import shutil
@@ -45,10 +48,10 @@ def reference():
         sys.path.pop(0)
     prepared = DATASET.load(None)
     examples = {split: [] for split in ("train", "test")}
-    for split, found in examples.items():
+    for split, block_examples in examples.items():
         for block in prepared.blocks[split]():
-            found += [(block["tokens"].example(i), block["tags"].example(i)) for i in range(len(block["tokens"]))]
-    sizes = {split: len(found) for split, found in examples.items()}
+            block_examples += [(block["tokens"].example(i), block["tags"].example(i)) for i in range(len(block["tokens"]))]
+    sizes = {split: len(block_examples) for split, block_examples in examples.items()}
     info = DataInfo("tagged", sizes, prepared.columns, TextFeatures({"tokens": VOCABULARY, "tags": TAGS}))
     values = {name: value.astype(np.float64) for name, value in build(info).initial(0).items()}
 
@@ -72,28 +75,28 @@ def reference():
             gradients = {name: np.zeros_like(value) for name, value in values.items()}
             total, count = 0.0, 0
             for index in batches.batch(step):
-                loss, _, slopes, own, before = errors(*examples["train"][index])
-                np.add.at(gradients["own"], own, slopes)
+                loss, _, slopes, current, before = errors(*examples["train"][index])
+                np.add.at(gradients["own"], current, slopes)
                 np.add.at(gradients["before"], before, slopes)
-                total, count = total + loss, count + len(own)
+                total, count = total + loss, count + len(current)
             losses.append(total / count)
             for name, gradient in gradients.items():
                 values[name] -= JOB["lr"] * gradient / count
-    found = [errors(*example)[:2] for example in examples["test"]]
+    tested = [errors(*example)[:2] for example in examples["test"]]
     tokens = sum(len(tags) for _, tags in examples["test"])
-    return losses, sum(loss for loss, _ in found) / tokens, sum(right for _, right in found) / tokens
+    return losses, sum(loss for loss, _ in tested) / tokens, sum(right for _, right in tested) / tokens
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Each run, made when it is first asked for: sync on so many workers, or async on two."""
+    """Return a function that makes a run on first use: sync on some workers, or async on two."""
     folder = tmp_path_factory.mktemp("runs")
 
     @cache
     def made(backend, workers):
-        own = {"mode": "async", "procs_per_node": 2, "deterministic": False, "calibrate": True}
-        own = own if workers == "async" else {"procs_per_node": workers}
-        return run_job(folder, name=f"{backend}-{workers}", backend=backend, environment=ENVIRONMENT, **{**JOB, **own})
+        options = {"mode": "async", "procs_per_node": 2, "deterministic": False, "calibrate": True}
+        options = options if workers == "async" else {"procs_per_node": workers}
+        return run_job(folder, name=f"{backend}-{workers}", backend=backend, environment=ENVIRONMENT, **{**JOB, **options})
 
     return made
 
@@ -113,14 +116,14 @@ def test_losses_are_weighted_by_tokens_on_any_number_of_workers(backend, workers
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("backend", [pytest.param("tf", marks=pytest.mark.slow), "torch"])
-def test_async_workers_learn_it_too(backend, runs, reference):
+def test_sequences_async_workers_learn(backend, runs, reference):
     run = runs(backend, "async")
     assert len(run.losses) == 120
     assert run.evals[-1].metrics["tag_accuracy"] > 0.8
     assert run.evals[0].metrics["perplexity"] > run.evals[-1].metrics["perplexity"]
 
 
-@pytest.mark.slow  # without the marker test_it_is_evaluated_on_either_framework below, and tests/cluster/test_resume.py with images
+@pytest.mark.slow  # without the marker test_sequences_are_evaluated_on_both_backends below, and tests/cluster/test_resume.py with images
 def test_a_checkpoint_goes_from_one_framework_to_the_other(runs, tmp_path):
     """And from three workers to one."""
     path = shutil.copytree(runs("tf", 3).path, tmp_path / "copy")
@@ -142,7 +145,7 @@ def test_a_checkpoint_goes_from_one_framework_to_the_other(runs, tmp_path):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["tf", "torch"])
-def test_it_is_evaluated_on_either_framework(backend, runs, reference):
+def test_sequences_are_evaluated_on_both_backends(backend, runs, reference):
     done = trainer("evaluate", str(runs("torch", 3).path), "--backend", backend, "--trust-run", "--json", environment=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["tag_accuracy"] == pytest.approx(reference[2], abs=1e-3)
@@ -160,8 +163,11 @@ def test_it_is_evaluated_on_either_framework(backend, runs, reference):
         ),
     ],
 )
-def test_what_there_is_for_images_alone(arguments, words, runs, tmp_path):
-    typed = [str(runs("torch", 3).path) if one == "RUN" else str(tmp_path / one) if one.endswith(".npz") else one for one in arguments]
+def test_sequences_image_only_options_are_refused(arguments, words, runs, tmp_path):
+    typed = [
+        str(runs("torch", 3).path) if argument == "RUN" else str(tmp_path / argument) if argument.endswith(".npz") else argument
+        for argument in arguments
+    ]
     done = trainer(*typed, environment=ENVIRONMENT)
     assert done.returncode == 2, done.stdout
     assert words in done.stderr
@@ -169,7 +175,7 @@ def test_what_there_is_for_images_alone(arguments, words, runs, tmp_path):
 
 
 @pytest.mark.thorough
-def test_the_tables_and_lists_show_it(runs):
+def test_sequences_are_in_tables_and_lists(runs):
     for arguments in (
         ["compare", str(runs("tf", 3).path), str(runs("torch", 3).path)],
         ["explain", str(runs("torch", "async").path)],
@@ -188,8 +194,8 @@ def test_the_tables_and_lists_show_it(runs):
         (["run", "--model", "crosstrain_sequences.tagger", "--data", "tagged", "--augment", "flip"], "has no images"),
     ],
 )
-def test_a_model_on_data_that_it_cannot_read(arguments, words, tmp_path):
-    found = trainer(*arguments, "--backend", "torch", "--out", str(tmp_path), environment=ENVIRONMENT)
-    assert found.returncode == 2
-    assert words in found.stderr
+def test_model_on_incompatible_data_is_refused(arguments, words, tmp_path):
+    done = trainer(*arguments, "--backend", "torch", "--out", str(tmp_path), environment=ENVIRONMENT)
+    assert done.returncode == 2
+    assert words in done.stderr
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""What crosses a shaped link: pieces as large as the link's bucket holds, not single frames."""
+"""Frames on a shaped link: pieces as large as the link's bucket, not single frames."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ with socket.create_connection(({address!r}, 5000)) as connection:
 
 @pytest.mark.parametrize("megabits", [100, 300, 500, 1000])
 def test_pieces_fit_into_the_bucket(megabits):
-    """A piece that weighs more than the bucket would be cut up frame by frame, and the receiver pays for each of them."""
+    """A piece larger than the bucket would be split into frames at the receiver's cost."""
     if (lack := possible().lacks.get("namespaces")) is not None:
         pytest.skip(str(lack))
     try:

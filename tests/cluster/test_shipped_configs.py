@@ -21,7 +21,7 @@ pytestmark = pytest.mark.cluster
         pytest.param("eecs598-fastest-90", marks=pytest.mark.slow),
     ],
 )
-def test_a_few_steps(tmp_path, name):
+def test_shipped_config_trains_a_few_steps(tmp_path, name):
     done = trainer("run", "--config", name, "--steps", "6", "--quiet", "--json", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)

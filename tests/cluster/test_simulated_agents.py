@@ -1,4 +1,4 @@
-"""Twenty nodes whose agents are simulated: the driver takes them for real ones, from their joining to their end."""
+"""Twenty nodes with simulated agents: the driver handles them like real ones."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def test_twenty_simulated_nodes_join_train_and_end(tmp_path):
     run = RunReader(measured.run)
     summary = run.summary()
     assert (summary["state"], summary["nodes"], summary["steps"]) == ("succeeded", NODES, 120)
-    assert [host["hostname"] for host in run.env()][1:] == [f"simulated-{node:04}" for node in range(1, NODES)]
+    assert [host["hostname"] for host in run.environment()["nodes"]][1:] == [f"simulated-{node:04}" for node in range(1, NODES)]
     assert all(node["samples"] >= 1 and node["train_seconds"] > 2.5 for node in summary["per_node"])
     assert summary["samples_thinned"] is None
     used = [node["cpu_cores_used"]["mean"] for node in summary["per_node"][1:]]

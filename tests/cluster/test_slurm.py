@@ -19,14 +19,14 @@ NODES = 3
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    with slurm_cluster(NODES, tmp_path_factory.mktemp("slurm")) as found:
-        yield found
+    with slurm_cluster(NODES, tmp_path_factory.mktemp("slurm")) as slurm:
+        yield slurm
 
 
 def allocated(cluster, folder, *more, nodes=NODES):
     """`trainer run` in an allocation of its own, in the shell where salloc was typed."""
     job = ["run", "--eval-every", "end", "--out", str(folder), "--name", "run", *more]
-    before = [*cluster.before, "salloc", "--quiet", "--nodes", str(nodes), "--immediate=30"]
+    before = [*cluster.command_prefix, "salloc", "--quiet", "--nodes", str(nodes), "--immediate=30"]
     return MarkedRun(job, folder, cluster.environment, before=before)
 
 
@@ -42,7 +42,7 @@ def on_nodes(cluster):
     return cluster.hosts.processes("slurm")
 
 
-def test_an_allocation_is_the_cluster(cluster, tmp_path):
+def test_slurm_allocation_is_the_cluster(cluster, tmp_path):
     with allocated(cluster, tmp_path, "--backend", "torch", "--steps", "20", "--json") as run:
         assert run.wait(120) == 0, run.stderr()
         assert json.loads(run.stdout())["steps"] == 20
@@ -54,7 +54,7 @@ def test_an_allocation_is_the_cluster(cluster, tmp_path):
 
 
 @pytest.mark.clusters
-def test_a_part_of_an_allocation_is_enough_and_more_than_all_of_it_is_refused(cluster, tmp_path):
+def test_slurm_part_of_allocation_runs_and_excess_is_refused(cluster, tmp_path):
     with allocated(cluster, tmp_path, "--backend", "torch", "--nodes", "2", "--steps", "4", "--json", nodes=3) as run:
         assert run.wait(120) == 0, run.stderr()
         assert json.loads(run.stdout())["nodes"] == 2
@@ -64,33 +64,33 @@ def test_a_part_of_an_allocation_is_enough_and_more_than_all_of_it_is_refused(cl
 
 
 @pytest.mark.clusters
-def test_the_nodes_of_an_allocation_are_looked_at_without_a_run(cluster):
-    """What is wrong there is said of srun, which has carried the question."""
+def test_slurm_nodes_are_checked_without_run(cluster):
+    """Problems are reported for srun, which transports the check."""
 
     def looked(*more, code):
         command = [sys.executable, "-m", "crosstrain.cli.main", "doctor", "--launcher", "slurm", "--json", *more]
-        before = [*cluster.before, "salloc", "--quiet", "--nodes", str(NODES), "--immediate=30"]
+        before = [*cluster.command_prefix, "salloc", "--quiet", "--nodes", str(NODES), "--immediate=30"]
         environment = {**os.environ, **cluster.environment, "TRAINER_HOSTS": "nowhere"}  # for other runs
         done = subprocess.run([*before, *command], env=environment, capture_output=True, text=True, timeout=90, check=False)
         assert done.returncode == code, done.stderr
         document = json.loads(done.stdout)
         assert document["hosts"] == ["node0", "node1", "node2"]
-        return {(one["host"], one["what"]): one for one in document["findings"]}
+        return {(finding["host"], finding["what"]): finding for finding in document["findings"]}
 
-    found = looked(code=0)
-    assert {what for _, what in found} == {"crosstrain", "Python", "tensorflow", "torch", "machine", "clock", "network"}
-    assert [found[f"node{node}", "network"]["found"].split()[0] for node in range(NODES)] == list(cluster.hosts.addresses)
-    found = looked("--python", "/no/such/python", code=1)
-    assert {(one["what"], one["state"]) for one in found.values()} == {("srun", "bad")}
-    assert "there is no /no/such/python" in found["node2", "srun"]["found"]
-    assert "--python PATH names the interpreter" in found["node2", "srun"]["found"]
+    findings = looked(code=0)
+    assert {what for _, what in findings} == {"crosstrain", "Python", "tensorflow", "torch", "machine", "clock", "network"}
+    assert [findings[f"node{node}", "network"]["found"].split()[0] for node in range(NODES)] == list(cluster.hosts.addresses)
+    findings = looked("--python", "/no/such/python", code=1)
+    assert {(finding["what"], finding["state"]) for finding in findings.values()} == {("srun", "bad")}
+    assert "there is no /no/such/python" in findings["node2", "srun"]["found"]
+    assert "--python PATH names the interpreter" in findings["node2", "srun"]["found"]
     assert not on_nodes(cluster)
 
 
 @pytest.mark.clusters
 @pytest.mark.faults
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGUSR1", "scancel"])
-def test_nothing_is_left_when_the_run_or_its_job_ends(cluster, tmp_path, how):
+def test_slurm_end_of_run_or_job_leaves_no_process(cluster, tmp_path, how):
     more = ["--backend", "torch", "--epochs", "1000000", "--checkpoint-every", "100000steps"]
     with allocated(cluster, tmp_path, *more) as run:
         steps = tmp_path / "run/steps.jsonl"
@@ -114,16 +114,16 @@ def test_nothing_is_left_when_the_run_or_its_job_ends(cluster, tmp_path, how):
 
 @pytest.mark.clusters
 @pytest.mark.faults
-def test_a_spare_host_takes_the_place_of_one_that_fails(cluster, tmp_path):
-    """In an allocation that outlives a node; of the failed one Slurm ends what runs there."""
+def test_slurm_spare_host_replaces_failed_host(cluster, tmp_path):
+    """In an allocation that outlives a node; Slurm ends the processes of the failed one."""
     job = ["run", "--backend", "torch", "--nodes", "2", "--epochs", "1000000", "--checkpoint-every", "500steps", "--max-restarts", "3"]
     job += ["--eval-every", "end", "--out", str(tmp_path), "--name", "run"]
-    before = [*cluster.before, "salloc", "--quiet", "--no-kill", "--nodes", "3", "--immediate=30"]
+    before = [*cluster.command_prefix, "salloc", "--quiet", "--no-kill", "--nodes", "3", "--immediate=30"]
     path = tmp_path / "run"
 
     def events(name):
-        found = [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines(keepends=True) if line.endswith("\n")]
-        return [event["detail"] for event in found if event["event"] == name]
+        records = [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines(keepends=True) if line.endswith("\n")]
+        return [event["detail"] for event in records if event["event"] == name]
 
     with MarkedRun(job, tmp_path, cluster.environment, before=before) as run:
         wait_until(lambda: run.process.poll() is not None or list((path / "checkpoints").glob("step-*")), 90, "a checkpoint")
@@ -143,7 +143,7 @@ def test_a_spare_host_takes_the_place_of_one_that_fails(cluster, tmp_path):
 
 @pytest.mark.clusters
 @pytest.mark.parametrize(("backend", "mode"), [("tf", "async"), ("tf", "sync"), ("torch", "async")])
-def test_every_backend_and_mode(cluster, tmp_path, backend, mode):
+def test_slurm_runs_every_backend_and_mode(cluster, tmp_path, backend, mode):
     with allocated(cluster, tmp_path, "--backend", backend, "--mode", mode, "--steps", "20", "--json") as run:
         assert run.wait(120) == 0, run.stderr()
         assert json.loads(run.stdout())["steps"] == 20
@@ -152,11 +152,11 @@ def test_every_backend_and_mode(cluster, tmp_path, backend, mode):
 
 @pytest.mark.clusters
 @pytest.mark.parametrize("how", [[], ["--signal=TERM", "--batch"]], ids=["plain", "by-signal"])
-def test_a_job_that_is_cancelled_has_a_checkpoint_and_stays_out_of_the_queue(cluster, tmp_path, how):
-    """Slurm asks all of its processes to end, of which agents and tasks leave that to the driver."""
-    asked = ["quickstart", "--nodes", "3", "--time", "10", "--name", "run", "--out", str(tmp_path)]
+def test_slurm_cancelled_job_saves_and_is_not_requeued(cluster, tmp_path, how):
+    """Slurm signals all processes; agents and tasks leave the reaction to the driver."""
+    options = ["quickstart", "--nodes", "3", "--time", "10", "--name", "run", "--out", str(tmp_path)]
     more = ["--backend", "torch", "--steps", "100000000", "--checkpoint-every", "1000000steps", "--eval-every", "end"]
-    number = cluster.do(sys.executable, "-m", "crosstrain.cli.main", "submit", "slurm", *asked, *more).split()[1].rstrip(":")
+    number = cluster.do(sys.executable, "-m", "crosstrain.cli.main", "submit", "slurm", *options, *more).split()[1].rstrip(":")
     run = tmp_path / "run"
     steps = run / "steps.jsonl"
     wait_until(lambda: steps.exists() and steps.stat().st_size, 60, "the first step")
@@ -168,8 +168,11 @@ def test_a_job_that_is_cancelled_has_a_checkpoint_and_stays_out_of_the_queue(clu
 
 
 @pytest.mark.clusters
-def test_a_submitted_run_goes_back_into_the_queue_and_on_to_its_end(cluster, tmp_path):
-    """Slurm's signal before the time limit, sent by hand: a checkpoint, exit 75, requeued, and the same run goes on."""
+def test_slurm_submitted_run_is_requeued_and_completes(cluster, tmp_path):
+    """Slurm's signal before the time limit, sent by hand.
+
+    A checkpoint, exit 75, requeued, and the same run resumes.
+    """
     more = ["--backend", "torch", "--steps", "3000", "--checkpoint-every", "100000steps", "--eval-every", "end", "--out", str(tmp_path)]
     command = [
         sys.executable,
@@ -207,8 +210,11 @@ def test_a_submitted_run_goes_back_into_the_queue_and_on_to_its_end(cluster, tmp
 
 @pytest.mark.clusters
 @pytest.mark.timeout(540)
-def test_a_time_limit_of_slurms_leads_to_a_checkpoint_and_to_the_next_job(cluster, tmp_path):
-    """A real one of two minutes, with the signal some time before it: Slurm looks at its limits every half minute or so."""
+def test_slurm_time_limit_saves_and_next_job_resumes(cluster, tmp_path):
+    """A real limit of two minutes, with the signal some time before it.
+
+    Slurm checks its limits about every half minute.
+    """
     more = ["--backend", "torch", "--steps", "100000000", "--checkpoint-every", "1000000steps", "--eval-every", "end"]
     limits = ["--nodes", "3", "--time", "2", "--warning", "20", "--name", "run", "--out", str(tmp_path)]
     command = [sys.executable, "-m", "crosstrain.cli.main", "submit", "slurm", "quickstart", *limits, *more]

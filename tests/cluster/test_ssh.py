@@ -1,4 +1,4 @@
-"""Nodes that are started by ssh, on hosts with an sshd of their own: the same results as here, and errors that say what is wrong where."""
+"""Nodes started by ssh, on hosts with separate sshds: equal results and located errors."""
 
 import json
 import os
@@ -23,13 +23,13 @@ NODES = 3
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory):
-    with ssh_hosts(NODES, tmp_path_factory.mktemp("ssh")) as found:
-        yield found
+    with ssh_hosts(NODES, tmp_path_factory.mktemp("ssh")) as started:
+        yield started
 
 
 def run(hosts, folder, *more, environment=()):
     job = ["run", "--eval-every", "end", "--out", str(folder), "--name", "run", "--hosts", f"node[0-{NODES - 1}]", *more]
-    return MarkedRun(job, folder, {**hosts.environment, **dict(environment)}, before=hosts.before)
+    return MarkedRun(job, folder, {**hosts.environment, **dict(environment)}, before=hosts.command_prefix)
 
 
 def losses(folder):
@@ -43,13 +43,13 @@ def agents(hosts):
 
 
 @pytest.mark.thorough
-def test_the_same_result_as_here(hosts, tmp_path):
+def test_ssh_run_equals_local_run(hosts, tmp_path):
     job = ["--backend", "torch", "--steps", "20", "--batch-size", "30", "--monitor"]
     (tmp_path / "local").mkdir()
-    with run(hosts, tmp_path, *job) as there:
-        assert there.wait(120) == 0, there.stderr()
-        assert GREETING not in there.stdout() + there.stderr()
-        assert BANNER not in there.stderr()
+    with run(hosts, tmp_path, *job) as remote:
+        assert remote.wait(120) == 0, remote.stderr()
+        assert GREETING not in remote.stdout() + remote.stderr()
+        assert BANNER not in remote.stderr()
     command = [sys.executable, "-m", "crosstrain.cli.main", "run", *job, "--eval-every", "end", "--nodes", str(NODES), "--name", "run"]
     subprocess.run([*command, "--out", str(tmp_path / "local"), "--quiet"], check=True, stdout=subprocess.DEVNULL)
     assert losses(tmp_path) == losses(tmp_path / "local")
@@ -79,7 +79,7 @@ def test_the_same_result_as_here(hosts, tmp_path):
     ],
     ids=["unknown", "no-interpreter", "no-crosstrain", "not-let-in"],
 )
-def test_a_host_that_does_not_answer_is_named_with_the_reason(hosts, tmp_path, more, message):
+def test_ssh_unreachable_host_is_named_with_reason(hosts, tmp_path, more, message):
     with run(hosts, tmp_path, "--backend", "torch", "--steps", "2", *more) as failed:
         assert failed.wait(60) == 1
         assert re.search(message, failed.stderr()), failed.stderr()
@@ -89,35 +89,39 @@ def test_a_host_that_does_not_answer_is_named_with_the_reason(hosts, tmp_path, m
 
 
 @pytest.mark.clusters
-def test_the_hosts_are_looked_at_all_at_once(hosts, tmp_path):
-    """One has another key than the known one, one cannot reach the others; then all is well."""
+def test_ssh_hosts_are_checked_concurrently(hosts, tmp_path):
+    """First one has an unknown key and one cannot reach the others; then all is well."""
 
     def looked():
-        command = [*hosts.before, sys.executable, "-m", "crosstrain.cli.main", "doctor", "--hosts", "node[0-2]", "--json"]
+        command = [*hosts.command_prefix, sys.executable, "-m", "crosstrain.cli.main", "doctor", "--hosts", "node[0-2]", "--json"]
         done = subprocess.run(command, env={**os.environ, **hosts.environment}, capture_output=True, text=True, timeout=60)
         document = json.loads(done.stdout)
         assert done.returncode == (0 if document["can_train"] else 1)
-        return {(one["host"], one["what"]): one for one in document["findings"]}
+        return {(finding["host"], finding["what"]): finding for finding in document["findings"]}
 
     hosts.forget_key(1)
     hosts.hosts.lose_route(2, 0)
     try:
-        found = looked()
+        findings = looked()
     finally:
         hosts.know_keys()
         hosts.hosts.find_route(2, 0)
-    assert "Host key verification failed" in found["node1", "ssh"]["found"]
-    assert re.search("10.99.0.3 on eth; does not reach node0: No route to host", found["node2", "network"]["found"])
-    assert [one for one in found if found[one]["state"] == "bad"] == [("node0", "network"), ("node1", "ssh"), ("node2", "network")]
-    found = looked()
-    assert {what for (_, what), one in found.items() if one["state"] != "ok"} == {"machine"}  # all of them are this one
-    assert {what for _, what in found} == {"crosstrain", "Python", "tensorflow", "torch", "machine", "clock", "network"}
+    assert "Host key verification failed" in findings["node1", "ssh"]["found"]
+    assert re.search("10.99.0.3 on eth; does not reach node0: No route to host", findings["node2", "network"]["found"])
+    bad = [place for place, finding in findings.items() if finding["state"] == "bad"]
+    assert bad == [("node0", "network"), ("node1", "ssh"), ("node2", "network")]
+    findings = looked()
+    assert {what for (_, what), finding in findings.items() if finding["state"] != "ok"} == {"machine"}  # all of them are this one
+    assert {what for _, what in findings} == {"crosstrain", "Python", "tensorflow", "torch", "machine", "clock", "network"}
     assert not agents(hosts)
 
 
 @pytest.mark.clusters
-def test_data_and_models_of_ones_own(hosts, tmp_path):
-    """A model on PYTHONPATH is found on every host where its source is the same; files that are here alone are named."""
+def test_ssh_custom_data_and_models(hosts, tmp_path):
+    """A model on PYTHONPATH is found on every host with the same source.
+
+    Files that are only here are named.
+    """
     texts, models = tmp_path / "texts", tmp_path / "models"
     texts.mkdir()
     for language in ("en", "de"):
@@ -127,24 +131,24 @@ def test_data_and_models_of_ones_own(hosts, tmp_path):
     job = ["--model", "transformer:tiny", *data, "--steps", "2", "--backend", "torch"]
     own_data = {"TRAINER_DATA_CACHE": str(tmp_path / "cache")}
     (tmp_path / "cache").mkdir()
-    with hosts.without(1, texts), run(hosts, tmp_path, *job, environment=own_data) as refused:
+    with hosts.hidden(1, texts), run(hosts, tmp_path, *job, environment=own_data) as refused:
         assert refused.wait(100) == 2
     wanted = rf"1 of 3 hosts .*\nFAIL  node1  data .*{texts}.*\n *→ rsync -a --mkpath {texts}/ node1:{texts}/"
     assert re.search(wanted, refused.stderr()), refused.stderr()
     shutil.copytree(Path(__file__).parents[1] / "small_networks", models / "my_networks")
     job = ["--model", "my_networks.normalised", "--steps", "2", "--backend", "torch"]
     environment = {"PYTHONPATH": str(models)}
-    with hosts.without(2, models), run(hosts, tmp_path, *job, environment=environment) as refused:
+    with hosts.hidden(2, models), run(hosts, tmp_path, *job, environment=environment) as refused:
         assert refused.wait(60) == 2
     assert re.search(r"1 of 3 hosts .*\nFAIL  node2  model .*my_networks", refused.stderr()), refused.stderr()
-    with run(hosts, tmp_path, *job, environment=environment) as there:
-        assert there.wait(60) == 0, there.stderr()
+    with run(hosts, tmp_path, *job, environment=environment) as remote:
+        assert remote.wait(60) == 0, remote.stderr()
 
 
 @pytest.mark.clusters
 @pytest.mark.faults
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
-def test_nothing_is_left_when_the_driver_ends(hosts, tmp_path, name):
+def test_ssh_driver_end_leaves_no_process(hosts, tmp_path, name):
     with run(hosts, tmp_path, "--backend", "torch", "--epochs", "1000000", "--checkpoint-every", "100000steps") as running:
         steps = tmp_path / "run/steps.jsonl"
         wait_until(lambda: running.process.poll() is not None or (steps.exists() and steps.stat().st_size), 90, "the first step")
@@ -159,7 +163,7 @@ def test_nothing_is_left_when_the_driver_ends(hosts, tmp_path, name):
 
 @pytest.mark.clusters
 @pytest.mark.faults
-def test_a_cut_link_is_the_named_hosts(hosts, tmp_path):
+def test_ssh_cut_link_names_its_host(hosts, tmp_path):
     with run(hosts, tmp_path, "--backend", "torch", "--epochs", "1000000", "--node-timeout", "4") as running:
         steps = tmp_path / "run/steps.jsonl"
         wait_until(lambda: running.process.poll() is not None or (steps.exists() and steps.stat().st_size), 90, "the first step")
@@ -181,24 +185,24 @@ def test_a_cut_link_is_the_named_hosts(hosts, tmp_path):
 
 @pytest.mark.clusters
 @pytest.mark.parametrize(("backend", "mode"), [("tf", "async"), ("tf", "sync"), ("torch", "async")])
-def test_every_backend_and_mode(hosts, tmp_path, backend, mode):
-    with run(hosts, tmp_path, "--backend", backend, "--mode", mode, "--steps", "20", "--json") as there:
-        assert there.wait(120) == 0, there.stderr()
-        assert json.loads(there.stdout())["steps"] == 20
+def test_ssh_runs_every_backend_and_mode(hosts, tmp_path, backend, mode):
+    with run(hosts, tmp_path, "--backend", backend, "--mode", mode, "--steps", "20", "--json") as remote:
+        assert remote.wait(120) == 0, remote.stderr()
+        assert json.loads(remote.stdout())["steps"] == 20
     assert not agents(hosts)
 
 
 @pytest.mark.clusters
 @pytest.mark.faults
-def test_a_lost_agent_is_replaced_and_without_a_host_the_run_goes_on_until_it_is_back(hosts, tmp_path):
+def test_ssh_lost_agent_is_replaced_once_host_is_back(hosts, tmp_path):
     job = ["--backend", "torch", "--epochs", "1000000", "--checkpoint-every", "500steps", "--node-timeout", "4"]
     with run(hosts, tmp_path, *job, "--max-restarts", "2", "--min-nodes", "2", "--global-batch-size", "30") as running:
         path = tmp_path / "run"
 
         def events(name):
             lines = (path / "events.jsonl").read_text().splitlines(keepends=True)
-            found = [json.loads(line) for line in lines if line.endswith("\n")]
-            return [event["detail"] for event in found if event["event"] == name]
+            records = [json.loads(line) for line in lines if line.endswith("\n")]
+            return [event["detail"] for event in records if event["event"] == name]
 
         def wait_for(name, count, seconds):
             wait_until(lambda: running.process.poll() is not None or len(events(name)) >= count, seconds, f"{count} {name}")
@@ -220,7 +224,7 @@ def test_a_lost_agent_is_replaced_and_without_a_host_the_run_goes_on_until_it_is
         assert events("run_resized")[-1] == {"nodes": [0, 1, 2]}
         os.kill(running.process.pid, signal.SIGTERM)
         assert running.wait(60) == 75, running.stderr()
-        found = losses(tmp_path)
+        recorded = losses(tmp_path)
         summary = json.loads((path / "summary.json").read_text())
-        assert (summary["restarts"], summary["steps"]) == (3, len(found))
+        assert (summary["restarts"], summary["steps"]) == (3, len(recorded))
     wait_until(lambda: not agents(hosts), 15, "the end of agents and tasks")

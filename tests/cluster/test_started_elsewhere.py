@@ -1,4 +1,4 @@
-"""Runs whose processes something else starts: a person with TF_CONFIG or --rendezvous, and a real torchrun."""
+"""Runs with external launchers: TF_CONFIG or --rendezvous by hand, and a real torchrun."""
 
 import itertools
 import json
@@ -49,7 +49,7 @@ def summary_of(tmp_path, run):
 
 
 @pytest.mark.parametrize(
-    ("backend", "mode"), [("toy", "sync"), *(pytest.param(*each, marks=pytest.mark.slow) for each in (("torch", "async"), ("tf", "sync")))]
+    ("backend", "mode"), [("toy", "sync"), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("torch", "async"), ("tf", "sync")))]
 )
 def test_three_nodes_by_rendezvous(tmp_path, backend, mode):
     shared = environment()
@@ -69,7 +69,7 @@ def test_three_nodes_by_rendezvous(tmp_path, backend, mode):
 @pytest.mark.thorough
 @pytest.mark.parametrize(("backend", "mode"), [("toy", "sync"), pytest.param("tf", "async", marks=pytest.mark.slow)])
 def test_tf_config(tmp_path, backend, mode):
-    """Hosts of 127.0.0.0/8, a task or more on each; in async mode the chief and the ps are processes of their own."""
+    """Hosts of 127.0.0.0/8 with a task or more; async chief and ps are separate processes."""
     ports = itertools.count(free_ports(5))
     workers = [f"127.0.0.{host}:{next(ports)}" for host in ((1, 2, 3) if mode == "sync" else (1, 3))]
     cluster = {"worker": workers}
@@ -107,7 +107,7 @@ def test_a_real_torchrun(tmp_path):
 @pytest.mark.thorough
 @pytest.mark.parametrize("procs", [1, 2])
 def test_the_four_variables_of_torch(tmp_path, procs):
-    """What launchers set that do not say which process of its node each is: one a node, unless the job has several on each."""
+    """Launchers that do not set a local rank: one process per node, unless the job has more."""
     shared = environment(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_ports(1)))
     arguments = ["run", "--backend", "toy", "--out", str(tmp_path), "--name", "run", "--procs-per-node", str(procs), *BRIEF]
     runs = start_all(tmp_path, [(arguments, {**shared, "RANK": rank}) for rank in "01"])
@@ -118,7 +118,7 @@ def test_the_four_variables_of_torch(tmp_path, procs):
 
 
 @pytest.mark.thorough
-def test_a_secret_file_of_the_environment_that_nothing_uses_is_told(tmp_path):
+def test_unused_secret_file_variable_is_reported(tmp_path):
     arguments = ["run", "--backend", "toy", "--steps", "2", "--out", str(tmp_path), "--name", "run"]
     (run,) = start_all(tmp_path, [(arguments, environment(TRAINER_SECRET_FILE=str(tmp_path / "none")))])
     assert run.process.returncode == 0, run.stderr()
@@ -136,8 +136,8 @@ def test_a_secret_is_required(tmp_path):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_while_nodes_are_awaited_ends_the_run(tmp_path, number):
-    """And not only the start time-out."""
+def test_interrupt_while_waiting_for_nodes_ends_run(tmp_path, number):
+    """The interrupt ends it before the start timeout."""
     shared = environment()
     arguments = [*by_rendezvous(tmp_path, free_ports(1), "--name", "run", *BRIEF), "--nodes", "3", "--start-timeout", "300"]
     with MarkedRun([*arguments, "--node-rank", "0"], tmp_path, shared) as driver:
@@ -151,8 +151,8 @@ def test_an_interrupt_while_nodes_are_awaited_ends_the_run(tmp_path, number):
 
 
 @pytest.mark.thorough
-def test_a_wrong_secret_is_turned_away(tmp_path):
-    """The stranger ends with 2; the run goes on to wait for the right one, and works."""
+def test_wrong_secret_is_refused(tmp_path):
+    """The stranger ends with 2; the run continues to wait for the right one, and works."""
     port = free_ports(1)
     shared = environment()
     arguments = by_rendezvous(tmp_path, port, "--name", "run", *BRIEF)
@@ -186,16 +186,16 @@ def finished(tmp_path):
 
 
 def resumed(tmp_path, here, *of_node_1):
-    """Go on with the run on two nodes, of which the second one has no copy of it; return the two commands."""
+    """Resume the run on two nodes, the second without a copy of it; return the two commands."""
     shared = environment()
     arguments = ["run", "--resume", "run", "--steps", "+20", "--nodes", "2", "--rendezvous", f"127.0.0.1:{free_ports(1)}"]
     driver = ([*arguments, "--node-rank", "0"], {**shared, "TRAINER_OUT": str(here)})
-    other = ([*arguments, "--node-rank", "1", *of_node_1], {**shared, "TRAINER_OUT": str(tmp_path / "elsewhere")})
-    return start_all(tmp_path, [driver, other])
+    second = ([*arguments, "--node-rank", "1", *of_node_1], {**shared, "TRAINER_OUT": str(tmp_path / "elsewhere")})
+    return start_all(tmp_path, [driver, second])
 
 
 @pytest.mark.thorough
-def test_only_the_drivers_node_needs_the_run_that_goes_on(tmp_path, finished):
+def test_resume_needs_run_only_on_node_of_driver(tmp_path, finished):
     runs = resumed(tmp_path, finished)
     assert [run.process.returncode for run in runs] == [0, 0], [run.stderr() for run in runs]
     summary = json.loads((finished / "run/summary.json").read_text())
@@ -204,7 +204,7 @@ def test_only_the_drivers_node_needs_the_run_that_goes_on(tmp_path, finished):
 
 
 @pytest.mark.thorough
-def test_a_node_that_goes_on_with_other_settings_is_refused(tmp_path, finished):
+def test_resume_node_with_other_settings_is_refused(tmp_path, finished):
     runs = resumed(tmp_path, finished, "--lr", "0.5", "--steps", "+30")
     assert [run.process.returncode for run in runs] == [2, 2]
     assert all("lr 0.5 instead of not given, steps '+30' instead of '+20'" in run.stderr() for run in runs)
@@ -236,7 +236,7 @@ sys.exit(main(sys.argv[2:]))
 
 
 @pytest.mark.thorough
-def test_a_node_that_sends_files_for_elsewhere_fails_the_run_and_writes_nothing(tmp_path):
+def test_node_sending_files_for_other_folders_fails_run(tmp_path):
     out, port, shared = tmp_path / "a/b/c/d", free_ports(1), environment()
     arguments = by_rendezvous(out, port, "--name", "run", *BRIEF)
     (tmp_path / "elsewhere").mkdir()
@@ -258,22 +258,22 @@ def test_the_remote_agent_ends_with_its_driver(tmp_path):
     shared = environment()
     arguments = by_rendezvous(tmp_path, port, "--name", "run", "--epochs", "1000000", "--eval-every", "end")
     node_0, node_1 = (MarkedRun([*arguments, "--node-rank", rank], tmp_path, shared) for rank in "01")
-    with node_0 as driver, node_1 as other:
+    with node_0 as driver, node_1 as agent:
         steps = tmp_path / "run/steps.jsonl"
         wait_until(lambda: steps.exists() and steps.stat().st_size > 0, 30, "the first step")
         driver.process.kill()
-        assert other.wait(10) == 1
-        wait_until(lambda: not driver.alive() and not other.alive(), 10, "the end of every process")
+        assert agent.wait(10) == 1
+        wait_until(lambda: not driver.alive() and not agent.alive(), 10, "the end of every process")
     shutil.rmtree(tmp_path / "run")
 
 
 class TestAlone:
-    """What wants the machine for itself: a class of its own, so that the others need not wait with it."""
+    """Tests that need the machine alone: a separate class, so that others need not wait."""
 
     @pytest.mark.thorough
     @pytest.mark.alone  # the times of two runs are compared
-    def test_a_hundred_strangers_at_the_rendezvous_cost_less_than_two_seconds(self, tmp_path):
-        """They are there before the second node, stay silent, drip or send garbage, and come again when they are turned away."""
+    def test_rendezvous_with_100_strangers_costs_below_two_seconds(self, tmp_path):
+        """They connect before the second node, are silent, drip or send garbage, and reconnect."""
         shared = environment()
         seconds = {}
         for strangers in (0, 100):
@@ -286,8 +286,8 @@ class TestAlone:
                     lambda attack=attack, least=strangers // 3: attack.turned_away >= least, 20, "the end of those that sent garbage"
                 )
                 began = time.monotonic()
-                with MarkedRun([*arguments, "--node-rank", "1"], tmp_path, shared) as other:
-                    assert other.wait(60) == 0, driver.stderr()
+                with MarkedRun([*arguments, "--node-rank", "1"], tmp_path, shared) as second:
+                    assert second.wait(60) == 0, driver.stderr()
                 assert driver.wait(30) == 0, driver.stderr()
                 seconds[strangers] = time.monotonic() - began
                 assert driver.stderr().count("turned away") < 10

@@ -1,4 +1,4 @@
-"""What a long run must not do: collect threads, or leave files behind."""
+"""Long runs must not collect threads or leave files."""
 
 import os
 import signal

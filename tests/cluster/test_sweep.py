@@ -1,4 +1,4 @@
-"""`trainer sweep` as a user meets it: points, failures, interruptions, and going on."""
+"""`trainer sweep` as a user meets it: points, failures, interruptions and continuation."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def states(out):
 
 
 @pytest.mark.slow
-def test_a_run_for_each_point_and_none_twice(tmp_path):
+def test_sweep_runs_each_point_once(tmp_path):
     done = sweep(tmp_path, "--grid", "batch_size=16,32", "--repeats", "2", "--epochs", "1", "--json", "--quiet")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -59,31 +59,31 @@ def test_a_run_for_each_point_and_none_twice(tmp_path):
     rows = [line.split() for line in again.stdout.splitlines() if line.lstrip().startswith(("16 ", "32 "))]
     assert [row[0] for row in rows[:2]] == ["16", "32"]
 
-    other = sweep(tmp_path, "--grid", "batch_size=16,64", "--repeats", "2", "--epochs", "2")
-    assert other.returncode == 2
+    refused = sweep(tmp_path, "--grid", "batch_size=16,64", "--repeats", "2", "--epochs", "2")
+    assert refused.returncode == 2
     for difference in ("batch_size=64,seed=0 is new", "batch_size=32,seed=0 is missing", "epochs was 1, now 2"):
-        assert difference in other.stderr or "more)" in other.stderr
-    assert "batch_size=64,seed=0 is new" in other.stderr
-    assert "another --name" in other.stderr
+        assert difference in refused.stderr or "more)" in refused.stderr
+    assert "batch_size=64,seed=0 is new" in refused.stderr
+    assert "another --name" in refused.stderr
 
 
 @pytest.mark.slow
-def test_a_file_brings_its_grid_and_a_run_of_it_says_so(tmp_path):
+def test_sweep_grid_of_file_is_recorded(tmp_path):
     path = tmp_path / "job.toml"
     path.write_text("backend = 'toy'\ntensorboard = false\nsteps = 5\n[sweep]\ncases = [{batch_size = 8}, {global_batch_size = 9}]\n")
     done = trainer("sweep", str(path), "--out", str(tmp_path), "--name", "s", "--json")
     assert done.returncode == 0, done.stderr
     assert [point["summary"]["examples"] for point in json.loads(done.stdout)["points"]] == [40, 45]
-    told = "describes a sweep"
-    assert told not in done.stderr
+    message = "describes a sweep"
+    assert message not in done.stderr
     base = trainer("run", "--config", str(path), "--out", str(tmp_path), "--name", "base")
-    assert (base.returncode, base.stderr.count(told)) == (0, 1)
+    assert (base.returncode, base.stderr.count(message)) == (0, 1)
     assert f"`trainer sweep {path}`" in base.stderr
     assert RunReader(tmp_path / "base").summary()["batch_size"] == 32
 
 
 @pytest.mark.thorough
-def test_a_point_that_fails_is_recorded_and_the_next_one_runs(tmp_path):
+def test_sweep_failed_point_is_recorded_and_next_runs(tmp_path):
     arguments = ["--grid", "start_timeout=0.01,60", "--steps", "20"]
     done = sweep(tmp_path, *arguments)
     assert done.returncode == 1
@@ -103,7 +103,7 @@ def test_a_point_that_fails_is_recorded_and_the_next_one_runs(tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_point_that_never_had_a_run_directory_has_the_commands_own_words(tmp_path):
+def test_sweep_point_without_run_directory_has_command_output(tmp_path):
     (tmp_path / "empty").mkdir()
     done = sweep(tmp_path, "--grid", "data=mnist", "--data-dir", str(tmp_path / "empty"), "--steps", "5")
     assert done.returncode == 1
@@ -114,8 +114,8 @@ def test_a_point_that_never_had_a_run_directory_has_the_commands_own_words(tmp_p
 
 @pytest.mark.thorough
 @pytest.mark.faults
-def test_killed_then_interrupted_then_finished(tmp_path):
-    """The sweep is killed in its first point and interrupted in its second one; both go on from their checkpoints."""
+def test_sweep_killed_and_interrupted_is_finished(tmp_path):
+    """The sweep is killed in its first point and interrupted in the second; both resume."""
     epochs = 100
     arguments = ["sweep", "--backend", "toy", "--no-tensorboard", "--out", str(tmp_path), "--name", "s", "--grid", "batch_size=32,24"]
     arguments += ["--epochs", str(epochs), "--eval-every", "end", "--checkpoint-every", "1epoch"]
@@ -155,6 +155,6 @@ def test_killed_then_interrupted_then_finished(tmp_path):
 
 
 def trainer_when_at_work(started, out, arguments):
-    """The same sweep once more, while the first one runs."""
+    """Start the same sweep again while the first one runs."""
     wait_until(lambda: started.process.poll() is not None or document(out)["pid"] == started.process.pid, 30, "the sweep")
     return trainer(*arguments)

@@ -1,4 +1,4 @@
-"""Exports of a model that translates: the code of their README, in processes of the plain frameworks, and what is said of the weights."""
+"""Exports of a translating model: their README's code in plain frameworks, and its figures."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def trainer(*arguments):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """What a run leaves that an export needs: two checkpoints of a model as it was drawn, the vocabulary, and its job."""
+    """Make what an export needs: two checkpoints of an untrained model, its vocabulary and job."""
     folder = tmp_path_factory.mktemp("text-export")
     columns = ColumnSpec("source", "uint16", (None,)), ColumnSpec("target", "uint16", (None,))
     features = TextFeatures({"source": PIECES, "target": PIECES}, ("en", "de"))
@@ -64,7 +64,10 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def translated(run):
-    """What the README's code prints of each format, and then pieces of a batch, of its sentences alone, and the text of the first."""
+    """The output of the README's code for each format.
+
+    Then pieces of a batch, of its sentences alone, and the text of the first.
+    """
     with ThreadPoolExecutor() as pool:
         return dict(zip(FORMATS, pool.map(lambda name: _translated(run, name), FORMATS), strict=True))
 
@@ -80,34 +83,36 @@ def _translated(run, name):
     return printed, *json.loads(last)
 
 
-def said(rows):
+def translations(rows):
     return [[piece for piece in row if piece != 0] for row in rows]
 
 
 @pytest.mark.slow  # both frameworks export a search, half a minute of a core
 @pytest.mark.parametrize("name", FORMATS)
-def test_the_readmes_code_translates_without_trainer(translated, name):
+def test_text_export_readme_code_translates(translated, name):
     printed, together, alone, text = translated[name]
     assert printed == [text]
-    assert all(row for row in said(alone))
+    assert all(row for row in translations(alone))
     assert {len(row) for row in together} == {max(map(len, alone))}
-    assert said(together) == said(alone)
+    assert translations(together) == translations(alone)
 
 
 @pytest.mark.slow
-def test_both_formats_are_one_model(translated):
-    assert said(translated["torch"][2]) == said(translated["savedmodel"][2])
+def test_text_export_formats_translate_equally(translated):
+    assert translations(translated["torch"][2]) == translations(translated["savedmodel"][2])
 
 
 @pytest.mark.thorough
-def test_figures_are_claimed_of_the_weights_that_were_evaluated(run, tmp_path):
+def test_text_export_figures_are_of_evaluated_weights(run, tmp_path):
     def described(name, *options):
         trainer("export", run, "--format", "safetensors", "-o", tmp_path / name, *options)
-        found = json.loads((tmp_path / name / "model.json").read_text())
-        assert found["model"] == "transformer:tiny"
+        description = json.loads((tmp_path / name / "model.json").read_text())
+        assert description["model"] == "transformer:tiny"
         assert (tmp_path / name / "README.md").read_text().startswith("# transformer:tiny as safetensors\n")
-        says = "The weights are the mean of 2 checkpoints." in (tmp_path / name / "README.md").read_text()
-        return [found[key] for key in ("updates", "averaged_checkpoints", "weights", "metrics", "translation_signature")], says
+        is_documented = "The weights are the mean of 2 checkpoints." in (tmp_path / name / "README.md").read_text()
+        return [
+            description[key] for key in ("updates", "averaged_checkpoints", "weights", "metrics", "translation_signature")
+        ], is_documented
 
     assert described("one") == ([200, None, "trained", {"loss": 0.5, "accuracy": 0.75}, SIGNATURE], False)
     both = ["step-000000200", "step-000000100"]

@@ -1,4 +1,4 @@
-"""The TensorFlow backend with real processes: sync against a float64 reference, async counted update by update."""
+"""The TensorFlow backend in real processes: sync against float64, async by each update."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def scenario(folder, **fields):
 
 
 def reference_run(options, chosen):
-    """The same plans in float64, whatever the number of servers; returns (losses, reference at the end)."""
+    """The same plans in float64, for any number of servers; returns (losses, final reference)."""
     job, data = Job(backend="tf", **{key: value for key, value in options.items() if key != "ps"}), TinyData()
     reference, sampler = Reference(build(data.info).initial(job.seed), job), make_sampler(job, data)
     x, y = data.inputs("train").reshape(200, -1), data.labels("train")
@@ -56,52 +56,52 @@ def reference_run(options, chosen):
     return np.array(losses), reference
 
 
-def check_run(found, options, chosen, name):
-    """Hold a run's arrays against the formulas, and the epoch that was trained twice against itself."""
+def check_run(arrays, options, chosen, name):
+    """Check a run's arrays against the formulas, and its repeated epoch against the first pass."""
     losses, reference = reference_run(options, chosen)
     tolerance = 1e-5 if name.startswith("sgd") else 1e-4
-    assert found["updates"].tolist() == [len(losses)] * 2, name
-    np.testing.assert_allclose(found["losses"], losses, rtol=tolerance, err_msg=name)
-    assert distance({key: found[f"end/{key}"] for key in reference.w}, reference.w) < tolerance, name
+    assert arrays["updates"].tolist() == [len(losses)] * 2, name
+    np.testing.assert_allclose(arrays["losses"], losses, rtol=tolerance, err_msg=name)
+    assert distance({key: arrays[f"end/{key}"] for key in reference.w}, reference.w) < tolerance, name
     loss_sum, correct = reference.evaluate(TinyData().inputs("test").reshape(90, -1), TinyData().labels("test"))
-    np.testing.assert_allclose(found["evaluated"], [90, loss_sum, correct, len(losses)], rtol=1e-4, err_msg=name)
-    assert np.array_equal(found["again"], found["losses"][-len(found["again"]) :]), name
-    assert all(np.array_equal(found[f"repeated/{key}"], found[f"end/{key}"]) for key in reference.w), name
+    np.testing.assert_allclose(arrays["evaluated"], [90, loss_sum, correct, len(losses)], rtol=1e-4, err_msg=name)
+    assert np.array_equal(arrays["again"], arrays["losses"][-len(arrays["again"]) :]), name
+    assert all(np.array_equal(arrays[f"repeated/{key}"], arrays[f"end/{key}"]) for key in reference.w), name
 
 
 @pytest.mark.thorough
-def test_every_optimiser_follows_its_formula_and_fusing_changes_no_bit(tmp_path):
+def test_optimizers_follow_formulas_and_fused_is_bit_identical(tmp_path):
     jobs = {name: {"global_batch_size": 10, **options} for name, options in OPTIMISERS.items()}
     jobs["adam-unfused"] = {**jobs["adam"], "steps_per_call": 1}
     with process("alone", scenario(tmp_path, jobs=jobs)) as started:
         assert started.wait(200) == 0
-    found = {name: np.load(tmp_path / f"{name}.npz") for name in jobs}
+    arrays = {name: np.load(tmp_path / f"{name}.npz") for name in jobs}
     for name, options in jobs.items():
-        check_run(found[name], options, list(plans(Job(backend="tf", **options), TinyData(), 3)), name)
-        assert all(np.array_equal(cut, found[name]["again"]) for cut in found[name]["cut"]), name
-    for key in found["adam"].files:
-        assert np.array_equal(found["adam"][key], found["adam-unfused"][key]), key
+        check_run(arrays[name], options, list(plans(Job(backend="tf", **options), TinyData(), 3)), name)
+        assert all(np.array_equal(cut, arrays[name]["again"]) for cut in arrays[name]["cut"]), name
+    for key in arrays["adam"].files:
+        assert np.array_equal(arrays["adam"][key], arrays["adam-unfused"][key]), key
 
 
 @pytest.mark.thorough
-def test_three_ranks_share_uneven_batches_and_notice_a_death(tmp_path):
+def test_three_ranks_uneven_batches_and_dead_rank(tmp_path):
     seed = int(os.environ["CROSSTRAIN_TEST_SEED"])
     print("plans are cut at random with the seed", seed)
     path = scenario(tmp_path, options=THREE, seed=seed)
     with ExitStack() as stack:
         started = [stack.enter_context(process("rank", str(rank), path)) for rank in range(3)]
-        assert [each.wait(200) for each in started] == [0, 0, -signal.SIGKILL]
+        assert [rank_process.wait(200) for rank_process in started] == [0, 0, -signal.SIGKILL]
     for rank in range(3):
         chosen = tf_tasks.whole_epochs(Job(backend="tf", **THREE), TinyData(), 3)
-        found = np.load(tmp_path / f"rank-{rank}.npz")
-        check_run(found, THREE, chosen, f"nesterov on rank {rank}")
-        assert all(np.array_equal(cut, found["again"]) for cut in found["cut"]), "losses depend on how many steps a plan has"
+        arrays = np.load(tmp_path / f"rank-{rank}.npz")
+        check_run(arrays, THREE, chosen, f"nesterov on rank {rank}")
+        assert all(np.array_equal(cut, arrays["again"]) for cut in arrays["cut"]), "losses depend on how many steps a plan has"
     for rank in range(2):
         assert json.loads((tmp_path / f"death-{rank}.json").read_text()) < 10
 
 
 @pytest.mark.slow
-def test_a_taken_port_and_a_missing_peer_are_said(tmp_path):
+def test_taken_port_and_missing_peer_are_reported(tmp_path):
     path = scenario(tmp_path)
     with process("taken", path) as taken, process("late", path) as late:
         assert [taken.wait(100), late.wait(100)] == [0, 0]
@@ -150,7 +150,7 @@ class Cluster:
 
 @pytest.mark.slow
 def test_async_with_one_worker_is_sync(tmp_path):
-    """Nobody's updates come between, so that losses and weights are those of the formulas; the vector lies on two servers."""
+    """Without other updates between, losses and weights follow the formulas, on two servers."""
     options = {"batch_size": 10, "ps": 2, **OPTIMISERS["adamw"]}
     with ExitStack() as stack:
         cluster = Cluster(stack, tmp_path, options)
@@ -168,18 +168,21 @@ def test_async_with_one_worker_is_sync(tmp_path):
         repeated = cluster.ask("state")
         cluster.ask("close")
         assert cluster.chief.wait(10) == 0
-    found = {"updates": np.array([end["updates"], repeated["updates"]]), "evaluated": np.array(evaluated)}
-    found["losses"], found["again"] = (np.concatenate([result["losses"] for result in part]) for part in (results + last, again))
+    arrays = {"updates": np.array([end["updates"], repeated["updates"]]), "evaluated": np.array(evaluated)}
+    arrays["losses"], arrays["again"] = (np.concatenate([result["losses"] for result in part]) for part in (results + last, again))
     for prefix, state in ("end", end), ("repeated", repeated):
-        found |= {f"{prefix}/{name}": np.array(value, np.float32) for name, value in state["parameters"].items()}
-    check_run(found, options, chosen, "adamw on one worker")
+        arrays |= {f"{prefix}/{name}": np.array(value, np.float32) for name, value in state["parameters"].items()}
+    check_run(arrays, options, chosen, "adamw on one worker")
     assert {value for result in results + last for value in result["staleness"]} == {0}
     assert sum(result["examples"] for result in results + last) == 600
 
 
 @pytest.mark.thorough
 def test_async_counts_every_update_and_its_staleness(tmp_path):
-    """A worker is stopped with an update in hand while the other goes on: that update is as stale as the others counted meanwhile."""
+    """A worker is stopped with an update in progress while the other trains.
+
+    That update is as stale as the number of updates since then.
+    """
     options = {"nodes": 2, "batch_size": 1, "momentum": 0.5, "lr": 0.001}
     chosen = iter(tf_tasks.whole_epochs(Job(backend="tf", mode="async", **options), TinyData(), 50))
     with ExitStack() as stack:
@@ -190,17 +193,17 @@ def test_async_counts_every_update_and_its_staleness(tmp_path):
 
         trained, seen = 4, []
         for _ in range(6):
-            attempt, meanwhile = stop_a_worker(cluster, [next(chosen) for _ in range(4)])
+            attempt, counted = stop_a_worker(cluster, [next(chosen) for _ in range(4)])
             results, trained = results + attempt, trained + 4
             staleness = sorted(value for result in attempt if result["worker"] == 1 for value in result["staleness"])
-            seen.append((meanwhile, staleness[-2:]))
+            seen.append((counted, staleness[-2:]))
             # It had an update in hand, the chief did not wait for it, and nothing else kept it from the processors for long.
-            if meanwhile and staleness[-1] > 100 and staleness[-2] < 30:
+            if counted and staleness[-1] > 100 and staleness[-2] < 30:
                 break
         else:
-            pytest.fail(f"no attempt in which only the update in hand was stale; updates meanwhile, and the two stalest: {seen}")
+            pytest.fail(f"no attempt in which only the update in hand was stale; updates since then, and the two stalest: {seen}")
         # Between its reading and its stop, and between its waking and its push, the other may apply a few more.
-        least, most = meanwhile
+        least, most = counted
         assert least <= staleness[-1] <= most + 30
         assert most - least < 0.2 * least
 
@@ -223,7 +226,7 @@ def stop_a_worker(cluster, chosen):
     results = cluster.train(chosen[0])
     before = cluster.ask("version")
     worker.send_signal(signal.SIGSTOP)
-    time.sleep(0.02)  # what had left the worker arrives
+    time.sleep(0.02)  # messages that had left the worker arrive
     cluster.send("version")
     for plan in chosen[1:]:
         cluster.send_plan(plan)
@@ -231,9 +234,9 @@ def stop_a_worker(cluster, chosen):
     try:
         while len(answers) < len(chosen):
             answers.append(cluster.read(5))
-        time.sleep(0.5)  # the other worker finishes what is outstanding
+        time.sleep(0.5)  # the other worker finishes the outstanding steps
         after = cluster.ask("version")
-        meanwhile = after - answers[0], after - before
+        counted = after - answers[0], after - before
     except queue.Empty:
         waited = True
     worker.send_signal(signal.SIGCONT)
@@ -241,4 +244,4 @@ def stop_a_worker(cluster, chosen):
         answers.append(cluster.read())
     for part in [*answers[1:], cluster.ask("drain")]:
         results += part
-    return results, None if waited else meanwhile
+    return results, None if waited else counted

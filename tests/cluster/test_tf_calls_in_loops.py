@@ -1,4 +1,4 @@
-"""On TensorFlow a step may call functions, such as the branches of a condition, whatever the number of threads."""
+"""On TensorFlow a step may call functions, such as branches, with any number of threads."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ REPEATED = "x = tf.while_loop(lambda i, _: i < 2, lambda i, x: (i + 1, unchanged
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.slow
-def test_a_network_of_dense_layers_trains_with_and_without_calls_in_it(threads, tmp_path):
+def test_dense_network_trains_with_and_without_calls(threads, tmp_path):
     losses = []
     for name, calls in ("plain", {}), ("calling", {"prelude": NESTED, "body": REPEATED}):
         model = write_model(tmp_path, name, "tf", **calls)

@@ -1,4 +1,7 @@
-"""Image models on the TensorFlow backend with real processes: a resumed run is the uninterrupted one to the bit; buffers, large vectors."""
+"""Image models on the TensorFlow backend in real processes: resumed runs are bit-identical.
+
+Also buffers and large vectors.
+"""
 
 import json
 import subprocess
@@ -26,7 +29,7 @@ RESUMED = {
 
 @pytest.mark.slow  # of the torch backend without this marker, and of logistic regression in the conformance suite
 @pytest.mark.parametrize("name", RESUMED)
-def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(tmp_path, name):
+def test_tf_resumed_run_is_bit_identical(tmp_path, name):
     """Trained without a break, and by fresh processes from the state in its middle."""
     options = {**RESUMED[name], "deterministic": True}
     for phase in ("whole", "resumed"):
@@ -34,7 +37,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(tmp_path, name):
         scenario.write_text(json.dumps({"port": free_ports(5), "jobs": {name: options}, "phase": phase}))
         with ExitStack() as stack:
             started = [stack.enter_context(process("rank", str(rank), str(scenario))) for rank in range(options["nodes"])]
-            assert [each.wait(200) for each in started] == [0] * options["nodes"]
+            assert [task.wait(200) for task in started] == [0] * options["nodes"]
     with np.load(tmp_path / f"{name}-whole.npz") as whole, np.load(tmp_path / f"{name}-resumed.npz") as again:
         assert len(whole["losses"]) == 4
         assert whole["updates"] == 7
@@ -55,15 +58,18 @@ def asynchronous(folder, options, side, updates, tasks, kind="task"):
     scenario = folder / "scenario.json"
     scenario.write_text(json.dumps({"port": free_ports(8), "options": options, "side": side, "updates": updates}))
     with ExitStack() as stack:
-        chief, *others = [stack.enter_context(process(kind, name, str(scenario))) for name in tasks]
+        chief, *tasks_of_chief = [stack.enter_context(process(kind, name, str(scenario))) for name in tasks]
         assert chief.wait(200) == 0
-        assert all(each.poll() is None for each in others)  # servers end with their agents
+        assert all(task.poll() is None for task in tasks_of_chief)  # servers end with their agents
     return json.loads((folder / "figures.json").read_text())
 
 
 @pytest.mark.slow
 def test_buffers_lie_on_the_parameter_servers(tmp_path):
-    """One worker with two servers follows batch normalisation as a sync rank does, buffers included; states come back to the bit."""
+    """One worker with two servers equals a sync rank, batch normalisation's buffers included.
+
+    States are restored to the bit.
+    """
     options = {"model": "resnet18", "nodes": 1, "batch_size": 10, "ps": 2, "momentum": 0.5}
     figures = asynchronous(tmp_path, options, 32, 7, ["chief-0", "ps-0", "ps-1", "worker-0"])
     assert figures["covered"] == list(range(7))
@@ -92,7 +98,7 @@ def test_buffers_lie_on_the_parameter_servers(tmp_path):
 
 @pytest.mark.slow
 def test_alexnet_on_two_workers_in_bf16(tmp_path):
-    """A message holds all 228 MB of its parameters; dropout and changed images reach the workers."""
+    """A message holds all 228 MB of parameters; dropout and changed images reach the workers."""
     options = {"model": "alexnet", "nodes": 2, "batch_size": 5, "precision": "bf16", "lr": 0.01, "augment": "crop+flip"}
     figures = asynchronous(tmp_path, options, 20, 8, ["chief-0", "ps-0", "worker-0", "worker-1"])
     assert figures["covered"] == list(range(8))
@@ -102,11 +108,14 @@ def test_alexnet_on_two_workers_in_bf16(tmp_path):
 
 @pytest.mark.slow
 def test_fp16_on_workers_scales_the_loss(tmp_path):
-    """An update whose gradient overflows counts, but changes nothing; the scale falls for all, rises after 2000, and cancels out."""
+    """An update whose gradient overflows counts, but changes nothing.
+
+    The scale falls for all workers, rises after 2000 updates, and cancels out.
+    """
     options = {"model": "cnn", "nodes": 2, "batch_size": 5, "momentum": 0.9, "weight_decay": 0.1, "lr": 0.01, "steps_per_call": 3}
     figures = asynchronous(tmp_path, options, 32, 0, ["chief-0", "ps-0", "worker-0", "worker-1"], kind="half")
     start, overflowed, low, high = (dict(np.load(tmp_path / f"{name}.npz")) for name in ("start", "overflowed", "low", "high"))
-    assert {name: found["updates"] for name, found in figures.items()} == {
+    assert {name: values["updates"] for name, values in figures.items()} == {
         f"{2.0**60:g}": 7, "16": 7, "512": 7, f"{2.0**22:g}": 96, "32": 24,
     }  # fmt: skip
     first = figures[f"{2.0**60:g}"]
@@ -117,7 +126,7 @@ def test_fp16_on_workers_scales_the_loss(tmp_path):
     assert figures["16"]["clean_steps"] == 1997
     moved = [name for name in start if name.startswith("parameters/")]
     first, second, third = (np.concatenate([state[name].ravel() for name in moved]) for state in (start, low, high))
-    # two workers are never quite alike; the scales are 32 apart
+    # two workers are never quite equal; the scales are 32 apart
     assert np.linalg.norm(third - second) < 0.3 * np.linalg.norm(second - first)
     reached = figures[f"{2.0**22:g}"]["loss_scale"]
     assert 2.0**4 < reached < 2.0**20
@@ -148,7 +157,7 @@ def test_a_deterministic_run_has_no_op_that_gpus_refuse(tmp_path, model):
 
 
 @pytest.mark.thorough
-def test_the_ops_of_other_runs_are_seen(tmp_path):
+def test_ops_gpus_refuse_are_seen_in_other_runs(tmp_path):
     assert ops_of(tmp_path, "logreg", deterministic=False) & REFUSED_WHERE_DETERMINISTIC == {"SparseSoftmaxCrossEntropyWithLogits"}
 
 

@@ -1,4 +1,7 @@
-"""The torch backend with real processes: sync against a float64 reference on 1, 2 and 3 ranks, async counted update by update."""
+"""The torch backend in real processes: sync against float64, async by each update.
+
+Sync has 1, 2 and 3 ranks.
+"""
 
 import json
 import signal
@@ -52,13 +55,13 @@ def ranks(tmp_path_factory):
     (folder / "scenario.json").write_text(json.dumps({"port": free_ports(150), "jobs": jobs}))
     with ExitStack() as stack:
         started = [stack.enter_context(process("rank", str(rank), str(folder / "scenario.json"))) for rank in range(3)]
-        codes = [each.wait(200) for each in started]
+        codes = [rank_process.wait(200) for rank_process in started]
     assert codes == [0, 0, -signal.SIGKILL]
     return jobs, folder
 
 
 def reference_run(options):
-    """The same three epochs in float64; returns (losses, number of examples, reference at the end)."""
+    """The same three epochs in float64; returns (losses, number of examples, final reference)."""
     job, data = Job(backend="torch", **options), torch_tasks.TinyData()
     reference, sampler = Reference(build(data.info).initial(job.seed), job), make_sampler(job, data)
     x, y = data.inputs("train").reshape(200, -1), data.labels("train")
@@ -77,24 +80,24 @@ def test_sync_follows_the_formulas_on_any_number_of_ranks(ranks):
         losses, examples, reference = reference_run(options)
         tolerance = 1e-5 if name.startswith("sgd") else 1e-4
         for rank in range(options["nodes"]):
-            found = np.load(folder / f"{name}-{rank}.npz")
-            assert found["examples"] == examples, name
-            assert found["updates"].tolist() == [len(losses)] * 2, name
-            np.testing.assert_allclose(found["losses"], losses, rtol=tolerance, err_msg=name)
+            arrays = np.load(folder / f"{name}-{rank}.npz")
+            assert arrays["examples"] == examples, name
+            assert arrays["updates"].tolist() == [len(losses)] * 2, name
+            np.testing.assert_allclose(arrays["losses"], losses, rtol=tolerance, err_msg=name)
             if rank == 0:  # the others have the state too, but give no copy of it
-                assert distance({key: found[f"end/{key}"] for key in reference.w}, reference.w) < tolerance, name
+                assert distance({key: arrays[f"end/{key}"] for key in reference.w}, reference.w) < tolerance, name
             loss_sum, correct = reference.evaluate(data.inputs("test").reshape(90, -1), data.labels("test"))
-            np.testing.assert_allclose(found["evaluated"], [90, loss_sum, correct, len(losses)], rtol=1e-4, err_msg=name)
+            np.testing.assert_allclose(arrays["evaluated"], [90, loss_sum, correct, len(losses)], rtol=1e-4, err_msg=name)
 
 
-def test_a_loaded_state_goes_on_to_the_bit(ranks):
+def test_loaded_state_continues_bit_identically(ranks):
     jobs, folder = ranks
     for name, options in jobs.items():
         for rank in range(options["nodes"]):
-            found = np.load(folder / f"{name}-{rank}.npz")
-            assert np.array_equal(found["again"], found["losses"][-len(found["again"]) :]), name
+            arrays = np.load(folder / f"{name}-{rank}.npz")
+            assert np.array_equal(arrays["again"], arrays["losses"][-len(arrays["again"]) :]), name
             for key in ("dense.weight", "dense.bias") if rank == 0 else ():
-                assert np.array_equal(found[f"repeated/{key}"], found[f"end/{key}"]), name
+                assert np.array_equal(arrays[f"repeated/{key}"], arrays[f"end/{key}"]), name
 
 
 def test_a_dead_rank_is_noticed(ranks):
@@ -131,8 +134,8 @@ class Chief:
         return self.read()
 
     def state(self):
-        found = self.ask("state")
-        return {name: np.array(value) for name, value in found["parameters"].items()}, found["updates"]
+        answer = self.ask("state")
+        return {name: np.array(value) for name, value in answer["parameters"].items()}, answer["updates"]
 
 
 class HandWorker:
@@ -170,8 +173,11 @@ class HandWorker:
         self.link.send(Kind.PUSH, pushed, version=self.version, examples=step, figures=Figures(lr, loss))
 
 
-def test_strangers_at_a_parameter_server(tmp_path):
-    """A hundred that silently wait, drip or send garbage: workers join at once; whoever drips is sent away in five seconds."""
+def test_parameter_server_refuses_strangers(tmp_path):
+    """A hundred are silent, drip or send garbage: workers join immediately.
+
+    Dripping connections are closed in five seconds.
+    """
     with ExitStack() as stack:
         chief = Chief(stack, tmp_path, {"nodes": 2, "batch_size": 10})
         HandWorker(chief, 0).link.close()  # the chief listens by now
@@ -189,7 +195,7 @@ def test_strangers_at_a_parameter_server(tmp_path):
 
 
 def test_staleness_and_counts_by_hand(tmp_path):
-    """A known schedule of reads and pushes: worker 1 reads, worker 0 applies four updates, worker 1 pushes."""
+    """A known schedule: worker 1 reads, worker 0 applies four updates, worker 1 pushes."""
     with ExitStack() as stack:
         chief = Chief(stack, tmp_path, {"nodes": 2, "batch_size": 10, "momentum": 0.5})
         with pytest.raises(RunFailedError, match="secret"):
@@ -223,16 +229,16 @@ def test_staleness_and_counts_by_hand(tmp_path):
         by_step = {result["step"]: result for result in results}
         assert sorted(by_step) == list(range(6))
         slow_first, slow_last = ([4], [1]), ([5], [0])  # its update was the fifth, or came behind the fast worker's last one
-        found = [by_step[step]["staleness"] for step in steps]
-        assert found[:4] == [[0]] * 4
-        assert tuple(found[4:]) in (slow_first, slow_last)
+        staleness = [by_step[step]["staleness"] for step in steps]
+        assert staleness[:4] == [[0]] * 4
+        assert tuple(staleness[4:]) in (slow_first, slow_last)
         assert [by_step[step]["losses"] for step in steps] == [[0.0], [1.0], [2.0], [3.0], [9.0], [4.0]]
         assert [by_step[step]["worker"] for step in steps] == [0, 0, 0, 0, 1, 0]
         assert all(result["examples"] == 10 and 0 <= result["wait"] <= result["seconds"] for result in results)
 
         values, updates = chief.state()
         velocity, moved = 0.0, 0.0
-        last = [(2, 0.25), (1, 0.5)] if tuple(found[4:]) == slow_first else [(1, 0.5), (2, 0.25)]
+        last = [(2, 0.25), (1, 0.5)] if tuple(staleness[4:]) == slow_first else [(1, 0.5), (2, 0.25)]
         for gradient, lr in [*((1, 0.1 * (step + 1)) for step in steps[:4]), *last]:
             velocity = 0.5 * velocity + gradient
             moved += lr * velocity
@@ -243,9 +249,9 @@ def test_staleness_and_counts_by_hand(tmp_path):
         # A worker is lost with a ticket half used: the rest goes to the other, and nothing is applied twice.
         chief.send("train", plan=[6, 14, 0, 6], rates=[0.1] * 14)
         held = slow.receive()
-        other = fast.receive()
+        second_ticket = fast.receive()
         slow.link.close()
-        done = [other.first_step]
+        done = [second_ticket.first_step]
         while len(done) < 14:
             ticket = fast.push(done[-1], 0.0, 0.1)
             done.append(ticket.first_step)
@@ -266,13 +272,16 @@ def test_staleness_and_counts_by_hand(tmp_path):
 
 
 @pytest.mark.slow  # without the marker tests/unit/test_lost_workers.py has workers die at several servers
-def test_two_servers_and_a_death(tmp_path):
-    """Two workers on two shards: every planned update once, evaluation and state true, and a killed worker disturbs nobody."""
+def test_two_servers_with_killed_worker_apply_each_update_once(tmp_path):
+    """Two workers on two shards: every planned update once, evaluation and state are right.
+
+    A killed worker disturbs nobody.
+    """
     data = torch_tasks.TinyData()
     x, y = data.inputs("test").reshape(90, -1), data.labels("test")
     with ExitStack() as stack:
         chief = Chief(stack, tmp_path, {"nodes": 2, "batch_size": 8, "ps": 2, "optimizer": "adam", "lr": 0.01})
-        others = {name: stack.enter_context(process("task", name, str(chief.scenario))) for name in ("worker-0", "worker-1", "ps-1")}
+        tasks = {name: stack.enter_context(process("task", name, str(chief.scenario))) for name in ("worker-0", "worker-1", "ps-1")}
         assert chief.read() == "open"
         results = []
         for epoch in range(8):
@@ -292,7 +301,7 @@ def test_two_servers_and_a_death(tmp_path):
         assert correct / 90 > 0.75  # 5 classes; the initial weights have about a fifth
 
         chief.send("train", plan=[225, 25, 9, 0], rates=[0.02] * 25)
-        others["worker-1"].send_signal(signal.SIGKILL)
+        tasks["worker-1"].send_signal(signal.SIGKILL)
         results = chief.read()
         for epoch in range(10, 40):
             results += chief.ask("train", plan=[25 * epoch, 25, epoch, 0], rates=[0.02] * 25)
@@ -310,8 +319,8 @@ def test_two_servers_and_a_death(tmp_path):
         assert chief.ask("evaluate", split="test")[1] == pytest.approx(loss_sum, rel=1e-6)
         chief.ask("close")  # which takes up to five seconds for the workers, and as many for the parameter servers
         assert chief.process.wait(30) == 0
-        assert others["ps-1"].wait(10) == 0
-        assert others["worker-0"].wait(10) == 0
+        assert tasks["ps-1"].wait(10) == 0
+        assert tasks["worker-0"].wait(10) == 0
 
 
 # ------------------------------------------------------------------------------------------------------------------------- tickets

@@ -1,4 +1,7 @@
-"""Image models on the torch backend with real processes: a resumed run is the uninterrupted one to the bit; buffers and large vectors."""
+"""Image models on the torch backend in real processes: resumed runs are bit-identical.
+
+Also buffers and large vectors.
+"""
 
 import json
 import subprocess
@@ -28,7 +31,7 @@ RESUMED = {
 
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory):
-    """Return a function from a job's name to the folder with its results, trained without a break and by fresh processes from its middle.
+    """Return a function from a job's name to its results, uninterrupted and resumed half-way.
 
     All jobs of one model share their processes.
     """
@@ -42,7 +45,7 @@ def resumed(tmp_path_factory):
             scenario.write_text(json.dumps({"port": free_ports(5 * len(jobs)), "jobs": jobs, "phase": phase}))
             with ExitStack() as stack:
                 started = [stack.enter_context(process("rank", str(rank), str(scenario))) for rank in range(3)]
-                assert [each.wait(200) for each in started] == [0, 0, 0]
+                assert [task.wait(200) for task in started] == [0, 0, 0]
         return folder
 
     return lambda name: trained(RESUMED[name]["model"])
@@ -50,7 +53,7 @@ def resumed(tmp_path_factory):
 
 @pytest.mark.slow  # the conformance suite has one of logistic regression without this marker
 @pytest.mark.parametrize("name", RESUMED)
-def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(resumed, name):
+def test_torch_resumed_run_is_bit_identical(resumed, name):
     folder = resumed(name)
     with np.load(folder / f"{name}-whole.npz") as whole, np.load(folder / f"{name}-resumed.npz") as again:
         assert len(whole["losses"]) == 4
@@ -66,10 +69,10 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(resumed, name):
 
 @pytest.mark.slow
 def test_sync_averages_the_running_statistics(resumed):
-    with np.load(resumed("resnet18-3") / "resnet18-3-whole.npz") as found:
-        names = [key for key in found.files if key.startswith("buffers/")]
+    with np.load(resumed("resnet18-3") / "resnet18-3-whole.npz") as arrays:
+        names = [key for key in arrays.files if key.startswith("buffers/")]
         assert len(names) == 40
-        assert all(np.abs(found[name]).max() > 0 for name in names)
+        assert all(np.abs(arrays[name]).max() > 0 for name in names)
 
 
 def asynchronous(folder, options, side, updates, tasks):
@@ -78,13 +81,16 @@ def asynchronous(folder, options, side, updates, tasks):
     scenario.write_text(json.dumps({"port": free_ports(8), "options": options, "side": side, "updates": updates}))
     with ExitStack() as stack:
         started = [stack.enter_context(process("task", name, str(scenario))) for name in tasks]
-        assert [each.wait(150) for each in started] == [0] * len(tasks)
+        assert [task.wait(150) for task in started] == [0] * len(tasks)
     return json.loads((folder / "figures.json").read_text())
 
 
 @pytest.mark.slow
 def test_buffers_lie_on_the_parameter_servers(tmp_path):
-    """One worker with two servers follows batch normalisation as a sync rank does, buffers included; states come back to the bit."""
+    """One worker with two servers equals a sync rank, batch normalisation's buffers included.
+
+    States are restored to the bit.
+    """
     options = {"model": "resnet18", "nodes": 1, "batch_size": 10, "ps": 2, "momentum": 0.5}
     figures = asynchronous(tmp_path, options, 32, 7, ["chief-0", "ps-1", "worker-0"])
     assert figures["covered"] == list(range(7))
@@ -123,7 +129,7 @@ def test_alexnet_on_two_workers_in_bf16(tmp_path):
 @pytest.mark.thorough
 @pytest.mark.parametrize("checks", ["torch_checks.py", "torch_async_checks.py"])
 def test_pieces(checks):
-    """In a process of their own, since they import torch."""
+    """In another process, since they import torch."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(FOLDER / checks)],
         capture_output=True, text=True, check=False, timeout=200,

@@ -14,12 +14,12 @@ TOY = Path(__file__).parent.parent / "toy"
 
 @pytest.fixture(autouse=True)
 def _toy_installed(monkeypatch):
-    """Put the toy distribution, with its entry points, on the path of this process and of those it starts."""
+    """Install the toy distribution, with its entry points, for this process and its children."""
     monkeypatch.syspath_prepend(str(TOY))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TOY), *filter(None, [os.environ.get("PYTHONPATH")])]))
 
 
-def test_entry_points_make_it_known():
+def test_toy_backend_is_registered_by_entry_points():
     assert "toy" in plugins.available("backend")
     assert "toy" not in {plugin.name for plugin in plugins.BUILT_IN["backend"]}
 
@@ -36,5 +36,5 @@ class TestLogisticRegression(ModelConformance):
     model = "logreg"
     quick_workers = 1
 
-    def test_all_three_are_compared(self):
+    def test_toy_tf_and_torch_runs_are_compared(self):
         assert self.compared_backends() == ["tf", "torch", "toy"]

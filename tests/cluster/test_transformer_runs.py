@@ -1,4 +1,7 @@
-"""Runs of the Transformer: the suite for every model, and losses that do not depend on which worker has the long sentences."""
+"""Runs of the Transformer: the suite for models, and losses independent of the distribution.
+
+Any worker may have the long sentences.
+"""
 
 import json
 from pathlib import Path
@@ -27,7 +30,7 @@ def pairs():
 
 @pytest.mark.thorough
 class TestTransformer(ModelConformance):
-    """Fifty steps take the loss from 4.9 to 3.0, and rounding grows to 3e-6 meanwhile: 1e-3 is not chance."""
+    """Fifty steps take the loss from 4.9 to 3.0 and rounding to 3e-6: 1e-3 is not chance."""
 
     model = "transformer:tiny"
     data = "reversed"
@@ -51,10 +54,10 @@ class TestTransformer(ModelConformance):
 @pytest.mark.thorough
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("backend", [pytest.param("tf", marks=pytest.mark.slow), "torch"])
-def test_the_loss_is_the_mean_over_all_target_tokens_whoever_has_the_long_sentence(backend, workers, tmp_path):
-    """Of three workers one has 41 tokens, and the others 2 and 3: their means' mean would be another loss.
+def test_loss_is_mean_over_target_tokens_of_all_workers(backend, workers, tmp_path):
+    """Workers with 41, 2 and 3 tokens: the mean of their means would be another loss.
 
-    What is compared with is the loss over the same three pairs, as an evaluation adds it up; with the learning rate (almost) 0 it stays.
+    The expected loss is that of an evaluation of the same three pairs; with a learning rate of (almost) 0 it stays.
     """
     job = {"model": "transformer:tiny?dropout=0", "data": "uneven", "global_batch_size": 3, "steps": 2, "lr": 1e-12, "threads": 1}
     job |= {"tensorboard": False}
@@ -66,14 +69,14 @@ def test_the_loss_is_the_mean_over_all_target_tokens_whoever_has_the_long_senten
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", [pytest.param("tf", marks=pytest.mark.slow), "torch"])
-def test_a_run_with_arguments_goes_on_and_is_evaluated(backend, tmp_path):
-    """Its name is that of the arguments' one text, and the other framework takes its checkpoint."""
+def test_run_with_arguments_resumes_and_is_evaluated(backend, tmp_path):
+    """Its name has the arguments, and the other framework loads its checkpoint."""
     job = {"model": "transformer?dropout=0.0&size=tiny", "data": "reversed", "steps": 20, "optimizer": "adam", "lr": 1e-3, "threads": 1}
     run = run_job(tmp_path, backend=backend, calibrate=False, eval_every="end", **job)
     assert json.loads((run.path / "job.json").read_text())["model"] == "transformer:tiny?dropout=0"
     assert "-transformer_tiny_dropout_0-" in run.path.name
-    other = {"tf": "torch", "torch": "tf"}[backend]
-    done = trainer("run", "--resume", str(run.path), "--backend", other, "--steps", "+5", "--quiet", "--json")
+    other_backend = {"tf": "torch", "torch": "tf"}[backend]
+    done = trainer("run", "--resume", str(run.path), "--backend", other_backend, "--steps", "+5", "--quiet", "--json")
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert (summary["steps"], summary["model"]) == (25, "transformer:tiny?dropout=0")
@@ -91,7 +94,7 @@ def test_a_run_with_arguments_goes_on_and_is_evaluated(backend, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_async_workers_learn_it(precision, tmp_path):
+def test_transformer_async_workers_learn(precision, tmp_path):
     job = {"model": "transformer:tiny", "data": "reversed", "optimizer": "adam", "lr": 1e-3, "warmup_steps": 20, "epochs": 3, "threads": 1}
     for backend in ("tf", "torch"):
         run = run_job(tmp_path, backend=backend, mode="async", procs_per_node=2, precision=precision, batch_size=16, **job)

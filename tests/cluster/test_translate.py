@@ -1,4 +1,4 @@
-"""A model that translates: a run on two nodes, translations of its checkpoint by both backends, its scores, and its exports."""
+"""A translating model: a run on two nodes, translations by both backends, scores, exports."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def run(tmp_path_factory):
     )  # fmt: skip
 
 
-def command(*arguments, given="", code=0, **environment):
+def command(*arguments, stdin="", code=0, **environment):
     done = subprocess.run(
-        [*TRAINER, *map(str, arguments)], input=given, capture_output=True, text=True, timeout=500, env=environment_of_runs() | environment
+        [*TRAINER, *map(str, arguments)], input=stdin, capture_output=True, text=True, timeout=500, env=environment_of_runs() | environment
     )
     assert done.returncode == code, done.stderr
     return done
@@ -44,17 +44,17 @@ def command(*arguments, given="", code=0, **environment):
 
 def translations(run, numbers, *options):
     nowhere = run.path.parent / "no data are read"
-    done = command("translate", run.path, "--json", *options, given=text(lines("en", numbers)), **{CACHE_VARIABLE: str(nowhere)})
+    done = command("translate", run.path, "--json", *options, stdin=text(lines("en", numbers)), **{CACHE_VARIABLE: str(nowhere)})
     assert not nowhere.exists()
     return [json.loads(line)["translations"] for line in done.stdout.splitlines()]
 
 
-def alike(ours, theirs):
-    """The share of sentences that both translate alike; where they differ the scores are close all the same."""
-    pairs = [(one[0], other[0]) for one, other in zip(ours, theirs, strict=True)]
-    difference = max(abs(one["score"] - other["score"]) for one, other in pairs)
-    share = np.mean([one["text"] == other["text"] for one, other in pairs])
-    print(f"{len(pairs)} sentences: {share:.2%} alike, scores within {difference:.1e}")
+def equal_fraction(ours, theirs):
+    """The fraction of sentences with equal translations; the others have close scores."""
+    pairs = [(our[0], their[0]) for our, their in zip(ours, theirs, strict=True)]
+    difference = max(abs(our["score"] - their["score"]) for our, their in pairs)
+    share = np.mean([our["text"] == their["text"] for our, their in pairs])
+    print(f"{len(pairs)} sentences: {share:.2%} equal, scores within {difference:.1e}")
     assert difference <= 1e-4
     return share
 
@@ -72,23 +72,23 @@ def test_a_run_on_two_nodes_scores_each_sentence_once(run):
 
 
 def on_both(run, numbers, *options):
-    """What each backend translates, at the same time."""
+    """Translate with both backends concurrently."""
     with ThreadPoolExecutor() as pool:
         torch, tf = pool.map(lambda backend: translations(run, numbers, "--backend", backend, *options), ("torch", "tf"))
     return torch, tf
 
 
-def test_both_backends_translate_alike_in_a_batch_and_alone(run):
+def test_translations_equal_on_both_backends_batched_and_single(run):
     numbers = NUMBERS[:20]
     with ThreadPoolExecutor() as pool:
         torch = pool.submit(translations, run, numbers, "--backend", "torch")
-        by_alone, tf = alone_and_together(run, numbers, "--backend", "tf")
-    assert alike(torch.result(), tf) == 1.0
-    assert alike(tf, by_alone) == 1.0
+        one_by_one, tf = translate_one_by_one_and_together(run, numbers, "--backend", "tf")
+    assert equal_fraction(torch.result(), tf) == 1.0
+    assert equal_fraction(tf, one_by_one) == 1.0
 
 
 @pytest.mark.slow
-def test_the_other_backend_scores_as_the_run_did(run):
+def test_other_backend_computes_equal_score(run):
     evaluated = json.loads(command("evaluate", run.path, "--backend", "tf", "--json", "--trust-run").stdout)
     end = run.summary["translated"]
     assert [evaluated[name] for name in ("bleu", "chrf", "exact")] == pytest.approx(
@@ -100,48 +100,48 @@ def test_the_other_backend_scores_as_the_run_did(run):
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("beam", [1, 4])
-def test_two_thousand_sentences_alike_on_both_backends_and_alone(run, beam):
+def test_2000_translations_equal_on_both_backends(run, beam):
     numbers = np.random.default_rng(1).permutation(9000)[:2000] + 1000
     torch, tf = on_both(run, numbers, "--beam", beam)
-    by_alone = alone(run, numbers, "--beam", beam)
-    assert alike(torch, tf) >= 0.995
-    assert alike(torch, by_alone) >= 0.995
+    one_by_one = translate_one_by_one(run, numbers, "--beam", beam)
+    assert equal_fraction(torch, tf) >= 0.995
+    assert equal_fraction(torch, one_by_one) >= 0.995
 
 
-def alone(run, numbers, *options):
-    """Translations of sentences that are a batch each: the next line is written when the last is translated."""
-    return alone_and_together(run, numbers, *options)[0]
+def translate_one_by_one(run, numbers, *options):
+    """Translations in batches of one: a line is written when the previous one is translated."""
+    return translate_one_by_one_and_together(run, numbers, *options)[0]
 
 
-def alone_and_together(run, numbers, *options):
-    """What `alone` gives, and then translations of all of them at once, by the same process."""
-    given, found = lines("en", numbers), []
+def translate_one_by_one_and_together(run, numbers, *options):
+    """Translations in batches of one, then of one batch of all, by the same process."""
+    sentences, translations = lines("en", numbers), []
     with subprocess.Popen(
         [*TRAINER, "translate", str(run.path), "--json", *map(str, options)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
-        for part in (*([line] for line in given), given):
+        for part in (*([line] for line in sentences), sentences):
             process.stdin.write(text(part))
             process.stdin.flush()
-            found += [json.loads(process.stdout.readline())["translations"] for _ in part]
+            translations += [json.loads(process.stdout.readline())["translations"] for _ in part]
         process.stdin.close()
-    return found[: len(given)], found[len(given) :]
+    return translations[: len(sentences)], translations[len(sentences) :]
 
 
 @pytest.mark.slow
 def test_lines_that_cannot_be_translated_keep_their_place(run):
-    given = b"one two\n\n\xff\n" + b"seven " * 40_000 + b"\nthree four five six\r\nnine"
-    done = subprocess.run([*TRAINER, "translate", str(run.path)], input=given, capture_output=True, timeout=200)
+    source = b"one two\n\n\xff\n" + b"seven " * 40_000 + b"\nthree four five six\r\nnine"
+    done = subprocess.run([*TRAINER, "translate", str(run.path)], input=source, capture_output=True, timeout=200)
     assert done.returncode == 1
-    found = done.stdout.decode().split("\n")
-    assert [bool(line) for line in found] == [True, False, False, False, True, True, False]
-    told = done.stderr.decode()
-    assert "line 3: not UTF-8 (byte 0xff at 0)" in told
-    assert "line 4: longer than 65,536 bytes" in told
-    assert "2 of 6 lines could not be translated" in told
+    output = done.stdout.decode().split("\n")
+    assert [bool(line) for line in output] == [True, False, False, False, True, True, False]
+    messages = done.stderr.decode()
+    assert "line 3: not UTF-8 (byte 0xff at 0)" in messages
+    assert "line 4: longer than 65,536 bytes" in messages
+    assert "2 of 6 lines could not be translated" in messages
 
 
-def test_a_line_is_answered_before_the_next_and_endings_are_quiet(run):
+def test_translate_answers_each_line_and_ends_quietly(run):
     process = subprocess.Popen(
         [*TRAINER, "translate", str(run.path), "--n-best", "2"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1,
@@ -159,7 +159,7 @@ def test_a_line_is_answered_before_the_next_and_endings_are_quiet(run):
 
 
 @pytest.mark.slow
-def test_an_interrupt_ends_a_translation_that_waits_for_a_line(run):
+def test_translate_interrupt_while_waiting_for_line_ends_it(run):
     process = subprocess.Popen(
         [*TRAINER, "translate", str(run.path)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1,
@@ -209,5 +209,5 @@ print(json.dumps([vocabulary.decode([piece for piece in row if piece > 3]) for r
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
-    ours = [found[0]["text"] for found in translations(run, numbers, "--beam", "1")]
+    ours = [candidates[0]["text"] for candidates in translations(run, numbers, "--beam", "1")]
     assert json.loads(done.stdout.splitlines()[-1]) == ours

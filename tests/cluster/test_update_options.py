@@ -1,6 +1,7 @@
-"""--accumulate, --clip-norm and --ema-decay: the same numbers on both backends, in both modes, from any number of micro-batches and shards.
+"""--accumulate, --clip-norm and --ema-decay: equal on both backends, in both modes.
 
-One asynchronous worker makes the updates of a synchronous run one after another, so that the four must agree.
+From any number of micro-batches and shards. One asynchronous worker makes the updates of a synchronous run one after another, so the four
+must agree.
 """
 
 import json
@@ -27,7 +28,10 @@ CLUSTERS = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Return a function that makes a run when it is first asked for: one of `CLUSTERS`, "whole" without micro-batches, or "plain"."""
+    """Return a function that makes a run on first use.
+
+    It is one of `CLUSTERS`, "whole" without micro-batches, or "plain".
+    """
     out = tmp_path_factory.mktemp("updates")
 
     @cache
@@ -51,32 +55,32 @@ QUICK = [("torch", "sync"), ("tf", "async")]
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("which", [pytest.param(which, marks=() if which in QUICK else pytest.mark.slow) for which in CLUSTERS])
-def test_all_agree(runs, which):
-    """Within the 1e-6 of float32's sums; of what is computed by other kernels within their rounding."""
+def test_update_options_agree_on_all_backends(runs, which):
+    """Within the 1e-6 of float32's sums, for other kernels within their rounding."""
     run, whole = runs(which), runs("whole")
     same_framework = which[0] == "torch"
     np.testing.assert_allclose(run.losses, whole.losses, rtol=1e-6)
     assert norm_wise_difference(run.weights, whole.weights) < 1e-6
-    found, expected = slots(run), slots(whole)
-    assert found.keys() == expected.keys()
+    actual, expected = slots(run), slots(whole)
+    assert actual.keys() == expected.keys()
     for name, value in expected.items():
-        assert np.linalg.norm(found[name] - value) <= (1e-6 if same_framework else 2e-5) * np.linalg.norm(value), name
+        assert np.linalg.norm(actual[name] - value) <= (1e-6 if same_framework else 2e-5) * np.linalg.norm(value), name
     assert run.evals[-1].loss == pytest.approx(whole.evals[-1].loss, rel=1e-6)
     assert run.summary["examples"] == 25 * 24
 
 
 @pytest.mark.thorough
-def test_they_do_something(runs):
+def test_update_options_change_the_weights(runs):
     assert norm_wise_difference(runs("plain").weights, runs("whole").weights) > 1e-2
     assert abs(runs("plain").evals[-1].loss - runs("whole").evals[-1].loss) > 1e-2
 
 
 @pytest.mark.thorough
-def test_the_average_is_what_was_evaluated(runs):
-    """Also by a process that only reads the checkpoint; the trained weights are there too."""
+def test_ema_weights_are_evaluated(runs):
+    """Also by a process that only reads the checkpoint, which also has the trained weights."""
     path = str(runs(("tf", "async")).path)
     recorded = runs(("tf", "async")).evals[-1].loss
     for options, weights, near in (([], "ema", True), (["--weights", "trained"], "trained", False)):
-        said = json.loads(trainer("evaluate", path, "--backend", "torch", *options, "--json").stdout)
-        assert said["weights"] == weights
-        assert (abs(said["loss"] - recorded) < 1e-6) == near
+        evaluation = json.loads(trainer("evaluate", path, "--backend", "torch", *options, "--json").stdout)
+        assert evaluation["weights"] == weights
+        assert (abs(evaluation["loss"] - recorded) < 1e-6) == near

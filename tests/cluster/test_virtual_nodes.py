@@ -1,4 +1,7 @@
-"""Virtual nodes are real: separate, reachable, shaped, limited, and gone afterwards, as root and as an ordinary user."""
+"""Virtual nodes are separate, connected, shaped, limited and removed afterwards.
+
+As root and as an ordinary user.
+"""
 
 from __future__ import annotations
 
@@ -123,8 +126,8 @@ def test_bandwidth_holds_in_both_directions(senders: list[int], receiver: int) -
         time.sleep(0.6)
         readings = []
         for _ in range(4):
-            asked = time.perf_counter()
-            readings.append((asked, bridge_counters(network), time.perf_counter()))
+            before = time.perf_counter()
+            readings.append((before, bridge_counters(network), time.perf_counter()))
             time.sleep(0.4)
         for process in [*running, sink]:
             process.communicate(timeout=30)
@@ -136,12 +139,12 @@ def test_bandwidth_holds_in_both_directions(senders: list[int], receiver: int) -
 
 
 def rates(readings: list[tuple[float, list[tuple[int, int]], float]], of: Callable[[list[tuple[int, int]]], int]) -> list[float]:
-    """Return the bits per second between consecutive readings, each of which lies somewhere between the times about it."""
+    """Return the bits per second between consecutive readings, within their uncertain times."""
     return [(of(after) - of(before)) * 8 / (end - start) for (start, before, _), (_, after, end) in itertools.pairwise(readings)]
 
 
 def test_cpu_quota_holds_from_the_first_instruction(groups: Path) -> None:
-    """The quota is low, so that it is reached on a busy machine too, and what a program uses before it is in its group counts little."""
+    """A low quota is reached on a busy machine too; usage before joining the group is small."""
     cores = 0.1
     burn = "import time\nend = time.monotonic() + 3.0\nwhile time.monotonic() < end: pass"
     with VirtualNetwork(2, None, lambda node: [cores, None][node]) as network:
@@ -163,7 +166,7 @@ def test_cpu_quota_holds_from_the_first_instruction(groups: Path) -> None:
     assert not group.exists()
 
 
-def test_the_process_is_the_program_itself(three: VirtualNetwork, tmp_path: Path) -> None:
+def test_virtual_node_process_is_the_program(three: VirtualNetwork, tmp_path: Path) -> None:
     program = "import os, signal, sys; print(os.getpid(), os.getppid(), os.getcwd(), os.environ['MARK'], len(os.listdir('/proc/self/fd')))"
     process = three.popen(0, [*PYTHON, "-c", program], stdout=subprocess.PIPE, text=True, cwd=tmp_path, env={"MARK": "seen"})
     written, _ = process.communicate(timeout=30)
@@ -172,7 +175,7 @@ def test_the_process_is_the_program_itself(three: VirtualNetwork, tmp_path: Path
     assert ended_by_pipe.wait(timeout=30) == -signal.SIGPIPE  # not ignored, as Python would leave it
 
 
-def test_a_program_that_cannot_run_says_so(three: VirtualNetwork) -> None:
+def test_virtual_node_invalid_program_is_reported(three: VirtualNetwork) -> None:
     process = three.popen(1, ["no-such-program"], stderr=subprocess.PIPE, text=True)
     _, complaint = process.communicate(timeout=30)
     assert process.returncode == 127
@@ -183,13 +186,13 @@ def test_a_program_that_cannot_run_says_so(three: VirtualNetwork) -> None:
 
 @pytest.fixture
 def mark(monkeypatch: pytest.MonkeyPatch) -> str:
-    """On all that this test starts, by which it is found: the number of a network namespace may be another's later."""
+    """Mark all processes of this test: a namespace's number may be reused by another test."""
     value = uuid.uuid4().hex
     monkeypatch.setenv(MARK, value)
     return value
 
 
-def test_closing_takes_everything_away(mark: str) -> None:
+def test_virtual_network_close_removes_everything(mark: str) -> None:
     network = VirtualNetwork(1, None, unlimited)
     network.start()
     ended = network.popen(0, ["true"])
@@ -210,7 +213,7 @@ def test_closing_takes_everything_away(mark: str) -> None:
         network.popen(0, ["true"])
 
 
-def test_a_killed_holder_is_noticed_and_costs_no_node(groups: Path) -> None:
+def test_killed_holder_is_noticed_and_nodes_survive(groups: Path) -> None:
     with VirtualNetwork(2, None, lambda _: 1.0) as network, VirtualNetwork(2, None, lambda _: 1.0) as another:
         os.kill(network.holder_pid, signal.SIGKILL)
         sink = start_sink(network, 0, 1)
@@ -245,37 +248,40 @@ def alive(pid: int) -> bool:
 
 
 def kill_owner(cores: str, what: str, seconds: float) -> tuple[dict[str, Any], float, int]:
-    """Start an owner, kill it, wait until its holder and programs are gone; return what it said, how long that took, and its id."""
+    """Start an owner, kill it and wait for the end of its holder and programs.
+
+    Return its output, the duration and its id.
+    """
     owner = subprocess.Popen([sys.executable, "-c", OWNER, cores, what], stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert owner.stdout is not None
     with owner.stdout:
-        said = json.loads(owner.stdout.readline())
-        assert said["holder"] in marked(os.environ[MARK])
+        description = json.loads(owner.stdout.readline())
+        assert description["holder"] in marked(os.environ[MARK])
         owner.kill()
         start = time.monotonic()
         owner.wait()
-    while any(alive(pid) for pid in [*said["pids"], said["holder"]]) and time.monotonic() < start + seconds:
+    while any(alive(pid) for pid in [*description["pids"], description["holder"]]) and time.monotonic() < start + seconds:
         time.sleep(0.05)
-    return said, time.monotonic() - start, owner.pid
+    return description, time.monotonic() - start, owner.pid
 
 
 @pytest.mark.thorough
 @pytest.mark.faults
 def test_nothing_remains_after_the_owner_is_killed(groups: Path, mark: str) -> None:
-    said, seconds, owner = kill_owner("1.0", "leave", 12.0)
+    description, seconds, owner = kill_owner("1.0", "leave", 12.0)
     assert seconds < 10.0
-    assert len(said["pids"]) == 2
+    assert len(description["pids"]) == 2
     assert marked(mark) == []
     assert list(groups.glob(f"crosstrain-*-{owner}-*")) == []
 
 
 @pytest.mark.faults
-def test_the_holder_notices_although_a_fork_keeps_its_socket_open() -> None:
-    said, seconds, owner = kill_owner("None", "fork", 5.0)
+def test_holder_notices_end_while_fork_has_its_socket() -> None:
+    description, seconds, owner = kill_owner("None", "fork", 5.0)
     (fork,) = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if pid != owner and os_session(pid) == owner]
     os.kill(fork, signal.SIGKILL)
     assert seconds < 2.0
-    assert not alive(said["holder"])
+    assert not alive(description["holder"])
 
 
 def os_session(pid: int) -> int:
@@ -285,7 +291,7 @@ def os_session(pid: int) -> int:
         return -1
 
 
-def test_a_later_run_sweeps_what_a_killed_holder_left(groups: Path) -> None:
+def test_later_run_removes_leftovers_of_killed_holder(groups: Path) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
     stale = groups / f"crosstrain-{os.stat('/proc/self/ns/pid').st_ino}-{ended.pid}-1-2-node0"
@@ -306,28 +312,28 @@ from bridge_counters import bridge_counters
 from crosstrain.launch.virtual.network import MissingCapabilityError
 from crosstrain.launch.virtual.network import VirtualNetwork, possible
 able = possible()
-said = {"rootless": able.rootless, "lacks": {capability: str(lack) for capability, lack in able.lacks.items()}}
+result = {"rootless": able.rootless, "lacks": {capability: str(lack) for capability, lack in able.lacks.items()}}
 if "namespaces" not in able.lacks:
     with VirtualNetwork(3, 1e9, lambda node: None) as network:
         sink = network.popen(0, [sys.executable, sys.argv[1], "sink", "5000", "2"], stdout=subprocess.PIPE, text=True)
         sink.stdout.readline()
         send = [sys.executable, sys.argv[1], "send", network.addresses[0], "5000", "1000000", "20"]
         senders = [network.popen(node, send, stdout=subprocess.DEVNULL) for node in (1, 2)]
-        said["codes"] = [sender.wait(timeout=30) for sender in senders]
-        said["received"] = int(sink.communicate(timeout=30)[0])
+        result["codes"] = [sender.wait(timeout=30) for sender in senders]
+        result["received"] = int(sink.communicate(timeout=30)[0])
         status = network.popen(0, ["cat", "/proc/self/status"], stdout=subprocess.PIPE, text=True).communicate()[0]
-        said["status"] = {line.split(":")[0]: line.split()[1] for line in status.splitlines() if line.startswith(("Uid", "CapEff"))}
-        said["counted"] = bridge_counters(network)
+        result["status"] = {line.split(":")[0]: line.split()[1] for line in status.splitlines() if line.startswith(("Uid", "CapEff"))}
+        result["counted"] = bridge_counters(network)
     try:
         VirtualNetwork(1, None, lambda node: 0.5).start()
     except MissingCapabilityError as lack:
-        said["lack"] = [lack.exit_code, lack.capability, str(lack)]
-print(json.dumps(said))
+        result["lack"] = [lack.exit_code, lack.capability, str(lack)]
+print(json.dumps(result))
 """
 
 
 def interpreter_for(user: list[str]) -> str | None:
-    """Return a Python of at least 3.11 that `user` can run: this one may lie in a home that is closed to others."""
+    """Return a Python of at least 3.11 that `user` can run; ours may be in a private home."""
     for candidate in (sys.executable, shutil.which("python3", path="/usr/local/bin:/usr/bin")):
         check = "import sys; sys.exit(sys.version_info < (3, 11))"
         if candidate and subprocess.run([*user, candidate, "-I", "-S", "-c", check], capture_output=True, check=False).returncode == 0:
@@ -363,21 +369,21 @@ def test_an_ordinary_user_can_have_virtual_nodes(open_folder: Path) -> None:
     environment |= {"PYTHONPATH": str(open_folder), "PYTHONDONTWRITEBYTECODE": "1"}
     argv = [*user, python, "-c", ORDINARY_USER, str(open_folder / "node_traffic.py")]
     done = subprocess.run(argv, env=environment, cwd="/", capture_output=True, text=True, timeout=60, check=True)
-    said = json.loads(done.stdout)
-    if "namespaces" in said["lacks"]:
-        pytest.skip(f"user namespaces are off here: {said['lacks']['namespaces']}")
-    assert said["rootless"]
-    assert "bandwidth" not in said["lacks"]
-    assert said["codes"] == [0, 0]
-    assert said["received"] == 2_000_000
-    assert said["status"] == {"Uid": str(os.geteuid() or 65534), "CapEff": "0000000000000000"}  # it cannot undo its own limits
-    assert said["counted"][0][1] > 2_000_000
-    if "cpu_quota" in said["lacks"]:
-        assert said["lack"][:2] == [2, "cpu_quota"]
-        assert "cores-per-node" in said["lack"][2]
+    description = json.loads(done.stdout)
+    if "namespaces" in description["lacks"]:
+        pytest.skip(f"user namespaces are off here: {description['lacks']['namespaces']}")
+    assert description["rootless"]
+    assert "bandwidth" not in description["lacks"]
+    assert description["codes"] == [0, 0]
+    assert description["received"] == 2_000_000
+    assert description["status"] == {"Uid": str(os.geteuid() or 65534), "CapEff": "0000000000000000"}  # it cannot undo its own limits
+    assert description["counted"][0][1] > 2_000_000
+    if "cpu_quota" in description["lacks"]:
+        assert description["lack"][:2] == [2, "cpu_quota"]
+        assert "cores-per-node" in description["lack"][2]
 
 
-def test_impossible_figures_are_refused() -> None:
+def test_virtual_network_impossible_limits_are_refused() -> None:
     with pytest.raises(UsageError, match="nodes: got '0'"):
         VirtualNetwork(0, None, unlimited)
     with pytest.raises(UsageError, match="bandwidth"):

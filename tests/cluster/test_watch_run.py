@@ -1,4 +1,4 @@
-"""`trainer watch` beside real runs: what it says of a run while it goes on is what the run says of itself when it has ended."""
+"""`trainer watch` during real runs: equal to the runs' final records."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def started(folder, *arguments):
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_what_it_says_is_what_the_run_says(tmp_path):
+def test_watch_shows_figures_of_run(tmp_path):
     with started(tmp_path, "--json", "--interval", "0.1") as watch:
-        asked = ["--backend", "toy", "--nodes", "2", "--epochs", "180", "--eval-every", "60epoch", "--sample-interval", "0.2"]
-        done = trainer("run", *asked, "--out", str(tmp_path), "--name", "run", "--json")
+        options = ["--backend", "toy", "--nodes", "2", "--epochs", "180", "--eval-every", "60epoch", "--sample-interval", "0.2"]
+        done = trainer("run", *options, "--out", str(tmp_path), "--name", "run", "--json")
         output, errors = watch.communicate(timeout=60)
     assert done.returncode == watch.returncode == 0, done.stderr + errors
     summary = {key: value for key, value in json.loads(done.stdout).items() if key != "path"}
@@ -56,10 +56,10 @@ def test_what_it_says_is_what_the_run_says(tmp_path):
 
 
 @pytest.mark.thorough
-def test_it_sees_a_run_that_is_killed(tmp_path):
+def test_watch_reports_killed_run(tmp_path):
     with started(tmp_path) as watch:
-        asked = ["run", "--backend", "toy", "--steps", "100000000", "--out", str(tmp_path), "--name", "run"]
-        with MarkedRun(asked, tmp_path) as run:
+        command = ["run", "--backend", "toy", "--steps", "100000000", "--out", str(tmp_path), "--name", "run"]
+        with MarkedRun(command, tmp_path) as run:
             records = tmp_path / "run" / "steps.jsonl"
             wait_until(lambda: records.exists() and records.stat().st_size > 100_000, 60, "updates")
             run.process.send_signal(signal.SIGKILL)
@@ -70,7 +70,7 @@ def test_it_sees_a_run_that_is_killed(tmp_path):
 
 
 @pytest.mark.thorough
-def test_tensorboard_that_is_asked_for_is_shown_how_to_open(tmp_path):
+def test_watch_shows_how_to_open_tensorboard(tmp_path):
     shown = trainer("run", "--backend", "toy", "--steps", "5", "--out", str(tmp_path / "my runs"), "--tensorboard")
     assert f"tensorboard --logdir '{tmp_path}/my runs'" in shown.stderr.splitlines()[0]
     assert "tensorboard --logdir" not in trainer("run", "--backend", "toy", "--steps", "5", "--out", str(tmp_path / "other")).stderr

@@ -1,4 +1,7 @@
-"""Parts of the TensorFlow backend in one process: pixels, dropout, precision, logits, traces. Run by test_tf_images.py."""
+"""Parts of the TensorFlow backend in one process; run by test_tf_images.py.
+
+Pixels, dropout, precision, logits, traces.
+"""
 
 import os
 
@@ -38,16 +41,16 @@ tf.config.threading.set_inter_op_parallelism_threads(1)
 
 @pytest.fixture(name="opened")
 def opener():
-    """What the shared tests open a session with."""
+    """The function with which shared tests open a session."""
     return opened
 
 
 @pytest.fixture(scope="module")
 def session():
     """A trained session of the model with batch normalisation."""
-    found, _, data = opened("worker-0", {"model": NORMALISED, "batch_size": 8, "momentum": 0.9}, 32, free_ports(1))
-    list(found.train(Plan(0, 2, 0, 0, np.full(2, 0.05))))
-    return found, data
+    opened_session, _, data = opened("worker-0", {"model": NORMALISED, "batch_size": 8, "momentum": 0.9}, 32, free_ports(1))
+    list(opened_session.train(Plan(0, 2, 0, 0, np.full(2, 0.05))))
+    return opened_session, data
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
@@ -60,8 +63,8 @@ def test_normalised_to_the_bit(monkeypatch, channels_last, line):
     axes = (0, 2, 3, 1) if channels_last else (0, 1, 2, 3)
     images = np.ascontiguousarray(data.images("train").transpose(axes))
     for way in normalised, normalised_in_blocks, compiled_normalised:
-        found = way(tf.constant(images), data.info, channels_last=channels_last).numpy()
-        assert np.array_equal(found, data.inputs("train").transpose(axes))
+        pixels = way(tf.constant(images), data.info, channels_last=channels_last).numpy()
+        assert np.array_equal(pixels, data.inputs("train").transpose(axes))
 
 
 @pytest.mark.parametrize("small", [0, 2**15])
@@ -86,7 +89,7 @@ def test_batches_are_the_definition(monkeypatch, small, augment, model):
 
 
 @pytest.mark.parametrize("size", [17, 1])
-def test_micro_batches_add_up_to_the_whole(size):
+def test_micro_batches_sum_to_whole_batch(size):
     data, job = Pictures(32), Job(backend="tf")
     spec = load(find("model", "cnn"), "model")(data.info)
     model, context = build_model("cnn", spec), ForwardContexts(job, spec, 0).training({}, None, tf.range(size))
@@ -101,23 +104,23 @@ def test_micro_batches_add_up_to_the_whole(size):
     loss_sum_of_micro_batches, gradients_of_micro_batches = model.loss_and_gradients(parameters, cut, tf.constant(0.1), context)
     assert float(loss_sum_of_micro_batches) == pytest.approx(float(loss_sum), rel=1e-5)
     assert len(gradients) == len(gradients_of_micro_batches) == len(canonical)
-    for one, other in zip(gradients, gradients_of_micro_batches, strict=True):
-        assert np.linalg.norm(one - other) <= 1e-5 * np.linalg.norm(one)
+    for gradient, summed in zip(gradients, gradients_of_micro_batches, strict=True):
+        assert np.linalg.norm(gradient - summed) <= 1e-5 * np.linalg.norm(gradient)
     assert np.allclose(model.sums(parameters, cut, context), model.sums(parameters, whole, context), rtol=1e-5)
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e4])
-def test_the_deterministic_cross_entropy_is_the_other(scale):
-    """In value and gradient, also where all but one class have a probability of 0, and of no examples."""
+def test_deterministic_cross_entropy_equals_standard_one(scale):
+    """Value and gradient, also if all but one class have probability 0, and without examples."""
     spec = load(find("model", "logreg"), "model")(Pictures(8).info)
     draw = np.random.default_rng(5)
     for count in (40, 0):
         logits_bk = tf.constant((scale * draw.standard_normal((count, 10))).astype(np.float32))
         y_b = tf.constant(draw.integers(0, 10, count), tf.int32)
-        one, other = (build_model("logreg", spec, deterministic=flag)._cross_entropy(logits_bk, y_b) for flag in (True, False))
-        for found, expected in zip(one, other, strict=True):
-            assert found.dtype == expected.dtype == tf.float32
-            assert np.allclose(found, expected, rtol=1e-6, atol=1e-6)
+        deterministic, standard = (build_model("logreg", spec, deterministic=flag)._cross_entropy(logits_bk, y_b) for flag in (True, False))
+        for actual, expected in zip(deterministic, standard, strict=True):
+            assert actual.dtype == expected.dtype == tf.float32
+            assert np.allclose(actual, expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +136,7 @@ def test_the_deterministic_cross_entropy_is_the_other(scale):
         (1, "alexnet", {}, 2, "CPU:0"),
     ],
 )
-def test_a_small_convolutional_networks_step_has_a_micro_batch_for_each_thread(micro_batches, model, options, threads, device):
+def test_small_cnn_step_has_a_micro_batch_per_thread(micro_batches, model, options, threads, device):
     spec = load(find("model", model), "model")(Pictures(32).info)
     assert micro_batches_on(device, Job(backend="tf", batch_size=32, **options), spec, threads) == micro_batches
 
@@ -141,11 +144,11 @@ def test_a_small_convolutional_networks_step_has_a_micro_batch_for_each_thread(m
 def test_changed_pixels_are_the_definition():
     images = Pictures(16).images("train")[:, :, :, :11]
     changes = Augmentation(4, 3, flip=True).draws(5, 2, 60)
-    found = changed(tf.constant(np.ascontiguousarray(images.transpose(0, 2, 3, 1))), tf.constant(changes))
-    assert np.array_equal(found.numpy().transpose(0, 3, 1, 2), apply_changes(images, changes))
+    pixels = changed(tf.constant(np.ascontiguousarray(images.transpose(0, 2, 3, 1))), tf.constant(changes))
+    assert np.array_equal(pixels.numpy().transpose(0, 3, 1, 2), apply_changes(images, changes))
 
 
-def test_dropout_depends_on_seed_step_rank_and_layer_alone():
+def test_dropout_depends_only_on_seed_step_rank_and_layer():
     data = Pictures(20)
     spec = load(find("model", "alexnet"), "model")(data.info)
     x, indices = tf.ones([20, 400]), tf.range(20)
@@ -156,8 +159,8 @@ def test_dropout_depends_on_seed_step_rank_and_layer_alone():
         return passes.training({}, tf.constant(step, tf.int64), indices).dropout(x, 0.4, layer).numpy()
 
     assert np.array_equal(drawn(), drawn())
-    for other in drawn(seed=1), drawn(rank=1), drawn(step=4), drawn(layer=1):
-        assert not np.array_equal(drawn(), other)
+    for changed_mask in drawn(seed=1), drawn(rank=1), drawn(step=4), drawn(layer=1):
+        assert not np.array_equal(drawn(), changed_mask)
     assert np.unique(drawn()).tolist() == pytest.approx([0.0, 1 / 0.6])
     assert (drawn() > 0).mean() == pytest.approx(0.6, abs=0.03)
     mask = keep_mask(9, 3, 1, np.arange(20), 400, 0.4)
@@ -195,13 +198,13 @@ def test_only_workers_insist_on_a_gpu():
     """Parameter servers and chiefs are shown none, also where there are some."""
     job = Job(backend="tf", mode="async", device="gpu", ps=1)
     tasks = make_tasks(Cluster(tuple(parameter_server_placement(job, chief_is_first_ps=False)), ("127.0.0.1",), {}, ""), [1])
-    found = {}
+    devices = {}
     for task in tasks:
         try:
-            found[task.name] = runtime._choose_device(task, job)
+            devices[task.name] = runtime._choose_device(task, job)
         except UsageError as error:
-            found[task.name] = str(error)[:18]
-    assert found == {"chief-0": "CPU:0", "ps-0": "CPU:0", "worker-0": "device: got 'gpu',"}
+            devices[task.name] = str(error)[:18]
+    assert devices == {"chief-0": "CPU:0", "ps-0": "CPU:0", "worker-0": "device: got 'gpu',"}
 
 
 def test_half_precision_needs_a_gpu():
@@ -221,35 +224,37 @@ def test_lower_precision_is_near_and_named():
 
 
 def test_logits_are_those_that_are_evaluated(monkeypatch, session):
-    found, data = session
+    opened_session, data = session
     monkeypatch.setattr("crosstrain.backends.vectors.EVALUATION_BATCH", 8)
-    logits = np.concatenate([found.predict("test", 0, 11), found.predict("test", 11, 11), found.predict("test", 11, 30)])
+    logits = np.concatenate(
+        [opened_session.predict("test", 0, 11), opened_session.predict("test", 11, 11), opened_session.predict("test", 11, 30)]
+    )
     assert logits.shape == (30, 4)
     shifted = logits - logits.max(1, keepdims=True)
     losses = np.log(np.exp(shifted).sum(1)) - shifted[np.arange(30), data.labels("test")]
-    evaluated = found.evaluate("test")
+    evaluated = opened_session.evaluate("test")
     assert evaluated.sums["loss_sum"] == pytest.approx(losses.sum(), rel=1e-4)
     assert evaluated.sums["correct"] == (logits.argmax(1) == data.labels("test")).sum()
 
 
-def test_states_are_taken_over_whole_or_refused(session):
-    found, _ = session
-    kept = {key: value.copy() for key, value in flat(found.state()).items()}
-    state = found.state()
-    given = State(*({name: value.copy() for name, value in part.items()} for part in (state.parameters,)), {}, 5, dict(state.buffers))
-    found.load(given)
-    back = flat(found.state())
+def test_states_are_loaded_completely_or_refused(session):
+    opened_session, _ = session
+    kept = {key: value.copy() for key, value in flat(opened_session.state()).items()}
+    state = opened_session.state()
+    new_state = State(*({name: value.copy() for name, value in part.items()} for part in (state.parameters,)), {}, 5, dict(state.buffers))
+    opened_session.load(new_state)
+    back = flat(opened_session.state())
     for key, value in back.items():
         expected = 5 if key == "updates" else np.zeros_like(value) if key.startswith("slots/") else kept[key]
         assert np.array_equal(value, expected), key
-    first = next(iter(given.parameters))
+    first = next(iter(new_state.parameters))
     for wrong in (
-        State({**given.parameters, first: np.zeros(3, np.float32)}, {}, 5, given.buffers),
-        State(given.parameters, {"first_moment": given.parameters}, 5, given.buffers),
-        State(given.parameters, {}, 5, {}),
+        State({**new_state.parameters, first: np.zeros(3, np.float32)}, {}, 5, new_state.buffers),
+        State(new_state.parameters, {"first_moment": new_state.parameters}, 5, new_state.buffers),
+        State(new_state.parameters, {}, 5, {}),
     ):
         with pytest.raises(ValueError, match=r"shape|slots|buffer"):
-            found.load(wrong)
+            opened_session.load(wrong)
 
 
 def test_a_trace_is_written(monkeypatch, tmp_path):
@@ -261,19 +266,19 @@ def test_a_trace_is_written(monkeypatch, tmp_path):
     assert b"Conv2D" in trace.read_bytes()
 
 
-def test_scaled_gradients_are_clipped_as_they_are_without_the_scale():
-    """And an update whose gradients overflow changes neither weights nor their moving average."""
+def test_scaled_gradients_are_clipped_as_unscaled():
+    """An update with overflowing gradients changes neither weights nor moving average."""
     job, data = Job(backend="tf", clip_norm=0.01, ema_decay=0.9), Pictures(8)
-    spec, found = load(find("model", "logreg"), "model")(data.info), []
+    spec, weights = load(find("model", "logreg"), "model")(data.info), []
     for scaled in (False, True):
         replica = Replica(job, build_model("logreg", spec))
         replica.loss_scale = LossScale() if scaled else None
         scalars = [tf.constant(value) for value in replica.optimizer.host_scalars(np.ones(1), 1)[0]]
         gradients = [tf.ones(shape) * (2.0**14 if scaled else 1.0) for shape in ((4, 192), (4,))]
         replica.apply(gradients, scalars)
-        found.append([tensor.numpy() for averaged in (False, True) for tensor in replica.read(to_evaluate=averaged)[0].held.values()])
-    assert all(np.array_equal(a, b) for a, b in zip(*found, strict=True))
+        weights.append([tensor.numpy() for averaged in (False, True) for tensor in replica.read(to_evaluate=averaged)[0].held.values()])
+    assert all(np.array_equal(a, b) for a, b in zip(*weights, strict=True))
     replica.apply([gradients[0] * float("inf"), gradients[1]], scalars)
     after = [tensor.numpy() for averaged in (False, True) for tensor in replica.read(to_evaluate=averaged)[0].held.values()]
-    assert all(np.array_equal(a, b) for a, b in zip(after, found[1], strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(after, weights[1], strict=True))
     assert replica.scalars == {"loss_scale": 2.0**13, "clean_steps": 0.0}

@@ -1,6 +1,6 @@
-"""Tasks of the TensorFlow backend that train image models, as processes of their own; started by test_tf_images.py.
+"""Processes of TensorFlow tasks that train image models; started by test_tf_images.py.
 
-They do what torch_image_tasks.py does; see there for the arguments and the scenario.
+They do the same as torch_image_tasks.py, which documents the arguments and the scenario.
 """
 
 import json
@@ -31,7 +31,7 @@ def opened(name, options, side, first_port):
 
 
 def half_main(name, scenario, folder):
-    """Async in fp16, on the CPU: it computes that too, though slowly, so that jobs are refused there."""
+    """Async in fp16 on the CPU, which is slow: jobs are refused there."""
     from crosstrain.backends.tf import runtime
 
     runtime.check_precision = lambda job, gpu: None
@@ -61,7 +61,10 @@ def half_main(name, scenario, folder):
 
 
 def ops_main(model, path):
-    """Train, evaluate and read out with --deterministic, or without; writes the types of all ops that TensorFlow was given functions of."""
+    """Train, evaluate and read the state with or without --deterministic.
+
+    Write the types of all ops in TensorFlow's functions.
+    """
     from tensorflow.python.eager import context
 
     described = json.loads(Path(path).read_text())
@@ -91,13 +94,13 @@ def main(kind, who, path):
     if kind == "ops":
         ops_main(who, path)
         return
-    described, beside = json.loads(Path(path).read_text()), Path(path).parent
+    described, folder = json.loads(Path(path).read_text()), Path(path).parent
     if kind == "rank":
-        tasks.sync_main(int(who), described, beside)
+        tasks.sync_main(int(who), described, folder)
     elif kind == "half":
-        half_main(who, described, beside)
+        half_main(who, described, folder)
     else:
-        tasks.async_main(who, described, beside)
+        tasks.async_main(who, described, folder)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
-"""Tasks of the TensorFlow backend as processes of their own, on a small dataset in memory; started by test_tf_backend.py.
+"""Processes of TensorFlow tasks on a small dataset in memory; started by test_tf_backend.py.
 
-``python tf_tasks.py alone SCENARIO.json``: every sync job of the scenario, on one rank; results go to files beside it.
-``python tf_tasks.py rank RANK SCENARIO.json``: a rank of three, of which the last dies in the end.
-``python tf_tasks.py late SCENARIO.json``: a rank whose peer never comes; ``taken``: tasks whose ports are taken.
-``python tf_tasks.py task NAME SCENARIO.json``: an async task; the chief takes commands as JSON lines and answers each with one.
+``tf_tasks.py alone SCENARIO.json``: every sync job of the scenario on one rank, results in files there; ``rank RANK SCENARIO.json``: a rank
+of three, of which the last dies; ``late SCENARIO.json``: a rank whose peer never comes; ``taken``: tasks whose ports are taken;
+``task NAME SCENARIO.json``: an async task; the chief takes commands as JSON lines and answers each with one.
 """
 
 import errno
@@ -47,13 +46,13 @@ def open_task(name, job, first_port):
 
 
 def whole_epochs(job, data, epochs):
-    """One plan an epoch, with its short last batch."""
+    """Plans of one epoch each, with its short last batch."""
     steps = make_sampler(job, data).steps_per_epoch
     return [Plan(epoch * steps, steps, epoch, 0, np.full(steps, job.lr)) for epoch in range(epochs)]
 
 
 def kept(session):
-    """A state that the next one does not overwrite, on every rank: those after the first copy theirs although nobody asks for it."""
+    """A copy of the state on every rank: later ranks must copy theirs unasked."""
     session.state()
     memory = StateMemory(session._spec, session._replica.optimizer.slots)
     session._replica.copy_to(memory)
@@ -61,20 +60,23 @@ def kept(session):
 
 
 def cut_at_random(plan, random):
-    """The same steps in plans of random lengths."""
+    """Split the steps into plans of random lengths."""
     borders = [0, *sorted(random.choice(np.arange(1, plan.count), random.integers(1, plan.count), replace=False).tolist()), plan.count]
     rates = plan.learning_rates
     return [Plan(plan.first_step + a, b - a, plan.epoch, plan.first_in_epoch + a, rates[a:b]) for a, b in itertools.pairwise(borders)]
 
 
 def run(session, job, rank, chosen, seed=0):
-    """Train; then go back to the beginning of the last epoch and train it again, at last in plans cut at random. Returns arrays."""
+    """Train, then train the last epoch again from its start, finally in random plans.
+
+    Returns arrays.
+    """
     losses = []
     assert session.state().updates == 0
     for plan in chosen:
         middle = kept(session)
         losses.append(train(session, plan)[0])
-    found, end = session.evaluate("test"), kept(session)
+    sums, end = session.evaluate("test"), kept(session)
     session.load(middle if rank == 0 else None)
     again, _ = train(session, plan)
     repeated = kept(session)
@@ -82,7 +84,7 @@ def run(session, job, rank, chosen, seed=0):
     for _ in range(3):
         session.load(middle if rank == 0 else None)
         cut.append(np.concatenate([train(session, piece)[0] for piece in cut_at_random(plan, random)]))
-    evaluated = np.array([found.examples, found.sums["loss_sum"], found.sums["correct"], found.updates_applied])
+    evaluated = np.array([sums.examples, sums.sums["loss_sum"], sums.sums["correct"], sums.updates_applied])
     updates = np.array([end.updates, repeated.updates])
     return {
         "losses": np.concatenate(losses), "again": again, "cut": np.array(cut), "evaluated": evaluated, "updates": updates,
@@ -147,7 +149,7 @@ def taken_main(scenario):
 
 
 def late_main(scenario):
-    BACKEND.probe()  # the import is not what is timed
+    BACKEND.probe()  # the import is not timed
     began = time.monotonic()
     with pytest.raises(RunFailedError, match="start_timeout"):
         open_task("worker-0", Job(backend="tf", nodes=2, start_timeout=2), scenario["port"] + 10)

@@ -1,4 +1,7 @@
-"""Async training on torch, chief and workers as threads of one process, with real sockets between them. Run by test_torch_images.py."""
+"""Async training on torch as threads of one process with real sockets.
+
+Run by test_torch_images.py.
+"""
 
 import threading
 import time
@@ -66,7 +69,7 @@ def trained_by_workers(**options):
             assert not worker.is_alive()
 
 
-def after(session, state, count, lr=0.01):
+def state_after(session, state, count, lr=0.01):
     """The state after some updates from a given one, of the first epoch."""
     session.load(state)
     results = [*session.train(Plan(0, count, 0, 0, np.full(count, lr))), *session.drain()]
@@ -79,34 +82,37 @@ def after(session, state, count, lr=0.01):
 
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2, "batch_size": 4}])
 def test_the_loss_scale_is_part_of_the_state(fp16_on_the_cpu, options):
-    """An update whose gradient overflows counts, but changes nothing; the scale falls for all workers, and rises after 2000."""
+    """An update whose gradient overflows counts, but changes nothing.
+
+    The scale falls for all workers, and rises after 2000 updates.
+    """
     with trained_by_workers(nodes=2, precision="fp16", momentum=0.9, **options) as session:
         start = deepcopy(session.state())
         assert start.scalars == {"loss_scale": 2.0**14, "clean_steps": 0.0}
-        overflowed = after(session, replace(start, scalars={"loss_scale": 2.0**60, "clean_steps": 1990.0}), 6)
-        low = after(session, replace(start, scalars={"loss_scale": 2.0**4, "clean_steps": 1990.0}), 6)
-        grown = after(session, replace(start, scalars={"loss_scale": 2.0**5, "clean_steps": 1995.0}), 6)
-        anew = after(session, replace(start, scalars={}), 1)
+        overflowed = state_after(session, replace(start, scalars={"loss_scale": 2.0**60, "clean_steps": 1990.0}), 6)
+        low = state_after(session, replace(start, scalars={"loss_scale": 2.0**4, "clean_steps": 1990.0}), 6)
+        grown = state_after(session, replace(start, scalars={"loss_scale": 2.0**5, "clean_steps": 1995.0}), 6)
+        fresh = state_after(session, replace(start, scalars={}), 1)
     assert 2.0**54 <= overflowed.scalars["loss_scale"] <= 2.0**57  # two workers meet one scale once each at most
     assert overflowed.scalars["clean_steps"] == 0.0
     assert overflowed.updates == 6
     assert all(np.array_equal(value, start.parameters[name]) for name, value in overflowed.parameters.items())
     assert low.scalars == {"loss_scale": 2.0**4, "clean_steps": 1996.0}
     assert grown.scalars == {"loss_scale": 2.0**6, "clean_steps": 1.0}
-    assert anew.scalars == {"loss_scale": 2.0**14, "clean_steps": 1.0}
+    assert fresh.scalars == {"loss_scale": 2.0**14, "clean_steps": 1.0}
 
 
 def test_the_loss_scale_cancels_out(fp16_on_the_cpu):
     with trained_by_workers(precision="fp16") as session:
         start = deepcopy(session.state())
-        states = [start, *(after(session, replace(start, scalars={"loss_scale": 2.0**by}), 6) for by in (4, 9))]
+        states = [start, *(state_after(session, replace(start, scalars={"loss_scale": 2.0**by}), 6) for by in (4, 9))]
     first, second, third = (np.concatenate([value.ravel() for value in state.parameters.values()]) for state in states)
     assert np.linalg.norm(third - second) < 0.01 * np.linalg.norm(second - first)
 
 
 def test_float32_has_no_loss_scale():
     with trained_by_workers() as session:
-        assert after(session, deepcopy(session.state()), 3).scalars == {}
+        assert state_after(session, deepcopy(session.state()), 3).scalars == {}
 
 
 class WorkerByHand:
@@ -120,7 +126,7 @@ class WorkerByHand:
         self.link.receive(self._values)
         self.link.send(Kind.READY)
 
-    def told(self):
+    def receive_scale(self):
         """The loss scale that comes with an answer; a ticket may come with it, too."""
         frame = self.link.receive(self._values)
         self.link.receive_trailer(frame)
@@ -151,28 +157,28 @@ class Sentences:
 def chief_by_hand(data=None, **options):
     """A chief's session, its first worker, and what makes one that comes in its place."""
     job, data = Job(backend="torch", **{**BY_HAND, **options}), data or Pictures(SIDE)
-    cluster, spec, found = make_cluster(job, free_ports(8)), build_model(job.model, data.info), {}
+    cluster, spec, sessions = make_cluster(job, free_ports(8)), build_model(job.model, data.info), {}
     elements = spec.size
-    opening = threading.Thread(target=lambda: found.update(session=BACKEND.open(task_of(cluster, "chief-0"), job, spec, data)))
+    opening = threading.Thread(target=lambda: sessions.update(session=BACKEND.open(task_of(cluster, "chief-0"), job, spec, data)))
     opening.start()
     first = WorkerByHand(cluster, elements)
     opening.join()
     try:
-        yield found["session"], first, lambda: WorkerByHand(cluster, elements)
+        yield sessions["session"], first, lambda: WorkerByHand(cluster, elements)
     finally:
-        found["session"].close()
+        sessions["session"].close()
 
 
-def test_a_worker_that_comes_in_anothers_place_goes_on_with_the_scale_that_was_found():
+def test_replacement_worker_continues_with_current_loss_scale():
     with chief_by_hand() as (session, first, another):
         session.train(Plan(0, 8, 0, 0, np.full(8, 0.1)))  # of one worker's eight tickets each is one update
-        assert first.told() == 2.0**14
+        assert first.receive_scale() == 2.0**14
         first.push(0, OVERFLOWED)
-        assert first.told() == 2.0**13
+        assert first.receive_scale() == 2.0**13
         first.link.close()
         second = another()
         for step in range(1, 8):
-            assert second.told() == 2.0**13
+            assert second.receive_scale() == 2.0**13
             second.push(step)
         assert sum(result.count for result in session.drain()) == 8
         assert session.state().scalars == {"loss_scale": 2.0**13, "clean_steps": 7.0}
@@ -184,7 +190,7 @@ def test_an_exhausted_loss_scale_ends_the_run():
         session.load(replace(deepcopy(session.state()), scalars={"loss_scale": 2.0}))
         session.train(Plan(0, 3, 0, 0, np.full(3, 0.1)))
         for step, scale in enumerate((2.0, 1.0)):
-            assert worker.told() == scale
+            assert worker.receive_scale() == scale
             worker.push(step, OVERFLOWED)
         with pytest.raises(RunFailedError, match="precision fp16: gradients are not finite even at the loss scale 1"):
             list(session.drain())
@@ -192,7 +198,7 @@ def test_an_exhausted_loss_scale_ends_the_run():
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, float("inf"), float("nan")])
-def test_a_worker_refuses_a_loss_scale_that_is_none(fp16_on_the_cpu, scale):
+def test_worker_refuses_invalid_loss_scale(fp16_on_the_cpu, scale):
     port = free_ports(8)
     cluster = make_cluster(Job(backend="torch", **BY_HAND), port)
     elements = build_model("logreg", Pictures(SIDE).info).size
@@ -213,38 +219,38 @@ def test_a_worker_refuses_a_loss_scale_that_is_none(fp16_on_the_cpu, scale):
         listener.close(1.0)
 
 
-def test_the_chief_translates_in_float32_what_is_trained_in_fp16():
-    """As it computes on the CPU."""
-    found = {}
+def test_chief_translates_fp16_model_in_float32():
+    """The chief computes on the CPU."""
+    translations = {}
     for precision in ("fp32", "fp16"):
         with chief_by_hand(Sentences(), model="transformer:tiny", precision=precision) as (session, worker, _):
             ((best,),) = session.translating().translate([np.array([5, 6, END])], Decoding(beam=2, extra_length=3), 1)
-            found[precision] = [*best.pieces], best.score
+            translations[precision] = [*best.pieces], best.score
             worker.link.close()
-    assert found["fp16"] == found["fp32"]
+    assert translations["fp16"] == translations["fp32"]
 
 
 # Parameters that share their gradients ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", [{}, {"accumulate": 3, "batch_size": 4}])
-def test_parameters_that_share_their_gradients_are_clipped_each_for_itself(options):
+def test_parameters_with_shared_gradients_are_clipped_separately(options):
     gradient = {}
     for limit in (0.0, 0.01):
         with trained_by_workers(**{"model": "small_networks.added", "batch_size": 12, **options, "clip_norm": limit}) as session:
             start = deepcopy(session.state())
-            state = after(session, start, 1, lr=1.0)
+            state = state_after(session, start, 1, lr=1.0)
         gradient[limit] = np.concatenate([(start.parameters[name] - value).ravel() for name, value in state.parameters.items()])
     norm = np.linalg.norm(gradient[0.0])
     assert norm > 0.1
     assert np.allclose(gradient[0.01], gradient[0.0] * 0.01 / (norm + 1e-6), atol=1e-6 * norm)
 
 
-def test_the_loss_scale_cancels_out_of_gradients_that_are_shared(fp16_on_the_cpu):
+def test_loss_scale_cancels_out_of_shared_gradients(fp16_on_the_cpu):
     moved = {}
     for scale in (1.0, 2.0**10):
         with trained_by_workers(model="small_networks.added", precision="fp16") as session:
             start = deepcopy(session.state())
-            state = after(session, replace(start, scalars={"loss_scale": scale}), 1, lr=1.0)
+            state = state_after(session, replace(start, scalars={"loss_scale": scale}), 1, lr=1.0)
         moved[scale] = np.concatenate([(value - start.parameters[name]).ravel() for name, value in state.parameters.items()])
     assert np.linalg.norm(moved[2.0**10] - moved[1.0]) < 0.01 * np.linalg.norm(moved[1.0])

@@ -1,4 +1,7 @@
-"""Parts of the torch backend in one process: pixels, dropout, precision, logits, traces. Run by test_torch_images.py."""
+"""Parts of the torch backend in one process; run by test_torch_images.py.
+
+Pixels, dropout, precision, logits, traces.
+"""
 
 import json
 import subprocess
@@ -38,7 +41,7 @@ ADDED = "small_networks.added"
 
 @pytest.fixture(name="opened")
 def opener():
-    """What the shared tests open a session with."""
+    """The function with which shared tests open a session."""
     return opened
 
 
@@ -46,7 +49,7 @@ def opener():
 @pytest.mark.parametrize("line", [False, True])
 @pytest.mark.parametrize("stored_last", [False, True])
 def test_normalised_to_the_bit(monkeypatch, channels_last, line, stored_last):
-    """As a line or by the definition, in pieces of seven images, in whatever order the stored pixels lie."""
+    """As a line or by the definition, in pieces of seven images, for any memory layout."""
     data = Pictures(13, mean=(0.401, 0.501, 0.601) if line else (0.4, 0.6, 0.8))  # a pixel of 102, 153 or 204 has the mean itself
     assert (normal_line(data.info.mean, data.info.std) is not None) == line
     monkeypatch.setattr(pixels_module, "CHUNK_ELEMENTS", 7 * 3 * 13 * 13)
@@ -69,9 +72,9 @@ def test_batches_are_the_definition(monkeypatch, small, augment):
     split = data_module.ResidentSplit(data, "train", CPU, channels_last=True, changing=augment != "none")
     assert split.normalised == (small > 0 and augment == "none")
     batches = make_sampler(job, data).whole(1, 0, 9)
-    found = [(x.numpy().copy(), y.numpy()) for block in split.blocks(batches) for x, y in block]
+    batches_of_epoch = [(x.numpy().copy(), y.numpy()) for block in split.blocks(batches) for x, y in block]
     mean, std = (np.array(values).reshape(3, 1, 1) for values in (data.info.mean, data.info.std))
-    for position, (x, y) in enumerate(found):
+    for position, (x, y) in enumerate(batches_of_epoch):
         pixels = data.images("train")[batches.batch(position)]
         if augment != "none":
             pixels = apply_changes(pixels, batches.changes[batches.offsets[position] : batches.offsets[position + 1]])
@@ -88,7 +91,7 @@ def test_both_ways_to_change_pixels_are_the_definition():
     assert np.array_equal(gather_changed(tensor, torch.from_numpy(changes).long()).numpy(), expected)
 
 
-def test_dropout_depends_on_seed_step_rank_and_layer_alone():
+def test_dropout_depends_only_on_seed_step_rank_and_layer():
     x = torch.ones(20, 400)
 
     def drawn(seed=0, rank=0, step=3, layer=0, deterministic=False):
@@ -98,8 +101,8 @@ def test_dropout_depends_on_seed_step_rank_and_layer_alone():
         return dropout(x, 0.4, layer)
 
     assert torch.equal(drawn(), drawn())
-    others = [drawn(seed=1), drawn(rank=1), drawn(step=4), drawn(layer=1)]
-    assert all(not torch.equal(drawn(), other) for other in others)
+    masks = [drawn(seed=1), drawn(rank=1), drawn(step=4), drawn(layer=1)]
+    assert all(not torch.equal(drawn(), changed_mask) for changed_mask in masks)
     assert drawn().unique().tolist() == pytest.approx([0.0, 1 / 0.6])
     assert float((drawn() > 0).float().mean()) == pytest.approx(0.6, abs=0.03)
     mask = keep_mask(9, 3, 1, np.arange(20), 400, 0.4)
@@ -108,16 +111,16 @@ def test_dropout_depends_on_seed_step_rank_and_layer_alone():
 
 
 @pytest.mark.parametrize("options", [{"momentum": 0.9, "nesterov": True}, {}, {"optimizer": "adam"}])
-def test_gradients_may_lie_in_memory_as_they_like(options):
-    found = []
+def test_gradients_may_have_any_memory_layout(options):
+    weights = []
     for layout in (torch.contiguous_format, torch.channels_last):
         weight, job = torch.zeros(4, 3, 5, 5), Job(backend="torch", **options)
         rule = make_rule(job, [weight])
         for seed in range(2):
             gradient = torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(seed))
             rule.step([gradient.to(memory_format=layout)], 0.1)
-        found.append(weight)
-    assert torch.allclose(*found, rtol=1e-6)
+        weights.append(weight)
+    assert torch.allclose(*weights, rtol=1e-6)
 
 
 def test_loss_scale():
@@ -167,9 +170,9 @@ def test_logits_are_those_that_are_evaluated(monkeypatch):
     assert logits.shape == (30, 4)
     labels = data.labels("test")
     loss = np.log(np.exp(logits.astype(np.float64)).sum(1)) - logits[np.arange(30), labels]
-    found = session.evaluate("test")
-    assert found.sums["correct"] == int((logits.argmax(1) == labels).sum())
-    assert found.sums["loss_sum"] == pytest.approx(loss.sum(), rel=1e-4)
+    evaluation = session.evaluate("test")
+    assert evaluation.sums["correct"] == int((logits.argmax(1) == labels).sum())
+    assert evaluation.sums["loss_sum"] == pytest.approx(loss.sum(), rel=1e-4)
     session.close()
 
 
@@ -220,8 +223,8 @@ def test_an_empty_slice_changes_no_buffer():
     session.close()
 
 
-def test_data_parallel_training_imports_no_compiler_and_leaves_it_to_models_that_use_it():
-    """In a process of its own: a compiler that is imported stays."""
+def test_ddp_imports_no_compiler_unless_model_does():
+    """In another process, since an imported compiler stays loaded."""
     script = (
         "import sys, torch\n"
         "from crosstrain.backends.torch.gradients import compiler_deferred, data_parallel\n"
@@ -247,39 +250,39 @@ def test_data_parallel_training_imports_no_compiler_and_leaves_it_to_models_that
 
 
 @pytest.mark.parametrize("name", ["logreg", ADDED])
-def test_scaled_gradients_are_clipped_as_they_are_without_the_scale(name):
-    """And an update whose gradients overflow changes neither weights nor their moving average, but counts."""
+def test_scaled_gradients_are_clipped_as_unscaled(name):
+    """An update with overflowing gradients changes neither weights nor average, but counts."""
     job, data = Job(backend="torch", model=name, clip_norm=0.01, ema_decay=0.9), Pictures(8)
-    spec, found = load(find("model", name), "model")(data.info), []
-    split, one = data_module.ResidentSplit(data, "train", CPU), Batches.single(12)
+    spec, weights = load(find("model", name), "model")(data.info), []
+    split, whole = data_module.ResidentSplit(data, "train", CPU), Batches.single(12)
     for scaled in (False, True):
         model = Model.initial(job, spec, 0, CPU)
         rule, loss_scale = make_rule(job, model.values), precision.LossScale() if scaled else None
         updater, source = Updater(job, rule, loss_scale), LocalGradients(model, loss_scale, slices=False)
-        updater.apply(source.compute_batch(*split.span(0, 12), 1 / 12, model.passes.training(0, one, 0)), 1.0)
-        found.append([*model.values, *rule.slots["ema"]])
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-    before, loss_scale.scale = [tensor.clone() for tensor in found[1]], 2.0**140
-    updater.apply(source.compute_batch(*split.span(0, 12), 1.0, model.passes.training(1, one, 0)), 1.0)
-    assert all(torch.equal(a, b) for a, b in zip(before, found[1], strict=True))
+        updater.apply(source.compute_batch(*split.span(0, 12), 1 / 12, model.passes.training(0, whole, 0)), 1.0)
+        weights.append([*model.values, *rule.slots["ema"]])
+    assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
+    before, loss_scale.scale = [tensor.clone() for tensor in weights[1]], 2.0**140
+    updater.apply(source.compute_batch(*split.span(0, 12), 1.0, model.passes.training(1, whole, 0)), 1.0)
+    assert all(torch.equal(a, b) for a, b in zip(before, weights[1], strict=True))
     assert (rule.updates, loss_scale.scale, loss_scale.clean_steps) == (2, 2.0**139, 0)
 
 
-def test_gradients_have_memory_of_their_own():
-    """Of those that autograd returns for a sum, for a view of it, for what was put together, and for a sum of all numbers."""
+def test_gradients_have_separate_memory():
+    """Gradients of a sum, of a view of it, of a concatenation and of a sum of all numbers."""
     a, b, c, d, e, f = leaves = [torch.ones(shape, requires_grad=True) for shape in ((3, 4), (3, 4), (12,), (2,), (2,), (3, 2))]
     weights = torch.arange(12.0).view(3, 4)
     loss = ((a + b + c.view(3, 4)) * weights).sum() + (torch.cat([d, e]) * weights[1]).sum() + f.sum()
-    found = torch.autograd.grad(loss, leaves)
-    assert len({gradient.untyped_storage().data_ptr() for gradient in found}) < len(found)
-    expected, separate = [2.0 * gradient for gradient in found], apart(found)
+    gradients = torch.autograd.grad(loss, leaves)
+    assert len({gradient.untyped_storage().data_ptr() for gradient in gradients}) < len(gradients)
+    expected, separate = [2.0 * gradient for gradient in gradients], apart(gradients)
     torch._foreach_mul_(separate, 2.0)
     assert all(torch.equal(gradient, value) for gradient, value in zip(separate, expected, strict=True))
-    assert all(same is other for same, other in zip(apart(separate), separate, strict=True))  # nothing is copied in vain
+    assert all(same is original for same, original in zip(apart(separate), separate, strict=True))  # nothing is copied in vain
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
-def test_parameters_that_share_their_gradients_are_clipped_and_decay_each_for_itself(accumulate):
+def test_shared_gradients_are_clipped_and_decay_separately(accumulate):
     def updated(lr, **options):
         options = {"model": ADDED, "batch_size": 12 // accumulate, "accumulate": accumulate, **options}
         session, _, _ = opened("worker-0", options, 8, free_ports(1))
@@ -306,9 +309,9 @@ def test_parameters_that_share_their_gradients_are_clipped_and_decay_each_for_it
         assert np.allclose(state.parameters[name], before[name] - 0.1 * (value + 0.5 * before[name]), atol=1e-6 * norm), name
 
 
-def test_ranks_add_up_micro_batches_of_parameters_that_share_their_gradients():
+def test_ranks_sum_micro_batches_with_shared_gradients():
     job, data = Job(backend="torch", model=ADDED, batch_size=4, accumulate=3), Pictures(8)
-    spec, split, found = load(find("model", ADDED), "model")(data.info), data_module.ResidentSplit(data, "train", CPU), []
+    spec, split, weights = load(find("model", ADDED), "model")(data.info), data_module.ResidentSplit(data, "train", CPU), []
     x, y = split.span(0, 12)
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
@@ -318,9 +321,9 @@ def test_ranks_add_up_micro_batches_of_parameters_that_share_their_gradients():
             source = DdpGradients(model, None, wrapped, 1) if ranks else LocalGradients(model, None, slices=False)
             micro_batches = cut_batch(model, x, y, Batches.single(12), parts)
             Updater(job, make_rule(job, model.values), None).apply(source.compute_micro_batches(micro_batches, parts, 1 / 12), 1.0)
-            found.append(torch.cat([value.flatten() for value in model.values]))
+            weights.append(torch.cat([value.flatten() for value in model.values]))
     finally:
         torch.distributed.destroy_process_group()
-    whole, alone, by_ranks = found
+    whole, alone, by_ranks = weights
     assert torch.allclose(alone, whole, atol=1e-6)
     assert torch.allclose(by_ranks, whole, atol=1e-6)

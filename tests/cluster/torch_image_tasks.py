@@ -1,6 +1,6 @@
-"""Tasks of the torch backend that train image models, as processes of their own; started by test_torch_images.py.
+"""Processes of torch tasks that train image models; started by test_torch_images.py.
 
-``python torch_image_tasks.py rank RANK SCENARIO.json``: a sync rank; the scenario says from which step to which each job is trained.
+``python torch_image_tasks.py rank RANK SCENARIO.json``: a sync rank; the scenario has the first and last step of each job.
 ``python torch_image_tasks.py task NAME SCENARIO.json``: a task of an async job.
 """
 
@@ -21,7 +21,10 @@ from crosstrain.data.columns import Column
 
 
 class Pictures:
-    """60 training and 30 test images of 3 × `side` × `side` pixels in four classes: noise about a level that the class decides."""
+    """60 training and 30 test images of 3 × `side` × `side` pixels in four classes.
+
+    Noise about a level that depends on the class.
+    """
 
     def __init__(self, side, mean=(0.4, 0.5, 0.6)):
         self.info = DataInfo.of_images("pictures", {"train": 60, "test": 30}, ImageFeatures((3, side, side), 4, mean, (0.2, 0.25, 0.3)))
@@ -62,16 +65,16 @@ def flat(state):
 
 def read(path):
     """A state from what `flat` made, in read-only arrays."""
-    with np.load(path) as found:
+    with np.load(path) as arrays:
         parts = {"parameters": {}, "buffers": {}}
-        for key in found.files:
+        for key in arrays.files:
             kind, _, name = key.rpartition("/")
             if kind:
-                parts.setdefault(kind, {})[name] = found[key]
+                parts.setdefault(kind, {})[name] = arrays[key]
                 found_array = parts[kind][name]
                 found_array.flags.writeable = False
         slots = {kind.removeprefix("slots/"): values for kind, values in parts.items() if kind.startswith("slots/")}
-        return State(parts["parameters"], slots, int(found["updates"]), parts["buffers"])
+        return State(parts["parameters"], slots, int(arrays["updates"]), parts["buffers"])
 
 
 def steps(session, job, data, first, stop):
@@ -85,7 +88,10 @@ def steps(session, job, data, first, stop):
 
 
 def run_rank(rank, folder, name, job_options, first_port, phase):
-    """Phase whole: train to step 3, keep the state, train to step 7. Phase resumed: load that state, train the rest."""
+    """Phase whole: train to step 3, store the state, train to step 7.
+
+    Phase resumed: load that state, train the rest.
+    """
     side = job_options.pop("side")
     session, job, data = opened(f"worker-{rank}", job_options, side, first_port)
     middle = folder / f"{name}-middle.npz"
@@ -98,13 +104,13 @@ def run_rank(rank, folder, name, job_options, first_port, phase):
     else:
         session.load(read(middle) if rank == 0 else None)
     losses = steps(session, job, data, 3, 7)
-    found = session.evaluate("test")
+    evaluation = session.evaluate("test")
     end = session.state()
     if rank == 0:
         np.savez(
             folder / f"{name}-{phase}.npz",
             losses=losses,
-            evaluated=[found.examples, found.sums["loss_sum"], found.sums["correct"]],
+            evaluated=[evaluation.examples, evaluation.sums["loss_sum"], evaluation.sums["correct"]],
             **flat(end),
         )
     session.close()
@@ -131,7 +137,7 @@ def async_main(name, scenario, folder):
     results += session.drain()
     covered = sorted(result.first_step + place for result in results for place in range(result.count))
     losses = np.concatenate([result.losses for result in sorted(results, key=lambda result: result.first_step)])
-    found, state = session.evaluate("test"), session.state()
+    evaluation, state = session.evaluate("test"), session.state()
     np.savez(folder / "trained.npz", **flat(state))
     trained = read(folder / "trained.npz")
     session.load(read(folder / "initial.npz"))
@@ -139,12 +145,16 @@ def async_main(name, scenario, folder):
     session.load(State(trained.parameters, {}, trained.updates, trained.buffers))
     np.savez(folder / "without-slots.npz", **flat(session.state()))
     again = session.evaluate("test")
-    figures = {"losses": losses.tolist(), "covered": covered, "evaluated": [found.examples, found.sums["loss_sum"], found.sums["correct"]]}
+    figures = {
+        "losses": losses.tolist(),
+        "covered": covered,
+        "evaluated": [evaluation.examples, evaluation.sums["loss_sum"], evaluation.sums["correct"]],
+    }
     (folder / "figures.json").write_text(json.dumps({**figures, "again": [again.examples, again.sums["loss_sum"], again.sums["correct"]]}))
     return session.close()
 
 
 if __name__ == "__main__":
     kind, who, path = sys.argv[1:]
-    described, beside = json.loads(Path(path).read_text()), Path(path).parent
-    sync_main(int(who), described, beside) if kind == "rank" else async_main(who, described, beside)
+    described, folder = json.loads(Path(path).read_text()), Path(path).parent
+    sync_main(int(who), described, folder) if kind == "rank" else async_main(who, described, folder)

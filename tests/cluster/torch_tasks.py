@@ -1,6 +1,6 @@
-"""Tasks of the torch backend as processes of their own, on a small dataset in memory; started by test_torch_backend.py.
+"""Processes of torch tasks on a small dataset in memory; started by test_torch_backend.py.
 
-``python torch_tasks.py rank RANK SCENARIO.json``: a sync rank; it goes through the scenario's jobs, those with more workers than its rank.
+``python torch_tasks.py rank RANK SCENARIO.json``: a sync rank of all jobs of the scenario with more workers than its number.
 ``python torch_tasks.py task NAME SCENARIO.json``: an async task; the chief takes commands as JSON lines and answers each with one.
 """
 
@@ -33,7 +33,7 @@ SECRET = "5e" * 32
 
 
 class TinyData:
-    """200 training and 90 test images of 2 × 3 × 4 pixels in five classes that a linear model can learn."""
+    """200 training and 90 test images of 2 × 3 × 4 pixels in five linearly separable classes."""
 
     def __init__(self):
         self.info = DataInfo.of_images("tiny", {"train": 200, "test": 90}, ImageFeatures((2, 3, 4), 5, (0.4, 0.6), (0.3, 0.2)))
@@ -67,7 +67,7 @@ def task_of(cluster, name):
 
 
 def plans(job, data, epochs):
-    """One plan an epoch, of 20 steps at most, with a learning rate that changes at every step."""
+    """Plans of at most 20 steps of an epoch, with another learning rate at every step."""
     steps = min(20, make_sampler(job, data).steps_per_epoch)
     for epoch in range(epochs):
         rates = job.lr / (1.0 + 0.1 * np.arange(epoch * steps, (epoch + 1) * steps))
@@ -87,7 +87,7 @@ def weights(state, prefix):
 
 
 def run_rank(rank, options, first_port):
-    """Train three epochs; then go back to the end of the second and train the third again. Returns arrays."""
+    """Train three epochs, then the third again from the end of the second. Returns arrays."""
     job, data = Job(backend="torch", **options), TinyData()
     session = BACKEND.open(task_of(make_cluster(job, first_port), f"worker-{rank}"), job, build(data.info), data)
     assert session.state().updates == 0
@@ -97,13 +97,13 @@ def run_rank(rank, options, first_port):
         values, counted = train(session, plan)
         losses.append(values)
         examples += counted
-    found, end = session.evaluate("test"), copy.deepcopy(session.state())
+    evaluation, end = session.evaluate("test"), copy.deepcopy(session.state())
     session.load(middle if rank == 0 else None)
     again, _ = train(session, plan)
     repeated = session.state()
     session.close()
     session.close()
-    evaluated = np.array([found.examples, found.sums["loss_sum"], found.sums["correct"], found.updates_applied])
+    evaluated = np.array([evaluation.examples, evaluation.sums["loss_sum"], evaluation.sums["correct"], evaluation.updates_applied])
     updates = np.array([end.updates, repeated.updates])
     return {
         "losses": np.concatenate(losses), "again": again, "examples": np.array(examples), "evaluated": evaluated, "updates": updates,
@@ -196,16 +196,20 @@ def answer(session, command, state):
             results = session.train(Plan(*plan, learning_rates=np.array(command["rates"])))
         return [as_json(result) for result in results]
     if what == "evaluate":
-        found = session.evaluate(command["split"])
-        return [found.examples, found.sums["loss_sum"], found.sums["correct"], found.updates_applied]
+        evaluation = session.evaluate(command["split"])
+        return [evaluation.examples, evaluation.sums["loss_sum"], evaluation.sums["correct"], evaluation.updates_applied]
     if what == "state":
         state.append(copy.deepcopy(session.state()))
-        found = state[-1]
-        slots = {slot: {name: value.tolist() for name, value in values.items()} for slot, values in found.slots.items()}
-        return {"parameters": {name: value.tolist() for name, value in found.parameters.items()}, "slots": slots, "updates": found.updates}
+        newest = state[-1]
+        slots = {slot: {name: value.tolist() for name, value in values.items()} for slot, values in newest.slots.items()}
+        return {
+            "parameters": {name: value.tolist() for name, value in newest.parameters.items()},
+            "slots": slots,
+            "updates": newest.updates,
+        }
     if what == "load":
-        kept: State = state[command["which"]]
-        return session.load(kept)
+        chosen: State = state[command["which"]]
+        return session.load(chosen)
     return session.close()
 
 

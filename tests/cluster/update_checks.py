@@ -1,6 +1,7 @@
-"""--clip-norm, --ema-decay and --accumulate in a session of either framework: the fixture `opened` opens one.
+"""--clip-norm, --ema-decay and --accumulate in a session of either framework.
 
-tf_checks.py and torch_checks.py, which have that fixture, take over these tests; this file imports neither framework.
+tf_checks.py and torch_checks.py define the fixture `opened`, which opens a session, and import these tests; this file imports neither
+framework.
 """
 
 import numpy as np
@@ -12,7 +13,10 @@ from crosstrain.backends.base import Plan, State
 
 
 def test_clipping_is_torchs_formula(opened):
-    """Of a step of plain gradient descent: the gradient keeps its direction, and has the formula's length; a high limit changes no bit."""
+    """The gradient keeps its direction and has the formula's length.
+
+    A high limit changes no bit.
+    """
     moved = {}
     for limit in (0.0, 0.01, 1e9):
         session, _, _ = opened("worker-0", {"model": "logreg", "batch_size": 12, "clip_norm": limit}, 8, free_ports(1))
@@ -38,12 +42,12 @@ def test_the_moving_average_follows_its_formula(opened):
         for name, value in state.slots["ema"].items():
             assert np.linalg.norm(value - expected[name]) <= 1e-6 * np.linalg.norm(expected[name])
     by_average = session.evaluate("test").sums["loss_sum"]
-    given = State({name: value.copy() for name, value in session.state().slots["ema"].items()}, {}, 12)
+    averages = State({name: value.copy() for name, value in session.state().slots["ema"].items()}, {}, 12)
     by_weights = session.evaluate("test").sums["loss_sum"]
-    session.load(given)  # without a moving average, which then begins as the weights
+    session.load(averages)  # without a moving average, which then begins as the weights
     assert session.evaluate("test").sums["loss_sum"] == pytest.approx(by_average, rel=1e-6)
     assert by_weights == by_average
-    assert all(np.array_equal(value, given.parameters[name]) for name, value in session.state().slots["ema"].items())
+    assert all(np.array_equal(value, averages.parameters[name]) for name, value in session.state().slots["ema"].items())
     session.close()
 
 
@@ -64,7 +68,10 @@ def test_micro_batches_make_the_update_of_the_whole_batch(opened):
 
 
 def test_buffers_move_with_each_micro_batch(opened):
-    """The first normalisation's mean, of a linear function of the images, moves by a tenth four times: 1 − 0.9⁴ in place of 0.1."""
+    """The first normalisation's mean, linear in the images, moves by a tenth four times.
+
+    1 − 0.9⁴ instead of 0.1.
+    """
     (_, whole), (_, parts) = (accumulated(opened, "small_networks.normalised", count, 1) for count in (1, 4))
     length = {count: np.linalg.norm(state.buffers["bn1.running_mean"]) for count, state in ((1, whole), (4, parts))}
     assert length[4] / length[1] == pytest.approx((1 - 0.9**4) / 0.1, rel=0.05)

@@ -1,4 +1,4 @@
-"""``python -m fault_injection``: inject what is not in the file of results yet, and print the table of all that is."""
+"""``python -m fault_injection``: inject what is missing in the results, print the table."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ def main() -> int:
     parser.add_argument("--per-kill", type=int, default=25, help="how many of each kind of kill")
     parser.add_argument("--minutes", type=float, default=90, help="begin no run later than this")
     parser.add_argument("--out", type=Path, default=Path("runs/faults"), help="folder of the runs and of results.jsonl")
-    given = parser.parse_args()
+    options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that the run which is under way is ended
-    given.out.mkdir(parents=True, exist_ok=True)
-    results = given.out / "results.jsonl"
+    options.out.mkdir(parents=True, exist_ok=True)
+    results = options.out / "results.jsonl"
     os.environ.setdefault("CROSSTRAIN_TEST_MARK", "none")
-    plan = planned(given.seed, given.per_kill, given.kind or KINDS)
+    plan = planned(options.seed, options.per_kill, options.kind or KINDS)
     known = {(line["seed"], line["key"]): line for line in _read(results)}
     by_name = {combination.name: combination for combination in COMBINATIONS}
-    until = time.monotonic() + 60 * given.minutes
+    until = time.monotonic() + 60 * options.minutes
     for run, faults in groupby(plan, key=lambda fault: fault.run):
         wanted = list(faults)
-        if all((given.seed, fault.key) in known for fault in wanted):
+        if all((options.seed, fault.key) in known for fault in wanted):
             continue
         if time.monotonic() > until:
-            print("the time is over; the same command goes on", file=sys.stderr)
+            print("the time is over; the same command continues", file=sys.stderr)
             break
         combination = by_name[wanted[0].combination]
         print(f"{run}: {', '.join(fault.kind for fault in wanted)}", file=sys.stderr)
-        for found in tried(combination, wanted, undisturbed(combination, given.out), given.out):
-            line = {"seed": given.seed, **found}
-            known[given.seed, found["key"]] = line
+        for outcome in tried(combination, wanted, undisturbed(combination, options.out), options.out):
+            line = {"seed": options.seed, **outcome}
+            known[options.seed, outcome["key"]] = line
             with results.open("a") as file:
                 file.write(json.dumps(line) + "\n")
-            if found["problem"]:
-                print(f"  {found['key']} at step {found['step']}: {found['problem']}", file=sys.stderr)
-    done = [known[given.seed, fault.key] for fault in plan if (given.seed, fault.key) in known]
+            if outcome["problem"]:
+                print(f"  {outcome['key']} at step {outcome['step']}: {outcome['problem']}", file=sys.stderr)
+    done = [known[options.seed, fault.key] for fault in plan if (options.seed, fault.key) in known]
     print(_table(done))
-    print(f"{len(done)} of {len(plan)} faults of seed {given.seed}")
+    print(f"{len(done)} of {len(plan)} faults of seed {options.seed}")
     return int(len(done) < len(plan) or any(line["problem"] for line in done))
 
 
@@ -66,11 +66,11 @@ def _table(lines: list[dict[str, object]]) -> str:
     ]
     for combination in COMBINATIONS:
         for kind in KINDS:
-            own = [line for line in lines if (line["combination"], line["kind"]) == (combination.name, kind)]
-            if own:
-                good = sum(not line["problem"] for line in own)
-                noticed, again = (_spread([line[name] for line in own]) for name in ("noticed_seconds", "training_again_seconds"))
-                rows.append(f"| {combination.name} | {kind} | {len(own)} | {good} | {noticed} | {again} |")
+            lines_of_kind = [line for line in lines if (line["combination"], line["kind"]) == (combination.name, kind)]
+            if lines_of_kind:
+                good = sum(not line["problem"] for line in lines_of_kind)
+                noticed, again = (_spread([line[name] for line in lines_of_kind]) for name in ("noticed_seconds", "training_again_seconds"))
+                rows.append(f"| {combination.name} | {kind} | {len(lines_of_kind)} | {good} | {noticed} | {again} |")
     return "\n".join(rows)
 
 

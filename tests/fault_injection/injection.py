@@ -1,4 +1,7 @@
-"""What is done to a run: kills, stops, cut links, connections that are reset. Real signals, and the kernel's own tools."""
+"""Injected faults: kills, stops, cut links, reset connections.
+
+Real signals, and the kernel's tools.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +21,21 @@ CUT_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class Done:
-    """What was done: to whom, by the name under which it is to be blamed, and whether the run has to start tasks anew for it."""
+    """An injected fault: the name to be blamed, and whether tasks must restart."""
 
     victim: str
     blamed: str
     restarts: bool | None = True
     """None: it may, as a framework may or may not survive it."""
     alone: bool = False
-    """It is the one task that is started anew, and the others go on."""
+    """It is the only task that restarts; the others continue."""
 
 
 def inject(fault: Fault, run: Watched, driver: int, *, workers_rejoin: bool) -> Done:
-    """Do it now. Raises LookupError where the run has nobody to do it to. `workers_rejoin`: a worker that is lost is started anew alone."""
+    """Inject the fault now. Raises LookupError if the run has no target for it.
+
+    `workers_rejoin`: a lost worker restarts alone.
+    """
     tasks = run.tasks()
     workers = sorted(name for name in tasks if name.startswith("worker"))
     if len(workers) < 3:

@@ -12,9 +12,9 @@ from crosstrain.backends.loading import load_backend
 
 @dataclass(frozen=True)
 class Combination:
-    """A backend and a mode, with updates enough that all faults of a run find their place: ten seconds and more for each.
+    """A backend and a mode, with enough updates for all faults of a run.
 
-    In async mode those that are left train on meanwhile, also while one is paused.
+    That is at least ten seconds for each. In async mode the remaining workers train on, also during a pause.
     """
 
     backend: str
@@ -27,7 +27,7 @@ class Combination:
 
     @property
     def workers_rejoin(self) -> bool:
-        """Whether a worker that is lost is started anew alone, as the backend declares it."""
+        """Whether a lost worker restarts alone, as the backend declares it."""
         return self.mode == "async" and "worker" in load_backend(self.backend).capabilities.rejoins
 
     @property
@@ -61,7 +61,7 @@ KILLS = ("worker", "chief", "ps", "agent", "driver")
 """Processes that are killed (SIGKILL). The chief of a sync run is rank 0."""
 
 KINDS = (*KILLS, "pause-task", "pause-agent", "pause-driver", "stop-task", "stop-agent", "cut", "reset")
-"""What is done. pause: SIGSTOP for 5 s; stop: for ever; cut: a node's link is down for 3 s; reset: its connections are."""
+"""Kinds of faults. pause: SIGSTOP for 5 s; stop: for ever; cut: a node's link is down for 3 s; reset: its connections are."""
 
 PER_RUN = 5
 """Faults of one run; the death of the driver is a run of its own."""
@@ -69,7 +69,7 @@ PER_RUN = 5
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault: what is done, in which run, when `step` updates are done; `place` chooses among those to whom it can be done."""
+    """A fault: its kind, its run and its `step`; `place` selects the target."""
 
     combination: str
     kind: str
@@ -87,23 +87,26 @@ class Fault:
 
 
 def planned(seed: int, per_kill: int, kinds: Sequence[str]) -> list[Fault]:
-    """Return the faults of a seed, those of a run one after another: `per_kill` of each kind of kill, a fifth as many of the others."""
-    found: list[Fault] = []
-    wanted = {name: [] for name in (each.name for each in COMBINATIONS)}
+    """Return the faults of a seed, grouped by run.
+
+    `per_kill` of each kind of kill, a fifth as many of the others.
+    """
+    faults: list[Fault] = []
+    wanted = {name: [] for name in (combination.name for combination in COMBINATIONS)}
     for kind in kinds:
-        able = [each for each in COMBINATIONS if each.mode == "async" or kind != "ps"]
+        able = [candidate for candidate in COMBINATIONS if candidate.mode == "async" or kind != "ps"]
         for number in range(per_kill if kind in KILLS else max(1, per_kill // 5)):
             wanted[able[number % len(able)].name].append((kind, number))
     for combination in COMBINATIONS:
         drawn = random.Random(f"{seed} {combination.name} {per_kill} {' '.join(kinds)}")
         mine = wanted[combination.name]
         drawn.shuffle(mine)
-        rest = [each for each in mine if each[0] != "driver"]
+        rest = [item for item in mine if item[0] != "driver"]
         runs = [rest[begin : begin + PER_RUN] for begin in range(0, len(rest), PER_RUN)]
-        runs += [[each] for each in mine if each[0] == "driver"]
+        runs += [[item] for item in mine if item[0] == "driver"]
         for index, run in enumerate(runs):
             part = combination.steps // (len(run) + 1)
             steps = [part * (place + 1) + drawn.randrange(-part // 3, part // 3) for place in range(len(run))]
             for (kind, number), step in zip(run, steps, strict=True):
-                found.append(Fault(combination.name, kind, number, f"{combination.name}-{seed}-{index}", step, drawn.randrange(1000)))
-    return found
+                faults.append(Fault(combination.name, kind, number, f"{combination.name}-{seed}-{index}", step, drawn.randrange(1000)))
+    return faults

@@ -22,11 +22,11 @@ from .watched import Watched
 RUN_SECONDS = 600.0
 MAX_ACCURACY_APART = 0.02
 LASTS_SECONDS = {"pause-task": 7, "pause-agent": 7, "pause-driver": 7, "cut": 6, "reset": 3}
-"""How long after a fault that need not end anything a restart for it is awaited."""
+"""Seconds to wait for a restart after a fault that needs none."""
 
 
 def undisturbed(combination: Combination, folder: Path) -> Path:
-    """Return the run of a combination that nothing is done to; it is made where it is not there yet."""
+    """Return a combination's run without faults; it is made on first use."""
     path = folder / f"undisturbed-{combination.name}"
     if path.exists() and (RunReader(path).summary() or {}).get("state") == "succeeded":
         return path
@@ -42,28 +42,32 @@ def _command(combination: Combination, folder: Path, name: str) -> list[str]:
 
 
 def tried(combination: Combination, faults: Sequence[Fault], reference: Path, folder: Path) -> list[dict[str, Any]]:
-    """Run with these faults, one after another; return what became of each. What is wrong with the end is said of every one."""
+    """Run with these faults, one after another; return their results.
+
+    A problem at the end is recorded with each of them.
+    """
     path = folder / faults[0].run
     shutil.rmtree(path, ignore_errors=True)
     watched = Watched(path)
-    found: list[dict[str, Any]] = []
+    outcomes: list[dict[str, Any]] = []
     with MarkedRun(_command(combination, folder, path.name), folder) as run:
         for fault in faults:
-            outcome = _one(fault, watched, run, workers_rejoin=combination.workers_rejoin)
-            found.append({**fault.to_json(), **outcome})
+            outcome = _inject(fault, watched, run, workers_rejoin=combination.workers_rejoin)
+            outcomes.append({**fault.to_json(), **outcome})
             if outcome["problem"]:
                 break
-        wrong = next((each["problem"] for each in found if each["problem"]), "") or _end(run, faults[-1], combination, folder, path)
+        problems = [outcome["problem"] for outcome in outcomes if outcome["problem"]]
+        wrong = problems[0] if problems else _end(run, faults[-1], combination, folder, path)
     wrong = wrong or same_end(combination, path, reference)
-    for each in found:
-        each["problem"] = each["problem"] or wrong
+    for outcome in outcomes:
+        outcome["problem"] = outcome["problem"] or wrong
     if not wrong:
         shutil.rmtree(path)
-    return found
+    return outcomes
 
 
-def _one(fault: Fault, watched: Watched, run: MarkedRun, *, workers_rejoin: bool) -> dict[str, Any]:
-    """Inject a fault at its step and watch what follows; return it, with what was wrong in ``problem``."""
+def _inject(fault: Fault, watched: Watched, run: MarkedRun, *, workers_rejoin: bool) -> dict[str, Any]:
+    """Inject a fault at its step and watch; return it with the ``problem``."""
     if watched.wait(lambda: watched.step >= fault.step or run.process.poll() is not None, RUN_SECONDS) is None:
         return _outcome(f"step {fault.step} was not reached in {RUN_SECONDS:g} s: {run.stderr()[-500:]}")
     if run.process.poll() is not None:
@@ -90,7 +94,7 @@ def _one(fault: Fault, watched: Watched, run: MarkedRun, *, workers_rejoin: bool
             lasted = f"the run ended: {run.stderr()[-800:]}"
         return _outcome(lasted, done.victim, None, None)
     alone, cause = watched.failures()[-1]
-    returns = ("task_restarted", "run_restarted")  # all tasks may have to start anew before the one is back
+    returns = ("task_restarted", "run_restarted")  # all tasks may have to restart before that one is back
 
     def came() -> bool:
         return sum(len(watched.events(name)) for name in returns) > restarted
@@ -98,15 +102,15 @@ def _one(fault: Fault, watched: Watched, run: MarkedRun, *, workers_rejoin: bool
     again = watched.wait(lambda: came() or run.process.poll() is not None, 90)
     blamed = "" if done.blamed in cause else f"blamed was: {cause}"
     if alone and not came() and run.process.poll() is not None:
-        return _outcome(blamed, done.victim, noticed, None)  # the others have come to the end before it was back
+        return _outcome(blamed, done.victim, noticed, None)  # the others reached the end before it was back
     if again is None or not came():
-        return _outcome(f"noticed ({cause}), and did not go on: {run.stderr()[-500:]}", done.victim, noticed, None)
+        return _outcome(f"noticed ({cause}), and did not continue: {run.stderr()[-500:]}", done.victim, noticed, None)
     size = (watched.path / "steps.jsonl").stat().st_size
     watched.wait(lambda: (watched.path / "steps.jsonl").stat().st_size > size, 30)
     if done.alone and not alone:
-        blamed = f"all tasks were started anew, where one would have done: {cause}"
+        blamed = f"all tasks restarted, although one was enough: {cause}"
     if done.restarts is False:
-        blamed = f"it was no reason to start anew: {cause}"
+        blamed = f"it was no reason to restart: {cause}"
     return _outcome(blamed, done.victim, noticed, time.monotonic() - began)
 
 
@@ -115,7 +119,7 @@ def _outcome(problem: str, victim: str = "", noticed: float | None = None, again
 
 
 def _end(run: MarkedRun, last: Fault, combination: Combination, folder: Path, path: Path) -> str:
-    """Await the run's end, after its driver's death that of another that goes on with it; return what was wrong."""
+    """Await the run's end, after its driver's death that of a resumed one; return the problem."""
     if last.kind == "driver":
         run.process.wait()
         command = ["run", "--resume", str(path), "--quiet", "--force"]
@@ -132,23 +136,26 @@ def _end(run: MarkedRun, last: Fault, combination: Combination, folder: Path, pa
 
 
 def same_end(combination: Combination, path: Path, reference: Path) -> str:
-    """Return what differs at the end: of sync runs any loss or weight by any bit, of async ones the accuracy by more than 0.02."""
-    one, other = RunReader(path), RunReader(reference)
+    """Return the differences at the end.
+
+    Sync runs: any bit of a loss or weight. Async: an accuracy difference above 0.02.
+    """
+    run, undisturbed = RunReader(path), RunReader(reference)
     if combination.mode == "async":
-        found, expected = (reader.summary()["eval"]["accuracy"] for reader in (one, other))
+        accuracy, expected = (reader.summary()["eval"]["accuracy"] for reader in (run, undisturbed))
         applied = json.loads((path / "summary.json").read_text())["updates_applied"]
         if applied != combination.steps:
             return f"{applied} updates were applied of {combination.steps}"
-        if sorted(step for step, _ in _losses(one)) != list(range(combination.steps)):
+        if sorted(step for step, _ in _losses(run)) != list(range(combination.steps)):
             return "steps are missing, or there twice"
-        return "" if abs(found - expected) <= MAX_ACCURACY_APART else f"accuracy {found}, undisturbed {expected}"
-    losses = [_losses(reader) for reader in (one, other)]
+        return "" if abs(accuracy - expected) <= MAX_ACCURACY_APART else f"accuracy {accuracy}, undisturbed {expected}"
+    losses = [_losses(reader) for reader in (run, undisturbed)]
     if [step for step, _ in losses[0]] != list(range(combination.steps)):
         return "steps are missing, or there twice"
     if losses[0] != losses[1]:
         first = next(index for index, pair in enumerate(zip(*losses, strict=True)) if pair[0] != pair[1])
         return f"losses differ from step {first} on: {losses[0][first][1]} and {losses[1][first][1]}"
-    weights = [newest_sound(each)[0].arrays for each in (path, reference)]
+    weights = [newest_sound(folder)[0].arrays for folder in (path, reference)]
     differ = [name for name in weights[1] if not np.array_equal(weights[0][name], weights[1][name])]
     return f"weights differ: {differ}" if differ else ""
 

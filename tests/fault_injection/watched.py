@@ -1,4 +1,4 @@
-"""A run while faults are injected: which processes it has, how far it is, and what it has recorded. Reads its files as they grow."""
+"""Processes, progress and records of a run during injected faults, from its growing files."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ class Watched:
 
     @property
     def step(self) -> int:
-        """How many updates are recorded; 0 before the first."""
-        found = self.lines("steps.jsonl", 20_000)
-        return found[-1]["step"] + found[-1]["count"] if found else 0
+        """Number of recorded updates."""
+        records = self.lines("steps.jsonl", 20_000)
+        return records[-1]["step"] + records[-1]["count"] if records else 0
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """The details of all events of a name."""
         return [line["detail"] for line in self.lines("events.jsonl", 10_000_000) if line["event"] == name]
 
     def failures(self) -> list[tuple[bool, str]]:
-        """Each failure after which the run went on: whether the one task alone was started anew for it, and the cause."""
+        """Each failure that was survived: whether only one task restarted, and the cause."""
         lines = [line for line in self.lines("events.jsonl", 10_000_000) if line["event"] in ("attempt_failed", "task_failed")]
         return [(line["event"] == "task_failed", line["detail"]["cause"]) for line in lines]
 
     def tasks(self) -> dict[str, tuple[int, int]]:
-        """Node and process number of each task that lives, by its name, as the last samples have them."""
-        found: dict[str, tuple[int, int]] = {}
+        """Node and process number of each live task by name, from the last samples."""
+        tasks: dict[str, tuple[int, int]] = {}
         for record in self.lines("system.jsonl"):
             for task in record["tasks"]:
-                found[task["task"]] = (record["node"], task["pid"])
-        return {name: where for name, where in found.items() if psutil.pid_exists(where[1])}
+                tasks[task["task"]] = (record["node"], task["pid"])
+        return {name: where for name, where in tasks.items() if psutil.pid_exists(where[1])}
 
     def agent(self, node: int, driver: int) -> int:
         """The process of a node's agent, a child of the driver."""

@@ -1,4 +1,4 @@
-"""What several tests of faults need: the toy backend, and a disk of their own."""
+"""Fixtures of several fault tests: the toy backend, and a separate disk."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Runs under a restart policy, of which tests kill tasks and nodes as soon as something has come about."""
+"""Runs under a restart policy whose tasks and nodes tests kill on a condition."""
 
 import json
 import os
@@ -23,15 +23,15 @@ JOB = {"backend": "toy", "nodes": 2, "network": "host", "steps": 3000, "eval_eve
 def train(out, name, policy=None, notifier=None, **more):
     job = resolve({**JOB, "out": out, "name": name, **more}, {}).job
     launcher = LocalLauncher(job, lambda text: None)
-    given = {} if policy is None else {"policy": policy}
+    options = {} if policy is None else {"policy": policy}
     invocation = driver.Invocation(["test"], {})
-    return driver.run(job, invocation, progress=QuietProgress(), launcher=launcher, notifier=notifier, **given)
+    return driver.run(job, invocation, progress=QuietProgress(), launcher=launcher, notifier=notifier, **options)
 
 
 def when(path, ready, act):
-    """Act, in a thread, as soon as `ready(path)` of the run at `path`, which may have no files yet; return the thread.
+    """Act in a thread once `ready(path)` of the run at `path`; return the thread.
 
-    After 200 s, which is less than a test may take, it gives up and does nothing: by then it may be another test's run that it would hit.
+    The run may have no files yet. After 200 s, which is less than a test's limit, it does nothing: the target could be another test's run.
     """
 
     def is_ready():
@@ -54,12 +54,15 @@ def when(path, ready, act):
 
 
 def kill_when(path, ready, victim="worker-1"):
-    """Kill the newest process of a task of the run at `path`, in a thread, as soon as `ready(path)` and it lives; return the thread."""
+    """Kill a task's newest process in a thread once `ready(path)` and it lives.
+
+    Return the thread.
+    """
     return when(path, lambda path: ready(path) and lives(path, victim), lambda: os.kill(pids(path, victim)[-1], signal.SIGKILL))
 
 
 def lives(path, task):
-    """Whether the newest process of a task that was sampled in the run at `path` is there: after a restart the earlier one is not."""
+    """Whether the newest sampled process of a task in the run at `path` is alive."""
     sampled = pids(path, task)
     return bool(sampled) and psutil.pid_exists(sampled[-1])
 
@@ -78,7 +81,7 @@ def agent(node):
 
 
 def commands_of_children():
-    """The processes that this one has started, each with its command line; what has ended has none."""
+    """The live children of this process, each with its command line."""
     for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):
             yield child, child.cmdline()
@@ -91,9 +94,9 @@ def trains(path):
 
 def losses(path):
     """The loss of each step, by its number: each is there once, in order."""
-    found = [(record.step + number, loss) for record in RunReader(path).steps() for number, loss in enumerate(record.losses)]
-    assert [step for step, _ in found] == list(range(len(found)))
-    return np.array([loss for _, loss in found])
+    steps = [(record.step + number, loss) for record in RunReader(path).steps() for number, loss in enumerate(record.losses)]
+    assert [step for step, _ in steps] == list(range(len(steps)))
+    return np.array([loss for _, loss in steps])
 
 
 def names(path):

@@ -1,4 +1,4 @@
-"""Signals that a batch system sends to every process of a job: the driver alone decides what becomes of the run."""
+"""Signals of a batch system to every process of a job: only the driver decides."""
 
 import os
 import secrets
@@ -26,14 +26,14 @@ def steps_done(folder):
     return len((folder / "run/steps.jsonl").read_bytes().splitlines())
 
 
-def test_signals_that_a_batch_system_sends_to_every_process_end_none_but_by_the_driver(tmp_path):
+def test_batch_signals_to_all_processes_are_handled_by_driver(tmp_path):
     """The driver saves and ends at the first notice, and further notices are none to hurry."""
     with local(tmp_path, "--epochs", "1000000", "--checkpoint-every", "1000000steps") as run:
         begun(run, tmp_path)
-        others = [*run.alive("launch.node.agent"), *run.alive("engine.task")]
-        assert len(others) == 4
+        pids = [*run.alive("launch.node.agent"), *run.alive("engine.task")]
+        assert len(pids) == 4
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
-            for pid in others:
+            for pid in pids:
                 os.kill(pid, number)
         before = steps_done(tmp_path)
         wait_until(lambda: steps_done(tmp_path) > before + 3, 60, "further steps")
@@ -45,7 +45,7 @@ def test_signals_that_a_batch_system_sends_to_every_process_end_none_but_by_the_
 
 
 @pytest.mark.thorough
-def test_signals_to_a_node_that_has_joined_do_not_end_it(tmp_path):
+def test_batch_signals_do_not_end_joined_node(tmp_path):
     job = [
         "run",
         "--backend",
@@ -69,15 +69,15 @@ def test_signals_to_a_node_that_has_joined_do_not_end_it(tmp_path):
                 os.kill(pid, number)
         before = steps_done(tmp_path)
         wait_until(lambda: steps_done(tmp_path) > before + 3, 60, "further steps")
-        told = "trainer: node 1 has joined a run, which its driver alone ends: press Ctrl-C there (node 0, at 127.0.0.1)"
-        wait_until(lambda: told in second.stderr(), 10, "what Ctrl-C does on this node")
+        message = "trainer: node 1 has joined a run, which its driver alone ends: press Ctrl-C there (node 0, at 127.0.0.1)"
+        wait_until(lambda: message in second.stderr(), 10, "what Ctrl-C does on this node")
         first.process.send_signal(signal.SIGUSR2)
         assert (first.wait(60), second.wait(60)) == (75, 75), first.stderr()
 
 
 @pytest.mark.quick_cases("12")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
-def test_a_signal_while_the_first_processes_start_ends_the_run_in_good_order(tmp_path, number):
+def test_batch_signal_during_start_ends_run_cleanly(tmp_path, number):
     with local(tmp_path, "--epochs", "1000000") as run:
         wait_until(lambda: run.process.poll() is not None or len(run.alive()) > 1, 30, "the first child")
         run.process.send_signal(number)

@@ -1,4 +1,4 @@
-"""Runs beside programs that take the cores: they are said to be starved, and those that only share their own nodes' cores are not."""
+"""Runs with busy programs are starved; those that share only their nodes' cores are not."""
 
 import contextlib
 import json
@@ -12,7 +12,7 @@ import pytest
 from crosstrain.conformance.runs import run_job, trainer
 
 MAX_OTHERS = 0.1
-"""Of all cores: with more in use, a run alone is none."""
+"""Fraction of all cores: with more in use, a run is not alone."""
 
 pytestmark = [
     pytest.mark.faults,
@@ -23,12 +23,12 @@ pytestmark = [
 BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(100000))"
 LOGREG = {"backend": "torch", "data": "glyphs28", "eval_every": "end", "tensorboard": False}
 TOY = {**LOGREG, "backend": "toy"}
-"""As much work a step, and no framework to be imported beside busy programs or with part of a core."""
+"""Equal work a step, without the import of a framework by busy machines or on part of a core."""
 
 
 @contextlib.contextmanager
 def busy_loops(count):
-    """So many programs of another session that never rest."""
+    """Start busy programs in another session."""
     loops = [subprocess.Popen([sys.executable, "-c", BUSY], start_new_session=True) for _ in range(count)]
     try:
         yield
@@ -44,7 +44,7 @@ def verdict(run):
 
 
 @pytest.mark.slow
-def test_a_run_beside_busy_programs_is_starved_and_not_compared(tmp_path):
+def test_run_with_busy_programs_is_starved_and_not_compared(tmp_path):
     with busy_loops(2 * (os.cpu_count() or 1)):
         starved = run_job(tmp_path, name="starved", steps=12000, **TOY)
     (node,) = starved.summary["per_node"]
@@ -56,7 +56,7 @@ def test_a_run_beside_busy_programs_is_starved_and_not_compared(tmp_path):
     compared = json.loads(trainer("compare", str(starved.path), str(short.path), "--json").stdout)
     faults = {fault["setting"]: fault["values"] for fault in compared["comparability"]["differences"]}
     assert faults["starved"] == [f"{node['starved_fraction']:.0%}", None]
-    assert [one["run"] for one in compared["conclusion"]["left_out"]] == ["starved"]
+    assert [entry["run"] for entry in compared["conclusion"]["left_out"]] == ["starved"]
     assert compared["conclusion"]["best"] == []
     assert all(axis["best"] is None for axis in compared["conclusion"]["axes"])
 
@@ -70,10 +70,10 @@ def test_a_run_beside_busy_programs_is_starved_and_not_compared(tmp_path):
         pytest.param({"nodes": 2, "cores_per_node": 0.4, "steps": 2500, **TOY}, marks=pytest.mark.slow),
     ],
 )
-def test_a_run_that_waits_for_its_own_tasks_or_its_limit_is_not_starved(tmp_path, shape):
-    others = psutil.cpu_percent(interval=1.0) / 100
-    if others > MAX_OTHERS:
-        pytest.skip(f"other programs use {others:.0%} of the processor")
+def test_run_waiting_for_tasks_or_cpu_limit_is_not_starved(tmp_path, shape):
+    load = psutil.cpu_percent(interval=1.0) / 100
+    if load > MAX_OTHERS:
+        pytest.skip(f"other programs use {load:.0%} of the processor")
     run = run_job(tmp_path, **shape)
     known = [node["starved_fraction"] for node in run.summary["per_node"]]
     assert all(fraction is None or fraction < 0.15 for fraction in known), known

@@ -1,4 +1,4 @@
-"""What happens to checkpoints when something goes wrong while they are written: the run goes on, or can be taken up again."""
+"""Checkpoints whose writing fails: the run continues or can be resumed."""
 
 import json
 import os
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.cluster]
 
 TOO_SMALL = "4m"
 LARGE = ("--data", "synthetic-images:size=64,classes=100,train=60,test=10", "--batch-size", "5")
-"""A model of 4.9 MB: what the last save may take besides, which is kept in reserve, is too little for it as well."""
+"""A model of 4.9 MB: the reserve of the last save is too small for it as well."""
 
 """Size of a disk on which no checkpoint has room."""
 
@@ -28,7 +28,7 @@ def either_way(way, monkeypatch):
 
 
 READ = pytest.mark.parametrize("way", ["read", pytest.param("sent", marks=pytest.mark.slow)])
-"""Where the driver's files decide: how it came by what it writes makes little difference."""
+"""Cases that depend on the driver's files: the origin of its data makes little difference."""
 
 
 def endless(path, *more):
@@ -41,10 +41,14 @@ def drafts(path):
 
 
 def kill_while_saving(path, folder, *more):
-    """Run until checkpoints are being written, and kill the driver in the middle; return whether a draft was left."""
+    """Kill the driver while it writes a checkpoint; return whether a draft remains."""
     with MarkedRun(endless(path, *more), folder) as run:
         before = len(list_checkpoints(path)) and find_checkpoint(path)[0].meta.step
-        saved = lambda: any(int(found.name[5:]) > before + 2 for found in list_checkpoints(path) if found.name.startswith("step-"))  # noqa: E731
+
+        def saved():
+            steps = [int(checkpoint.name[5:]) for checkpoint in list_checkpoints(path) if checkpoint.name.startswith("step-")]
+            return any(step > before + 2 for step in steps)
+
         wait_until(lambda: (saved() and drafts(path)) or run.process.poll() is not None, 60, "a checkpoint in the making")
         assert run.process.poll() is None, run.stderr()
         os.kill(run.process.pid, signal.SIGKILL)
@@ -56,7 +60,7 @@ def kill_while_saving(path, folder, *more):
 @pytest.mark.thorough
 @READ
 @pytest.mark.usefixtures("either_way")
-def test_killed_in_the_middle_of_a_save_the_run_goes_on_from_a_sound_checkpoint(tmp_path):
+def test_kill_during_save_resumes_from_sound_checkpoint(tmp_path):
     path = tmp_path / "run"
     hit = kill_while_saving(path, tmp_path)
     for _ in range(10):
@@ -79,8 +83,8 @@ def test_killed_in_the_middle_of_a_save_the_run_goes_on_from_a_sound_checkpoint(
 @pytest.mark.thorough
 @READ
 @pytest.mark.usefixtures("either_way")
-def test_a_task_killed_in_the_middle_of_a_save_fails_the_run_and_leaves_no_draft(tmp_path):
-    """With half a gigabyte, of which the kill comes in the middle."""
+def test_task_killed_during_save_fails_run_without_draft(tmp_path):
+    """The checkpoint has half a gigabyte, and the kill comes in the middle."""
     path = tmp_path / "run"
     large = ["--backend", "torch", "--model", "alexnet", "--data", "synthetic-images:size=63,train=8,test=2", "--batch-size", "1"]
     with MarkedRun(endless(path, *large, "--name", "run", "--out", str(tmp_path)), tmp_path) as run:
@@ -100,7 +104,7 @@ def test_a_task_killed_in_the_middle_of_a_save_fails_the_run_and_leaves_no_draft
 @READ
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("disk", [TOO_SMALL], indirect=True)
-def test_a_full_disk_fails_the_saves_and_the_run_only_at_its_end(disk):
+def test_full_disk_fails_saves_and_run_only_at_end(disk):
     options = [*LARGE, "--steps", "100", "--checkpoint-every", "40steps", "--no-tensorboard", "--name", "run", "--out", str(disk)]
     done = trainer("run", "--backend", "toy", "--json", *options)
     assert done.returncode == 1, done.stderr
@@ -118,7 +122,7 @@ def test_a_full_disk_fails_the_saves_and_the_run_only_at_its_end(disk):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("disk", [TOO_SMALL], indirect=True)
-def test_an_interrupted_run_without_room_says_that_it_was_not_saved(disk):
+def test_interrupt_on_full_disk_reports_missing_checkpoint(disk):
     path = disk / "run"
     options = ["--backend", "toy", *LARGE, "--name", "run", "--out", str(disk), "--no-tensorboard"]
     with MarkedRun(["run", *options, "--steps", "100000000", "--checkpoint-every", "60s"], disk) as run:
@@ -129,7 +133,7 @@ def test_an_interrupted_run_without_room_says_that_it_was_not_saved(disk):
 
 
 @pytest.mark.thorough
-def test_a_second_signal_ends_at_once(tmp_path):
+def test_second_signal_ends_immediately(tmp_path):
     with MarkedRun(["run", "--backend", "toy", "--nodes", "2", "--steps", "100000000", "--checkpoint-every", "60s",
                     "--name", "run", "--out", str(tmp_path)], tmp_path) as run:  # fmt: skip
         steps = tmp_path / "run/steps.jsonl"

@@ -1,4 +1,4 @@
-"""A node that cannot be reached any more, though nothing of it has ended: its link is down, or somebody is stopped."""
+"""Unreachable nodes that have not ended: a link is down, or a process is stopped."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def joined(entered, folder, hosts, *more):
     job += ["--rendezvous", "10.99.0.1:29400", *more]
     secret = {"TRAINER_SECRET": secrets.token_hex(16)}
     return [
-        entered.enter_context(MarkedRun([*job, "--node-rank", str(node)], folder, secret, before=hosts.within(node)))
+        entered.enter_context(MarkedRun([*job, "--node-rank", str(node)], folder, secret, before=hosts.command_prefix(node)))
         for node in range(NODES)
     ]
 
@@ -49,7 +49,7 @@ def joined(entered, folder, hosts, *more):
     ("backend", "more", "timeout_seconds"),
     [pytest.param("toy", [], 10, marks=pytest.mark.slow), ("torch", ["--node-timeout", "4"], 4)],
 )
-def test_a_node_whose_link_is_cut_is_named_and_ends_itself(tmp_path, hosts, backend, more, timeout_seconds):
+def test_node_with_cut_link_is_named_and_ends(tmp_path, hosts, backend, more, timeout_seconds):
     with ExitStack() as entered:
         runs = joined(entered, tmp_path, hosts, "--backend", backend, *more)
         begun(runs[0], tmp_path)
@@ -74,7 +74,7 @@ def test_a_node_whose_link_is_cut_is_named_and_ends_itself(tmp_path, hosts, back
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("exchange", ["native", pytest.param("direct", marks=pytest.mark.slow)])
-def test_nodes_that_have_joined_and_do_not_reach_each_other_are_named(tmp_path, hosts, exchange):
+def test_joined_nodes_without_connection_are_named(tmp_path, hosts, exchange):
     """The driver reaches both."""
     with ExitStack() as entered:
         runs = joined(entered, tmp_path, hosts, "--backend", "torch", "--node-timeout", "4", "--exchange", exchange)
@@ -99,8 +99,11 @@ def steps_done(folder):
 
 
 @pytest.mark.thorough
-def test_a_driver_that_was_stopped_goes_on_with_its_local_agents(tmp_path):
-    """For longer than the time after which a silent node is lost, and than twice that time, after which the system ends a connection."""
+def test_stopped_driver_continues_with_local_agents(tmp_path):
+    """For more than twice the time after which a silent node is lost.
+
+    At that time the system ends a connection.
+    """
     with local(tmp_path, "--epochs", "1000000", "--checkpoint-every", "1000000steps", "--node-timeout", "3") as run:
         begun(run, tmp_path)
         os.kill(run.process.pid, signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""Links between nodes on which packets are lost in one direction, while the driver hears every node: the node that is cut off is named."""
+"""Packets lost in one direction while the driver hears all nodes: the victim is named."""
 
 import json
 import random
@@ -20,7 +20,7 @@ NOBODY = "02:00:00:00:0f:0f"
 
 
 def lose(run, dead):
-    """From now on lose what the first of each pair of nodes sends the second: it takes another's hardware address for the second's."""
+    """Lose packets from the first to the second node of each pair, by a wrong hardware address."""
     for sender, receiver in sorted(dead):
         agent = run.alive(f"crosstrain.launch.node.agent --node {sender} ")[0]
         entry = ["ip", "neigh", "replace", f"10.77.0.{receiver + 1}", "lladdr", NOBODY, "nud", "permanent", "dev", "eth0"]
@@ -33,7 +33,7 @@ def drawn(seed):
     """Return the pairs of sender and receiver whose link is dead, and how the cause must begin."""
     draw = random.Random(seed)
     node = draw.randrange(NODES)
-    first, second = [other for other in range(NODES) if other != node]
+    first, second = [candidate for candidate in range(NODES) if candidate != node]
     begins = f"node {node} is cut off from node {first} and node {second}"
     kind = draw.choice(["to", "from", "both", "pair"])
     print(f"--seed {seed}: {kind} {node}")
@@ -74,8 +74,8 @@ slow = pytest.mark.slow
     ],
 )
 @pytest.mark.parametrize("case", [0, pytest.param(1, marks=slow), pytest.param(2, marks=slow), pytest.param(3, marks=slow)])
-def test_the_node_that_is_cut_off_is_named_in_time(tmp_path, seed, backend, exchange, case):
-    dead, told = drawn(seed + case)
+def test_cut_off_node_is_named_in_time(tmp_path, seed, backend, exchange, case):
+    dead, message = drawn(seed + case)
     with started(tmp_path, backend, exchange) as run:
         begun(run, tmp_path)
         time.sleep(1)
@@ -85,21 +85,21 @@ def test_the_node_that_is_cut_off_is_named_in_time(tmp_path, seed, backend, exch
         status = json.loads((tmp_path / "run/status.json").read_text())
         seconds = datetime.fromisoformat(status["changed_at"]).timestamp() - cut
         print(f"{seconds:.1f} s: {status['cause']}")
-        assert status["cause"].startswith(told)
+        assert status["cause"].startswith(message)
         assert seconds < NODE_TIMEOUT_SECONDS + MORE_SECONDS
         wait_until(lambda: not run.alive(), 10, "the end of every process")
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("exchange", ["native", pytest.param("direct", marks=slow)])
-def test_a_start_that_meets_the_dead_link_again_is_told_with_its_reason(tmp_path, seed, exchange):
-    dead, told = drawn(seed)
+def test_restart_over_dead_link_is_reported_with_reason(tmp_path, seed, exchange):
+    dead, message = drawn(seed)
     with started(tmp_path, "torch", exchange, "--max-restarts", "2") as run:
         begun(run, tmp_path)
         cut = time.time()
         lose(run, dead)
         assert run.wait(90) == 1
-        lines = [line for line in run.stderr().splitlines() if told in line]
+        lines = [line for line in run.stderr().splitlines() if message in line]
         assert [line.rpartition("; the run ")[2] for line in lines[:2]] == [
             "restarts from its beginning, as no checkpoint was saved",
             "starts again",
@@ -110,7 +110,7 @@ def test_a_start_that_meets_the_dead_link_again_is_told_with_its_reason(tmp_path
 
 
 @pytest.mark.thorough
-def test_a_direction_that_is_dead_for_less_than_the_time_out_ends_nothing(tmp_path, seed):
+def test_dead_direction_below_timeout_does_not_end_run(tmp_path, seed):
     dead, _ = drawn(seed)
     with started(tmp_path, "torch", "native") as run:
         begun(run, tmp_path)
@@ -128,8 +128,8 @@ def test_a_direction_that_is_dead_for_less_than_the_time_out_ends_nothing(tmp_pa
 
 
 @pytest.mark.slow
-def test_a_slow_link_that_is_full_is_not_dead(tmp_path):
-    """Its steps take several times the time-out, in which no task says anything."""
+def test_saturated_slow_link_does_not_end_run(tmp_path):
+    """Its steps take several times the timeout, without any message of a task."""
     more = ["--model", "cnn", "--bandwidth", "20kbit", "--start-timeout", "600", "--stall-timeout", "600", "--node-timeout", "3"]
     with started(tmp_path, "torch", "native", *more, "--steps", "1") as run:
         assert run.wait(300) == 0, run.stderr()

@@ -1,4 +1,4 @@
-"""What happens when something dies: the run ends soon, says who died first, and leaves nothing behind."""
+"""Killed processes: the run ends soon, names the first to die, and leaves nothing."""
 
 import json
 import os
@@ -72,15 +72,15 @@ def test_a_killed_task_fails_the_run_and_is_named(tmp_path, backend, mode, victi
         assert run.wait(10) == 1
         assert time.monotonic() - killed < 10
         assert run.alive() == []
-        found = status(tmp_path)
-        assert (found["state"], found["task"], found["exit_code"]) == ("failed", victim, 1)
+        status_of_run = status(tmp_path)
+        assert (status_of_run["state"], status_of_run["task"], status_of_run["exit_code"]) == ("failed", victim, 1)
         assert f"task {victim} " in run.stderr()
         assert "SIGKILL" in run.stderr()
 
 
 @pytest.mark.thorough
 def test_the_log_of_the_task_that_failed_is_shown(tmp_path):
-    """The toy's rank 1 loses its peer first when that is killed; the peer is blamed, and its log shown."""
+    """The toy's rank 1 notices its killed peer first; the peer is blamed, and its log shown."""
     with start(tmp_path, "toy", "sync") as run:
         training(run, tmp_path)
         log = tmp_path / "runs/run/logs/0/worker-0.log"
@@ -100,8 +100,8 @@ def test_the_log_of_the_task_that_failed_is_shown(tmp_path):
         pytest.param(600, 600, 700, "badly", marks=pytest.mark.slow),
     ],
 )
-def test_idle_connections_to_a_task_end_it_only_at_the_systems_limit_which_is_told(tmp_path, soft, hard, strangers, ends):
-    """gloo listens where anybody may connect, keeps whatever does, and aborts where it can accept no more."""
+def test_idle_connections_end_task_only_at_reported_limit(tmp_path, soft, hard, strangers, ends):
+    """gloo accepts any connection, keeps it, and aborts when it can accept no more."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     if before[1] < 4 * strangers:
         pytest.skip(f"the system allows {before[1]} open files")
@@ -114,7 +114,9 @@ def test_idle_connections_to_a_task_end_it_only_at_the_systems_limit_which_is_to
         with MarkedRun(job, tmp_path, before=[sys.executable, "-c", limits]) as run, ExitStack() as connections:
             training(run, tmp_path)
             pid = task_pid(run, tmp_path, "worker-1")
-            listening = [each.laddr for each in psutil.Process(pid).net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+            listening = [
+                connection.laddr for connection in psutil.Process(pid).net_connections("tcp") if connection.status == psutil.CONN_LISTEN
+            ]
             assert listening
             for address in listening:
                 for _ in range(strangers):
@@ -128,8 +130,8 @@ def test_idle_connections_to_a_task_end_it_only_at_the_systems_limit_which_is_to
                 assert run.wait(30) == 75, run.stderr()
             else:
                 assert run.wait(30) == 1
-                told = r'error: task worker-1 on node 1 was killed by SIGABRT; its log ends with "what\(\): .*Too many open files"'
-                assert re.search(told, run.stderr())
+                message = r'error: task worker-1 on node 1 was killed by SIGABRT; its log ends with "what\(\): .*Too many open files"'
+                assert re.search(message, run.stderr())
                 assert "Too many open files" in status(tmp_path)["cause"]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
@@ -158,7 +160,7 @@ def test_a_killed_agent_fails_the_run_and_leaves_nothing(tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_frozen_task_is_a_stall(tmp_path):
+def test_frozen_task_stalls_run(tmp_path):
     with start(tmp_path, "toy", "sync", "--stall-timeout", "3") as run:
         training(run, tmp_path)
         os.kill(task_pid(run, tmp_path, "worker-2"), signal.SIGSTOP)
@@ -169,7 +171,7 @@ def test_a_frozen_task_is_a_stall(tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_driver_that_was_stopped_for_longer_than_the_stall_timeout_goes_on(tmp_path):
+def test_driver_stopped_beyond_stall_timeout_continues(tmp_path):
     with start(tmp_path, "toy", "sync", "--stall-timeout", "2") as run:
         training(run, tmp_path)
         os.kill(run.process.pid, signal.SIGSTOP)
@@ -184,7 +186,7 @@ def test_a_driver_that_was_stopped_for_longer_than_the_stall_timeout_goes_on(tmp
 
 
 @pytest.mark.thorough
-def test_a_frozen_async_worker_is_named_while_the_others_go_on(tmp_path):
+def test_frozen_async_worker_is_named_while_others_train(tmp_path):
     with start(tmp_path, "torch", "async", "--stall-timeout", "3", nodes=2) as run:
         training(run, tmp_path)
         steps = tmp_path / "runs/run/steps.jsonl"
@@ -195,13 +197,13 @@ def test_a_frozen_async_worker_is_named_while_the_others_go_on(tmp_path):
         assert run.process.poll() is None
         os.kill(pid, signal.SIGCONT)
         wait_until(lambda: "worker-1 has finished steps again" in run.stderr(), 40, "the worker's return")
-        told = [json.loads(line) for line in (tmp_path / "runs/run/events.jsonl").read_text().splitlines()]
-        told = [(line["event"], line["detail"]["worker"]) for line in told if line["event"].startswith("worker_")]
-        assert told == [("worker_silent", 1), ("worker_answers", 1)]
+        events = [json.loads(line) for line in (tmp_path / "runs/run/events.jsonl").read_text().splitlines()]
+        events = [(line["event"], line["detail"]["worker"]) for line in events if line["event"].startswith("worker_")]
+        assert events == [("worker_silent", 1), ("worker_answers", 1)]
 
 
 @pytest.mark.slow
-def test_a_frozen_async_worker_is_named_whether_the_others_go_on_or_wait(tmp_path):
+def test_frozen_async_worker_is_named_in_both_cases(tmp_path):
     """TensorFlow's coordinator does the one or the other, as the work happens to be shared out."""
     with start(tmp_path, "tf", "async", "--stall-timeout", "3") as run:
         training(run, tmp_path)
@@ -212,7 +214,7 @@ def test_a_frozen_async_worker_is_named_whether_the_others_go_on_or_wait(tmp_pat
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["torch", pytest.param("tf", marks=pytest.mark.slow)])
-def test_a_frozen_async_worker_is_a_stall_where_the_others_wait_for_it(tmp_path, backend):
+def test_frozen_async_worker_stalls_run_if_others_wait(tmp_path, backend):
     with start(tmp_path, backend, "async", "--stall-timeout", "3", "--checkpoint-every", "1s", nodes=2) as run:
         training(run, tmp_path)
         os.kill(task_pid(run, tmp_path, "worker-1"), signal.SIGSTOP)
@@ -243,9 +245,9 @@ def test_a_loss_that_is_not_finite_fails_the_run(tmp_path, more, code, state):
     done = trainer("run", *job)
     assert done.returncode == code
     assert "the loss of step 2 is not a number (number 1 in steps.jsonl, which counts from 0), at the learning rate 1e+30" in done.stderr
-    found = status(tmp_path)
-    assert (found["state"], found["exit_code"]) == (state, code)
-    assert code == 0 or "the loss of step 2 is not a number" in found["cause"]
+    status_of_run = status(tmp_path)
+    assert (status_of_run["state"], status_of_run["exit_code"]) == (state, code)
+    assert code == 0 or "the loss of step 2 is not a number" in status_of_run["cause"]
 
 
 @pytest.mark.quick_cases("toy-sync")
@@ -263,13 +265,13 @@ def test_nothing_is_left_after_the_driver_is_killed(tmp_path, backend, mode):
 
 
 def is_pending(pid, number):
-    """Whether a signal that was sent to a process has not reached it yet; the same one, sent again, would be lost meanwhile."""
+    """Whether a signal sent to a process is still pending; another one would be lost."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return any(int(line.split()[1], 16) >> (number - 1) & 1 for line in lines if line.startswith(("SigPnd:", "ShdPnd:")))
 
 
-def test_a_second_ctrl_c_ends_at_once(tmp_path):
-    """With a frozen agent the clean end would take its time."""
+def test_second_ctrl_c_ends_immediately(tmp_path):
+    """With a frozen agent a clean end takes longer."""
     with start(tmp_path) as run:
         training(run, tmp_path)
         os.kill(psutil.Process(task_pid(run, tmp_path, "worker-1")).ppid(), signal.SIGSTOP)

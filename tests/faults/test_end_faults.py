@@ -1,4 +1,4 @@
-"""Whatever goes wrong while a run is being ended, its end is recorded and everything else of it is ended too."""
+"""Errors while a run ends: its end is recorded and all other parts are ended."""
 
 import json
 
@@ -32,7 +32,7 @@ sys.exit(main())
 """
 
 
-def test_each_part_is_done_and_the_first_cause_is_kept(capsys):
+def test_end_runs_every_part_and_keeps_first_cause(capsys):
     done = []
     ending = Ending()
     ending.do(lambda: done.append(1))
@@ -53,7 +53,7 @@ def test_each_part_is_done_and_the_first_cause_is_kept(capsys):
         ("launchers.local", "LocalLauncher", "ended"),
     ],
 )
-def test_an_error_while_a_run_ends_is_told_and_the_end_is_recorded(tmp_path, module, kind, method):
+def test_error_during_end_is_logged_and_end_is_recorded(tmp_path, module, kind, method):
     script = tmp_path / "run.py"
     script.write_text(SCRIPT.format(module=module, kind=kind, method=method))
     arguments = ["run", "--backend", "toy", "--nodes", "1", "--steps", "5", "--out", str(tmp_path), "--name", "run"]
@@ -61,6 +61,6 @@ def test_an_error_while_a_run_ends_is_told_and_the_end_is_recorded(tmp_path, mod
         assert run.wait(60) == 1
     status = json.loads((tmp_path / "run/status.json").read_text())
     assert (status["state"], status["exit_code"], status["cause"]) == ("failed", 1, "of the start")
-    told = (tmp_path / "errors.txt").read_text()
-    assert "KeyError: 'of the end'" in told
-    assert "error: of the start" in told
+    messages = (tmp_path / "errors.txt").read_text()
+    assert "KeyError: 'of the end'" in messages
+    assert "error: of the start" in messages

@@ -1,4 +1,4 @@
-"""The process that tasks are forked from dies: its tasks end with it, and a run that may go on does so with tasks that agents start."""
+"""The fork server dies: its tasks end, and a run with restarts uses tasks of the agents."""
 
 import random
 import time
@@ -17,7 +17,7 @@ JOB = {"backend": "torch", "nodes": 2, "network": "auto", "steps": 2500, "eval_e
 
 @pytest.fixture
 def kill_server():
-    """Have the server of the run killed as soon as it trains; the names of its tasks' parents are kept."""
+    """Kill the run's fork server as soon as it trains; the tasks' parents are recorded."""
     killers, parents = [], []
 
     def act(path, after):
@@ -50,7 +50,7 @@ def test_the_run_fails_and_names_the_server_that_was_killed(tmp_path, kill_serve
 
 
 @pytest.mark.slow
-def test_a_run_that_may_goes_on_with_tasks_that_the_agents_start(tmp_path, kill_server):
+def test_dead_fork_server_restart_uses_tasks_of_agents(tmp_path, kill_server):
     kill_server(tmp_path / "run")
     path, summary = train(tmp_path, "run", max_restarts=1, checkpoint_every="250steps", **JOB)
     assert (summary["state"], summary["restarts"]) == ("succeeded", 1)
@@ -60,8 +60,8 @@ def test_a_run_that_may_goes_on_with_tasks_that_the_agents_start(tmp_path, kill_
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("mode", ["async", pytest.param("sync", marks=pytest.mark.slow)])
-def test_whenever_it_dies_it_is_named_and_a_run_that_may_goes_on(tmp_path, kill_server, seed, mode):
-    """Also where a worker could be started again alone: all tasks have ended."""
+def test_dead_fork_server_is_named_and_run_restarts(tmp_path, kill_server, seed, mode):
+    """Also where a single worker could restart: all tasks have ended."""
     job = {**JOB, "mode": mode, "steps": 2500 if mode == "sync" else 20_000}
     kill_server(tmp_path / "run", after=random.Random(seed).uniform(0, 2))
     path, summary = train(tmp_path, "run", max_restarts=1, checkpoint_every="250steps", **job)

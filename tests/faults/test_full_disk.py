@@ -1,4 +1,4 @@
-"""Runs on a disk that is full, fills up or may only be read: one sentence, a recorded end, and nothing lost."""
+"""Runs on a full or read-only disk: one message, a recorded end, no lost data."""
 
 import contextlib
 import json
@@ -50,8 +50,8 @@ def test_a_run_does_not_start_on_a_full_disk(disk):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("more", [(), ("--mllog",), ("--tensorboard",), ("--checkpoint-every", "1steps")])
-def test_a_disk_that_fills_up_ends_the_run_and_its_status_says_so(disk, more):
-    """Whoever makes the record that finds no room: the loop, or the thread that saves, most of whose checkpoints find none either."""
+def test_full_disk_ends_run_and_status_reports_it(disk, more):
+    """The failing record is the loop's or the saving thread's; most checkpoints fail too."""
     done = run(disk, "--steps", "100000000", "--eval-every", "50steps", "--json", *more)
     assert_a_sentence(done, FULL)
     status = RunReader(disk / "run").status()
@@ -60,8 +60,8 @@ def test_a_disk_that_fills_up_ends_the_run_and_its_status_says_so(disk, more):
     assert next(RunReader(disk / "run").steps()).step == 0
 
 
-def test_what_is_refused_in_one_thread_is_raised_in_every_other(disk):
-    """So that no run goes on without records, because the thread that saves its checkpoints was the first that had no room."""
+def test_write_error_of_thread_is_raised_in_all_threads(disk):
+    """No run continues without records because its saving thread was the first to fail."""
     job = resolve({"backend": "torch", "out": disk, "name": "run", "tensorboard": False}, {}).job
     recording = Recording(job, make_progress(sys.stderr, True))
     try:
@@ -88,7 +88,7 @@ def fill_up(recording):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("disk", ["100k"], indirect=True)
-def test_a_trace_that_finds_no_room_fails_the_run_whose_summary_stays(disk):
+def test_trace_on_full_disk_fails_run_and_summary_remains(disk):
     job = ("--backend", "torch", "--steps", "30", "--eval-every", "end", "--profile", "20", "--no-monitor", "--no-save-final")
     assert_a_sentence(run(disk, *job, "--no-calibrate"), FULL)
     reader = RunReader(disk / "run")
@@ -99,7 +99,7 @@ def test_a_trace_that_finds_no_room_fails_the_run_whose_summary_stays(disk):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("disk", ["16m"], indirect=True)
-def test_a_run_that_cannot_go_on_stays_as_it_was(disk):
+def test_failed_resume_leaves_run_unchanged(disk):
     assert run(disk, "--steps", "10").returncode == 0
     fill(disk)
     before = {path: path.read_bytes() for path in disk.rglob("*") if path.is_file()}
@@ -120,7 +120,7 @@ LARGE = ("--data", "synthetic-images:size=64,classes=100,train=60,test=10", "--b
 @pytest.mark.thorough
 @pytest.mark.parametrize("disk", ["4m"], indirect=True)
 @pytest.mark.parametrize("more", [(), ("--checkpoint-every", "10steps", "--no-save-final")])
-def test_a_run_whose_last_state_finds_no_room_fails_and_says_so_also_quietly(disk, more):
+def test_last_save_on_full_disk_fails_run_also_quietly(disk, more):
     done = run(disk, *LARGE, "--steps", "20", "--json", *more)
     assert_a_sentence(done, "the last checkpoint, after step 20 (No space left on device")
     assert "bytes are free, 4,915,600 are needed), could not be saved" in done.stderr
@@ -149,15 +149,15 @@ def refusals(folder):
         (("--checkpoint-every", "500steps", "--eval-every", "1500steps", "--until", "accuracy>=0.1", "--save-final"), [500, 1000]),
     ],
 )
-def test_the_last_save_takes_the_room_that_is_kept_for_what_was_to_come(disk, more, refused):
+def test_last_save_uses_reserved_space(disk, more, refused):
     done = run(disk, "--steps", "3000", *more)
     assert done.returncode == 0, done.stderr
-    found = refusals(disk)
-    assert [step for step in found if step != 1500] == refused  # that of 1,500 is under way when its evaluation ends the run
+    causes = refusals(disk)
+    assert [step for step in causes if step != 1500] == refused  # that of 1,500 is under way when its evaluation ends the run
     pattern = (
         r"No space left on device: [\d,]+ bytes are free, 2,600 are needed, and 8,388,608 are kept in reserve for the run's other records"
     )
-    assert all(re.fullmatch(pattern, cause) for cause in found.values())
+    assert all(re.fullmatch(pattern, cause) for cause in causes.values())
     steps = RunReader(disk / "run").summary()["steps"]
     assert [path.name for path in list_checkpoints(disk / "run")] == [f"step-{steps:09}"]
     assert steps == (1500 if "--until" in more else 3000)
@@ -165,8 +165,11 @@ def test_the_last_save_takes_the_room_that_is_kept_for_what_was_to_come(disk, mo
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("disk", ["6m"], indirect=True)
-def test_so_does_that_of_an_interrupted_run_also_where_it_was_refused_before(disk):
-    """Plans end at each hundredth update, whose state has been refused by then or is on its way, and at the ends of epochs."""
+def test_interrupted_save_uses_reserved_space_after_refusal(disk):
+    """Plans end at each hundredth update and at epochs.
+
+    Their states have been refused by then, or are being saved.
+    """
     options = ["--backend", "toy", "--no-tensorboard", "--quiet", "--name", "run", "--out", str(disk), "--eval-every", "end"]
     with MarkedRun(["run", *options, "--steps", "100000000", "--checkpoint-every", "100steps"], disk) as process:
         events = disk / "run" / "events.jsonl"
@@ -181,10 +184,10 @@ def test_so_does_that_of_an_interrupted_run_also_where_it_was_refused_before(dis
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("disk", ["16m"], indirect=True)
-def test_a_run_whose_last_save_succeeds_is_none_that_failed(disk):
-    """Whatever became of those before it."""
+def test_run_with_successful_last_save_has_not_failed(disk):
+    """Failed saves before it do not matter."""
     filler = disk / "filler"
-    filler.write_bytes(bytes(9 << 20))  # what is left is no room for a checkpoint, and room for records
+    filler.write_bytes(bytes(9 << 20))  # the rest has room for records, but not for a checkpoint
     path = disk / "run"
     options = ["--backend", "toy", "--no-tensorboard", "--quiet", "--name", "run", "--out", str(disk), "--eval-every", "end"]
     with MarkedRun(["run", *options, "--steps", "20000", "--checkpoint-every", "2000steps"], disk) as process:
@@ -198,7 +201,7 @@ def test_a_run_whose_last_save_succeeds_is_none_that_failed(disk):
 
 @pytest.mark.slow  # without the marker the test above resumes on a full disk
 @pytest.mark.parametrize("disk", ["16m"], indirect=True)
-def test_a_run_on_a_disk_that_may_only_be_read_stays_as_it_was(disk):
+def test_resume_on_read_only_disk_leaves_run_unchanged(disk):
     assert run(disk, "--steps", "10").returncode == 0
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
     assert_a_sentence(trainer("run", "--resume", str(disk / "run"), "--steps", "+10", "--quiet"), "Read-only file system")
@@ -207,7 +210,7 @@ def test_a_run_on_a_disk_that_may_only_be_read_stays_as_it_was(disk):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("disk", ["16m"], indirect=True)
-def test_what_is_made_of_a_run_needs_room(disk, tmp_path):
+def test_outputs_of_run_need_disk_space(disk, tmp_path):
     assert trainer("run", "--backend", "toy", "--no-tensorboard", "--quiet", "--name", "run", "--out", str(disk)).returncode == 0
     fill(disk)
     before = sorted(disk.rglob("*"))

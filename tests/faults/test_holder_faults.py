@@ -1,4 +1,4 @@
-"""The process that holds the virtual network may be killed: whoever waits for the nodes hears of it, and nothing is left of them."""
+"""The holder of the virtual network is killed: it is noticed, and nothing remains."""
 
 import os
 import random
@@ -29,7 +29,7 @@ def listen(control):
         control.receive(1.0)
 
 
-def test_a_killed_holder_of_the_virtual_network_is_noticed_and_nothing_is_left(monkeypatch):
+def test_killed_network_holder_is_noticed_and_cleaned_up(monkeypatch):
     monkeypatch.syspath_prepend(str(TOY))
     monkeypatch.setenv(MARK, mark := uuid.uuid4().hex)
     launcher = LocalLauncher(Job(backend="toy", nodes=2, epochs=1), print)
@@ -53,7 +53,7 @@ def test_a_killed_holder_of_the_virtual_network_is_noticed_and_nothing_is_left(m
 
 @pytest.fixture
 def kill_holder():
-    """Have the holder of the run killed once it trains, so many seconds later; its process is kept."""
+    """Kill the run's holder after some seconds of training; its process is recorded."""
     killers, killed = [], []
 
     def act(after):
@@ -74,7 +74,7 @@ def kill_holder():
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("case", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
-def test_a_run_that_may_goes_on_in_another_network(tmp_path, kill_holder, seed, case):
+def test_killed_network_holder_restart_uses_new_network(tmp_path, kill_holder, seed, case):
     draw = random.Random(f"{seed} {case}")
     limits = draw.choice([{}, {"bandwidth": "200mbit"}, {"cores_per_node": (0.9,)}])
     shape = {"backend": "torch", "mode": draw.choice(["sync", "async"]), "nodes": draw.choice([2, 3]), "network": "isolated", **limits}

@@ -1,4 +1,4 @@
-"""A node that has the secret and attacks its driver: the run fails and names the node and its deed; the memory of the driver is bounded."""
+"""An authenticated node attacks its driver: the run fails and names it, memory is bounded."""
 
 import json
 import os
@@ -18,7 +18,7 @@ MAX_MORE_BYTES = 300 * 2**20
 NODE = r"node 1 \(host .*, 127\.0\.0\.1\)"
 LIKE_ANOTHER = ["a claim of 1 GiB", "a flood of errors", "a flood of phases", "a sample with a wrong field", "a log with a path"]
 """Attacks that the driver meets with the same check as another one here, or that test_started_elsewhere makes in its own way."""
-SAID = {
+MESSAGES = {
     **dict.fromkeys(hostile_node.ATTACKS, rf"{NODE} sent .*: it is broken, or hostile, and has been cut off"),
     hostile_node.SILENT: rf"stalled.*the agent of {NODE} does not answer",
 }
@@ -27,17 +27,17 @@ SAID = {
 def peak_bytes(pid):
     """The most memory that a process has had, None where it has ended."""
     try:
-        found = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+        match = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     except OSError:
         return None
-    return int(found[1]) * 1024 if found else None
+    return int(match[1]) * 1024 if match else None
 
 
 @pytest.mark.quick_cases("garbage")
 @pytest.mark.parametrize(
-    "attack", [pytest.param(each, marks=pytest.mark.slow if each in LIKE_ANOTHER else ()) for each in hostile_node.ATTACKS]
+    "attack", [pytest.param(name, marks=pytest.mark.slow if name in LIKE_ANOTHER else ()) for name in hostile_node.ATTACKS]
 )
-def test_a_node_that_attacks_is_cut_off_and_named(tmp_path, attack):
+def test_attacking_node_is_disconnected_and_named(tmp_path, attack):
     job = ["run", "--backend", "toy", "--nodes", "2", "--epochs", "1000000", "--eval-every", "end", "--stall-timeout", "3"]
     job += ["--sample-interval", "0.2", "--rendezvous", f"127.0.0.1:{free_ports(1)}", "--out", str(tmp_path), "--name", "run"]
     secret = {"TRAINER_SECRET": secrets.token_hex(16)}
@@ -53,11 +53,11 @@ def test_a_node_that_attacks_is_cut_off_and_named(tmp_path, attack):
                 )
             finally:
                 attacker.kill()
-        told = driver.stderr()
-        print(told, f"{(max(filter(None, peaks), default=before) - before) / 2**20:.0f} MiB more", sep="\n")
+        messages = driver.stderr()
+        print(messages, f"{(max(filter(None, peaks), default=before) - before) / 2**20:.0f} MiB more", sep="\n")
         assert driver.wait(10) == 1
-        assert "Traceback" not in told
-        assert re.search(SAID[attack], told)
+        assert "Traceback" not in messages
+        assert re.search(MESSAGES[attack], messages)
         assert max(filter(None, peaks), default=before) - before < MAX_MORE_BYTES
         status = json.loads((tmp_path / "run/status.json").read_text())
         assert (status["state"], status["task"], status["exit_code"]) == ("failed", "agent-1", 1)

@@ -1,4 +1,7 @@
-"""A worker of an async run is lost: it alone is started anew, the others train on, and each update is applied once. Real processes."""
+"""A lost async worker restarts alone while others train; each update is applied once.
+
+Real processes.
+"""
 
 import os
 import signal
@@ -30,7 +33,10 @@ def events(path, name):
 
 
 def check(path, summary, steps, worker):
-    """Every step once, the others' steps between the worker's loss and its next own step, and no attempt but the first."""
+    """Check that every step occurs once and the others' steps continue, in the first attempt.
+
+    Between the worker's loss and its next step.
+    """
     records = list(RunReader(path).steps())
     assert sorted(step for record in records for step in range(record.step, record.step + record.count)) == list(range(steps))
     assert summary["state"] == "succeeded"
@@ -39,10 +45,10 @@ def check(path, summary, steps, worker):
     (failed,), (back,) = events(path, "task_failed"), events(path, "task_restarted")
     assert failed.detail["task"] == back.detail["task"] == f"worker-{worker}"
     assert back.detail["absent_seconds"] == pytest.approx(back.time_seconds - failed.time_seconds, abs=0.5)
-    own = [record.time_seconds for record in records if record.worker == worker]
-    assert min(own) < failed.time_seconds
-    assert max(own) > back.time_seconds
-    next_own = min(time for time in own if time > back.time_seconds)
+    times = [record.time_seconds for record in records if record.worker == worker]
+    assert min(times) < failed.time_seconds
+    assert max(times) > back.time_seconds
+    next_own = min(time for time in times if time > back.time_seconds)
     away = {record.worker for record in records if failed.time_seconds < record.time_seconds < next_own}
     assert away - {worker} == {0, 1, 2} - {worker}
     assert len(pids(path, f"worker-{worker}")) == 2
@@ -55,14 +61,14 @@ def send(path, number):
 
 
 def all_workers_train(path):
-    """Whether a step of each has been recorded: on a busy machine one may be far ahead of another that is still starting."""
+    """Whether each worker has a recorded step: on a busy machine one may still be starting."""
     return (
         trains(path) and all(f'"worker":{worker},' in (path / "steps.jsonl").read_text() for worker in range(3)) and lives(path, "worker-1")
     )
 
 
 @pytest.mark.parametrize(("backend", "steps"), [("torch", 20_000), pytest.param("tf", 15_000, marks=pytest.mark.thorough)])
-def test_a_worker_that_is_killed_comes_back_alone_while_the_others_train(tmp_path, backend, steps):
+def test_killed_worker_restarts_while_others_train(tmp_path, backend, steps):
     path = tmp_path / "run"
     killer = when(path, all_workers_train, send(path, signal.SIGKILL))
     _, summary = train(tmp_path, "run", **{**ASYNC, "backend": backend, "steps": steps})
@@ -73,8 +79,8 @@ def test_a_worker_that_is_killed_comes_back_alone_while_the_others_train(tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("saves", "steps"), [("300steps", 40_000), ("end", 100_000)])
-def test_a_worker_that_is_stopped_for_ever_is_given_up_and_comes_back(tmp_path, saves, steps):
-    """Others deliver while it stands still; or all wait for it, as a checkpoint does."""
+def test_stopped_worker_is_killed_and_restarted(tmp_path, saves, steps):
+    """Others deliver during its pause; or all wait for it, as a checkpoint does."""
     path = tmp_path / "run"
     stopper = when(path, all_workers_train, send(path, signal.SIGSTOP))
     _, summary = train(tmp_path, "run", steps=steps, stall_timeout=8, checkpoint_every=saves, **ASYNC)

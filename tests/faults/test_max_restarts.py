@@ -1,4 +1,4 @@
-"""``--max-restarts``: tasks and agents are killed at random moments, and the run ends as if nothing had been."""
+"""``--max-restarts``: tasks and agents are killed at random, and the result is unchanged."""
 
 import json
 import os
@@ -33,12 +33,12 @@ def restarted(path):
 
 
 def newest_step(path):
-    """How many updates the newest checkpoint of a run has; 0 before there is one."""
+    """Number of updates of a run's newest checkpoint; 0 without one."""
     return max((int(checkpoint.name.rpartition("-")[2]) for checkpoint in list_checkpoints(path)), default=0)
 
 
 @pytest.mark.slow  # test_injected_faults.py does it with torch
-def test_two_kills_leave_the_losses_of_the_undisturbed_run_and_are_counted(tmp_path):
+def test_two_kills_leave_losses_unchanged_and_are_counted(tmp_path):
     undisturbed, _ = train(tmp_path, "undisturbed", **CADENCE)
     path = tmp_path / "run"
     first = kill_when(path, list_checkpoints)
@@ -67,7 +67,7 @@ def test_an_agent_that_is_killed_is_replaced(tmp_path):
     assert summary["steps"] == losses(path).size == 6000
 
 
-def test_more_failures_than_allowed_end_the_run_with_the_last_one(tmp_path):
+def test_failure_beyond_max_restarts_ends_run_with_it(tmp_path):
     path = tmp_path / "run"
     first = kill_when(path, list_checkpoints)
     second = kill_when(path, lambda run: len(pids(run, "worker-1")) == 2)
@@ -81,30 +81,34 @@ def test_more_failures_than_allowed_end_the_run_with_the_last_one(tmp_path):
 
 
 class Unreachable(LocalLauncher):
-    """Nodes that are lost cannot be had back until `there`."""
+    """Nodes that are lost cannot be had back until `reachable`."""
 
-    there = threading.Event()
+    reachable = threading.Event()
 
     def replace(self, node):
-        return super().replace(node) if self.there.is_set() else None
+        return super().replace(node) if self.reachable.is_set() else None
 
 
 @pytest.mark.thorough
-def test_a_run_goes_on_with_the_nodes_that_are_left_and_with_all_once_they_are_back(tmp_path, monkeypatch):
+def test_run_continues_on_remaining_nodes_until_all_return(tmp_path, monkeypatch):
     import restart_runs
 
     monkeypatch.setattr(restart_runs, "LocalLauncher", Unreachable)
     monkeypatch.setattr("crosstrain.launch.driver.nodes.RETRY_SECONDS", 0.5)
-    Unreachable.there.clear()
+    Unreachable.reachable.clear()
     path = tmp_path / "run"
     slow = {**CADENCE, "nodes": 3, "global_batch_size": 32, "steps": 12_000}
     killer = when(path, list_checkpoints, lambda: agent(2).kill())
-    back = when(path, restarted, Unreachable.there.set)
+    back = when(path, restarted, Unreachable.reachable.set)
     _, summary = train(tmp_path, "run", max_restarts=1, min_nodes=2, **slow)
     killer.join()
     back.join()
-    found = names(path)
-    assert found.index("run_resized") < found.index("node_replaced") < len(found) - 1 - found[::-1].index("run_resized")
+    event_names = names(path)
+    assert (
+        event_names.index("run_resized")
+        < event_names.index("node_replaced")
+        < len(event_names) - 1 - event_names[::-1].index("run_resized")
+    )
     nodes = [event.detail["nodes"] for event in RunReader(path).events() if event.event == "run_resized"]
     assert nodes == [[0, 1], [0, 1, 2]]
     assert summary["steps"] == losses(path).size == 12_000
@@ -112,12 +116,12 @@ def test_a_run_goes_on_with_the_nodes_that_are_left_and_with_all_once_they_are_b
 
 
 class OneByOne(LocalLauncher):
-    """Nodes that are lost cannot be had back until they are among `there`."""
+    """Nodes that are lost cannot be had back until they are among `reachable`."""
 
-    there: ClassVar[set[int]] = set()
+    reachable: ClassVar[set[int]] = set()
 
     def replace(self, node):
-        return super().replace(node) if node in self.there else None
+        return super().replace(node) if node in self.reachable else None
 
 
 def resized(path):
@@ -126,17 +130,17 @@ def resized(path):
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("signals_as_before")
-def test_of_two_lost_nodes_each_is_used_when_it_is_back(tmp_path, monkeypatch):
+def test_two_lost_nodes_are_each_used_on_return(tmp_path, monkeypatch):
     import restart_runs
 
     monkeypatch.setattr(restart_runs, "LocalLauncher", OneByOne)
     monkeypatch.setattr("crosstrain.launch.driver.nodes.RETRY_SECONDS", 0.5)
-    OneByOne.there.clear()
+    OneByOne.reachable.clear()
     path = tmp_path / "run"
     threads = [
         when(path, list_checkpoints, lambda: [lost.kill() for lost in [agent(1), agent(2)]]),
-        when(path, lambda run: resized(run)[-1:] == [[0]], lambda: OneByOne.there.add(2)),
-        when(path, lambda run: resized(run)[-1:] == [[0, 2]], lambda: OneByOne.there.add(1)),
+        when(path, lambda run: resized(run)[-1:] == [[0]], lambda: OneByOne.reachable.add(2)),
+        when(path, lambda run: resized(run)[-1:] == [[0, 2]], lambda: OneByOne.reachable.add(1)),
         when(path, lambda run: resized(run)[-1:] == [[0, 1, 2]], lambda: os.kill(os.getpid(), signal.SIGTERM)),
     ]
     with pytest.raises(ResumableRunError):

@@ -1,4 +1,4 @@
-"""Real runs tell how they end, and when they begin anew, to a real web server and a real command."""
+"""Notifications of real runs about ends and restarts, to a web server and a command."""
 
 import json
 import os
@@ -34,12 +34,12 @@ def command(out, port, *more):
     return [*job, "--out", str(out), "--name", "run", "--notify", f"http://me:{SECRET}@127.0.0.1:{port}/{SECRET}", *more]
 
 
-def test_a_run_that_fails_is_told_and_no_record_has_the_address(tmp_path):
-    asked = ["--on-failure", f"cat > {tmp_path}/told; exit 5"]
-    with web_server() as (port, posted), MarkedRun(command(tmp_path, port, *asked), tmp_path) as run:
+def test_failed_run_is_notified_and_address_not_recorded(tmp_path):
+    options = ["--on-failure", f"cat > {tmp_path}/notice; exit 5"]
+    with web_server() as (port, posted), MarkedRun(command(tmp_path, port, *options), tmp_path) as run:
         path = tmp_path / "run"
         kill_when(path, trains).join()
-        assert run.wait(20) == 1  # whatever the command has ended with
+        assert run.wait(20) == 1  # regardless of the exit code of the command
         (document,) = documents(posted)
         assert run.alive() == []
     status = json.loads((path / "status.json").read_text())
@@ -47,7 +47,7 @@ def test_a_run_that_fails_is_told_and_no_record_has_the_address(tmp_path):
     assert (document["cause"], document["path"], document["name"]) == (status["cause"], str(path), "run")
     assert document["steps"] > 0
     assert document["seconds"] > 0
-    assert json.loads((tmp_path / "told").read_text()) == document
+    assert json.loads((tmp_path / "notice").read_text()) == document
     assert "--on-failure: could not notify that the run failed: it has ended with 5" in run.stderr()
     last = list(RunReader(path).events())[-1]
     assert (last.event, last.detail["how"]) == ("notice_failed", "on_failure")
@@ -57,19 +57,19 @@ def test_a_run_that_fails_is_told_and_no_record_has_the_address(tmp_path):
     assert [typed[typed.index(flag) + 1] for flag in ("--notify", "--on-failure")] == [f"http://127.0.0.1:{port}/...", "..."]
 
 
-def test_a_run_that_is_interrupted_is_told_and_a_server_that_refuses_changes_nothing(tmp_path):
+def test_interrupted_run_is_notified_despite_refusing_server(tmp_path):
     with web_server(lambda handler: handler.send_response(404)) as (port, posted):
         with MarkedRun(command(tmp_path, port, "--checkpoint-every", "500steps"), tmp_path) as run:
             wait_until(lambda: run.process.poll() is not None or trains(tmp_path / "run"), 60, "the first step")
             os.kill(run.process.pid, signal.SIGTERM)
             assert run.wait(20) == 75
-        ((event, code),) = [(each["event"], each["exit_code"]) for each in documents(posted)]
+        ((event, code),) = [(document["event"], document["exit_code"]) for document in documents(posted)]
     assert (event, code) == ("interrupted", 75)
     assert "the answer was 404" in run.stderr()
     assert json.loads((tmp_path / "run/status.json").read_text())["state"] == "interrupted"
 
 
-def test_a_run_whose_nodes_cannot_start_is_told(tmp_path):
+def test_failed_start_of_nodes_is_notified(tmp_path):
     with web_server() as (port, posted):
         with MarkedRun(command(tmp_path, port, "--start-timeout", "0.01"), tmp_path) as run:
             assert run.wait(30) == 1
@@ -79,7 +79,7 @@ def test_a_run_whose_nodes_cannot_start_is_told(tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_run_that_begins_anew_tells_that_and_its_end(tmp_path):
+def test_restarted_run_notifies_restart_and_end(tmp_path):
     warnings = []
     with web_server() as (port, posted):
         options = resolve_personal(PERSONAL_OPTIONS, {"notify": f"http://127.0.0.1:{port}/"}, {"XDG_CONFIG_HOME": "/no/such/folder"})

@@ -1,4 +1,7 @@
-"""Pods of an Indexed Job, as processes of this machine: what a loss does to the others, and that the same command goes on with the run."""
+"""Pods of an Indexed Job as local processes: effect of a loss, and resumption.
+
+The same command resumes the run.
+"""
 
 import json
 import os
@@ -24,7 +27,7 @@ def _toy_installed(monkeypatch):
 
 
 class Pods:
-    """Three pods that can be started as often as is wanted, each time with the same command and variables."""
+    """Three pods that can be started repeatedly with the same command and variables."""
 
     def __init__(self, folder, stack, *more):
         self.folder = folder
@@ -72,7 +75,7 @@ def codes(pods, without=()):
     ("backend", "steps"),
     [("toy", 5000), ("torch", 1500)],
 )
-def test_a_lost_pod_ends_the_others_with_75_and_the_same_command_goes_on(pods_of, tmp_path, backend, steps):
+def test_lost_pod_ends_others_with_75_and_resumes(pods_of, tmp_path, backend, steps):
     job = ["--backend", backend, "--steps", str(steps)]
     pods = pods_of(*job, "--checkpoint-every", f"{steps // 5}steps")
     first = pods.start()
@@ -85,7 +88,7 @@ def test_a_lost_pod_ends_the_others_with_75_and_the_same_command_goes_on(pods_of
 
     second = pods.start()
     pods.await_new_checkpoint(second)
-    kill(second[0])  # the driver, and all that it has told the others
+    kill(second[0])  # the driver, with all of its state
     assert codes(second, without=[0]) == {1: 75, 2: 75}, second[1].stderr()
 
     third = pods.start((0, 1))
@@ -99,14 +102,14 @@ def test_a_lost_pod_ends_the_others_with_75_and_the_same_command_goes_on(pods_of
     arguments = ["run", *JOB, *job, "--name", "alone", "--out", str(tmp_path), "--network", "host"]
     with MarkedRun(arguments, tmp_path) as undisturbed:
         assert undisturbed.wait(60) == 0, undisturbed.stderr()
-    found = losses(pods.run)
-    assert len(found) == steps
-    np.testing.assert_array_equal(found, losses(tmp_path / "alone"))
+    recorded = losses(pods.run)
+    assert len(recorded) == steps
+    np.testing.assert_array_equal(recorded, losses(tmp_path / "alone"))
 
 
 @pytest.mark.parametrize("evicted", [[2], pytest.param([0, 1, 2], marks=pytest.mark.slow)])
-def test_a_pod_that_is_asked_to_end_has_a_checkpoint_saved(pods_of, evicted):
-    """One is evicted by its cluster, or all of them by the end of their Job: none may be taken for a second interrupt."""
+def test_evicted_pod_saves_checkpoint(pods_of, evicted):
+    """One is evicted, or all of them at the end of their Job: neither is a second interrupt."""
     pods = pods_of("--backend", "toy", "--steps", "1000000", "--checkpoint-every", "1000000steps")
     started = pods.start()
     wait_until(lambda: (pods.run / "steps.jsonl").exists() and (pods.run / "steps.jsonl").stat().st_size, 60, "the first step")

@@ -1,4 +1,4 @@
-"""Random kills: whatever process of a run dies, and of whatever signal, the run ends soon, names it, and leaves nothing behind.
+"""Random kills: any process, any signal; the run ends soon, names it, and leaves nothing.
 
 The cases are drawn from the seed that each prints: `--seed` repeats them.
 """
@@ -38,12 +38,12 @@ CLUSTERS = [
 
 FULL = 24
 END_SECONDS = 12
-"""A lost peer is noticed at once; what a framework needs to end itself, and a driver to end it, is what takes time."""
+"""A lost peer is noticed immediately; the ends of framework and driver take time."""
 
 
 @dataclass
 class Case:
-    """What is killed: `role` says which kind of process, `place` which of them."""
+    """The process to kill: `role` is its kind, `place` selects among them."""
 
     backend: str
     mode: str
@@ -56,7 +56,7 @@ class Case:
 
 
 def drawn(number):
-    """The case of a number: the first of them go through the quick clusters, the others through all."""
+    """The case of a number: first the quick clusters, then all."""
     random_numbers = random.Random(f"{SEED} {number}")
     backend, mode, joined = QUICK[number] if number < len(QUICK) else CLUSTERS[number % len(CLUSTERS)]
     roles = ["task", "task", "agent", "driver", *([] if joined else ["holder"])]
@@ -74,21 +74,24 @@ def drawn(number):
 
 @dataclass
 class Traces:
-    """What a run, while it trains, has outside its processes and its directory: namespaces, groups of CPU, and shared memory."""
+    """A live run's resources outside its processes and directory.
+
+    Namespaces, groups of CPU, and shared memory.
+    """
 
     namespaces: dict[str, set[int]]
     cpu_groups: set[Path]
     shared_memory: set[Path]
 
     @classmethod
-    def of(cls, runs):
+    def from_runs(cls, runs):
         pids = {pid for run in runs for pid in run.alive()}
         groups = {group for group in cpu_groups() if int(group.name.split("-")[2]) in pids}
         return cls({run.mark: run.namespaces() for run in runs}, groups, {path for pid in pids for path in shared_memory_of(pid)})
 
     def left(self):
-        """What of it there still is."""
-        living = [pid for mark, own in self.namespaces.items() for pid in living_in(own, mark)]
+        """Return the remaining resources."""
+        living = [pid for mark, ids in self.namespaces.items() for pid in living_in(ids, mark)]
         return [*living, *(path for path in self.cpu_groups | self.shared_memory if path.exists())]
 
 
@@ -146,7 +149,10 @@ class Cluster:
         return sorted({(entry["task"], entry["pid"], record["node"]) for record in records for entry in record["tasks"]})
 
     def victim(self):
-        """The process to kill; the task that is to be blamed; what the message says of it; None where nobody is left to say it."""
+        """The process to kill, the task to blame and the expected message.
+
+        None if nobody remains to report it.
+        """
         case = self.case
         if case.role == "driver":
             return self.driver.process.pid, None, None
@@ -165,7 +171,7 @@ class Cluster:
 
 
 @pytest.mark.parametrize("number", [pytest.param(number, marks=[] if number < len(QUICK) else pytest.mark.slow) for number in range(FULL)])
-def test_whatever_is_killed_the_run_ends_names_it_and_leaves_nothing(tmp_path, number):
+def test_killed_process_ends_run_is_named_and_cleaned_up(tmp_path, number):
     case = drawn(number)
     print(f"--seed {SEED} {case}")
     (tmp_path / "tmp").mkdir()
@@ -173,8 +179,8 @@ def test_whatever_is_killed_the_run_ends_names_it_and_leaves_nothing(tmp_path, n
         cluster = Cluster(case, tmp_path, stack)
         cluster.await_training()
         time.sleep(case.delay_seconds)
-        pid, blamed, told = cluster.victim()
-        traces = Traces.of(cluster.runs)
+        pid, blamed, message = cluster.victim()
+        traces = Traces.from_runs(cluster.runs)
         assert case.joined or any(traces.namespaces.values())
         own_temporary_files = temporary_files_of(pid, case, tmp_path / "tmp")
         os.kill(pid, case.signal)
@@ -185,7 +191,7 @@ def test_whatever_is_killed_the_run_ends_names_it_and_leaves_nothing(tmp_path, n
         wait_until(lambda: not cluster.alive(), 10, f"the end of {commands_of(cluster.alive())}")
         print(f"ended after {took:.1f} s", cluster.driver.stderr(), sep="\n")
         assert took < END_SECONDS
-        assert_told(cluster, pid, blamed, told)
+        assert_reported(cluster, pid, blamed, message)
         assert not listens(cluster.port)
         wait_until(lambda: not traces.left(), 5, f"the end of {traces.left()}")
         assert set(os.listdir(tmp_path / "tmp")) <= own_temporary_files
@@ -193,29 +199,32 @@ def test_whatever_is_killed_the_run_ends_names_it_and_leaves_nothing(tmp_path, n
 
 def commands_of(pids):
     """The command lines of those processes that are there yet."""
-    found = {}
+    commands = {}
     for pid in pids:
-        with suppress(OSError):  # it has ended meanwhile
-            found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    return found
+        with suppress(OSError):  # it has ended by now
+            commands[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return commands
 
 
 def temporary_files_of(pid, case, folder):
-    """What nobody can remove: the folder of a process that somebody else has started. The next agent on its machine removes it."""
+    """The temporary folder of a process that somebody else has started.
+
+    The next agent on its machine removes it.
+    """
     return {name for name in os.listdir(folder) if case.role == "agent" and case.joined and f"-{pid}-" in name}
 
 
-def assert_told(cluster, pid, blamed, told):
+def assert_reported(cluster, pid, blamed, message):
     case, codes = cluster.case, [run.process.returncode for run in cluster.runs]
     dead = next((place for place, run in enumerate(cluster.runs) if run.process.pid == pid), None)
     assert codes == [-case.signal if place == dead else 1 for place in range(len(codes))]
     assert all("Traceback" not in run.stderr() for run in cluster.runs)
     status = json.loads((cluster.directory / "status.json").read_text())
-    if told is None:
+    if message is None:
         return
     assert (status["state"], status["task"], status["exit_code"]) == ("failed", blamed, 1)
-    assert told in cluster.driver.stderr()
-    assert told in status["cause"]
+    assert message in cluster.driver.stderr()
+    assert message in status["cause"]
     if case.role == "task":
         assert f"was killed by {case.signal.name}" in status["cause"]
     summary = json.loads((cluster.directory / "summary.json").read_text())

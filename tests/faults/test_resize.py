@@ -1,4 +1,4 @@
-"""A run that goes on with fewer nodes, as its policy wants: real processes, nodes killed for real."""
+"""A run that continues with fewer nodes by policy: real processes and kills."""
 
 import json
 import threading
@@ -51,8 +51,8 @@ def restarted(path):
     return next(event for event in RunReader(path).events() if event.event == "run_restarted")
 
 
-def test_a_run_goes_on_without_the_node_that_it_has_lost(tmp_path):
-    """Its updates are the same, its records tell of the nodes, and what would rest on three of them says so."""
+def test_resize_run_continues_without_lost_node(tmp_path):
+    """Its updates are equal, its records name the nodes, and scaled figures have a note."""
     cadence = {"checkpoint_every": "400steps", **THREE}
     undisturbed, _ = train(tmp_path, "undisturbed", **cadence)
     policy, path = Decides(Resize(2)), tmp_path / "run"
@@ -105,13 +105,13 @@ def test_a_run_goes_on_without_the_node_that_it_has_lost(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_node_that_is_lost_while_the_driver_waits_is_none_of_those_it_goes_on_with(tmp_path):
-    """Where no checkpoint was saved the run begins anew; that it does so on other machines than the driver's first node is no matter."""
+def test_resize_node_lost_while_waiting_is_not_used(tmp_path):
+    """Without a checkpoint the run starts from scratch, on other machines than the first node."""
 
     class Waits(Decides):
-        def decide(self, *asked):
+        def decide(self, *arguments):
             threading.Timer(0.2, agent(0).kill).start()
-            return super().decide(*asked)
+            return super().decide(*arguments)
 
     undisturbed, _ = train(tmp_path, "undisturbed", **THREE)
     policy, path = Waits(Resize(2, after_seconds=1.5)), tmp_path / "run"
@@ -125,12 +125,12 @@ def test_a_node_that_is_lost_while_the_driver_waits_is_none_of_those_it_goes_on_
 
 
 @pytest.mark.slow
-def test_the_loss_of_a_node_that_is_not_used_ends_nothing_and_a_restart_stays_on_those_that_are(tmp_path):
+def test_resize_lost_unused_node_changes_nothing(tmp_path):
     policy, path = Decides(Resize(1), Restart()), tmp_path / "run"
 
     def lose_another_and_then_a_task():
         agent(2).kill()
-        time.sleep(0.5)  # the driver has heard of it by then, and trains on
+        time.sleep(0.5)  # the driver has noticed it by then, and trains on
         kill_when(path, trains, "worker-0")
 
     kill_when(path, trains)
@@ -143,7 +143,7 @@ def test_the_loss_of_a_node_that_is_not_used_ends_nothing_and_a_restart_stays_on
     assert summary["steps"] == 20_000
 
 
-def test_a_node_that_is_lost_ends_the_run_where_too_few_are_left(tmp_path):
+def test_resize_too_few_nodes_left_ends_run(tmp_path):
     path = tmp_path / "run"
     when(path, trains, lambda: agent(1).kill())
     with pytest.raises(RunFailedError, match=r"the agent of node 1 was killed by signal 9; no checkpoint was saved"):
@@ -152,7 +152,7 @@ def test_a_node_that_is_lost_ends_the_run_where_too_few_are_left(tmp_path):
     assert "run_resized" not in names(path)
 
 
-def test_more_nodes_than_there_are_is_said_with_what_had_failed(tmp_path):
+def test_resize_too_many_nodes_is_reported_with_failure(tmp_path):
     path = tmp_path / "run"
     kill_when(path, trains)
     with pytest.raises(
@@ -175,7 +175,7 @@ ASYNC = {"steps": 2000, "mode": "async", "ps": 2, "batch_size": 10}
 
 @pytest.mark.thorough  # of the toy backend without this marker
 @pytest.mark.parametrize("backend", ["torch", "tf"])
-def test_a_framework_makes_the_same_updates_on_fewer_nodes(tmp_path, backend):
+def test_resize_sync_run_makes_equal_updates_on_fewer_nodes(tmp_path, backend):
     undisturbed, _ = train(tmp_path, "undisturbed", **LOGREG, backend=backend, global_batch_size=30)
     path = tmp_path / "run"
     when(path, list_checkpoints, lambda: agent(2).kill())
@@ -186,7 +186,7 @@ def test_a_framework_makes_the_same_updates_on_fewer_nodes(tmp_path, backend):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["torch", "tf"])
-def test_a_framework_goes_on_asynchronously_with_updates_of_the_same_size(tmp_path, backend):
+def test_resize_async_run_keeps_size_of_updates(tmp_path, backend):
     path = tmp_path / "run"
     when(path, list_checkpoints, lambda: agent(2).kill())
     _, summary = train(tmp_path, "run", Decides(Resize(2)), **LOGREG | ASYNC, backend=backend)

@@ -1,4 +1,4 @@
-"""A policy handed to the driver has a run go on after a failure, and nothing else has to know of it: real processes, killed for real."""
+"""A restart policy of the driver restarts a run by itself: real processes and kills."""
 
 import json
 import os
@@ -43,7 +43,7 @@ class RestartsOnce:
 
 
 @pytest.mark.parametrize("saves", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_a_run_goes_on_from_its_last_checkpoint_or_from_its_beginning(tmp_path, saves):
+def test_restart_resumes_from_last_checkpoint_or_beginning(tmp_path, saves):
     cadence = {"checkpoint_every": "400steps"} if saves else {}
     undisturbed, _ = train(tmp_path, "undisturbed", **cadence)
     policy = RestartsOnce()
@@ -71,7 +71,7 @@ def test_a_run_goes_on_from_its_last_checkpoint_or_from_its_beginning(tmp_path, 
 
 
 @pytest.mark.thorough
-def test_whoever_fails_again_ends_the_run_and_is_named(tmp_path):
+def test_second_failure_ends_run_and_is_named(tmp_path):
     policy, path = RestartsOnce(), tmp_path / "run"
     kill_when(path, trains)
     kill_when(path, lambda path: "run_restarted" in (path / "events.jsonl").read_text(), "worker-0")
@@ -93,7 +93,7 @@ class AlwaysRestarts:
         return Restart()
 
 
-def test_a_run_whose_node_is_lost_ends_whatever_the_policy_wants(tmp_path):
+def test_lost_node_ends_run_under_any_restart_policy(tmp_path):
     path = tmp_path / "run"
     when(path, trains, lambda: agent(1).kill())
     with pytest.raises(RunFailedError, match=r"the agent of node 1 was killed by signal 9; no checkpoint was saved"):
@@ -115,7 +115,7 @@ def interrupted_with(path, code):
 @pytest.mark.usefixtures("signals_as_before")
 @pytest.mark.parametrize("saves", [True, False])
 def test_an_interrupt_ends_the_wait_for_another_attempt(tmp_path, saves):
-    """With a checkpoint the run can go on, and there is nothing newer to save."""
+    """With a checkpoint the run can be resumed, and there is nothing newer to save."""
 
     class Later:
         def decide(self, failure, attempts, nodes):
@@ -124,15 +124,15 @@ def test_an_interrupt_ends_the_wait_for_another_attempt(tmp_path, saves):
 
     path = tmp_path / "run"
     kill_when(path, list_checkpoints if saves else trains)
-    told = "saved last: step-" if saves else "no checkpoint was saved"
-    with pytest.raises(InterruptedRunError, match=f"interrupted by the user; {told}") as ended:
+    message = "saved last: step-" if saves else "no checkpoint was saved"
+    with pytest.raises(InterruptedRunError, match=f"interrupted by the user; {message}") as ended:
         train(tmp_path, "run", Later(), steps=1_000_000, **({"checkpoint_every": "400steps"} if saves else {}))
     assert ended.value.exit_code == (75 if saves else 130)
     assert interrupted_with(path, ended.value.exit_code)
 
 
 @pytest.mark.usefixtures("signals_as_before")
-def test_an_interrupt_while_tasks_start_anew_leaves_a_run_to_go_on_with(tmp_path):
+def test_interrupt_during_restart_leaves_resumable_run(tmp_path):
     path = tmp_path / "run"
     kill_when(path, list_checkpoints)
     when(path, lambda path: trains(path) and names(path).count("tasks_started") == 2, interrupt)
@@ -144,13 +144,13 @@ def test_an_interrupt_while_tasks_start_anew_leaves_a_run_to_go_on_with(tmp_path
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("signals_as_before")
-def test_a_run_that_fails_while_it_saves_for_an_interrupt_does_not_begin_anew(tmp_path):
+def test_failure_during_interrupted_save_does_not_restart(tmp_path):
     path, policy = tmp_path / "run", RestartsOnce()
 
     def act():
         victim = pids(path, "worker-1")[-1]
         os.kill(victim, signal.SIGSTOP)
-        time.sleep(0.5)  # what had been sent is done, or waits for this worker
+        time.sleep(0.5)  # sent steps are done, or wait for this worker
         interrupt()
         time.sleep(0.5)
         os.kill(victim, signal.SIGKILL)
@@ -176,7 +176,7 @@ class OnePort(LocalLauncher):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("stays", [True, False])
-def test_a_start_whose_port_is_taken_is_tried_again_and_the_third_time_is_the_last(tmp_path, stays):
+def test_start_with_taken_port_is_tried_three_times(tmp_path, stays):
     path = tmp_path / "run"
     with socket.create_server(("", 0)) as taken:
         launcher = OnePort(resolve({**JOB, "out": tmp_path, "name": "run", "steps": 20}, {}).job, lambda text: None)
@@ -202,7 +202,7 @@ def test_a_start_whose_port_is_taken_is_tried_again_and_the_third_time_is_the_la
 
 
 class Broken:
-    """A policy that answers as it is told, or raises that."""
+    """A policy that returns or raises its argument."""
 
     def __init__(self, answer):
         self.answer = answer
@@ -215,7 +215,7 @@ class Broken:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("answer", "words"), [(ValueError("no idea"), "no idea"), (None, "decided None")])
-def test_a_policy_that_fails_hides_nothing(tmp_path, answer, words):
+def test_failing_restart_policy_is_logged_and_cause_kept(tmp_path, answer, words):
     kill_when(tmp_path / "run", trains)
     with pytest.raises(RunFailedError, match="worker-1"):
         train(tmp_path, "run", Broken(answer), steps=10**9)
@@ -226,6 +226,6 @@ def test_a_policy_that_fails_hides_nothing(tmp_path, answer, words):
     )
 
 
-def test_a_restart_lies_ahead():
+def test_restart_with_negative_delay_is_refused():
     with pytest.raises(ValueError, match="-5 seconds"):
         Restart(-5.0)

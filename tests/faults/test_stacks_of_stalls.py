@@ -1,4 +1,4 @@
-"""A task that hangs is named with the line in which it hangs, in Python or in native code, and the run directory has all stacks."""
+"""A hanging task is reported with its line, in Python or native code, and all stacks."""
 
 import json
 import re
@@ -33,7 +33,7 @@ def sleeps():
 def locks():
     mutex = ctypes.create_string_buffer(64)
     for _ in range(2):
-        ctypes.PyDLL(None).pthread_mutex_lock(mutex)  # which holds the interpreter's lock meanwhile
+        ctypes.PyDLL(None).pthread_mutex_lock(mutex)  # with the interpreter's lock
 
 
 def forward(parameters, x_bchw):
@@ -52,7 +52,10 @@ def forward(parameters, x_bchw):
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory):
-    """By where a task hangs: the folder, and what the command said. Both at once, as each waits for --stall-timeout."""
+    """The folder and output by place of the hang.
+
+    Both run together, as each waits for --stall-timeout.
+    """
 
     def run(hangs, folder):
         package = folder / "own_models" / "stuck"
@@ -74,16 +77,16 @@ def ended(tmp_path_factory):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("hangs", ["sleeps", "locks"])
-def test_a_task_that_hangs_is_named_with_its_line(ended, hangs):
+def test_hanging_task_is_named_with_its_line(ended, hangs):
     folder, done = ended[hangs]
     assert done.returncode == 1, done.stderr
-    told = done.stderr.splitlines()[-1]
+    message = done.stderr.splitlines()[-1]
     stuck = folder / "own_models/stuck/toy.py"
-    found = re.search(rf"stalled: .*; (worker-\d) stands at {re.escape(str(stuck))}:(\d+) \({hangs}\); ", told)
-    assert found, done.stderr
-    task, line = found.groups()
+    match = re.search(rf"stalled: .*; (worker-\d) stands at {re.escape(str(stuck))}:(\d+) \({hangs}\); ", message)
+    assert match, done.stderr
+    task, line = match.groups()
     assert ("sleep(1)" in stuck.read_text().splitlines()[int(line) - 1]) == (hangs == "sleeps")
-    assert re.search(r"worker-\d, worker-\d stand at \S*exchange/(all_reduce|mesh|peer_links)\.py:\d+ \(", told)
+    assert re.search(r"worker-\d, worker-\d stand at \S*exchange/(all_reduce|mesh|peer_links)\.py:\d+ \(", message)
     status = json.loads((folder / "run/status.json").read_text())
     assert (status["task"], status["exit_code"]) == (task, 1)
     stacks = (folder / "run/logs/stacks.txt").read_text()
@@ -93,8 +96,8 @@ def test_a_task_that_hangs_is_named_with_its_line(ended, hangs):
 
 
 @pytest.mark.slow
-def test_an_async_worker_that_hangs_is_named_with_its_line(tmp_path):
-    """While the others go on, or where these have done all that they can: then the chief notices it, or the driver."""
+def test_hanging_async_worker_is_named_with_its_line(tmp_path):
+    """While the others train, or after their work: the chief or the driver notices it."""
     prelude = """
     import os
     import time
@@ -116,6 +119,6 @@ def test_an_async_worker_that_hangs_is_named_with_its_line(tmp_path):
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     stuck = tmp_path / "own_models/stuck/torch.py"
-    (told,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert "stalled" in told
-    assert re.search(rf"worker-\d stands at {re.escape(str(stuck))}:\d+ \(sleeps\); ", told), done.stderr
+    (message,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "stalled" in message
+    assert re.search(rf"worker-\d stands at {re.escape(str(stuck))}:\d+ \(sleeps\); ", message), done.stderr

@@ -1,4 +1,4 @@
-"""Processes of a node that stand by end with the run, and where they are cut off from its driver."""
+"""Standby processes of a node end with the run, and when cut off from its driver."""
 
 import os
 import secrets
@@ -12,8 +12,11 @@ pytestmark = [pytest.mark.faults, pytest.mark.cluster]
 
 
 @pytest.mark.thorough
-def test_a_standby_elsewhere_ends_when_the_driver_is_not_heard_of_and_one_on_its_node_waits(tmp_path):
-    """The driver is stopped, as a link that is cut makes no difference to who listens; then it goes on, and finds its other node lost."""
+def test_standby_ends_without_driver_except_on_its_node(tmp_path):
+    """The driver is stopped, which standbys cannot distinguish from a cut link.
+
+    Then it continues, and finds its other node lost.
+    """
     job = ["run", "--backend", "toy", "--epochs", "1000000", "--eval-every", "end", "--node-timeout", "3"]
     shared = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(9))}
     shared["TRAINER_SECRET"] = secrets.token_hex(16)

@@ -1,4 +1,4 @@
-"""A task that gets stuck while it starts ends the run within --start-timeout, and says what it was doing and where it stands."""
+"""A task stuck at its start ends the run within --start-timeout, with its activity and line."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +13,10 @@ pytestmark = pytest.mark.faults
 
 
 def seconds_of(run):
-    """From the beginning of a run to its recorded end. How long the command itself takes to start and to end is the machine's affair."""
+    """Seconds from the start of a run to its recorded end.
+
+    The command itself may take longer to start and end.
+    """
     status = json.loads((run / "status.json").read_text())
     created, changed = (datetime.fromisoformat(status[name]) for name in ("created_at", "changed_at"))
     return (changed - created).total_seconds()
@@ -30,7 +33,10 @@ CASES = {
 
 @pytest.fixture(scope="module", params=["torch", pytest.param("tf", marks=pytest.mark.slow)])
 def ended(request, tmp_path_factory):
-    """The backend, and by case what the command said, and the run's folder. All at once, as each waits for --start-timeout."""
+    """The backend, and by case the output and the run's folder.
+
+    All run together, as each waits for --start-timeout.
+    """
     backend = request.param
 
     def run(case, folder):
@@ -51,9 +57,9 @@ def ended(request, tmp_path_factory):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("case", CASES)
-def test_a_warm_up_that_never_ends_is_ended_and_named(ended, case):
-    backend, found = ended
-    done, path = found[case]
+def test_endless_warm_up_ends_run_and_is_named(ended, case):
+    backend, results = ended
+    done, path = results[case]
     assert done.returncode == 1, done.stderr
     assert seconds_of(path) < START_SECONDS[backend] + 15
     assert "task worker-0 on node 0" in done.stderr

@@ -1,4 +1,4 @@
-"""Run directories that vanish or may only be read from some moment on: open files go on as if nothing were, and the run must not."""
+"""Run directories that vanish or become read-only: open files hide it, yet the run must end."""
 
 import shutil
 import subprocess
@@ -22,7 +22,7 @@ def path(tmp_path):
 def make_read_only(path):
     """Lay the directory over itself, read-only, which files that are open do not hinder.
 
-    It is made read-only beside the run first: laid over the directory and made read-only there, it could be refused as busy, where the run
+    It is made read-only elsewhere first: laid over the directory and made read-only there, it could be refused as busy, where the run
     has opened a file through it in between.
     """
     aside = path.parent / "read-only"
@@ -52,7 +52,7 @@ def change(request, path):
     subprocess.run(["umount", "--lazy", path], capture_output=True, check=False)
 
 
-def test_what_files_that_are_open_do_not_notice_is_found(path, change):
+def test_removed_directory_is_noticed_despite_open_files(path, change):
     make, problem, _ = change
     writer = RunWriter.create(Job(backend="toy", out=path.parent, name=path.name))
     try:
@@ -69,8 +69,8 @@ def test_what_files_that_are_open_do_not_notice_is_found(path, change):
 
 
 @pytest.mark.quick_cases("read-only")
-def test_the_run_ends_and_says_what_it_could_not_write(path, change):
-    """Within ten seconds, or at the next checkpoint; nothing is made anew where the directory was."""
+def test_vanished_directory_ends_run_and_is_reported(path, change):
+    """Within ten seconds, or at the next checkpoint; the directory is not made again."""
     make, problem, more = change
     options = ["--backend", "toy", "--epochs", "1000000", "--eval-every", "end", "--json", *more]
     with MarkedRun(["run", *options, "--out", str(path.parent), "--name", path.name], path.parent.parent) as run:

@@ -1,7 +1,7 @@
-"""The toy backend, which says that it can use GPUs and writes into each task's log which ones it sees; it computes on the CPU all the same.
+"""The toy backend with simulated GPUs: it logs which ones each task sees.
 
-With GPU_TOY_SEES it says that it computes on what that names, as a framework that was built without CUDA does. Every task says in which
-precision it would compute: on a GPU in TF32.
+It computes on the CPU. With GPU_TOY_SEES it reports that value as its devices, like a framework built without CUDA. Every task logs in
+which precision it would compute: on a GPU in TF32.
 """
 
 import os
@@ -19,11 +19,11 @@ class GpuToyBackend(ToyBackend):
     def model(self, task, job, spec):
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         print(f"{task.name} sees {visible} in order {os.environ.get('CUDA_DEVICE_ORDER')}", flush=True)
-        found = os.environ.get("GPU_TOY_SEES") or ("cpu" if visible in (None, "", "-1") else "gpu")
-        if job.device == "gpu" and found == "cpu":
+        seen = os.environ.get("GPU_TOY_SEES") or ("cpu" if visible in (None, "", "-1") else "gpu")
+        if job.device == "gpu" and seen == "cpu":
             raise UsageError("device: got 'gpu', but gpu-toy finds no GPU here")
         model = super().model(task, job, spec)
-        model.device_used = found
+        model.device_used = seen
         return model
 
     def open(self, task, job, spec, data):

@@ -1,4 +1,4 @@
-"""The toy backend, which declares the least that a backend can: sync training in fp32 on the CPU."""
+"""The toy backend with minimum capabilities: sync training in fp32 on the CPU."""
 
 from crosstrain_toy import ToyBackend
 

@@ -13,7 +13,7 @@ from crosstrain.core.update_rules import EMA, averaging_rates, base_learning_rat
 from crosstrain.data.sampler import run_sampler
 from crosstrain.launch.sweep_runner import updates
 from crosstrain.report.compare.factor_values import budget, update_examples
-from crosstrain.report.runs.run import examples_of, real_batch
+from crosstrain.report.runs.run import count_examples, real_batch
 
 
 def test_the_batch_is_what_a_worker_computes_at_once():
@@ -67,7 +67,7 @@ def test_the_examples_of_updates_are_those_that_the_order_of_the_data_gives_them
     described = {"dataset": {"sizes": {"train": size}}}
     asked = job.global_batch if mode == "sync" else job.per_worker_batch
     assert real_batch(described, asked) == given.max()
-    assert examples_of(described, steps, asked) == sum(int(given[step % len(given)]) for step in range(steps))
+    assert count_examples(described, steps, asked) == sum(int(given[step % len(given)]) for step in range(steps))
     per_worker = [sampler.for_rank(0, 0, 1, rank).offsets[-1] for rank in range(nodes)] if mode == "sync" else [given[0]]
     assert max(per_worker) <= job.per_worker_batch
     assert updates(job.model_copy(update={"steps": None, "epochs": 3}), float(size)) == 3 * sampler.steps_per_epoch

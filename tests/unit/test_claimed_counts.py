@@ -12,8 +12,8 @@ from report_runs import make_run
 
 from crosstrain.cli.group import invoke
 from crosstrain.records.store.jsonl import MAX_NODES
-from crosstrain.report.compare.rows import entry_of
-from crosstrain.report.compare.run_tables import columns_of, one_run, to_text
+from crosstrain.report.compare.rows import make_entry
+from crosstrain.report.compare.run_tables import one_run, side_by_side_table, to_text
 from crosstrain.report.runs.run import Run
 
 
@@ -81,5 +81,5 @@ def test_the_report_draws_the_nodes_that_are_there(claim, honest, tmp_path):
 def test_tables_have_a_line_for_each_node_that_there_are_figures_of(honest):
     summary = {**json.loads((honest / "summary.json").read_text()), "nodes": 1_000_000_000}
     assert sum(line.startswith(("0 ", "1 ", "2 ")) for line in to_text(one_run(summary)).splitlines()) == 2
-    text = to_text(columns_of([entry_of([Run.of_documents(summary, {}, path=honest)])], [frozenset()]))
+    text = to_text(side_by_side_table([make_entry([Run.of_documents(summary, {}, path=honest)])], [frozenset()]))
     assert text.count("peak RSS") == 2

@@ -72,7 +72,7 @@ def test_its_sweep_has_the_points_that_are_compared_and_drawn(name):
     results = Results(points, len(points))
     for one in experiment.compared:
         assert one.value(results) is not None, one.text
-    assert results.of(**(experiment.pictured or {}))
+    assert results.select(**(experiment.pictured or {}))
     assert set(experiment.figures) <= set(COLUMNS)
 
 

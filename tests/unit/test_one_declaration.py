@@ -40,7 +40,8 @@ ADDED_SCHEDULE = """
     ),
 """
 ADDED_COLUMN = """
-    Column("data_wait_seconds", "waiting for data", duration_text, TIME, "data wait", names=("wait",), line=19, speed=6, listed=(11, 11)),
+    Column("data_wait_seconds", "waiting for data", unit="s", group=TIME, header="data wait",
+           names=("wait",), line=19, speed=6, listed=(11, 11)),
 """
 LOOK_AT_TABLES = """
 import json, sys

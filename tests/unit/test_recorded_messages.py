@@ -166,7 +166,7 @@ def test_recorded_host_descriptions_can_be_read(tmp_path_factory, changes):
     recording.writer.write_env([message["host"]] * 8)
     recording.close()
     (recording.path / "job.json").write_text("{}")
-    assert [node["hostname"] for node in RunReader(recording.path).env()] == [message["host"]["hostname"]] * 8
+    assert [node["hostname"] for node in RunReader(recording.path).environment()["nodes"]] == [message["host"]["hostname"]] * 8
 
 
 def test_longest_task_error_is_recorded_and_readable(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 from comparison_samples import made
 
 from crosstrain.report.compare.ratios import aggregate, common_name
-from crosstrain.report.compare.rows import entry_of
+from crosstrain.report.compare.rows import make_entry
 
 
 def summary(run, seconds, *, reached=True, target="accuracy>=0.9", accuracy=0.9, loss=0.5):
@@ -78,7 +78,7 @@ def test_non_finite_loss_makes_the_mean_non_finite(losses, mean):
     loss_statistics = aggregate([summary(str(number), 1.0, loss=loss) for number, loss in enumerate(losses)])["figures"]["loss"]
     assert str(loss_statistics["mean"]) == str(float(mean))
     assert (loss_statistics["sigma"], loss_statistics["values"]) == (None, len(losses))
-    entry = entry_of([made(f"r{seed}", seed=seed, summary={"eval": {"accuracy": 0.9, "loss": loss}}) for seed, loss in enumerate(losses)])
+    entry = make_entry([made(f"r{seed}", seed=seed, summary={"eval": {"accuracy": 0.9, "loss": loss}}) for seed, loss in enumerate(losses)])
     assert (entry.figures["eval_loss"], entry.sigmas.get("eval_loss")) == (mean, None)
     assert math.isfinite(entry.figures["eval_accuracy"])
 

@@ -1,1 +1,1 @@
-"""What runs in each rank: scripts, which print what they measured."""
+"""Scripts that run in each rank and print their measurements."""

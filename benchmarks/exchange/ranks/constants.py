@@ -1,5 +1,6 @@
-"""The direct exchange with other constants: pieces, the size up to which vectors go whole, and buckets under a backward pass.
+"""One rank of the direct exchange with other constants.
 
+Constants: size of pieces, maximum size of whole vectors, and buckets during a backward pass.
 What is asked comes as ``--constant NAME --values …``; ranks set the constant of exchange/mesh before each try, in turns, and rank 0
 reports for each size and value the seconds of each try.
 """
@@ -30,17 +31,20 @@ TENSORS = {
 """Elements of gradients from the first layer to the last: AlexNet's 244 MB, most of them in three layers; and 64 layers of 1 MiB."""
 
 WORK_SHARES = {"alexnet": (0.11, 0.0, 0.3, 0.0, 0.16, 0.0, 0.2, 0.0, 0.14, 0.0, 0.05, 0.0, 0.03, 0.0, 0.01, 0.0), "layers": (1 / 64,) * 64}
-"""What part of a backward pass each takes: of AlexNet about as its layers' multiplications."""
+"""Fractions of a backward pass: for AlexNet about as its layers' multiplications."""
 
 Make = Callable[[], tuple[Callable[[int], None], int]]
-"""Makes, with the constants that hold now, what repeats the work so many times, and says how often it is repeated in a try."""
+"""Makes a function that repeats the work, with the current constants, and the number of repeats of a try."""
 
 MATRIX = 256
 WARM_UP = 3
 
 
 class Backward:
-    """A backward pass that hands in its gradients in buckets: matrix products, as many as `seconds` on a core of its own, then zeros."""
+    """A backward pass that submits its gradients in buckets.
+
+    It multiplies matrices for `seconds` on one core; the gradients are zeros.
+    """
 
     def __init__(self, mesh: Mesh, model: str, seconds: float) -> None:
         self._mesh, self._sizes = mesh, TENSORS[model]
@@ -96,13 +100,13 @@ def adder_and_iterations(mesh: Mesh, size_bytes: int) -> tuple[Callable[[int], N
 
 
 def forget(mesh: Mesh) -> None:
-    """Have the mesh take its constants anew."""
+    """Reload the mesh's constants."""
     mesh._sum_for.cache_clear()
 
 
 def measured(place: Place, mesh: Mesh, name: str, values: list[int], runners: dict[str, Make], tries: int) -> None:
-    """Time all values in turns, so many times, for each runner by its name; report the seconds of all tries."""
-    found: dict[str, dict[str, list[float]]] = {key: {str(value): [] for value in values} for key in runners}
+    """Time all values in turns, for each runner by name; report the seconds of all tries."""
+    seconds: dict[str, dict[str, list[float]]] = {key: {str(value): [] for value in values} for key in runners}
     for key, make in runners.items():
         for _ in range(tries):
             for value in values:
@@ -113,8 +117,8 @@ def measured(place: Place, mesh: Mesh, name: str, values: list[int], runners: di
                 mesh.barrier()
                 began = time.perf_counter()
                 run(iterations)
-                found[key][str(value)].append((time.perf_counter() - began) / iterations)
-    report(place, found)
+                seconds[key][str(value)].append((time.perf_counter() - began) / iterations)
+    report(place, seconds)
 
 
 def main() -> None:
@@ -124,16 +128,16 @@ def main() -> None:
     parser.add_argument("--values", type=lambda text: [int(word) for word in text.split(",")], required=True)
     parser.add_argument("--model", choices=tuple(TENSORS), default="alexnet")
     parser.add_argument("--compute-seconds", type=float, default=0.3)
-    given = parser.parse_args()
-    place = read_place(given)
+    options = parser.parse_args()
+    place = read_place(options)
     mesh = Mesh(place.task, 60.0, 10.0)
     runners: dict[str, Make] = {}
-    if given.constant == "BUCKET_BYTES":
-        backward = Backward(mesh, given.model, given.compute_seconds)
-        runners[given.model] = lambda: (backward.runner(), 1)
+    if options.constant == "BUCKET_BYTES":
+        backward = Backward(mesh, options.model, options.compute_seconds)
+        runners[options.model] = lambda: (backward.runner(), 1)
     else:
-        runners = {str(size): partial(adder_and_iterations, mesh, size) for size in given.sizes}
-    measured(place, mesh, given.constant, given.values, runners, given.tries)
+        runners = {str(size): partial(adder_and_iterations, mesh, size) for size in options.sizes}
+    measured(place, mesh, options.constant, options.values, runners, options.tries)
     mesh.barrier()
     mesh.close()
 

@@ -1,4 +1,7 @@
-"""What a number of all-reduces have this process and its node do: switches of its threads, time on a core and waiting for one, packets."""
+"""Counters of this process and its node during all-reduces.
+
+They are context switches, time on a core, waiting time and packets.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 MARK = b"all-reduce"
-"""What is written before and after each counted all-reduce, so that a trace of system calls can be cut there."""
+"""Written before and after each counted all-reduce, to split a trace of system calls there."""
 
 WARM_UP = 50
 
@@ -22,7 +25,10 @@ PACKETS: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 def count(run: Callable[[int], None], barrier: Callable[[], None], iterations: int, marks: bool) -> dict[str, Any]:
-    """Return what one of `iterations` all-reduces does in the mean, and the seconds of each. With `marks` each is called by itself."""
+    """Return the mean counters of one of `iterations` all-reduces, and the seconds of each.
+
+    With `marks` each is called separately.
+    """
     run(WARM_UP)
     barrier()
     with open(os.devnull, "wb", buffering=0) as null:
@@ -31,17 +37,17 @@ def count(run: Callable[[int], None], barrier: Callable[[], None], iterations: i
         if marks:
             for _ in range(iterations):
                 null.write(MARK)
-                one = time.perf_counter()
+                start = time.perf_counter()
                 run(1)
-                seconds.append(time.perf_counter() - one)
+                seconds.append(time.perf_counter() - start)
             null.write(MARK)
         else:
             run(iterations)
         taken, after = time.perf_counter() - began, _read()
     threads = {}
-    for key, (name, found) in after["threads"].items():
-        old = before["threads"].get(key, (name, dict.fromkeys(found, 0)))[1]
-        change = {what: (found[what] - old[what]) / iterations for what in found}
+    for key, (name, counts) in after["threads"].items():
+        old = before["threads"].get(key, (name, dict.fromkeys(counts, 0)))[1]
+        change = {what: (counts[what] - old[what]) / iterations for what in counts}
         if any(change.values()):
             threads[f"{name} {key}"] = change
     packets = {name: (after["packets"][name] - before["packets"][name]) / iterations for name in after["packets"]}
@@ -73,11 +79,11 @@ def _thread(path: Path) -> tuple[str, dict[str, float]]:
 
 
 def _packets() -> dict[str, int]:
-    found: dict[str, int] = {}
+    packets: dict[str, int] = {}
     for file, wanted in PACKETS.items():
         lines = Path(file).read_text().splitlines()
         for names, values in zip(lines[::2], lines[1::2], strict=True):
             kind, *columns = names.split()
             table = dict(zip(columns, values.split()[1:], strict=True))
-            found |= {name: int(table[name]) for name in wanted.get(kind.rstrip(":"), ()) if name in table}
-    return found
+            packets |= {name: int(table[name]) for name in wanted.get(kind.rstrip(":"), ()) if name in table}
+    return packets

@@ -1,4 +1,4 @@
-"""Which rank this process is, and how an all-reduce is timed and counted: the same for all who add up."""
+"""Rank and timing code that all all-reduce implementations share."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from crosstrain.core.cluster import Cluster, Task, TaskSpec
 from crosstrain.core.process import die_with_parent
 
 WORK_BYTES, MAX_ITERATIONS = 64 << 20, 200
-"""An all-reduce is repeated until it has moved about so many bytes, and so often at most."""
+"""An all-reduce is repeated until it has moved about this many bytes, up to a maximum."""
 
 WARM_UP = 10
 
 
 class Adder(Protocol):
-    """One way to add up float32 vectors over all ranks."""
+    """An implementation of an all-reduce of float32 vectors."""
 
     def prepare(self, elements: int) -> Callable[[int], None]:
-        """Return what adds up a vector of so many elements, one time after another, as often as it is told, and waits for the end."""
+        """Return a function that sums vectors of this size, a given number of times, and waits."""
         ...
 
     def barrier(self) -> None:
@@ -39,7 +39,7 @@ class Adder(Protocol):
 
 @dataclass(frozen=True)
 class Place:
-    """A rank, and what it was told."""
+    """A rank and its configuration."""
 
     rank: int
     ranks: int
@@ -63,19 +63,19 @@ def iterations_of(size_bytes: int) -> int:
 def time_runs(run: Callable[[int], None], barrier: Callable[[], None], iterations: int, tries: int) -> list[float]:
     """Return for each try the mean seconds of one of many all-reduces in a row."""
     run(min(iterations, WARM_UP))
-    found = []
+    seconds = []
     for _ in range(tries):
         barrier()
         began = time.perf_counter()
         run(iterations)
-        found.append((time.perf_counter() - began) / iterations)
-    return found
+        seconds.append((time.perf_counter() - began) / iterations)
+    return seconds
 
 
-def report(place: Place, found: Mapping[str, Any]) -> None:
+def report(place: Place, results: Mapping[str, Any]) -> None:
     """Print the first rank's figures, in the one line that is read."""
     if place.rank == 0:
-        print("RESULT " + json.dumps(found), flush=True)
+        print("RESULT " + json.dumps(results), flush=True)
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -89,25 +89,27 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def read_place(given: argparse.Namespace) -> Place:
-    """Return this rank, as variables tell it; the process ends with the one that started it."""
-    die_with_parent(given.parent)
-    told = json.loads(os.environ["BENCHMARK_RANKS"])
-    return Place(told["rank"], told["ranks"], tuple(told["addresses"]), tuple(told["ports"]), told["secret"])
+def read_place(options: argparse.Namespace) -> Place:
+    """Return this rank from its variables; the process ends with the one that started it."""
+    die_with_parent(options.parent)
+    description = json.loads(os.environ["BENCHMARK_RANKS"])
+    return Place(
+        description["rank"], description["ranks"], tuple(description["addresses"]), tuple(description["ports"]), description["secret"]
+    )
 
 
 def main(join: Callable[[Place], Adder]) -> None:
-    """Time all-reduces of all sizes; or count what so many of them do (`--count`), each between two marks with `--marks`."""
-    given = arguments().parse_args()
-    place = read_place(given)
+    """Time all-reduces of all sizes, or with `--count` count their work.
+
+    With `--marks` each is between two marks.
+    """
+    options = arguments().parse_args()
+    place = read_place(options)
     adder = join(place)
-    runs = ((size, adder.prepare(size // 4)) for size in given.sizes)
-    if given.count:
-        report(
-            place, {str(size): counters.count(adder.prepare(size // 4), adder.barrier, given.count, given.marks) for size in given.sizes}
-        )
+    runs = ((size, adder.prepare(size // 4)) for size in options.sizes)
+    if options.count:
+        report(place, {str(size): counters.count(run, adder.barrier, options.count, options.marks) for size, run in runs})
     else:
-        runs = ((size, adder.prepare(size // 4)) for size in given.sizes)
-        report(place, {str(size): time_runs(run, adder.barrier, iterations_of(size), given.tries) for size, run in runs})
+        report(place, {str(size): time_runs(run, adder.barrier, iterations_of(size), options.tries) for size, run in runs})
     adder.barrier()
     adder.close()

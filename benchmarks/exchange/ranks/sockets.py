@@ -1,4 +1,4 @@
-"""Bare TCP sockets: how long a message takes (a ping-pong of two ranks), and how fast bytes leave every rank at the same time.
+"""Plain TCP sockets: ping-pong of two ranks, and throughput of all ranks together.
 
 Each rank is connected with the one after it and the one before it, and while it sends to the one it hears the other.
 """
@@ -38,12 +38,12 @@ def join(place: Place) -> tuple[socket.socket, socket.socket]:
 
 
 def ping_pong(place: Place, to_next: socket.socket, from_previous: socket.socket, tries: int) -> list[float]:
-    """Return for each try half of the mean round trip of a short message between the first two ranks; nothing on the others."""
+    """Return half the mean round trip of a short message for each try; nothing on other ranks."""
     connection = {0: to_next, 1: from_previous}.get(place.rank)
     if connection is None:
         return []
     message, into = bytes(PING_BYTES), bytearray(PING_BYTES)
-    found = []
+    seconds = []
     for pings in (SHORT_PINGS, *[PINGS] * tries):
         began = time.perf_counter()
         for _ in range(pings):
@@ -52,12 +52,12 @@ def ping_pong(place: Place, to_next: socket.socket, from_previous: socket.socket
             connection.recv_into(into, PING_BYTES, socket.MSG_WAITALL)
             if place.rank == 1:
                 connection.sendall(message)
-        found.append((time.perf_counter() - began) / pings / 2)
-    return found[1:]
+        seconds.append((time.perf_counter() - began) / pings / 2)
+    return seconds[1:]
 
 
 def stream(to_next: socket.socket, from_previous: socket.socket, tries: int) -> list[float]:
-    """Return for each try the bytes per second that arrive from the rank before while this rank sends to the next one."""
+    """Return for each try the bytes per second received while sending to the next rank."""
     stop = threading.Event()
 
     def send() -> None:
@@ -69,30 +69,30 @@ def stream(to_next: socket.socket, from_previous: socket.socket, tries: int) -> 
     sender = threading.Thread(target=send)
     into = bytearray(BUFFER_BYTES)
     sender.start()
-    found = []
+    rates = []
     for _ in range(tries + 1):
         arrived, began = 0, time.perf_counter()
         while time.perf_counter() - began < WINDOW_SECONDS:
             arrived += from_previous.recv_into(into)
-        found.append(arrived / (time.perf_counter() - began))
+        rates.append(arrived / (time.perf_counter() - began))
     stop.set()
     while from_previous.recv_into(into):
         pass
     sender.join()
-    return found[1:]
+    return rates[1:]
 
 
 def main() -> None:
     """Measure both."""
-    given = arguments().parse_args()
-    place = read_place(given)
+    options = arguments().parse_args()
+    place = read_place(options)
     to_next, from_previous = join(place)
-    latencies = ping_pong(place, to_next, from_previous, given.tries)
+    latencies = ping_pong(place, to_next, from_previous, options.tries)
     if place.rank == 0:
         to_next.sendall(b"g")  # the word goes round: the first two ranks are done
     if from_previous.recv(1) and place.rank:
         to_next.sendall(b"g")
-    rates = stream(to_next, from_previous, given.tries)
+    rates = stream(to_next, from_previous, options.tries)
     report(place, {"latency_seconds": latencies, "bytes_per_second": rates})
 
 

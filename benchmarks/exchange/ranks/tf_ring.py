@@ -1,4 +1,7 @@
-"""TensorFlow's collectives by themselves, as MultiWorkerMirroredStrategy calls them, by a ring; many in one `tf.function`."""
+"""TensorFlow's ring all-reduce, called as MultiWorkerMirroredStrategy does.
+
+Many are in one `tf.function`.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ class RingAdder:
         self._barrier = self.prepare(1)
 
     def prepare(self, elements: int) -> Callable[[int], None]:
-        """Return what adds up so many elements; each sum is the next one's vector, so that none begins before its time."""
+        """Return a function that sums vectors; each sum is the next one's input.
+
+        So none starts before the previous one has ended.
+        """
         vector = tf.zeros(elements)
 
         def on_replica(value: tf.Tensor) -> tf.Tensor:

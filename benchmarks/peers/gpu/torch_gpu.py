@@ -1,6 +1,6 @@
-"""A hand-written torch loop on a GPU: torchvision's model, channels last, bf16 by autocast, a fused SGD; nothing waits for the device.
+"""A hand-written torch loop on a GPU: torchvision's model, channels last, bf16, fused SGD.
 
-Pixels lie on the device as uint8 and are normalised a batch at a time.
+bf16 is by autocast, and nothing waits for the device. Pixels are on the device as uint8 and are normalised batch by batch.
 """
 
 from __future__ import annotations

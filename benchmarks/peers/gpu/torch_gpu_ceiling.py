@@ -1,7 +1,7 @@
-"""The card's ceiling: how fast its matrix products in bf16 would do the arithmetic of a training step, if a step were nothing else.
+"""Upper bound of a GPU: the time of a training step if it were only bf16 matrix products.
 
-A step is one large square product of about as many operations; its time is scaled to exactly as many. Of text, source and target count as
-of one length, and what attention multiplies without weights does not count.
+A step is one large square product of about as many operations; its time is scaled to exactly as many. For text, source and target count
+as of one length, and products of attention without weights do not count.
 """
 
 from __future__ import annotations

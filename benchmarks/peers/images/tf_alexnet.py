@@ -1,7 +1,7 @@
-"""A hand-written TensorFlow loop for AlexNet: `tf.nn` operations, NHWC, one `tf.function` call a step, momentum by TensorFlow's own kernel.
+"""A hand-written TensorFlow loop for AlexNet: `tf.nn`, NHWC, one `tf.function` call a step.
 
-Pixels stay uint8 in memory and are normalised a batch at a time, as one does with images that would not fit as float32. With bf16,
-convolutions and products, and what is between them, are computed from bfloat16 copies; weights, updates and the loss stay float32.
+Momentum is TensorFlow's own kernel. Pixels stay uint8 in memory and are normalised batch by batch, as for images that do not fit as
+float32. With bf16, convolutions, products and what is between them use bfloat16 copies; weights, updates and the loss stay float32.
 """
 
 from __future__ import annotations
@@ -11,17 +11,20 @@ import tensorflow as tf
 from workload import Timer, Workload, read_workload
 
 CONVOLUTIONS = ((4, "VALID", True), (1, "SAME", True), (1, "SAME", False), (1, "SAME", False), (1, "SAME", True))
-"""Stride, padding, and whether a pool follows, of each. The first one's input is padded beforehand: explicit paddings, which `conv2d` would
+"""Stride, padding and following pool of each layer. The first one's input is padded beforehand: explicit paddings, which `conv2d` would
 take, leave the fast kernels (measured: in bfloat16 more than ten times slower)."""
 
 
 def initial_values(work: Workload) -> list[np.ndarray]:
-    """Return the initial weights in TensorFlow's layouts: HWIO, [in, out], features in the order height, width, channel."""
-    found = [values.transpose(2, 3, 1, 0) if values.ndim == 4 else values.T for values in work.initial.values()]
+    """Return the initial weights in TensorFlow's layouts.
+
+    HWIO, [in, out], features in the order height, width, channel.
+    """
+    weights = [values.transpose(2, 3, 1, 0) if values.ndim == 4 else values.T for values in work.initial.values()]
     first_dense = next(position for position, values in enumerate(work.initial.values()) if values.ndim == 2)
     dense = list(work.initial.values())[first_dense]
-    found[first_dense] = dense.reshape(len(dense), 256, 6, 6).transpose(2, 3, 1, 0).reshape(-1, len(dense))
-    return [np.ascontiguousarray(values) for values in found]
+    weights[first_dense] = dense.reshape(len(dense), 256, 6, 6).transpose(2, 3, 1, 0).reshape(-1, len(dense))
+    return [np.ascontiguousarray(values) for values in weights]
 
 
 def forward(weights: list[tf.Tensor], x_bhwc: tf.Tensor) -> tf.Tensor:

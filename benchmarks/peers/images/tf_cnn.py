@@ -1,4 +1,7 @@
-"""A hand-written TensorFlow loop for the small CNN, fused: one `tf.function` runs many steps in a `tf.range`, NHWC, indices as input."""
+"""A hand-written fused TensorFlow loop for the small CNN: many steps in a `tf.range`.
+
+NHWC, indices as input.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ STEPS_PER_CALL = 100
 
 
 def initial_values(work: Workload) -> list[np.ndarray]:
-    """Return the initial weights in TensorFlow's layouts: HWIO, [in, out], features in the order height, width, channel."""
+    """Return the initial weights in TensorFlow's layouts.
+
+    HWIO, [in, out], features in the order height, width, channel.
+    """
     conv1, bias1, conv2, bias2, dense1, bias3, dense2, bias4 = work.initial.values()
     dense1 = dense1.reshape(len(dense1), 16, 7, 7).transpose(2, 3, 1, 0).reshape(784, len(dense1))
     return [conv1.transpose(2, 3, 1, 0), bias1, conv2.transpose(2, 3, 1, 0), bias2, dense1, bias3, dense2.T, bias4]

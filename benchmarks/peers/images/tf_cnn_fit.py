@@ -1,4 +1,4 @@
-"""Keras `model.fit` on the small CNN, arrays in memory, with 50 steps per call of the compiled function."""
+"""Keras `model.fit` on the small CNN, arrays in memory, 50 steps per compiled call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STEPS_PER_EXECUTION = 50
 
 
 class Clock(keras.callbacks.Callback):
-    """Starts with the first epoch of a `fit` and ends with its last, so that what `fit` prepares is left out."""
+    """Clock from the first epoch of a `fit` to its last, without its preparation."""
 
     def __init__(self, timer: Timer) -> None:
         super().__init__()
@@ -29,7 +29,10 @@ class Clock(keras.callbacks.Callback):
 
 
 def build(work: Workload) -> keras.Model:
-    """Return the model with the initial weights, in Keras's layouts: HWIO, [in, out], features in the order height, width, channel."""
+    """Return the model with the initial weights in Keras's layouts.
+
+    HWIO, [in, out], features in the order height, width, channel.
+    """
     model = keras.Sequential(
         [
             keras.Input((32, 32, 3)),

@@ -1,6 +1,6 @@
-"""A hand-written torch loop for AlexNet: torchvision's model, channels last, a fused SGD with momentum, autocast for bf16.
+"""A hand-written torch loop for AlexNet: torchvision's model, channels last, fused SGD.
 
-Pixels stay uint8 in memory and are normalised a batch at a time, as one does with images that would not fit as float32.
+With momentum; bf16 is by autocast. Pixels stay uint8 in memory and are normalised batch by batch, as for images that do not fit as float32.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A hand-written torch loop for the small CNN: float32 images in memory, `index_select`, forward, backward, a fused SGD.
+"""A hand-written torch loop for the small CNN: float32 images, `index_select`, fused SGD.
 
-Before its clock starts it tries both memory formats, with one thread and with all that it may have, and keeps what is fastest here.
+Before its clock starts it tries both memory formats, with one thread and with all threads, and uses the fastest.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Lightning's Trainer on the small CNN, in its barebones mode: no logger, checkpoints, bars or checks.
+"""Lightning's Trainer on the small CNN in barebones mode: no logger, checkpoints or bars.
 
-The data are tensors in memory; the loader's sampler yields whole batches of indices, so that a batch is one indexing and no collation.
+The data are tensors in memory; the loader's sampler yields whole batches of indices: one indexing for each batch, without collation.
 """
 
 from __future__ import annotations

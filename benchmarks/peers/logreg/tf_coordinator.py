@@ -1,6 +1,7 @@
-"""A hand-written ParameterServerStrategy loop: the coordinator schedules one closure per step. Started under TF_CONFIG, a process a task.
+"""A hand-written ParameterServerStrategy loop: the coordinator schedules a closure per step.
 
-Each worker has its own copy of the data and its own prefetched pipeline. Staleness is not counted, which favours this peer.
+Started under TF_CONFIG, one process for each task. Each worker has a copy of the data and a prefetched pipeline. Staleness is not counted,
+which favours this peer.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def serve(work: Workload, contract: dict) -> None:
 
 
 def pipeline(work: Workload, arrays: dict[str, str]) -> tf.data.Dataset:
-    """Return batches in random order without end, of arrays that each worker reads from files once and keeps."""
+    """Return endless batches in random order of arrays that each worker reads once."""
     shape = work.inputs.shape
     inputs = tf.reshape(tf.io.decode_raw(tf.io.read_file(arrays["inputs"]), tf.float32), shape)
     labels = tf.reshape(tf.io.decode_raw(tf.io.read_file(arrays["labels"]), tf.int64), shape[:1])

@@ -10,7 +10,7 @@ STEPS_PER_EXECUTION = 50
 
 
 class Clock(keras.callbacks.Callback):
-    """Starts with the first epoch of a `fit` and ends with its last, so that what `fit` prepares is left out."""
+    """Clock from the first epoch of a `fit` to its last, without its preparation."""
 
     def __init__(self, timer: Timer) -> None:
         super().__init__()

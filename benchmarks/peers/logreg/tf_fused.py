@@ -1,6 +1,6 @@
-"""A hand-written TensorFlow loop, fused: one `tf.function` runs thousands of steps in a `tf.range`, with the batches' indices as input.
+"""A hand-written fused TensorFlow loop: thousands of steps in a `tf.range`.
 
-The variant `xla` compiles the loop (`jit_compile`).
+Its input are the batches' indices. The variant `xla` compiles the loop (`jit_compile`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
         for first in range(begin, end, STEPS_PER_CALL):
             losses.append(train(tf.constant(order[first : min(first + STEPS_PER_CALL, end)])).numpy())
 
-    run(0, work.warmup)  # one call, of the length of those that count, since XLA compiles for each length anew
+    run(0, work.warmup)  # one call, of the length of those that count, since XLA compiles for each length again
     timer.first_step()
     timer.begin()
     run(work.warmup, work.updates)

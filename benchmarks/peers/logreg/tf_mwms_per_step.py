@@ -1,4 +1,7 @@
-"""A hand-written MultiWorkerMirroredStrategy loop: one call of a `tf.function` per step. Started under TF_CONFIG, a process a worker."""
+"""A hand-written MultiWorkerMirroredStrategy loop: one `tf.function` call per step.
+
+Started under TF_CONFIG, one process for each worker.
+"""
 
 from __future__ import annotations
 

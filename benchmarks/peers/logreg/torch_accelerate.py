@@ -1,7 +1,7 @@
-"""Hugging Face Accelerate on one CPU process: model, optimiser and loader go through `prepare`, as its documentation asks.
+"""Hugging Face Accelerate on one CPU process, used as its documentation shows.
 
-The data are tensors in memory; the dataset takes a whole batch of indices at once (torch's `__getitems__`), so that a batch is one
-indexing and no collation.
+Model, optimiser and loader pass `prepare`. The data are tensors in memory; the dataset takes a whole batch of indices (torch's
+`__getitems__`): one indexing for each batch, without collation.
 """
 
 from __future__ import annotations

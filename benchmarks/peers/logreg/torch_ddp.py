@@ -1,4 +1,7 @@
-"""A hand-written DistributedDataParallel loop on gloo. Started by torchrun, a process a worker."""
+"""A hand-written DistributedDataParallel loop on gloo, started by torchrun.
+
+One process for each worker.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""A hand-written asynchronous parameter server on gloo send and recv: rank 0 serves, the other ranks work. Started like torchrun would.
+"""A hand-written asynchronous parameter server on gloo send and recv.
 
-One flat tensor each way: a worker sends its gradient and gets the parameters as they are after it. Each worker has a thread at the
-server, so that a slow worker holds nobody up; a lock makes each update whole. Staleness is counted as the product does.
+Rank 0 serves, the other ranks work, started as by torchrun. One flat tensor each way: a worker sends its gradient and gets the parameters
+after it. Each worker has a thread at the server, so a slow worker delays nobody; a lock makes updates atomic. Staleness is counted as in
+the product.
 """
 
 from __future__ import annotations
@@ -90,9 +91,9 @@ def compute(work: Workload, worker: int, workers: int) -> None:
     dist.recv(flat, 0)
     for batch in batches:
         loss = cross_entropy(linear(inputs[batch], weight, bias), labels[batch])
-        found = torch.autograd.grad(loss, (weight, bias))
-        weight_gradient.copy_(found[0])
-        bias_gradient.copy_(found[1])
+        gradients = torch.autograd.grad(loss, (weight, bias))
+        weight_gradient.copy_(gradients[0])
+        bias_gradient.copy_(gradients[1])
         dist.send(gradient, 0)
         dist.recv(flat, 0)
         losses.append(loss.detach())

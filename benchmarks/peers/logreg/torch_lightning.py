@@ -1,6 +1,7 @@
-"""Lightning's Trainer in its barebones mode, which its documentation names for measuring: no logger, checkpoints, bars or checks.
+"""Lightning's Trainer in barebones mode, which its documentation names for measuring.
 
-The data are tensors in memory; the loader's sampler yields whole batches of indices, so that a batch is one indexing and no collation.
+No logger, checkpoints, bars or checks. The data are tensors in memory; the loader's sampler yields whole batches of indices: one indexing
+for each batch, without collation.
 """
 
 from __future__ import annotations

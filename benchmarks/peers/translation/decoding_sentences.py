@@ -1,4 +1,4 @@
-"""What is decoded in the rows of decoding, the same for all."""
+"""Sentences of the decoding rows, equal for all."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from numpy.typing import NDArray
 from workload import Workload
 
 SENTENCES, LENGTH, SOURCE_LENGTH = 32, 50, 25
-"""Of a step, and the pieces of a translation and of a sentence."""
+"""Sentences of a step, pieces of a translation and of a sentence."""
 
 
 def sentences(work: Workload) -> list[NDArray[np.integer]]:
-    """Return the first sentences of one length, as many as all steps need, over again where there are fewer."""
+    """Return sentences of one length, as many as all steps need, repeated if necessary."""
     column = work.data.column("train", "source")
-    found = np.flatnonzero(column.lengths == SOURCE_LENGTH)
-    return [column.example(int(index)) for index in np.resize(found, work.updates * SENTENCES)]
+    positions = np.flatnonzero(column.lengths == SOURCE_LENGTH)
+    return [column.example(int(index)) for index in np.resize(positions, work.updates * SENTENCES)]

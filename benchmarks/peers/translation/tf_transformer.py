@@ -1,7 +1,7 @@
-"""A hand-written TensorFlow loop for the Transformer, fused: one `tf.function`, one trace for all lengths, many steps in a `tf.range`.
+"""A hand-written fused TensorFlow loop for the Transformer: many steps in a `tf.range`.
 
-The padded sentences stay in memory; within the loop a batch is gathered and cut to its own longest sentence. In bf16 products take their
-inputs and weights so, and everything else stays float32.
+One `tf.function` with one trace for all lengths. The padded sentences stay in memory; the loop gathers a batch and cuts it to its longest
+sentence. In bf16 only products have inputs and weights in it, and everything else stays float32.
 """
 
 from __future__ import annotations
@@ -98,7 +98,10 @@ def _dropped(x: tf.Tensor, rate: float) -> tf.Tensor:
 
 
 def adam_rates(work: Workload) -> np.ndarray:
-    """Return the learning rate and ε of each update as TensorFlow's op for Adam wants them, float32 [updates, 2]."""
+    """Return the learning rate and ε of each update for TensorFlow's Adam op.
+
+    float32 [updates, 2].
+    """
     update = np.arange(1, work.updates + 1, dtype=np.float64)
     root = np.sqrt(1.0 - work.beta2**update)
     return np.stack([work.learning_rate * root / (1.0 - 0.9**update), work.epsilon * root], axis=1).astype(np.float32)
@@ -118,8 +121,8 @@ def main() -> None:
     pieces, smoothing = work.spec.logits_per_position, work.spec.settings.smoothing
 
     def batch_of(name: str, chosen: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        own = tf.gather(lengths[name], chosen)
-        return tf.gather(tokens[name], chosen)[:, : tf.reduce_max(own)], own
+        lengths_of_batch = tf.gather(lengths[name], chosen)
+        return tf.gather(tokens[name], chosen)[:, : tf.reduce_max(lengths_of_batch)], lengths_of_batch
 
     def mean_loss(chosen: tf.Tensor) -> tf.Tensor:
         source, source_lengths = batch_of("source", chosen)

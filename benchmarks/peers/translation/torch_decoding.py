@@ -1,8 +1,8 @@
-"""Greedy decoding on torch, 32 sentences at once, to a length of 50 pieces, with the weights that training starts from.
+"""Greedy decoding on torch of batches of 32 sentences, to 50 pieces, with initial weights.
 
-The variant `cached` is the product's own search and decoder, which keeps keys and values of the positions so far. The variant `uncached` is
-the same search over a decoder written by hand that goes through all positions anew for each piece. In the place of a step's loss stands
-minus the mean log-probability of its translations: where that is the same, so are they.
+The variant `cached` is the product's own search and decoder, which caches keys and values of previous positions. The variant `uncached` is
+the same search over a hand-written decoder that recomputes all positions for each piece. In place of a step's loss it reports
+minus the mean log-probability of its translations: equal ones mean equal translations.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Uncached:
     @torch.inference_mode()
     def begin(self, sources: Sequence[NDArray[np.integer]]) -> None:
         """See `Stepper.begin`. The sentences have one length."""
-        source = torch.from_numpy(np.stack([np.asarray(each, np.int64) for each in sources]))
+        source = torch.from_numpy(np.stack([np.asarray(sentence, np.int64) for sentence in sources]))
         self._mask = torch.ones(len(sources), 1, 1, source.shape[1], dtype=torch.bool)
         self._memory = self._model.encoder(self._model.embedded(source), None, self._mask)
         self._tokens = torch.zeros(len(sources), 0, dtype=torch.int64)
@@ -59,16 +59,16 @@ def main() -> None:
     torch.set_num_threads(work.threads)
     job = Job(backend="torch", model=work.model, data=work.data.info.name, seed=work.seed)
     stepper = of_the_product(work, job) if work.variant == "cached" else Uncached(work)
-    given, decoding = sentences(work), Decoding(beam=1, extra_length=LENGTH - SOURCE_LENGTH)
+    sources, decoding = sentences(work), Decoding(beam=1, extra_length=LENGTH - SOURCE_LENGTH)
     losses: list[float] = []
     pieces = 0
     for step in range(work.updates):
         if step == work.warmup:
             timer.begin()
             pieces = 0
-        found = [best for (best,) in decode(stepper, given[step * SENTENCES : (step + 1) * SENTENCES], decoding)]
-        losses.append(-float(np.mean([one.log_probability for one in found])))
-        pieces += sum(len(one.pieces) + one.ended for one in found)
+        translations = [best for (best,) in decode(stepper, sources[step * SENTENCES : (step + 1) * SENTENCES], decoding)]
+        losses.append(-float(np.mean([translation.log_probability for translation in translations])))
+        pieces += sum(len(translation.pieces) + translation.ended for translation in translations)
     timer.end()
     timer.report_text(work, pieces, np.array(losses))
 

@@ -1,7 +1,7 @@
-"""Hugging Face's Trainer and its MarianMTModel of the same size, from random weights, on the same batches.
+"""Hugging Face's Trainer and a MarianMTModel of the same size, on the same batches.
 
-Its formulas are not the product's: normalisation comes after each sublayer, attention has biases, and its initial weights are its own. So
-its losses are of the same level only. bf16 is Trainer's option of that name.
+Its formulas differ from the product's: normalisation is after each sublayer, attention has biases, and its random initial weights differ.
+So only the level of its losses is comparable. bf16 is Trainer's option of that name.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from transformers import MarianConfig, MarianMTModel, Trainer, TrainerCallback, 
 from workload import Timer, Workload, read_workload
 
 NO_LABEL = -100
-"""What Hugging Face's models leave out of the loss."""
+"""The label that Hugging Face's models exclude from the loss."""
 
 END = 2
 
 
 def build(work: Workload) -> MarianMTModel:
     """Return the model with weights drawn by its own rule."""
-    own, pieces = work.spec.settings, work.spec.logits_per_position
+    settings, pieces = work.spec.settings, work.spec.logits_per_position
     layers = {f"{side}_{what}": value for side in ("encoder", "decoder") for what, value in _of_side(work).items()}
     return MarianMTModel(
         MarianConfig(
             vocab_size=pieces,
-            d_model=own.width,
+            d_model=settings.width,
             **layers,
-            dropout=own.dropout_residual,
-            attention_dropout=own.dropout_attention,
-            activation_dropout=own.dropout_relu,
+            dropout=settings.dropout_residual,
+            attention_dropout=settings.dropout_attention,
+            activation_dropout=settings.dropout_relu,
             activation_function="relu",
             scale_embedding=True,
             share_encoder_decoder_embeddings=True,
@@ -48,8 +48,8 @@ def build(work: Workload) -> MarianMTModel:
 
 
 def _of_side(work: Workload) -> dict[str, int]:
-    own = work.spec.settings
-    return {"layers": own.layers, "attention_heads": own.heads, "ffn_dim": own.inner}
+    settings = work.spec.settings
+    return {"layers": settings.layers, "attention_heads": settings.heads, "ffn_dim": settings.inner}
 
 
 class Clock(TrainerCallback):
@@ -79,9 +79,9 @@ class FixedBatches(Trainer):
         """Return the batches in their order."""
         return DataLoader(list(_fed(self._batches)), batch_size=None, shuffle=False, collate_fn=None)
 
-    def compute_loss(self, *given: object, **options: object) -> torch.Tensor:
+    def compute_loss(self, *arguments: object, **options: object) -> torch.Tensor:
         """Keep the loss."""
-        loss = super().compute_loss(*given, **options)
+        loss = super().compute_loss(*arguments, **options)
         self.losses.append((loss[0] if isinstance(loss, tuple) else loss).detach())
         return loss
 

@@ -1,8 +1,8 @@
-"""A hand-written torch loop for the Transformer: batches in memory, forward, backward, a fused Adam; bf16 by autocast.
+"""A hand-written torch loop for the Transformer: batches in memory, fused Adam, autocast.
 
-The variant `by hand` is written on F.scaled_dot_product_attention, with one product for queries, keys and values; before its clock starts
-it tries an explicit softmax as well, and keeps what is faster here. The variant `nn.Transformer` is that of torch. Its attention has
-biases, which stay the zeros that they are: the mathematics is the same.
+The variant `by hand` uses F.scaled_dot_product_attention, with one product for queries, keys and values; before its clock starts it also
+tries an explicit softmax, and uses the faster one. The variant `nn.Transformer` is that of torch, whose attention has biases,
+which stay zero: the mathematics is the same.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class Attention(nn.Module):
-    """Attention with several heads. `parts`: of how many products what is multiplied by `inputs` consists."""
+    """Multi-head attention; `parts` is the number of products merged for `inputs`."""
 
     def __init__(self, width: int, heads: int, rate: float, *, crossed: bool) -> None:
         super().__init__()
@@ -37,8 +37,8 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor, memory: torch.Tensor | None, mask: torch.Tensor | None, *, causal: bool) -> torch.Tensor:
         """Attend from x to the memory, or to x itself."""
-        given = (x,) if memory is None else (x, memory)
-        projected = (layer(of) for layer, of in zip(self.inputs, given, strict=True))
+        sources = (x,) if memory is None else (x, memory)
+        projected = (layer(of) for layer, of in zip(self.inputs, sources, strict=True))
         query, key, value = (part for of in projected for part in self._heads(of, x.shape[2]))
         rate = self.rate if self.training else 0.0
         if self.fused:
@@ -63,19 +63,19 @@ class Layer(nn.Module):
 
     def __init__(self, work: Workload, *, decodes: bool) -> None:
         super().__init__()
-        own = work.spec.settings
-        self.own_norm = nn.LayerNorm(own.width, EPSILON)
-        self.own = Attention(own.width, own.heads, own.dropout_attention, crossed=False)
+        settings = work.spec.settings
+        self.own_norm = nn.LayerNorm(settings.width, EPSILON)
+        self.own = Attention(settings.width, settings.heads, settings.dropout_attention, crossed=False)
         if decodes:
-            self.cross_norm = nn.LayerNorm(own.width, EPSILON)
-            self.cross = Attention(own.width, own.heads, own.dropout_attention, crossed=True)
-        self.inner_norm = nn.LayerNorm(own.width, EPSILON)
-        self.inner, self.outer = nn.Linear(own.width, own.inner), nn.Linear(own.inner, own.width)
-        self.drop, self.drop_inner = nn.Dropout(own.dropout_residual), nn.Dropout(own.dropout_relu)
+            self.cross_norm = nn.LayerNorm(settings.width, EPSILON)
+            self.cross = Attention(settings.width, settings.heads, settings.dropout_attention, crossed=True)
+        self.inner_norm = nn.LayerNorm(settings.width, EPSILON)
+        self.inner, self.outer = nn.Linear(settings.width, settings.inner), nn.Linear(settings.inner, settings.width)
+        self.drop, self.drop_inner = nn.Dropout(settings.dropout_residual), nn.Dropout(settings.dropout_relu)
         self.decodes = decodes
 
     def forward(self, x: torch.Tensor, memory: torch.Tensor | None, mask: torch.Tensor) -> torch.Tensor:
-        """Return what follows x; `mask` says where in the source may be attended to."""
+        """Return what follows x; `mask` has the source positions that may be attended to."""
         x = x + self.drop(self.own(self.own_norm(x), None, None if self.decodes else mask, causal=self.decodes))
         if self.decodes:
             x = x + self.drop(self.cross(self.cross_norm(x), memory, mask, causal=False))
@@ -87,9 +87,9 @@ class Stack(nn.Module):
 
     def __init__(self, work: Workload, *, decodes: bool) -> None:
         super().__init__()
-        own = work.spec.settings
-        self.layers = nn.ModuleList(Layer(work, decodes=decodes) for _ in range(own.layers))
-        self.norm = nn.LayerNorm(own.width, EPSILON)
+        settings = work.spec.settings
+        self.layers = nn.ModuleList(Layer(work, decodes=decodes) for _ in range(settings.layers))
+        self.norm = nn.LayerNorm(settings.width, EPSILON)
 
     def forward(self, x: torch.Tensor, memory: torch.Tensor | None, mask: torch.Tensor) -> torch.Tensor:
         """Run all layers."""
@@ -103,9 +103,9 @@ class Translator(nn.Module):
 
     def __init__(self, work: Workload) -> None:
         super().__init__()
-        own = work.spec.settings
-        self.embedding = nn.Embedding(work.spec.logits_per_position, own.width)
-        self.drop = nn.Dropout(own.dropout_embedding)
+        settings = work.spec.settings
+        self.embedding = nn.Embedding(work.spec.logits_per_position, settings.width)
+        self.drop = nn.Dropout(settings.dropout_embedding)
         self.register_buffer("positions", torch.from_numpy(positions(work)))
 
     def embedded(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -146,9 +146,9 @@ class ByTorch(Translator):
 
     def __init__(self, work: Workload) -> None:
         super().__init__(work)
-        own = work.spec.settings
-        sizes = (own.width, own.heads, own.layers, own.layers, own.inner)
-        self.transformer = nn.Transformer(*sizes, own.dropout_residual, batch_first=True, norm_first=True, layer_norm_eps=EPSILON)
+        settings = work.spec.settings
+        sizes = (settings.width, settings.heads, settings.layers, settings.layers, settings.inner)
+        self.transformer = nn.Transformer(*sizes, settings.dropout_residual, batch_first=True, norm_first=True, layer_norm_eps=EPSILON)
         for name, parameter in self.transformer.named_parameters():
             if name.endswith(("in_proj_bias", "out_proj.bias")):
                 nn.init.zeros_(parameter)
@@ -157,24 +157,27 @@ class ByTorch(Translator):
 
     @torch.no_grad()
     def _start(self, work: Workload) -> None:
-        """Take over the initial weights. Of what the product holds as two matrices torch has one: a query, and key and value."""
-        given = {name: torch.from_numpy(values) for name, values in work.initial.items()}
-        self.embedding.weight.copy_(given["embedding.weight"])
+        """Load the initial weights.
+
+        Where the product has two matrices torch has one: for query, and for key and value.
+        """
+        weights = {name: torch.from_numpy(values) for name, values in work.initial.items()}
+        self.embedding.weight.copy_(weights["embedding.weight"])
         for side in (self.transformer.encoder, self.transformer.decoder):
             name = "encoder" if side is self.transformer.encoder else "decoder"
             for kind in ("weight", "bias"):
-                getattr(side.norm, kind).copy_(given[f"{name}.norm.{kind}"])
+                getattr(side.norm, kind).copy_(weights[f"{name}.norm.{kind}"])
             for number, layer in enumerate(side.layers):
                 of = f"{name}.{number}"
-                layer.self_attn.in_proj_weight.copy_(given[f"{of}.self_attention.query_key_value.weight"])
-                layer.self_attn.out_proj.weight.copy_(given[f"{of}.self_attention.output.weight"])
+                layer.self_attn.in_proj_weight.copy_(weights[f"{of}.self_attention.query_key_value.weight"])
+                layer.self_attn.out_proj.weight.copy_(weights[f"{of}.self_attention.output.weight"])
                 if name == "decoder":
-                    parts = [given[f"{of}.cross_attention.{part}.weight"] for part in ("query", "key_value")]
+                    parts = [weights[f"{of}.cross_attention.{part}.weight"] for part in ("query", "key_value")]
                     layer.multihead_attn.in_proj_weight.copy_(torch.cat(parts))
-                    layer.multihead_attn.out_proj.weight.copy_(given[f"{of}.cross_attention.output.weight"])
+                    layer.multihead_attn.out_proj.weight.copy_(weights[f"{of}.cross_attention.output.weight"])
                 for kind in ("weight", "bias"):
-                    getattr(layer.linear1, kind).copy_(given[f"{of}.feed_forward.inner.{kind}"])
-                    getattr(layer.linear2, kind).copy_(given[f"{of}.feed_forward.output.{kind}"])
+                    getattr(layer.linear1, kind).copy_(weights[f"{of}.feed_forward.inner.{kind}"])
+                    getattr(layer.linear2, kind).copy_(weights[f"{of}.feed_forward.output.{kind}"])
 
     def decoded(self, source: torch.Tensor, inside: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """Return the decoder's result."""

@@ -1,7 +1,8 @@
-"""Lightning's Trainer around a Transformer as JoeyNMT and OpenNMT-py write theirs, with all of Lightning's own logging off (`barebones`).
+"""Lightning's Trainer around a Transformer written like JoeyNMT's and OpenNMT-py's.
 
-As theirs: a product each for queries, keys and values, an explicit softmax, a loss against the matrix of smoothed labels (kl_div), and of
-each batch the number of right tokens. Batches are gathered and padded by the loader, sentence by sentence, as those toolkits do.
+All of Lightning's logging is off (`barebones`). As in theirs: separate products for queries, keys and values, an explicit softmax, a loss
+against the matrix of smoothed labels (kl_div), and the number of right tokens of each batch. The loader gathers and pads sentence by
+sentence.
 """
 
 from __future__ import annotations
@@ -49,13 +50,13 @@ class FeedForward(nn.Module):
 
     def __init__(self, work: Workload, name: str) -> None:
         super().__init__()
-        own = work.spec.settings
-        self.norm = nn.LayerNorm(own.width, EPSILON)
+        settings = work.spec.settings
+        self.norm = nn.LayerNorm(settings.width, EPSILON)
         parts = [
             torch.from_numpy(work.initial[f"{name}.{part}"]) for part in ("inner.weight", "inner.bias", "output.weight", "output.bias")
         ]
-        self.layers = nn.Sequential(_linear(*parts[:2]), nn.ReLU(), nn.Dropout(own.dropout_relu), _linear(*parts[2:]))
-        self.drop = nn.Dropout(own.dropout_residual)
+        self.layers = nn.Sequential(_linear(*parts[:2]), nn.ReLU(), nn.Dropout(settings.dropout_relu), _linear(*parts[2:]))
+        self.drop = nn.Dropout(settings.dropout_residual)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Add what it makes of each position."""
@@ -67,17 +68,17 @@ class Layer(nn.Module):
 
     def __init__(self, work: Workload, name: str, *, decodes: bool) -> None:
         super().__init__()
-        own, given = work.spec.settings, {key: torch.from_numpy(value) for key, value in work.initial.items()}
-        sizes = (own.width, own.heads, own.dropout_attention)
-        query_key_value = given[f"{name}.self_attention.query_key_value.weight"].chunk(3)
-        self.norm = nn.LayerNorm(own.width, EPSILON)
-        self.attention = Attention(*sizes, *query_key_value, given[f"{name}.self_attention.output.weight"])
+        settings, weights = work.spec.settings, {key: torch.from_numpy(value) for key, value in work.initial.items()}
+        sizes = (settings.width, settings.heads, settings.dropout_attention)
+        query_key_value = weights[f"{name}.self_attention.query_key_value.weight"].chunk(3)
+        self.norm = nn.LayerNorm(settings.width, EPSILON)
+        self.attention = Attention(*sizes, *query_key_value, weights[f"{name}.self_attention.output.weight"])
         if decodes:
-            crossed = [given[f"{name}.cross_attention.{part}.weight"] for part in ("query", "key_value", "output")]
-            self.cross_norm = nn.LayerNorm(own.width, EPSILON)
+            crossed = [weights[f"{name}.cross_attention.{part}.weight"] for part in ("query", "key_value", "output")]
+            self.cross_norm = nn.LayerNorm(settings.width, EPSILON)
             self.cross_attention = Attention(*sizes, crossed[0], *crossed[1].chunk(2), crossed[2])
         self.feed_forward = FeedForward(work, f"{name}.feed_forward")
-        self.drop, self.decodes = nn.Dropout(own.dropout_residual), decodes
+        self.drop, self.decodes = nn.Dropout(settings.dropout_residual), decodes
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor, memory: torch.Tensor | None, inside: torch.Tensor | None) -> torch.Tensor:
         """Return what follows x."""
@@ -93,16 +94,16 @@ class Translator(lightning.LightningModule):
 
     def __init__(self, work: Workload, timer: Timer) -> None:
         super().__init__()
-        own = work.spec.settings
+        settings = work.spec.settings
         self.embedding = nn.Embedding.from_pretrained(torch.from_numpy(work.initial["embedding.weight"]), freeze=False)
-        self.encoder = nn.ModuleList(Layer(work, f"encoder.{number}", decodes=False) for number in range(own.layers))
-        self.decoder = nn.ModuleList(Layer(work, f"decoder.{number}", decodes=True) for number in range(own.layers))
-        self.encoder_norm, self.decoder_norm = nn.LayerNorm(own.width, EPSILON), nn.LayerNorm(own.width, EPSILON)
-        self.drop = nn.Dropout(own.dropout_embedding)
+        self.encoder = nn.ModuleList(Layer(work, f"encoder.{number}", decodes=False) for number in range(settings.layers))
+        self.decoder = nn.ModuleList(Layer(work, f"decoder.{number}", decodes=True) for number in range(settings.layers))
+        self.encoder_norm, self.decoder_norm = nn.LayerNorm(settings.width, EPSILON), nn.LayerNorm(settings.width, EPSILON)
+        self.drop = nn.Dropout(settings.dropout_embedding)
         self.register_buffer("positions", torch.from_numpy(positions(work)))
         self.losses: list[float] = []
         self.right = 0
-        self._smoothing, self._rule = own.smoothing, {"lr": work.learning_rate, "betas": (0.9, work.beta2), "eps": work.epsilon}
+        self._smoothing, self._rule = settings.smoothing, {"lr": work.learning_rate, "betas": (0.9, work.beta2), "eps": work.epsilon}
         self._timer, self._work = timer, work
 
     def forward(self, source: torch.Tensor, shifted: torch.Tensor) -> torch.Tensor:
@@ -177,11 +178,11 @@ def _linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> nn.Linear
 
 
 def entropy(work: Workload) -> float:
-    """Return by how much kl_div is less than the cross entropy: that of the smoothed labels, which depends on nothing that is trained."""
+    """Return the cross entropy minus kl_div: the entropy of the smoothed labels, a constant."""
     pieces, smoothing = work.spec.logits_per_position, work.spec.settings.smoothing
-    other = smoothing / pieces
-    own = 1.0 - smoothing + other
-    return -own * math.log(own) - (pieces - 1) * other * math.log(other)
+    rest = smoothing / pieces
+    target = 1.0 - smoothing + rest
+    return -target * math.log(target) - (pieces - 1) * rest * math.log(rest)
 
 
 def main() -> None:

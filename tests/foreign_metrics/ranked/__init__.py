@@ -1,4 +1,4 @@
-"""Logistic regression that is judged by two metrics that nothing else knows: of one more is better, of the other less."""
+"""Logistic regression with two custom metrics: one to maximise, one to minimise."""
 
 from crosstrain.metrics import Metric
 from crosstrain.models.logreg import build as build_logreg

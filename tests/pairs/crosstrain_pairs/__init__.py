@@ -1,4 +1,4 @@
-"""Pairs for a translating model: a target is its source backwards, with each piece replaced by the next one."""
+"""Sentence pairs: a target is its reversed source with each piece replaced by the next."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ class Pairs:
     version = 1
 
     def __init__(self, name, description, lengths):
-        """`lengths` has a function a split, from a generator to how long its sources are without their end."""
+        """Take for each split a function from a generator to the sources' lengths without end."""
         self.name, self.description, self._lengths = name, description, lengths
 
     def load(self, data_dir):

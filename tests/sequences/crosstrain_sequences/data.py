@@ -1,4 +1,7 @@
-"""Sequences of one to thirty tokens; a tag follows from its token and the one before it. Tokens begin behind the reserved ones."""
+"""Sequences of one to thirty tokens; a tag depends on its token and the one before it.
+
+Tokens begin after the reserved ones.
+"""
 
 import numpy as np
 

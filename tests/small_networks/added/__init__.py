@@ -1,4 +1,7 @@
-"""A linear function whose weight is the sum of three parameters, one of them flat, and its bias that of two: they share their gradients."""
+"""A linear function with shared gradients: three parameters make its weight, two its bias.
+
+One of the three is flat.
+"""
 
 import math
 

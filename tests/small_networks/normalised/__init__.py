@@ -1,4 +1,7 @@
-"""One convolution with batch normalisation, and a dense layer over the means of its channels; 'bn1' has the names of ResNet-18's first."""
+"""One convolution with batch normalisation, and a dense layer over its channels' means.
+
+'bn1' has the names of ResNet-18's first.
+"""
 
 from crosstrain.models.base import ModelSpec
 from crosstrain.models.layers import LayerSpecs

@@ -1,4 +1,7 @@
-"""A tag's logits are a row for its token plus a row for the token before it. Losses are summed over tokens, and divided by their number."""
+"""A tag's logits: a row for its token plus a row for the token before it.
+
+Losses are summed over tokens, and divided by their number.
+"""
 
 import math
 
