@@ -819,6 +819,33 @@ def _filled(run: Pass, size: Sequence[Any], fill_value: Any = None, dtype: Any =
     return tf.fill(_dynamic_shape(size), tf.cast(value, chosen))
 
 
+@operation("aten.fill.Tensor", "aten.fill.Scalar")
+def _fill(run: Pass, self: Any, value: Any) -> tf.Tensor:
+    x = canonical(self)
+    return tf.fill(tf.shape(x), tf.cast(canonical(value), x.dtype))
+
+
+@operation("aten.copy.default")
+def _copy(run: Pass, self: Any, src: Any, non_blocking: bool = False) -> tf.Tensor:
+    x = canonical(self)
+    return tf.broadcast_to(tf.cast(canonical(src), x.dtype), tf.shape(x))
+
+
+@operation("aten.slice_scatter.default", "aten.select_scatter.default")
+def _scatter(
+    run: Pass, self: Any, src: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1, index: int | None = None
+) -> tf.Tensor:
+    """Return `self` with a slice, or one place, of a dimension replaced by `src`."""
+    x, source = canonical(self), tf.cast(canonical(src), canonical(self).dtype)
+    axis, whole = dim % x.shape.rank, shape_of(x)[dim]
+    if index is not None:
+        start, end, source = index, index + 1 if index != -1 else None, tf.expand_dims(source, axis)
+    places = tf.range(whole)[slice(start, None if isinstance(end, int) and end >= END else end, step)]
+    order = [axis, *(other for other in range(x.shape.rank) if other != axis)]
+    replaced = tf.tensor_scatter_nd_update(tf.transpose(x, order), places[:, None], tf.transpose(source, order))
+    return tf.transpose(replaced, np.argsort(order))
+
+
 @operation("aten.scalar_tensor.default")
 def _scalar(run: Pass, s: Any, dtype: Any = None, **_: Any) -> tf.Tensor:
     return tf.cast(s, dtype or tf.float32)
