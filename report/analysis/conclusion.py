@@ -168,7 +168,7 @@ def _why_not(found: ConfigurationSet, groups: Sequence[Sequence[Configuration]],
 
 
 def _why_not_measured(pairs: Sequence[tuple[Configuration, Configuration]], figure: Figure) -> str:
-    every = {id(one): one for pair in pairs for one in pair}.values()
+    every = {one.index: one for pair in pairs for one in pair}.values()
     contended = [run.name for one in every if not timed_runs(one.runs) for run in one.runs]
     if contended and (figure.better > 0 or all(one.row.all_converged for one in every)):
         return f"CPU contention from other programs voids speeds; repeat {some_of(contended)}"
@@ -176,13 +176,13 @@ def _why_not_measured(pairs: Sequence[tuple[Configuration, Configuration]], figu
 
 
 def _why_not_ranked(found: ConfigurationSet, pairs: Sequence[tuple[Configuration, Configuration]]) -> str:
-    places = {found.place(one) for pair in pairs for one in pair}
+    places = {one.index for pair in pairs for one in pair}
     if places & found.quality.diverged.keys():
         return "one of the two diverged"
     assert found.quality.info is not None
     if places & found.quality.worse:
         return f"test {found.quality.info.label} differs significantly"
-    outside = [one for pair in pairs for one in pair if found.place(one) not in found.quality.judged]
+    outside = [one for pair in pairs for one in pair if one.index not in found.quality.judged]
     faults = [fault for one in outside for fault in found.why_not_judged(one)]
     return f"test {found.quality.info.label} is not comparable{differing(faults)}"
 

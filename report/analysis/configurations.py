@@ -20,7 +20,7 @@ from ..compare.rows import Row, make_entries, tells_apart
 from ..runs.cpu_starvation import contention_judged, cpu_starvation, log_speed_lost, timed_runs
 from ..runs.run import Run, number
 from .evidence import STEP_COMPONENTS, read_workers
-from .quality import Quality, judge_quality
+from .quality import Quality, grouped, judge_quality
 
 # Settings that follow from others; an axis only if varied independently.
 FOLLOWING = frozenset({"seed", "sharing", "threads", "network", "link", "distributed", "exchange"})
@@ -44,6 +44,7 @@ FIGURES = (TARGET_FIGURE, SPEED_FIGURE)  # by importance
 class Configuration:
     """A configuration and its repeats, with each axis's value by key, and a label of these."""
 
+    index: int  # in `ConfigurationSet.all`
     label: str
     values: Mapping[str, Any]
     row: Row
@@ -122,7 +123,7 @@ class ConfigurationSet:
 
     def comparable(self, one: Configuration, other: Configuration, group: str) -> bool:
         """Return whether a kind of figures of two configurations is comparable."""
-        return group not in self.comparability.confounded(self.place(one), self.place(other))
+        return group not in self.comparability.confounded(one.index, other.index)
 
     @cached_property
     def quality(self) -> Quality:
@@ -136,20 +137,19 @@ class ConfigurationSet:
 
     def ranks(self, one: Configuration) -> bool:
         """Return whether a configuration is ranked by speed: neither diverged nor of worse quality."""
-        return self.quality.ranks(self.place(one))
+        return self.quality.ranks(one.index)
 
     def all_comparable(self, figure: Figure) -> list[Configuration]:
         """Return the largest set of ranked configurations that are comparable in a figure."""
-        among = [index for index, one in enumerate(self.all) if one.figures(figure) and self.quality.ranks(index)]
+        among = [one.index for one in self.all if one.figures(figure) and self.ranks(one)]
         return [self.all[index] for index in self.comparability.comparable(figure.group, among)]
 
     def faults(self, one: Configuration, other: Configuration, group: str) -> list[Difference]:
         """Return what makes a kind of figures of two configurations incomparable."""
-        mine, theirs = self.place(one), self.place(other)
         return [
             fault
             for fault in self.comparability.faults
-            if group in fault.confounds and (fault.values[mine] != fault.values[theirs] or not self.comparable(one, one, group))
+            if group in fault.confounds and (fault.values[one.index] != fault.values[other.index] or not self.comparable(one, one, group))
         ]
 
     def why_not_judged(self, one: Configuration) -> list[Difference]:
@@ -160,10 +160,7 @@ class ConfigurationSet:
 
     def strata(self, axis: Factor) -> list[list[Configuration]]:
         """Group the configurations that are equal in every other axis."""
-        found: dict[tuple[Any, ...], list[Configuration]] = {}
-        for one in self.all:
-            found.setdefault(tuple(value for key, value in one.values.items() if key != axis.key), []).append(one)
-        return list(found.values())
+        return [*grouped((tuple(value for key, value in one.values.items() if key != axis.key), one) for one in self.all).values()]
 
     @cached_property
     def beyond_ideal(self) -> list[tuple[Configuration, Configuration, Ratio]]:
@@ -180,7 +177,7 @@ class ConfigurationSet:
 
     def too_fast(self, one: Configuration, other: Configuration) -> bool:
         """Return whether two configurations are a pair of `beyond_ideal`."""
-        return any({id(one), id(other)} == {id(more), id(fewer)} for more, fewer, _ in self.beyond_ideal)
+        return any({one.index, other.index} == {more.index, fewer.index} for more, fewer, _ in self.beyond_ideal)
 
     def values_of(self, axis: Factor) -> list[Any]:
         """Return the sorted values of an axis, None last."""
@@ -196,10 +193,6 @@ class ConfigurationSet:
     def others(self, axis: Factor) -> list[Factor]:
         """Return all axes but this one."""
         return [rule for rule in self.axes if rule.key != axis.key]
-
-    def place(self, one: Configuration) -> int:
-        """Return the index of a configuration in `all`."""
-        return next(index for index, known in enumerate(self.all) if known is one)
 
 
 def times_as_good(one: Configuration, other: Configuration, figure: Figure) -> Ratio:
@@ -275,8 +268,8 @@ def _named(rows: Sequence[Row], axes: Sequence[Factor]) -> list[Configuration]:
     values = [{axis.key: axis.value(row.runs[0]) for axis in axes} for row in rows]
     labels = [called(axes, one) for one in values]
     return [
-        Configuration(label if labels.count(label) == 1 and label else " ".join(filter(None, [label, f"({row.label})"])), one, row)
-        for label, one, row in zip(labels, values, rows, strict=True)
+        Configuration(index, label if labels.count(label) == 1 and label else " ".join(filter(None, [label, f"({row.label})"])), one, row)
+        for index, (label, one, row) in enumerate(zip(labels, values, rows, strict=True))
     ]
 
 

@@ -84,30 +84,31 @@ def _starved(explanation: Explanation) -> str:
     )
 
 
-def _exchange(explanation: Explanation) -> str:
-    return "an all-reduce" if explanation.evidence.summary["mode"] == "sync" else "a push and pull"
+_NETWORK_HEADLINES = {
+    "link": "{share}, and {link}.",
+    "messages": "{share}: latency and overhead more than bandwidth{though}; {exchange} of a few bytes takes {few} of the time of the full "
+    "one.",
+    "waiting": "{share}, mostly overhead and waiting{though}: {exchange} by itself takes {alone}.",
+    "transfer": "{share}, for moving and summing {payload} per step{though}.",
+}
 
 
 def _network(explanation: Explanation) -> str:
-    kind = "that computation does not hide" if explanation.evidence.summary["mode"] == "sync" else "with the parameter server"
-    share = f"communication-bound: {percent(explanation.step_fractions['network'])} of a worker's step is communication {kind}"
-    link = explanation.evidence.busiest_link
-    full = ""
-    if link is not None:
-        speed = bits_text(link.limit_bytes_per_second or 0.0)
-        full = f"node {link.node}'s link runs at {percent(link.fraction)} of {speed} while it trains"
-    if explanation.network_cause == "link":
-        return f"{share}, and {full}."
-    though = f"; no link is full ({full})" if full else ""
-    if explanation.network_cause == "messages":
-        few = f"{_exchange(explanation)} of a few bytes takes {percent(explanation.message_fraction)} of the time of the full one"
-        return f"{share}: latency and overhead more than bandwidth{though}; {few}."
-    if explanation.network_cause == "waiting":
-        alone = seconds_text(explanation.evidence.exchange_seconds)
-        return f"{share}, mostly overhead and waiting{though}: {_exchange(explanation)} by itself takes {alone}."
-    calibration = explanation.evidence.calibration
-    payload = bytes_text(calibration["payload_bytes"]) if calibration else "the gradients"
-    return f"{share}, for moving and summing {payload} per step{though}."
+    evidence, busiest = explanation.evidence, explanation.evidence.busiest_link
+    sync, link = evidence.summary["mode"] == "sync", ""
+    if busiest is not None:
+        speed = bits_text(busiest.limit_bytes_per_second or 0.0)
+        link = f"node {busiest.node}'s link runs at {percent(busiest.fraction)} of {speed} while it trains"
+    kind = "that computation does not hide" if sync else "with the parameter server"
+    return _NETWORK_HEADLINES[explanation.network_cause or "transfer"].format(
+        share=f"communication-bound: {percent(explanation.step_fractions['network'])} of a worker's step is communication {kind}",
+        link=link,
+        though=f"; no link is full ({link})" if link else "",
+        exchange="an all-reduce" if sync else "a push and pull",
+        few=percent(explanation.message_fraction),
+        alone=seconds_text(evidence.exchange_seconds),
+        payload=bytes_text(evidence.calibration["payload_bytes"]) if evidence.calibration else "the gradients",
+    )
 
 
 def _compute(explanation: Explanation) -> str:

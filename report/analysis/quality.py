@@ -7,10 +7,10 @@ Welch's test at 95 %; for single values the significance is unknown.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import NormalDist
-from typing import Any
+from statistics import NormalDist, fmean
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,16 @@ from ..compare.ratios import CONFIDENCE, interval_of_arithmetic_mean, mean_diffe
 from ..runs.run import Run, diverged, number
 
 _SIGMAS = 1.96  # quantile of the normal distribution that bounds the middle 95 %
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
+
+
+def grouped(pairs: Iterable[tuple[Key, Item]]) -> dict[Key, list[Item]]:
+    """Group items by their keys, both in the order of `pairs`."""
+    groups: dict[Key, list[Item]] = {}
+    for key, item in pairs:
+        groups.setdefault(key, []).append(item)
+    return groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +61,7 @@ class Quality:
 
     def mean(self, place: int) -> float | None:
         """Return the mean of a configuration's values, if any."""
-        values = self.values[place] if self.values else ()
-        return math.fsum(values) / len(values) if values else None
+        return fmean(self.values[place]) if self.values and self.values[place] else None
 
     def interval(self, place: int) -> tuple[float, float] | None:
         """Return the 95 % interval of a configuration's mean (Student's t), None for a single value."""
@@ -60,10 +69,8 @@ class Quality:
 
     def text(self, place: int, interval: str = "") -> str:
         """Return a configuration's mean as text: ``0.9500 (n = 3)``; `interval` comes before the n."""
-        mean = self.mean(place)
-        assert mean is not None
         assert self.info is not None
-        return f"{figure_text(self.info.name, mean)} ({interval}n = {len(self.values[place])})"
+        return f"{figure_text(self.info.name, fmean(self.values[place]))} ({interval}n = {len(self.values[place])})"
 
     def to_json(self, labels: Sequence[str]) -> dict[str, Any]:
         """Return a JSON object; `labels` name the configurations."""
@@ -124,7 +131,7 @@ def judge_quality(
     quality = Quality(info, values, found, learnt, still, frozenset(rest), undecided=undecided, kind=kind)
     if not (open_ended and rest and len(alike) > 1 and (differ or len(rest) == 1)):
         return quality
-    ordered = sorted(rest, key=finals.mean, reverse=info.better == "higher")
+    ordered = sorted(rest, key=lambda place: fmean(values[place]), reverse=info.better == "higher")
     worse, unknown = finals.behind_best(ordered)
     return replace(quality, leads=True, best=ordered[0], worse=worse, unknown=unknown, undecided=bool(unknown))
 
@@ -136,9 +143,6 @@ class _Finals:
     groups: Sequence[Sequence[Run]]
     values: Sequence[Sequence[float]]
     info: MetricInfo
-
-    def mean(self, place: int) -> float:
-        return math.fsum(self.values[place]) / len(self.values[place])
 
     def differ(self, one: int, other: int, tests: int = 1) -> bool | None:
         """Return whether two configurations differ significantly; None if unknown."""
@@ -181,7 +185,7 @@ class _Finals:
         mine = self.values[place]
         for other in among:
             theirs = self.values[other]
-            if other == place or not self.info.improves(self.mean(other), self.mean(place)):
+            if other == place or not self.info.improves(fmean(theirs), fmean(mine)):
                 continue
             apart = min(len(mine), len(theirs)) > 1 and all(self.info.improves(one, each) for one in theirs for each in mine)
             if apart or self.differ(other, place):
@@ -208,10 +212,7 @@ def _values(group: Sequence[Run], info: MetricInfo) -> tuple[float, ...]:
         return ()
     if group[0].summary["mode"] != "sync":
         return tuple(known)
-    by_seed: dict[Any, list[float]] = {}
-    for run, value in zip(group, known, strict=True):
-        by_seed.setdefault(run.summary["seed"], []).append(value)
-    return tuple(math.fsum(own) / len(own) for own in by_seed.values())
+    return tuple(map(fmean, grouped((run.summary["seed"], value) for run, value in zip(group, known, strict=True)).values()))
 
 
 def _not_finite(group: Sequence[Run], info: MetricInfo | None) -> str | None:
@@ -292,10 +293,8 @@ class LossAgreement:
 
 def loss_agreements(runs: Sequence[Run]) -> list[LossAgreement]:
     """Return how sync runs agree with the first one of equal loss settings and seed."""
-    groups: dict[tuple[Any, ...], list[Run]] = {}
-    for run in runs:
-        if run.summary["mode"] == "sync" and not _changed_course(run):
-            groups.setdefault(tuple(rule.value(run) for rule in _DECIDING), []).append(run)
+    comparable = [run for run in runs if run.summary["mode"] == "sync" and not _changed_course(run)]
+    groups = grouped((tuple(rule.value(run) for rule in _DECIDING), run) for run in comparable)
     found: list[LossAgreement] = []
     for first, *others in groups.values():
         held = others[: MAX_PAIRS - len(found)]

@@ -20,7 +20,6 @@ from ..runs.run import Run, real_batch
 from .conclusion import AxisVerdict, Best, Conclusion, Limit, cautions
 from .configurations import (
     SPEED_FIGURE,
-    Configuration,
     ConfigurationSet,
     counted,
     differing,
@@ -32,7 +31,7 @@ from .configurations import (
 )
 from .configurations import TARGET_FIGURE as TARGET
 from .explanation_text import held_back
-from .quality import EQUAL_WITHIN, LossAgreement
+from .quality import EQUAL_WITHIN, LossAgreement, grouped
 
 _rate = partial(rate_text, unit="")
 SHARED = ("model", "data", "backend", "mode", "nodes", "global_batch_size")  # settings in the head if equal for all configurations
@@ -223,10 +222,7 @@ MAX_MISSED = 4  # named if they missed the target
 
 
 def _missed(found: ConfigurationSet) -> Iterator[str]:
-    by_goal: dict[str, list[Configuration]] = {}
-    for one in found.all:
-        if one.missed_target:
-            by_goal.setdefault(one_line(str(one.row.figures["target"])), []).append(one)
+    by_goal = grouped((one_line(str(one.row.figures["target"])), one) for one in found.all if one.missed_target)
     for goal, missed in by_goal.items():
         named = [f"{one.label} ({one.row.converged} of {len(one.runs)})" for one in missed[:MAX_MISSED]]
         more = f" and {len(missed) - MAX_MISSED} more" if len(missed) > MAX_MISSED else ""
@@ -404,11 +400,8 @@ def quality_told(found: ConfigurationSet, *, speed: bool = True) -> Iterator[str
     if not quality.learnt:
         worth = "its first evaluation or on guessing the most common class"
         yield f"No run improved on {worth}{', so only throughput is ranked' * speed}."
-    outside: dict[str, list[str]] = {}
-    for place, one in enumerate(every):
-        if quality.leads and place not in quality.judged | quality.diverged.keys():
-            outside.setdefault(differing(found.why_not_judged(one)), []).append(one.label)
-    for why, labels in outside.items():
+    unjudged = [one for place, one in enumerate(every) if quality.leads and place not in quality.judged | quality.diverged.keys()]
+    for why, labels in grouped((differing(found.why_not_judged(one)), one.label) for one in unjudged).items():
         yield f"Not ranked, as the quality is not comparable{why}: {some_of(labels)}."
     if quality.undecided and not quality.leads:
         yield "The configurations train differently, and their quality is not comparable: no recommendation."

@@ -262,7 +262,8 @@ def _ranked(shares: Shares, short_of_cores: bool) -> tuple[Verdict, tuple[str, .
     largest = order[0]
     if _combined_share(shares, largest, short_of_cores) < DOMINANT:
         return "mixed", tuple(component for component in order if shares.run[component] >= shares.run[largest] / 2)
-    near = [component for component in order if _certain_lead(shares, largest, component) <= MIN_DIFFERENCE]
+    leads = {name: shares.run[largest] - shares.run[name] - shares.uncertainty[largest] - shares.uncertainty[name] for name in order}
+    near = [component for component in order if component == largest or leads[component] <= MIN_DIFFERENCE]
     candidates = list(dict.fromkeys(name for component in near for name in _named(component, shares, short_of_cores)))
     return "unclear" if len(candidates) > 1 else candidates[0], tuple(candidates)
 
@@ -272,12 +273,6 @@ def _combined_share(shares: Shares, largest: str, short_of_cores: bool) -> float
         return sum(shares.run[component] for component in (*_WORK, "network"))
     slow = largest in _WORK and shares.slowness >= SLOW
     return sum(shares.run[component] for component in _WORK) if slow else shares.run[largest]
-
-
-def _certain_lead(shares: Shares, largest: str, component: str) -> float:
-    if component == largest:
-        return 0.0
-    return shares.run[largest] - shares.run[component] - shares.uncertainty[largest] - shares.uncertainty[component]
 
 
 def _named(component: str, shares: Shares, short_of_cores: bool) -> tuple[str, ...]:

@@ -347,7 +347,7 @@ def curves(runs: Sequence[Run], quantity: Quantity, over: Axis, *, smooth: float
     inside = {name: (grid >= x[0]) & (grid <= x[-1]) if len(x) else np.zeros(len(grid), bool) for name, (x, _) in own.items()}
     rates = quantity.endswith("_per_second")
     if rates:
-        inside = {name: _from_the_second(known) for name, known in inside.items()}
+        inside = {name: known & np.append(False, known[:-1]) for name, known in inside.items()}  # a rate needs a previous point
     shape: Callable[[Floats, Floats], Floats] = (lambda x, y: _rates(grid, x, y)) if rates else (lambda x, y: _between(grid, x, y))
     raw = {name: shape(x, y) if len(x) else np.full(len(grid), np.nan) for name, (x, y) in own.items()}
     if rates:
@@ -398,12 +398,6 @@ def _rates(grid: Floats, x: Floats, y: Floats) -> Floats:
     passed, done = (np.diff(np.interp(grid, x, column), prepend=np.nan) for column in y.T)
     rates: Floats = np.divide(done, passed, out=np.full(len(grid), np.nan), where=passed > MIN_SECONDS)
     return rates
-
-
-def _from_the_second(inside: Flags) -> Flags:
-    """Exclude the first point of a range: a rate needs a previous one."""
-    found: Flags = inside & np.concatenate([[False], inside[:-1]])
-    return found
 
 
 def _smooth_rates(values: Floats, inside: Flags, weight: float) -> Floats:

@@ -316,7 +316,7 @@ def lines_of(runs: Sequence[Run]) -> Lines:
     if found is None:
         return Lines(tuple(Line(number, run.name, stroke(number), "", (run,), None, (run,)) for number, run in enumerate(runs)), (), None)
     coloured, dashed, looks = _looks(found)
-    ordered = [(one, looks[found.place(one)]) for one in found.in_order]
+    ordered = [(one, looks[one.index]) for one in found.in_order]
     every = sum(len(one.runs) for one in found.all)
     void = {id(run) for run in found.disturbed} if len(found.disturbed) < every else set()
     timed = [tuple(run for run in one.runs if id(run) not in void) for one, _ in ordered]

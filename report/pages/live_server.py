@@ -89,28 +89,22 @@ def _path_with_token(target: str, token: str) -> str:
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
-class Site:
-    """Finds the documents of a live page; each request keeps the refresher active."""
-
-    def __init__(self, refresher: Refresher) -> None:
-        self._refresher = refresher
-        self._frame = (_TEMPLATES / "live.html").read_bytes()
-        self._script = (_TEMPLATES / "live.js").read_bytes()
-
-    def find(self, path: str, token: str) -> Document | None:
-        """Return the document at a path, if there is one (yet)."""
-        self._refresher.ask()
-        published = self._refresher.published
-        state = {field.name: getattr(published, field.name) for field in fields(published) if field.name != "content"}
-        scripts: Sequence[bytes] = ()
-        documents = {"/": Document("text/html", self._frame.replace(b"{token}", token.encode()))}
-        if published.content is not None:
-            scripts = published.content.scripts
-            documents["/page"] = Document("text/html", published.content.document)
-        for name, script in {"live": self._script, **{f"script-{number}": script for number, script in enumerate(scripts)}}.items():
-            documents[f"/{name}.js"] = Document("text/javascript", script)
-        documents["/state"] = Document("application/json", json.dumps({**state, "scripts": len(scripts)}).encode())
-        return documents.get(path)
+def find_document(refresher: Refresher, path: str, token: str) -> Document | None:
+    """Return the document of the live page at a path, if any, and record the request."""
+    refresher.ask()
+    published = refresher.published
+    state = {field.name: getattr(published, field.name) for field in fields(published) if field.name != "content"}
+    scripts: Sequence[bytes] = ()
+    documents = {
+        "/": Document("text/html", (_TEMPLATES / "live.html").read_bytes().replace(b"{token}", token.encode())),
+        "/live.js": Document("text/javascript", (_TEMPLATES / "live.js").read_bytes()),
+    }
+    if published.content is not None:
+        scripts = published.content.scripts
+        documents["/page"] = Document("text/html", published.content.document)
+    documents |= {f"/script-{number}.js": Document("text/javascript", script) for number, script in enumerate(scripts)}
+    documents["/state"] = Document("application/json", json.dumps({**state, "scripts": len(scripts)}).encode())
+    return documents.get(path)
 
 
 MAX_ANSWERS = 32  # concurrent, each with a thread; a browser asks for two or three
@@ -246,8 +240,7 @@ def _refuse(connection: socket.socket, refusal: RefusedRequestError) -> None:
 def serve(places: Sequence[Path], announce: Callable[[str], None], report: Callable[[str], None], check: Callable[[], None]) -> NoReturn:
     """Serve the page of `places` until `check` raises; signals can interrupt this thread."""
     refresher = Refresher(FollowedRuns(places), report)
-    site = Site(refresher)
-    with LocalServer(lambda path: site.find(path, server.token), report) as server:
+    with LocalServer(lambda path: find_document(refresher, path, server.token), report) as server:
         announce(server.address)
         server.start()
         refresher.follow(check)

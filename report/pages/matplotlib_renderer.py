@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -100,15 +101,12 @@ def write_figures(pictures: Sequence[Picture], folder: Path, image: Format, look
 
 
 def _file_names(pictures: Sequence[Picture]) -> list[str]:
-    found: list[str] = []
+    names: list[str] = []
     for picture in pictures:
-        name = numbered = re.sub(r"[^\w.-]+", "_", picture.name)[:_MAX_NAME]
-        number = 1
-        while numbered in found:
-            number += 1
-            numbered = f"{name}-{number}"
-        found.append(numbered)
-    return found
+        name = re.sub(r"[^\w.-]+", "_", picture.name)[:_MAX_NAME]
+        numbered = chain([name], (f"{name}-{number}" for number in count(2)))
+        names.append(next(candidate for candidate in numbered if candidate not in names))
+    return names
 
 
 def _write(picture: Picture, path: Path, image: Format, look: Look) -> frozenset[str]:
@@ -131,29 +129,29 @@ def _draw(picture: Picture, look: Look) -> Figure:
     bars = [panel for panel in picture.panels if isinstance(panel, Bars)]
     if bars:
         return _bars(picture, bars, look)
-    count = len(picture.panels)
-    columns = 1 if picture.stacked else look.panels_abreast(count)
-    rows = -(-count // columns)
+    panels = len(picture.panels)
+    columns = 1 if picture.stacked else look.panels_abreast(panels)
+    rows = -(-panels // columns)
     panel_inches = _STRIP_INCHES if picture.stacked else min(_PANEL_INCHES, 0.9 * look.width_inches / look.scale / columns)
     handles = _key(picture, look)
     labels = [str(handle.get_label()) for handle in handles]
     abreast, deep = _abreast(labels, look), max((label.count("\n") + 1 for label in labels), default=1)
     dots = [len(panel.rows) for panel in picture.panels if isinstance(panel, Dots)]
-    panel_inches = max([panel_inches, *(0.9 + _DOTS_INCHES * count for count in dots)])
+    panel_inches = max([panel_inches, *(0.9 + _DOTS_INCHES * dot_rows for dot_rows in dots)])
     height = rows * panel_inches + (0.8 if picture.stacked else 0.0) + 0.2 * deep * -(-len(handles) // abreast)
     figure = Figure(figsize=(look.width_inches, look.scale * height), layout="constrained")
     figure.suptitle(_plain(picture.title))
     axes = figure.subplots(rows, columns, sharex=picture.stacked, squeeze=False).ravel()
     for place, (axis, panel) in enumerate(zip(axes, picture.panels, strict=False)):
         if isinstance(panel, Panel):
-            _panel(axis, panel, picture, last=not picture.stacked or place == count - 1)
+            _panel(axis, panel, picture, last=not picture.stacked or place == panels - 1)
             if not picture.stacked:
                 _end_labels(axis, panel, look, panel_inches, look.width_inches / look.scale / columns)
-            if not picture.stacked and count > 2:
+            if not picture.stacked and panels > 2:
                 axis.set_title(_plain(panel.title), fontsize=look.font_points)
         elif isinstance(panel, Dots):
             _dots(axis, panel, look)
-    for axis in axes[count:]:
+    for axis in axes[panels:]:
         axis.set_axis_off()
     figure.legend(handles=handles, loc="outside lower center", ncols=abreast, frameon=False)
     return figure

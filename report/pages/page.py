@@ -31,7 +31,7 @@ from ..compare.comparison import compare_runs
 from ..compare.comparison_tables import ComparisonTable, above, below, default_tables
 from ..compare.run_tables import SYNTHETIC
 from ..runs.run import Run, as_recorded, config_text, lost_updates, repeat_command
-from .figure import REPEATS, Bars, Lines, Picture, Stroke, colour, dash, keys, kinds, lines_of, marker
+from .figure import REPEATS, Bars, Picture, Stroke, colour, dash, keys, kinds, lines_of, marker
 from .pictures import pictures
 from .plotly_renderer import plots
 
@@ -169,19 +169,18 @@ def render(runs: Sequence[Run]) -> str:
     concluded = conclude(ended) if len(ended) > 1 else None
     conclusion = sentences(concluded) if concluded is not None and concluded.concludes else None
     return environment.get_template("report.html").render(
-        title=_title(runs, lines),
         made_by=MADE_BY,
         version=version("crosstrain"),
-        sections=_sections(runs, conclusion is not None),
         question=QUESTION,
         conclusion=conclusion,
-        warnings=_warnings(told),
+        synthetic=SYNTHETIC,
         settings=SETTINGS,
         settings_right=_right([[run["label"], run["state"], *run["settings"]] for run in told]),
         runs=told,
         lines=lines.all,
         lines_note=REPEATS if lines.repeated else "",
-        explained=_explained(ended),
+        explained=explain_several(ended) if len(ended) > 1 else None,
+        explained_header=EXPLAINED,
         **_compared(ended),
         pictures=shown,
         plots=[plot for picture in shown for plot in picture["plots"]],
@@ -189,33 +188,6 @@ def render(runs: Sequence[Run]) -> str:
         script=Markup((_TEMPLATES / "report.js").read_text(encoding="utf-8")),
         plotly=Markup(files("plotly").joinpath("package_data/plotly.min.js").read_text(encoding="utf-8")),
     )
-
-
-def _title(runs: Sequence[Run], lines: Lines) -> str:
-    if len(runs) == 1:
-        return f"Run {runs[0].label}"
-    return f"{len(runs)} runs compared" + (f", {len(lines.all)} configurations" if len(lines.all) < len(runs) else "")
-
-
-def _sections(runs: Sequence[Run], concludes: bool) -> list[tuple[str, str]]:
-    first = [(f"run-{runs[0].number}", "Bottleneck")] if len(runs) == 1 else []
-    first += [("conclusion", QUESTION)] if concludes else []
-    return [*first, ("plots-heading", "Plots"), ("figures", "Metrics"), ("runs", "Settings"), ("each", "Each run")]
-
-
-_MAX_WARNINGS = 5
-
-
-def _warnings(told: Sequence[Mapping[str, Any]]) -> list[str]:
-    found = []
-    failed = [run for run in told if run["state"] != "succeeded"]
-    for run in failed[:_MAX_WARNINGS]:
-        cause = f" ({run['cause']})" if run["cause"] else ""
-        found.append(f"{run['label']}: {run['state']}{cause}. What is shown of it is what was recorded until then.")
-    if len(failed) > _MAX_WARNINGS:
-        found.append(f"{len(failed) - _MAX_WARNINGS} more runs have not succeeded; see their settings.")
-    found += [f"{run['lost']}." for run in told if run["lost"]]
-    return [*found, SYNTHETIC] if any(run["synthetic"] for run in told) else found
 
 
 def _shown(value: Any) -> Any:
@@ -234,18 +206,6 @@ def _compared(ended: Sequence[Run]) -> dict[str, Any]:
     comparison = compare_runs(ended, by=("nodes",) if len(nodes) > 1 else ())
     blocks = [_labelled(block) for block in default_tables(comparison)]
     return {"above": _nested(above(comparison)), "blocks": blocks, "below": below(comparison)}
-
-
-def _explained(ended: Sequence[Run]) -> dict[str, Any] | None:
-    if len(ended) < 2:
-        return None
-    found = explain_several(ended)
-    return {
-        "header": EXPLAINED,
-        "rows": found.rows,
-        "right": [False, True, False],
-        "changes": [change.sentence for change in found.changes],
-    }
 
 
 def _nested(lines: Sequence[str]) -> list[tuple[str, list[str]]]:

@@ -198,11 +198,6 @@ class PaperColumn:
         """Whether any cell has a part behind its figure."""
         return any(cell.behind for cell in self.cells)
 
-    @property
-    def has_intervals(self) -> bool:
-        """Whether any cell has an interval."""
-        return any(cell.behind.startswith(PLUS_MINUS) for cell in self.cells)
-
 
 def default_columns(comparison: Comparison) -> list[Column]:
     """Return the default columns: metrics or loss, the time to target if any, examples/s."""

@@ -70,14 +70,11 @@ def _caption(
 def _training(rows: Sequence[Row]) -> Iterator[str]:
     firsts = [row.runs[0] for row in rows]
     keys = _SHARED | (set() if len({run.summary["global_batch_size"] for run in firsts}) == 1 else {"batch_size"})
-    parts = [_in_prose(part) for part in shared_settings(firsts, keys) if part not in _SAYS_NOTHING]
+    settings = [part for part in shared_settings(firsts, keys) if part not in _SAYS_NOTHING]
+    parts = [part.replace(">=", " ≥ ").replace("<=", " ≤ ") if part.startswith("target ") else part for part in settings]
     if parts:
         first, *others = parts
         yield f"Training: {first}{'; ' if others else ''}{', '.join(others)}."
-
-
-def _in_prose(part: str) -> str:
-    return part.replace(">=", " ≥ ").replace("<=", " ≤ ") if part.startswith("target ") else part
 
 
 def _not_shown(comparison: Comparison, by: Sequence[Factor]) -> str:
@@ -170,7 +167,7 @@ def as_latex(
     if disturbed and not figures:
         raise UsageError("--latex: CPU contention from other programs voids the speed of every run. Repeat them on a quiet machine.")
     names = name_columns(comparison, by, fold=fold)
-    groups, intervals = {one.group for one in figures}, any(one.has_intervals for one in figures)
+    groups, intervals = {one.group for one in figures}, any(cell.behind.startswith(PLUS_MINUS) for one in figures for cell in one.cells)
     sentences = _caption(comparison, by, groups, len(disturbed), intervals=intervals)
     told = "\n".join(latex_text(sentence, most=_MAX_CHARACTERS) for sentence in sentences)
     comments = [

@@ -100,7 +100,7 @@ def _dots(lines: Lines, rows: list[Line], figure: Figure, of: int, comparable: C
 
 def _missing(lines: Lines, one: Configuration, figure: Figure) -> str:
     assert lines.configurations is not None
-    quality, place = lines.configurations.quality, lines.configurations.place(one)
+    quality, place = lines.configurations.quality, one.index
     if place in quality.diverged:
         return f"diverged: {quality.diverged[place]}"
     if not quality.ranks(place) and place not in quality.judged:
