@@ -86,8 +86,8 @@ def larger_batch(explanation: Explanation) -> Iterator[Advice]:
     whole = evidence.summary["global_batch_size"]
     now = at_once if option == "--batch-size" else whole
     caution = _LEARNS_OTHERWISE.format("the global batch" if sync else "the batch of an update", " (--scale-lr)")
-    each = " per worker" if option == "--batch-size" else ""
-    yield Advice(f"{option} {2 * now}", f"{halves} example", speedup, "about", caution, f"now {now}{each}")
+    unit = " per worker" if option == "--batch-size" else ""
+    yield Advice(f"{option} {2 * now}", f"{halves} example", speedup, "about", caution, f"now {now}{unit}")
 
 
 _UPDATES_TOGETHER = "updates are then made together, so tune the learning rate again and check the quality"
@@ -129,8 +129,8 @@ def _one_worker(explanation: Explanation) -> Iterator[Advice]:
             return
         alone = count / (quickest.own_seconds + overhead + (count - 1) * more)
     shared = summary["nodes"] == 1 or (summary["nodes_sharing_cores"] or 1) > 1
-    one = "one task" if summary["nodes"] == 1 else "one node"
-    reason = f"{one} alone: no communication{', and no sharing of cores' * shared}"
+    place = "one task" if summary["nodes"] == 1 else "one node"
+    reason = f"{place} alone: no communication{', and no sharing of cores' * shared}"
     option = "--procs-per-node 1" if summary["nodes"] == 1 else _only_nodes(explanation, [quickest.node])
     mode = " --mode sync" if summary["mode"] == "async" else ""
     if shared or mode:
@@ -217,8 +217,8 @@ def _even_cores(explanation: Explanation) -> Iterator[Advice]:
     longer = [1.0 + busy * (mine / even - 1.0) for mine, busy in zip(cores, computing, strict=True)]
     now = [worker.step_seconds for worker in evidence.workers]
     if evidence.summary["mode"] == "sync":
-        own = max(worker.own_seconds * cores[worker.node] / even for worker in evidence.workers)
-        speedup = max(now) / max(own, max(now) * longer[cores.index(min(cores))])
+        work_seconds = max(worker.own_seconds * cores[worker.node] / even for worker in evidence.workers)
+        speedup = max(now) / max(work_seconds, max(now) * longer[cores.index(min(cores))])
     else:
         serving = max(longer[: evidence.summary["parameter_servers"]])
         then = [worker.own_seconds * longer[worker.node] + worker.communicate_seconds * serving for worker in evidence.workers]
@@ -231,15 +231,15 @@ WORTH_SAYING = 1.1  # minimum speed-up of a recommendation
 
 def advise(explanation: Explanation) -> list[Advice]:
     """Return recommendations, the largest certain effect first; none if the loss diverged."""
-    found: dict[str, Advice] = {}
+    by_option: dict[str, Advice] = {}
     if diverged(explanation.evidence.summary) is not None:
         return []
     for component in explanation.candidates:
         every = _OF_A_STEP[component](explanation) if component in _OF_A_STEP else _around_training(explanation, component)
         for advice in every:
             if advice.speedup is None or advice.speedup >= WORTH_SAYING:
-                found.setdefault(advice.option, advice)
-    return sorted(found.values(), key=lambda advice: (advice.speedup is None, advice.bound == "at most", -(advice.speedup or 0.0)))
+                by_option.setdefault(advice.option, advice)
+    return sorted(by_option.values(), key=lambda advice: (advice.speedup is None, advice.bound == "at most", -(advice.speedup or 0.0)))
 
 
 def _compute(explanation: Explanation) -> Iterator[Advice]:
@@ -311,9 +311,9 @@ def _around_training(explanation: Explanation, component: str) -> Iterator[Advic
     elif component == "profiling":
         if (profiled := explanation.run_fractions["profiling"]) < 1:
             yield Advice("leave --profile out", "tracing steps takes time", 1 / (1 - profiled), "about")
-    elif (given := job.get("steps_per_call")) is not None and summary["run_seconds"]:  # idle, other
+    elif (steps_per_call := job.get("steps_per_call")) is not None and summary["run_seconds"]:  # idle, other
         share = sum(explanation.run_fractions.get(name, 0.0) for name in ("idle", "other"))
-        reason = f"with {given} steps a call, much of the time passes between calls"
+        reason = f"with {steps_per_call} steps a call, much of the time passes between calls"
         yield Advice("leave --steps-per-call out", reason, 1.0 / max(0.01, 1.0 - share), "at most")
 
 

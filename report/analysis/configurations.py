@@ -63,9 +63,9 @@ class Configuration:
         """Return a figure of the uncontended runs; empty if incomplete or a target was missed."""
         if figure.group == TARGET and not self.row.all_converged:
             return ()
-        found = [number(run.summary.get(figure.key)) for run in timed_runs(self.runs)]
-        known = [value for value in found if value is not None and 0 < value < math.inf]
-        return tuple(known) if len(known) == len(found) else ()
+        values = [number(run.summary.get(figure.key)) for run in timed_runs(self.runs)]
+        known = [value for value in values if value is not None and 0 < value < math.inf]
+        return tuple(known) if len(known) == len(values) else ()
 
     def sample(self, figure: Figure) -> Sample:
         """Return `figures`, and how much contention below the limit may have reduced them."""
@@ -98,10 +98,10 @@ class Configuration:
         runs = timed_runs(self.runs) or self.runs
         ordered = sorted(runs, key=lambda run: number(run.summary["examples_per_second"]) or 0.0)
         middle = (len(ordered) - 1) // 2
-        parts = [(run, found) for run in ordered if (found := _parts_of_a_step(run)) is not None]
+        parts = [(run, shares) for run in ordered if (shares := _parts_of_a_step(run)) is not None]
         if len(parts) < 3:
             return ordered[middle]
-        medians = {name: median(found[name] for _, found in parts) for name in STEP_COMPONENTS}
+        medians = {name: median(shares[name] for _, shares in parts) for name in STEP_COMPONENTS}
         return min(parts, key=lambda pair: math.fsum(abs(pair[1][name] - medians[name]) for name in STEP_COMPONENTS))[0]
 
 
@@ -121,9 +121,9 @@ class ConfigurationSet:
     disturbed: tuple[Run, ...]
     comparability: Comparability
 
-    def comparable(self, one: Configuration, other: Configuration, group: str) -> bool:
+    def comparable(self, first: Configuration, second: Configuration, group: str) -> bool:
         """Return whether a kind of figures of two configurations is comparable."""
-        return group not in self.comparability.confounded(one.index, other.index)
+        return group not in self.comparability.confounded(first.index, second.index)
 
     @cached_property
     def quality(self) -> Quality:
@@ -132,72 +132,73 @@ class ConfigurationSet:
         def comparable(group: str, among: Sequence[int]) -> Sequence[int]:
             return self.comparability.comparable(group, among, ignoring=(LEARNT_UNDER_CONTENTION,))  # marked, but counted
 
-        keys = [tuple((key, value) for key, value in one.values.items() if key != "test_size") for one in self.all]
-        return judge_quality([one.runs for one in self.all], keys, comparable)
+        keys = [tuple((key, value) for key, value in config.values.items() if key != "test_size") for config in self.all]
+        return judge_quality([config.runs for config in self.all], keys, comparable)
 
-    def ranks(self, one: Configuration) -> bool:
+    def ranks(self, config: Configuration) -> bool:
         """Return whether a configuration is ranked by speed: neither diverged nor of worse quality."""
-        return self.quality.ranks(one.index)
+        return self.quality.ranks(config.index)
 
     def all_comparable(self, figure: Figure) -> list[Configuration]:
         """Return the largest set of ranked configurations that are comparable in a figure."""
-        among = [one.index for one in self.all if one.figures(figure) and self.ranks(one)]
-        return [self.all[index] for index in self.comparability.comparable(figure.group, among)]
+        known = [config.index for config in self.all if config.figures(figure) and self.ranks(config)]
+        return [self.all[index] for index in self.comparability.comparable(figure.group, known)]
 
-    def faults(self, one: Configuration, other: Configuration, group: str) -> list[Difference]:
+    def faults(self, first: Configuration, second: Configuration, group: str) -> list[Difference]:
         """Return what makes a kind of figures of two configurations incomparable."""
         return [
             fault
             for fault in self.comparability.faults
-            if group in fault.confounds and (fault.values[one.index] != fault.values[other.index] or not self.comparable(one, one, group))
+            if group in fault.confounds
+            and (fault.values[first.index] != fault.values[second.index] or not self.comparable(first, first, group))
         ]
 
-    def why_not_judged(self, one: Configuration) -> list[Difference]:
+    def why_not_judged(self, config: Configuration) -> list[Difference]:
         """Return what makes a configuration's quality incomparable with that of the judged ones."""
         judged = [self.all[place] for place in sorted(self.quality.judged)]
-        faults = self.faults(one, judged[0], self.quality.kind) if judged else []
+        faults = self.faults(config, judged[0], self.quality.kind) if judged else []
         return [fault for fault in faults if fault.key != LEARNT_UNDER_CONTENTION]
 
     def strata(self, axis: Factor) -> list[list[Configuration]]:
         """Group the configurations that are equal in every other axis."""
-        return [*grouped((tuple(value for key, value in one.values.items() if key != axis.key), one) for one in self.all).values()]
+        return [*grouped((tuple(value for key, value in config.values.items() if key != axis.key), config) for config in self.all).values()]
 
     @cached_property
     def beyond_ideal(self) -> list[tuple[Configuration, Configuration, Ratio]]:
         """Pairs that differ only in nodes, with a superlinear speed-up: not an effect of the nodes."""
-        axis = next((one for one in self.axes if one.key == "nodes"), None)
-        found = []
+        axis = next((axis for axis in self.axes if axis.key == "nodes"), None)
+        pairs = []
         for group in [] if axis is None else self.strata(axis):
-            ordered = sorted((one for one in group if one.figures(SPEED_FIGURE)), key=lambda one: int(one.values["nodes"]))
+            ordered = sorted((config for config in group if config.figures(SPEED_FIGURE)), key=lambda config: int(config.values["nodes"]))
             for fewer, more in combinations(ordered, 2):
                 times = times_as_good(more, fewer, SPEED_FIGURE)
                 if more.values["nodes"] > fewer.values["nodes"] and times.above(more.values["nodes"] / fewer.values["nodes"]):
-                    found.append((more, fewer, times))
-        return found
+                    pairs.append((more, fewer, times))
+        return pairs
 
-    def too_fast(self, one: Configuration, other: Configuration) -> bool:
+    def too_fast(self, first: Configuration, second: Configuration) -> bool:
         """Return whether two configurations are a pair of `beyond_ideal`."""
-        return any({one.index, other.index} == {more.index, fewer.index} for more, fewer, _ in self.beyond_ideal)
+        return any({first.index, second.index} == {more.index, fewer.index} for more, fewer, _ in self.beyond_ideal)
 
     def values_of(self, axis: Factor) -> list[Any]:
         """Return the sorted values of an axis, None last."""
-        values = {one.values[axis.key] for one in self.all}
+        values = {config.values[axis.key] for config in self.all}
         return sorted(values, key=lambda value: (value is None, () if value is None else axis.order(value)))
 
     @property
     def in_order(self) -> list[Configuration]:
         """All, sorted by their values of the axes."""
         values = [(axis.key, self.values_of(axis)) for axis in self.axes]
-        return sorted(self.all, key=lambda one: [known.index(one.values[key]) for key, known in values])
+        return sorted(self.all, key=lambda config: [known.index(config.values[key]) for key, known in values])
 
     def others(self, axis: Factor) -> list[Factor]:
         """Return all axes but this one."""
         return [rule for rule in self.axes if rule.key != axis.key]
 
 
-def times_as_good(one: Configuration, other: Configuration, figure: Figure) -> Ratio:
+def times_as_good(first: Configuration, second: Configuration, figure: Figure) -> Ratio:
     """Return the ratio of `one` to `other` by a figure that both have."""
-    return better_by([(one.sample(figure), other.sample(figure))], figure.better)
+    return better_by([(first.sample(figure), second.sample(figure))], figure.better)
 
 
 def configuration_set(runs: Sequence[Run], swept: Sequence[Factor] = ()) -> ConfigurationSet:
@@ -236,16 +237,16 @@ def _varies(rows: Sequence[Row], axis: Factor) -> bool:
 
 
 def _joined(rows: Sequence[Row], axes: Sequence[Factor], known: int) -> list[Factor]:
-    found = list(axes)
+    joined = list(axes)
     for rule in RULES:
-        keys = {key for axis in found for key in axis.key.split(_AND)}
-        those = _known(rows, rule)
-        if rule.key not in _CHOSEN_BY_THEMSELVES or rule.key in keys or not _varies(those, rule):
+        keys = {key for axis in joined for key in axis.key.split(_AND)}
+        rows_with_value = _known(rows, rule)
+        if rule.key not in _CHOSEN_BY_THEMSELVES or rule.key in keys or not _varies(rows_with_value, rule):
             continue
-        place = next((index for index in range(known, len(found)) if not tells_apart(those, [found[index]], rule)), None)
+        place = next((index for index in range(known, len(joined)) if not tells_apart(rows_with_value, [joined[index]], rule)), None)
         if place is not None:
-            found[place] = _both(found[place], rule)
-    return found
+            joined[place] = _both(joined[place], rule)
+    return joined
 
 
 # Settings that do not follow from others: async runs have no exchange.
@@ -253,23 +254,25 @@ _CHOSEN_BY_THEMSELVES = frozenset({"backend", "mode", "nodes", "exchange"})
 _AND = " and "
 
 
-def _both(one: Factor, other: Factor) -> Factor:
+def _both(first: Factor, second: Factor) -> Factor:
     return replace(
-        one,
-        key=f"{one.key}{_AND}{other.key}",
-        label=f"{one.label}{_AND}{other.label}",
-        value=lambda run: (one.value(run), other.value(run)),
-        show=lambda pair: f"{value_text(one, pair[0])}, {value_text(other, pair[1])}",
-        order=lambda pair: ((pair[0] is not None, one.order(pair[0]) if pair[0] is not None else ()), str(pair[1])),
+        first,
+        key=f"{first.key}{_AND}{second.key}",
+        label=f"{first.label}{_AND}{second.label}",
+        value=lambda run: (first.value(run), second.value(run)),
+        show=lambda pair: f"{value_text(first, pair[0])}, {value_text(second, pair[1])}",
+        order=lambda pair: ((pair[0] is not None, first.order(pair[0]) if pair[0] is not None else ()), str(pair[1])),
     )
 
 
 def _named(rows: Sequence[Row], axes: Sequence[Factor]) -> list[Configuration]:
     values = [{axis.key: axis.value(row.runs[0]) for axis in axes} for row in rows]
-    labels = [called(axes, one) for one in values]
+    labels = [called(axes, axis_values) for axis_values in values]
     return [
-        Configuration(index, label if labels.count(label) == 1 and label else " ".join(filter(None, [label, f"({row.label})"])), one, row)
-        for index, (label, one, row) in enumerate(zip(labels, values, rows, strict=True))
+        Configuration(
+            index, label if labels.count(label) == 1 and label else " ".join(filter(None, [label, f"({row.label})"])), axis_values, row
+        )
+        for index, (label, axis_values, row) in enumerate(zip(labels, values, rows, strict=True))
     ]
 
 
@@ -293,7 +296,7 @@ FINE = 0.1  # sufficient relative resolution of a time to target
 
 def coarse_gaps(configurations: Iterable[Configuration]) -> list[float]:
     """Return the sorted seconds between a target's evaluation and the one before, unless `FINE`."""
-    gaps = [found for one in configurations for run in one.runs if (found := _gap(run)) is not None]
+    gaps = [gap_and_time for config in configurations for run in config.runs if (gap_and_time := _gap(run)) is not None]
     if not gaps or median(gap / seconds for gap, seconds in gaps) <= FINE:
         return []
     return sorted(gap for gap, _ in gaps)
@@ -314,7 +317,7 @@ def counted(count: int, what: str) -> str:
 
 def differing(faults: Sequence[Difference]) -> str:
     """Return the differing values: `` (budget 9,600 examples and 19,200 examples)``."""
-    values = {one.label: " and ".join(one.known) for one in faults}
+    values = {fault.label: " and ".join(fault.known) for fault in faults}
     return f" ({'; '.join(f'{label} {text}' for label, text in values.items())})" if values else ""
 
 

@@ -224,30 +224,30 @@ def duration(run: Run, series: StepSeries, wanted: Wanted) -> Answer | None:
         return _as_it_was(run, part)
     plan = plan_of(run.job, total, per_epoch)
     left = estimate(plan, part.measured)
-    anew = estimate(plan, replace(part.measured, steps=part.began_step))  # all of the plan's evaluations and checkpoints
-    if left is None or anew is None:
+    complete = estimate(plan, replace(part.measured, steps=part.began_step))  # all of the plan's evaluations and checkpoints
+    if left is None or complete is None:
         return None
-    whole = _whole(run, part, left, anew)
+    whole = _whole(run, part, left, complete)
     return Answer(KEY, QUESTION, _text(run, wanted, part, left, whole), whole)
 
 
 def _measured_part(run: Run, series: StepSeries) -> _Part:
     began, first = last_segment(run.job)
-    kept = (series.group_time_seconds > began) & ~series.profiled_groups
-    ends, counts = series.group_time_seconds[kept] - began, series.count[kept]
+    measured_groups = (series.group_time_seconds > began) & ~series.profiled_groups
+    ends, counts = series.group_time_seconds[measured_groups] - began, series.count[measured_groups]
     paused = sorted([*pauses(run.evals, run.events), *series.profile_pauses()])
     stops = [(start - began, end - began) for start, end in paused if end > began]
     evaluations = [record.seconds for record in run.evals if record.time_seconds > began]
     saved = [end - start for start, end in checkpoint_pauses(run.events) if end > began]
     translated = end_translations(run.events)
-    own = [end - start for start, end in translated if end > began]
+    last_translations = [end - start for start, end in translated if end > began]
     steps = int(run.summary["steps"])  # as written, even if records were lost since
-    examples = float(series.group_examples[kept].sum() / counts.sum()) if len(counts) else None
+    examples = float(series.group_examples[measured_groups].sum() / counts.sum()) if len(counts) else None
     measured = Measured(steps, blocks_of(ends, counts, stops), evaluations, saved, [end - start for start, end in translated])
     trained = float(training_clock(np.array([ends.max()]), stops)[0]) if len(ends) else 0.0
-    translating = math.fsum(own) or run.summary["translate_seconds"]  # an aborted one has no event
-    beside = math.fsum(evaluations) + math.fsum(saved) + translating
-    return _Part(steps, began, first, examples, measured, trained, beside, bool(own))
+    translating = math.fsum(last_translations) or run.summary["translate_seconds"]  # an aborted one has no event
+    paused_seconds = math.fsum(evaluations) + math.fsum(saved) + translating
+    return _Part(steps, began, first, examples, measured, trained, paused_seconds, bool(last_translations))
 
 
 def _total_steps(run: Run, wanted: Wanted, part: _Part, per_epoch: float | None) -> int | None:
@@ -255,14 +255,14 @@ def _total_steps(run: Run, wanted: Wanted, part: _Part, per_epoch: float | None)
         total: int | None = run.job.get("total_steps")
         return total
     if wanted.steps is not None:
-        total, asked = wanted.steps, f"--planned-steps {wanted.steps}"
+        total, option_text = wanted.steps, f"--planned-steps {wanted.steps}"
     elif per_epoch is None:
         raise UsageError("planned-epochs: this run does not tell how many updates an epoch has; give --planned-steps instead.")
     else:
-        total, asked = round((wanted.epochs or 0) * per_epoch), f"--planned-epochs {wanted.epochs}"
+        total, option_text = round((wanted.epochs or 0) * per_epoch), f"--planned-epochs {wanted.epochs}"
     if total <= part.steps:
-        option = asked.split()[0].removeprefix("--")
-        raise UsageError(f"{option}: {asked} is {total:,} updates, and the run has made {part.steps:,} already; give more than that.")
+        option = option_text.split()[0].removeprefix("--")
+        raise UsageError(f"{option}: {option_text} is {total:,} updates, and the run has made {part.steps:,} already; give more than that.")
     return total
 
 
@@ -297,14 +297,18 @@ def _why_it_ended(run: Run, steps: int) -> str:
     return f"for {count_text(steps)} updates"
 
 
-def _whole(run: Run, part: _Part, left: Estimate, anew: Estimate) -> dict[str, Any]:
+def _whole(run: Run, part: _Part, left: Estimate, complete: Estimate) -> dict[str, Any]:
     summary = run.summary
     made = _dataset_made_seconds(run)
     fixed = summary["total_seconds"] - summary["run_seconds"] - made
-    beside = max(0.0, summary["run_seconds"] - part.began_seconds - part.trained_seconds - part.paused_seconds)
-    paused = {"eval_seconds": anew.evaluate_seconds, "checkpoint_seconds": anew.save_seconds, "translate_seconds": anew.translate_seconds}
+    other_seconds = max(0.0, summary["run_seconds"] - part.began_seconds - part.trained_seconds - part.paused_seconds)
+    paused = {
+        "eval_seconds": complete.evaluate_seconds,
+        "checkpoint_seconds": complete.save_seconds,
+        "translate_seconds": complete.translate_seconds,
+    }
     pause = math.fsum(seconds or 0.0 for seconds in paused.values())
-    run_seconds = part.began_seconds + part.trained_seconds + left.train_seconds + pause + beside
+    run_seconds = part.began_seconds + part.trained_seconds + left.train_seconds + pause + other_seconds
     half = None if left.half_width is None else math.hypot(left.half_width, START_UP_SPREAD * fixed)
     band = (None, None) if half is None else (max(0.0, fixed + run_seconds - half), fixed + run_seconds + half)
     return {
@@ -320,8 +324,8 @@ def _whole(run: Run, part: _Part, left: Estimate, anew: Estimate) -> dict[str, A
         "dataset_made_seconds": made,
         "init_seconds": summary["init_seconds"],
         "train_seconds": part.trained_seconds + left.train_seconds,
-        "evaluations": anew.evaluations,
-        "checkpoints": anew.saves,
+        "evaluations": complete.evaluations,
+        "checkpoints": complete.saves,
         **paused,
         "left": asdict(left),
     }

@@ -72,14 +72,14 @@ class Shares:
 def read_workers(summary: Mapping[str, Any]) -> list[Worker]:
     """Return the workers of ``time_shares`` with updates and all components."""
     counts = summary.get("updates_by_worker") or []
-    found = []
+    workers = []
     for entry in summary["time_shares"]["workers"]:
         if not entry["step_seconds"] or None in [entry[name] for name in COMPONENTS]:
             continue
         known = {name: entry[name] for name in ("worker", "node", "step_seconds", *STEP_COMPONENTS.values())}
         updates = counts[entry["worker"]] if entry["worker"] < len(counts) else None
-        found.append(Worker(**known, spread=entry["spread"] or 0.0, updates=updates))
-    return found
+        workers.append(Worker(**known, spread=entry["spread"] or 0.0, updates=updates))
+    return workers
 
 
 def calibrated_segment(summary: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -95,8 +95,8 @@ def calibrated_segment(summary: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def around_training(summary: Mapping[str, Any]) -> dict[str, float]:
     """Return the fractions of the run clock in training, `BESIDE_TRAINING` and otherwise."""
-    beside = {component: summary[name] for component, name in BESIDE_TRAINING.items()}
-    seconds = {"training": summary["train_seconds"], **beside}
+    pauses = {component: summary[name] for component, name in BESIDE_TRAINING.items()}
+    seconds = {"training": summary["train_seconds"], **pauses}
     whole = max(summary["run_seconds"], sum(seconds.values()))
     fractions = {component: value / whole if whole else 0.0 for component, value in seconds.items()}
     return {**fractions, "other": max(0.0, 1.0 - sum(fractions.values()))}
@@ -124,12 +124,12 @@ def read_shares(summary: Mapping[str, Any], workers: Sequence[Worker]) -> Shares
 def _uncertainty(step: Mapping[str, float], usual: Worker, slowest: Worker, *, mode: str, alone: bool) -> dict[str, float]:
     if alone and mode == "sync":
         return dict.fromkeys(("compute", "data"), usual.spread * step["data"])
-    own = step["compute"] + step["data"]
+    work = step["compute"] + step["data"]
     calibrated = {component: usual.spread * step[component] for component in ("compute", "data")}
     if mode == "async":
-        return {**calibrated, "network": usual.spread * own}
-    left = slowest.spread * (own + step["peers"])
-    return {**calibrated, "peers": usual.spread * own + left, "network": left}
+        return {**calibrated, "network": usual.spread * work}
+    left = slowest.spread * (work + step["peers"])
+    return {**calibrated, "peers": usual.spread * work + left, "network": left}
 
 
 def _of_a_common_step(workers: Sequence[Worker], usual: Worker, slowest: Worker) -> dict[str, float]:
@@ -219,7 +219,7 @@ class Link:
 def read_links(summary: Mapping[str, Any], job: Mapping[str, Any], env: Sequence[Mapping[str, Any]]) -> list[Link]:
     """Return each node's link, with its bytes per second of training and profiling."""
     addresses = job.get("cluster", {}).get("addresses", ())
-    found = []
+    links = []
     for figures in summary["per_node"]:
         node = figures["node"]
         address = addresses[node] if node < len(addresses) else None
@@ -227,8 +227,8 @@ def read_links(summary: Mapping[str, Any], job: Mapping[str, Any], env: Sequence
         seconds = summary["train_seconds"] + summary.get("profile_seconds", 0.0)
         amounts = (figures[f"network_{way}_bytes"] for way in ("sent", "received"))
         sent, received = (amount / seconds if amount is not None and seconds > 0 else None for amount in amounts)
-        found.append(Link(node, sent, received, limit, source))
-    return found
+        links.append(Link(node, sent, received, limit, source))
+    return links
 
 
 def _limit(bandwidth: str | None, host: Mapping[str, Any], address: str | None) -> tuple[float | None, str | None]:
@@ -358,7 +358,7 @@ def _of_last_segment(run: Run, began: float) -> dict[str, Any]:
     spent = {name: segment[name] for name in ("init_seconds", "train_seconds", "eval_seconds", "checkpoint_seconds", "total_seconds")}
     used = per_node(samples, len(summary["per_node"]), Clock(run_seconds=summary["run_seconds"], **spent))
     whole = [{name: node.get(name) for name in _OF_THE_WHOLE_RUN} for node in summary["per_node"]]
-    return {**segment, "per_node": [{**own, **other} for own, other in zip(used, whole, strict=True)]}
+    return {**segment, "per_node": [{**recorded, **unsegmented} for recorded, unsegmented in zip(used, whole, strict=True)]}
 
 
 _MUCH = 0.3  # batches of similar sentence lengths have about a quarter

@@ -71,15 +71,15 @@ def _facts(explanation: Explanation) -> dict[str, str]:
 
 
 def _starved(explanation: Explanation) -> str:
-    found = explanation.starved
-    if found is None:
+    starvation = explanation.starved
+    if starvation is None:
         raise ValueError("nobody took this run's cores")
-    foreign, own = number_text(found.foreign_cores, 2), number_text(found.cores_available, 2)
-    cores = f"{foreign} of the {own} cores that node {found.node} may use"
-    if explanation.evidence.job.get("cores_per_node") or found.foreign_cores > found.cores_available:  # a quota on more cores
-        cores = f"{foreign} of the cores that node {found.node}, limited to {own}, runs on"
+    foreign, available = number_text(starvation.foreign_cores, 2), number_text(starvation.cores_available, 2)
+    cores = f"{foreign} of the {available} cores that node {starvation.node} may use"
+    if explanation.evidence.job.get("cores_per_node") or starvation.foreign_cores > starvation.cores_available:  # a quota on more cores
+        cores = f"{foreign} of the cores that node {starvation.node}, limited to {available}, runs on"
     return (
-        f"CPU contention: other programs used {cores}, {percent(found.fraction)} of the CPU time that its tasks needed. "
+        f"CPU contention: other programs used {cores}, {percent(starvation.fraction)} of the CPU time that its tasks needed. "
         "The figures below are of a busy machine, so there is no recommendation. Run it again on a quiet one."
     )
 
@@ -113,8 +113,8 @@ def _network(explanation: Explanation) -> str:
 
 def _compute(explanation: Explanation) -> str:
     share, unknown = explanation.step_fractions["compute"], hidden_exchange(explanation.evidence)
-    told = percent(share) if unknown is None else f"about {percent(share * (1 - unknown))} or more"
-    text = f"compute-bound: {told} of a worker's step is forward, backward and update"
+    percentage = percent(share) if unknown is None else f"about {percent(share * (1 - unknown))} or more"
+    text = f"compute-bound: {percentage} of a worker's step is forward, backward and update"
     busy = [view for view in explanation.nodes if view.gpu_utilization is not None and view.limit == "GPU"]
     if busy:
         return f"{text}; GPUs are busy for {percent(max(view.gpu_utilization or 0.0 for view in busy))} of the time."
@@ -157,7 +157,7 @@ def _list(explanation: Explanation, joint: str) -> str:
     for component in explanation.candidates:
         name, fraction = NAMES[component], explanation.run_fractions[component]
         if component == "peers" and explanation.evidence.summary["mode"] == "async":  # in async mode own work shows a slow node
-            name, fraction = "the work of a slow node", sum(explanation.run_fractions[own] for own in ("compute", "data"))
+            name, fraction = "the work of a slow node", sum(explanation.run_fractions[part] for part in ("compute", "data"))
         spread = explanation.run_uncertainty.get(component, 0.0)
         uncertain |= spread >= 0.01
         more = f" ± {percent(spread)}" if spread >= 0.01 else ""
@@ -179,7 +179,7 @@ def _footnotes(explanation: Explanation) -> Iterator[str]:
     yield f"{shares}CPU cores: means over {over}, evaluations and pauses included; sent and received: over its training time{again}"
     nodes = summary["per_node"]
     figures = [[(node.get(f"memory_{kind}_bytes") or {}).get("max") or 0 for node in nodes] for kind in ("rss", "pss")]
-    rss, pss = (bytes_text(max(found, default=0) or None) for found in figures)
+    rss, pss = (bytes_text(max(peaks, default=0) or None) for peaks in figures)
     sampled = "" if pss == UNKNOWN else f", sampled PSS {pss}"
     if rss != UNKNOWN:
         yield f"largest memory of a node: peak RSS {rss}{sampled}. {memory_basis(bool(sampled))}"
@@ -187,11 +187,11 @@ def _footnotes(explanation: Explanation) -> Iterator[str]:
 
 def page(explanation: Explanation, advice: Sequence[Advice]) -> RenderableType:
     """Return the whole output of `trainer explain`."""
-    found = [line for note in notes(explanation) for line in ("", note)]
+    lines = [line for note in notes(explanation) for line in ("", note)]
     if advice:
-        found += ["", "What would help, by this run's figures:", *(f"  {entry.sentence}" for entry in advice)]
+        lines += ["", "What would help, by this run's figures:", *(f"  {entry.sentence}" for entry in advice)]
     first = (headline(explanation), "", _run_line(explanation), "")
-    return Group(*first, _nodes(explanation), *_footnotes(explanation), *found)
+    return Group(*first, _nodes(explanation), *_footnotes(explanation), *lines)
 
 
 def _run_line(explanation: Explanation) -> str:
@@ -266,26 +266,26 @@ def _unfinished(state: str, recorded_until: float) -> str:
 def notes(explanation: Explanation) -> list[str]:
     """Return the notes to the figures."""
     evidence = explanation.evidence
-    found = [] if evidence.recorded_until is None else [_unfinished(evidence.state, evidence.recorded_until)]
-    found += [
+    texts = [] if evidence.recorded_until is None else [_unfinished(evidence.state, evidence.recorded_until)]
+    texts += [
         text for text in (evidence.restarted, evidence.changed, diverged_text(evidence.summary), padding_text(evidence.summary)) if text
     ]
     if not explanation.calibrated:
-        found.append(_UNCALIBRATED.format(MIXED if evidence.steps_mixed else NOT_CALIBRATED))
-        found += _native(explanation)
+        texts.append(_UNCALIBRATED.format(MIXED if evidence.steps_mixed else NOT_CALIBRATED))
+        texts += _native(explanation)
     if explanation.starved is not None:
-        return found
+        return texts
     sharing = evidence.summary["nodes_sharing_cores"] or 1
     if sharing > 1:
         parts = "--cores-per-node gives each virtual node its own share; --threads sets the threads of each task"
-        found.append(f"{sharing} nodes share the same cores and compete for them. {parts}.")
+        texts.append(f"{sharing} nodes share the same cores and compete for them. {parts}.")
     held_up = [text for text in (_held_up(explanation, view) for view in explanation.nodes) if text]
     if len(held_up) > MAX_NODES_SHOWN:
         held_up = [*held_up[:MAX_HELD_UP], f"So are {len(held_up) - MAX_HELD_UP:,} more of {len(explanation.nodes):,} nodes."]
-    found += held_up
+    texts += held_up
     if "network" in explanation.candidates and evidence.busiest_link is None:
-        found.append("The links' capacity is unknown, so their utilisation cannot be computed (--bandwidth sets one for virtual nodes).")
-    return found
+        texts.append("The links' capacity is unknown, so their utilisation cannot be computed (--bandwidth sets one for virtual nodes).")
+    return texts
 
 
 MAX_HELD_UP = 3  # nodes named, if there are very many
@@ -321,17 +321,21 @@ def _native(explanation: Explanation) -> list[str]:
     return [f"Recorded by the framework, as shares of the training time: waiting {', '.join(known)}."] if known else []
 
 
-def held_back(found: Explanation) -> str:
+def held_back(diagnosis: Explanation) -> str:
     """Return the bottleneck of a run in a few words: ``communication, 68% of the step time``."""
-    if found.verdict == "starved":
+    if diagnosis.verdict == "starved":
         return "CPU contention from other programs"
-    if found.verdict == "unknown":
+    if diagnosis.verdict == "unknown":
         return "unknown, as the run has no calibration"
-    shares = {**found.run_fractions, **found.step_fractions} if found.verdict in found.step_fractions else found.run_fractions
-    if found.verdict in shares:
-        of = "step" if found.verdict in found.step_fractions else "run"
-        return f"{NAMES[found.verdict]}, {percent(shares[found.verdict])} of the {of} time"
-    largest = sorted(found.step_fractions.items(), key=lambda item: -item[1])[:2]
+    shares = (
+        {**diagnosis.run_fractions, **diagnosis.step_fractions}
+        if diagnosis.verdict in diagnosis.step_fractions
+        else diagnosis.run_fractions
+    )
+    if diagnosis.verdict in shares:
+        of = "step" if diagnosis.verdict in diagnosis.step_fractions else "run"
+        return f"{NAMES[diagnosis.verdict]}, {percent(shares[diagnosis.verdict])} of the {of} time"
+    largest = sorted(diagnosis.step_fractions.items(), key=lambda item: -item[1])[:2]
     parts = " and ".join(f"{NAMES[name]} {percent(share)}" for name, share in largest)
     return f"no single bottleneck{f', {parts} of the step time' if parts else ''}"
 
@@ -389,39 +393,39 @@ class SeveralExplanations:
     def to_json(self) -> dict[str, Any]:
         """Return it as a JSON object."""
         runs = [{**explanation.to_json(), "text": held_back(explanation)} for _, explanation in self.runs]
-        found: dict[str, Any] = finite_json({"runs": runs, "changes": [asdict(change) for change in self.changes]})
-        return found
+        plain: dict[str, Any] = finite_json({"runs": runs, "changes": [asdict(change) for change in self.changes]})
+        return plain
 
 
 def explain_several(runs: Sequence[Run]) -> SeveralExplanations:
     """Explain each run and the changes along the axes. Raises UsageError without updates."""
     every = labelled([as_recorded(run) for run in runs])
     explained = {id(run): explain(run) for run in every}
-    found = configuration_set(every)
-    changes = [change for axis in found.axes for group in found.strata(axis) for change in _changes(found, axis, group, explained)]
-    return SeveralExplanations(tuple((run, explained[id(run)]) for one in found.in_order for run in one.runs), tuple(changes))
+    configs = configuration_set(every)
+    changes = [change for axis in configs.axes for group in configs.strata(axis) for change in _changes(configs, axis, group, explained)]
+    return SeveralExplanations(tuple((run, explained[id(run)]) for config in configs.in_order for run in config.runs), tuple(changes))
 
 
 def _changes(
-    found: ConfigurationSet, axis: Factor, group: Sequence[Configuration], explained: Mapping[int, Explanation]
+    configs: ConfigurationSet, axis: Factor, group: Sequence[Configuration], explained: Mapping[int, Explanation]
 ) -> Iterable[Change]:
-    known = [one for one in group if one.values[axis.key] is not None]
-    ordered = sorted(known, key=lambda one: axis.order(one.values[axis.key]))
-    if len({one.values[axis.key] for one in ordered}) < 2:
+    known = [config for config in group if config.values[axis.key] is not None]
+    ordered = sorted(known, key=lambda end: axis.order(end.values[axis.key]))
+    if len({config.values[axis.key] for config in ordered}) < 2:
         return
     first, last = ordered[0], ordered[-1]
-    ends = [explained[id(one.typical_run)] for one in (first, last)]
-    steps = [one.step_fractions for one in ends]
+    ends = [explained[id(config.typical_run)] for config in (first, last)]
+    steps = [end.step_fractions for end in ends]
     shares = {name: (steps[0][name], steps[1][name]) for name in steps[0] if name in steps[1]}
     largest = sorted(shares.items(), key=lambda item: -abs(item[1][1] - item[1][0]))[:MAX_COMPONENTS]
-    told = {name: pair for name, pair in largest if abs(pair[1] - pair[0]) >= MIN_CHANGE}
-    speeds = [geometric_mean(figures) if (figures := one.figures(SPEED_FIGURE)) else None for one in (first, last)]
+    changed = {name: pair for name, pair in largest if abs(pair[1] - pair[0]) >= MIN_CHANGE}
+    speeds = [geometric_mean(figures) if (figures := config.figures(SPEED_FIGURE)) else None for config in (first, last)]
     yield Change(
         axis.label,
-        called(found.others(axis), first.values),
+        called(configs.others(axis), first.values),
         shown(axis, first.values[axis.key]),
         shown(axis, last.values[axis.key]),
-        told,
+        changed,
         None if speeds[0] is None or speeds[1] is None else (speeds[0], speeds[1]),
     )
 
@@ -429,7 +433,7 @@ def _changes(
 def answers(run: Run, explanation: Explanation, wanted: Wanted = AS_PLANNED) -> list[Answer]:
     """Return the answers about a run with a summary. Raises UsageError, DamagedRunError."""
     series, nodes = run.step_series(learning_rates=True), run.node_series()
-    found = [
+    answered = [
         duration(run, series, wanted),
         learning(run, series),
         hardware_use(explanation),
@@ -439,19 +443,19 @@ def answers(run: Run, explanation: Explanation, wanted: Wanted = AS_PLANNED) -> 
         training_set(run),
         checkpoint_files(run),
     ]
-    return [answer for answer in found if answer is not None]
+    return [answer for answer in answered if answer is not None]
 
 
-def answers_page(found: Sequence[Answer]) -> RenderableType:
+def answers_page(answered: Sequence[Answer]) -> RenderableType:
     """Return the answers as lines, each after its question."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column()
-    for answer in found:
+    for answer in answered:
         table.add_row(f"  {answer.question}", answer.text)
     return Group("", "Questions that people ask of a run (docs/explain.md):", table)
 
 
-def answers_json(found: Sequence[Answer]) -> dict[str, Any]:
+def answers_json(answered: Sequence[Answer]) -> dict[str, Any]:
     """Return the answers as JSON by their keys."""
-    return {answer.key: {"text": answer.text, **answer.figures} for answer in found}
+    return {answer.key: {"text": answer.text, **answer.figures} for answer in answered}

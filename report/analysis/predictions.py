@@ -91,8 +91,8 @@ class Validation:
 
     def of(self, backend: str, mode: str, runs: int) -> ValidationGroup | None:
         """Return the validation for a backend, a mode and a number of fitted runs, if any."""
-        asked = (backend, mode, runs)
-        return next((judged for judged in self.judged if (judged.backend, judged.mode, len(judged.fitted_on)) == asked), None)
+        key = (backend, mode, runs)
+        return next((judged for judged in self.judged if (judged.backend, judged.mode, len(judged.fitted_on)) == key), None)
 
 
 def read_validation(path: Path = VALIDATION_FILE) -> Validation:
@@ -228,17 +228,17 @@ def _of_fit(fitted: Fitted, question: Question, rows: Sequence[Row]) -> Iterator
             "Add a run of two nodes for more than that."
         )
     elif question.topology not in fitted.measured:
-        wanted, found = ("sync", "async") if question.topology == "ring" else ("async", "sync")
-        yield f"No run was {wanted}: what messages cost is taken from the {found} runs. That was never judged, so there is no band."
+        wanted, fitted_mode = ("sync", "async") if question.topology == "ring" else ("async", "sync")
+        yield f"No run was {wanted}: what messages cost is taken from the {fitted_mode} runs. That was never judged, so there is no band."
 
 
 def _of_exchange(fitted: Fitted, question: Question, rows: Sequence[Row]) -> Iterator[str]:
     if question.topology != "ring":
         return
     exchange = fitted.ring.exchange
-    others = [run.name for run in fitted.runs if run.mode == "sync" and run.communicates and run.exchange != exchange]
-    if others:
-        yield f"{' and '.join(others)}: trained with another exchange, so only what computing costs is taken from there."
+    names = [run.name for run in fitted.runs if run.mode == "sync" and run.communicates and run.exchange != exchange]
+    if names:
+        yield f"{' and '.join(names)}: trained with another exchange, so only what computing costs is taken from there."
     if exchange == "direct":
         yield "The direct exchange was never judged, so there is no band."
     lost = [row.nodes for row in rows if _too_many(fitted, question, row.workers)]
@@ -251,8 +251,8 @@ def _misfit(fitted: Fitted, question: Question, rows: Sequence[Row]) -> Iterator
         other_exchange = question.topology == "ring" and run.exchange != fitted.ring.exchange
         if run.mode != MODES[question.topology] or not run.communicates or other_exchange:
             continue
-        own = replace(question, link=Link(run.bytes_per_second), ps=run.ps)
-        _, rate = _step(replace(fitted, runs=(run,)), own, run.nodes, run.global_batch_size)
+        run_question = replace(question, link=Link(run.bytes_per_second), ps=run.ps)
+        _, rate = _step(replace(fitted, runs=(run,)), run_question, run.nodes, run.global_batch_size)
         assert rate is not None, "a run has an example for each worker"
         error = rate / run.examples_per_second - 1
         poor = " It does not describe this run well, so do not rely on it." if abs(error) > POOR_FIT else ""
@@ -448,11 +448,11 @@ def document(fitted: Fitted, question: Question, rows: Sequence[Row], validation
 
 
 def _row(row: Row) -> dict[str, Any]:
-    own = ("scaling", "nodes", "workers", "batch_size", "global_batch_size", "examples_per_second", "speedup", "efficiency")
+    names = ("scaling", "nodes", "workers", "batch_size", "global_batch_size", "examples_per_second", "speedup", "efficiency")
     seconds = None if row.step is None else row.step.seconds
     bands = {"step_seconds": _between(seconds, row.factor), "examples_per_second": _between(row.examples_per_second, row.factor)}
     return {
-        **{name: getattr(row, name) for name in own},
+        **{name: getattr(row, name) for name in names},
         "step_seconds": seconds,
         **{f"{name}_{end}": value for name, band in bands.items() for end, value in zip(("low", "high"), band, strict=True)},
         "limited_by": None if row.step is None else row.step.limited_by,

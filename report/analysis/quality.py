@@ -111,25 +111,25 @@ def judge_quality(
     trained = [place for place in known if values[place]]
     translated = bool(known) and info.name in groups[known[0]][0].translation_metrics
     kind = LOSSES if info == LOSS else TRANSLATIONS if translated else METRICS
-    alike = _of_one_measure(groups, comparable(kind, trained), translated=translated)
+    comparable_places = _of_one_measure(groups, comparable(kind, trained), translated=translated)
     idle = {place: [_not_learnt(run, info) for run in groups[place]] for place in trained}
     learnt = not trained or any(why is None for place in trained for why in idle[place])
     finals = _Finals(groups, values, info)
-    whys = {place: finals.learnt_nothing(place, alike, idle[place]) for place in alike}
+    whys = {place: finals.learnt_nothing(place, comparable_places, idle[place]) for place in comparable_places}
     behind = {
         place: why[0] if len(groups[place]) == 1 else f"{len(why)} of {len(groups[place])} runs: {why[0]}"
         for place, why in whys.items()
         if why
     }
-    found = _with_the_same_key({**broken, **behind}, keys)
+    diverged_or_idle = _with_the_same_key({**broken, **behind}, keys)
     still = frozenset(place for place in trained if all(idle[place]))
-    rest = [place for place in alike if place not in found]
-    others = [place for place in places if place not in found]
+    rest = [place for place in comparable_places if place not in diverged_or_idle]
+    remaining = [place for place in places if place not in diverged_or_idle]
     open_ended = bool(trained) and learnt and not any(run.summary.get("target_reached") for group in groups for run in group)
-    differ = _train_differently([groups[place][0] for place in others])
-    undecided = open_ended and differ and len(others) > 1
-    quality = Quality(info, values, found, learnt, still, frozenset(rest), undecided=undecided, kind=kind)
-    if not (open_ended and rest and len(alike) > 1 and (differ or len(rest) == 1)):
+    differ = _train_differently([groups[place][0] for place in remaining])
+    undecided = open_ended and differ and len(remaining) > 1
+    quality = Quality(info, values, diverged_or_idle, learnt, still, frozenset(rest), undecided=undecided, kind=kind)
+    if not (open_ended and rest and len(comparable_places) > 1 and (differ or len(rest) == 1)):
         return quality
     ordered = sorted(rest, key=lambda place: fmean(values[place]), reverse=info.better == "higher")
     worse, unknown = finals.behind_best(ordered)
@@ -144,16 +144,16 @@ class _Finals:
     values: Sequence[Sequence[float]]
     info: MetricInfo
 
-    def differ(self, one: int, other: int, tests: int = 1) -> bool | None:
+    def differ(self, place_a: int, place_b: int, tests: int = 1) -> bool | None:
         """Return whether two configurations differ significantly; None if unknown."""
-        ours, theirs = self.values[one], self.values[other]
+        ours, theirs = self.values[place_a], self.values[place_b]
         difference, half = mean_difference(ours, theirs, tests)
         if half is None:
             return None
         if half == 0.0:
             if self.info.name not in SHARES_OF_EXAMPLES:
                 return None if difference else False
-            examples = min(_examples(self.groups[place][0]) for place in (one, other))
+            examples = min(_examples(self.groups[place][0]) for place in (place_a, place_b))
             sigmas = NormalDist().inv_cdf(1.0 - (1.0 - CONFIDENCE) / tests / 2)
             half = sigmas * _standard_error_of_difference(ours[0], theirs[0], examples)
         return abs(difference) > half
@@ -165,7 +165,7 @@ class _Finals:
         worse, unknown = set(), set()
         for rank, place in enumerate(ordered[1:], start=1):
             ahead = {ordered[0], *([repeated] if repeated in ordered[:rank] else [])}
-            results = [self.differ(other, place, tests) for other in ahead]
+            results = [self.differ(leader, place, tests) for leader in ahead]
             if True in results:
                 worse.add(place)
             elif None in results:
@@ -178,17 +178,19 @@ class _Finals:
         # For other metrics no repeat may have learnt, and another configuration or all of its runs must be better.
         suspects = [(run, why) for run, why in zip(self.groups[place], idle, strict=True) if why is not None]
         if suspects and self.info.name in SHARES_OF_EXAMPLES:
-            best = max((run for other in among for run in self.groups[other]), key=lambda run: _final(run, self.info) or 0.0)
+            best = max((run for rival in among for run in self.groups[rival]), key=lambda run: _final(run, self.info) or 0.0)
             return [why for run, why in suspects if _behind_best(run, best, self.info)]
         if not suspects or len(suspects) < len(self.groups[place]):
             return []
         mine = self.values[place]
-        for other in among:
-            theirs = self.values[other]
-            if other == place or not self.info.improves(fmean(theirs), fmean(mine)):
+        for rival in among:
+            theirs = self.values[rival]
+            if rival == place or not self.info.improves(fmean(theirs), fmean(mine)):
                 continue
-            apart = min(len(mine), len(theirs)) > 1 and all(self.info.improves(one, each) for one in theirs for each in mine)
-            if apart or self.differ(other, place):
+            apart = min(len(mine), len(theirs)) > 1 and all(
+                self.info.improves(theirs_value, mine_value) for theirs_value in theirs for mine_value in mine
+            )
+            if apart or self.differ(rival, place):
                 return [why for _, why in suspects]
         return []
 
@@ -197,8 +199,8 @@ def _of_one_measure(groups: Sequence[Sequence[Run]], places: Sequence[int], *, t
     keys = {"data", "digest", "test_size", *(["translation_signature"] if translated else [])}
     rules = [rule for rule in RULES if rule.key in keys]
     data = {place: tuple(rule.value(groups[place][0]) for rule in rules) for place in places}
-    found = list(data.values())
-    most = max(dict.fromkeys(found), key=found.count, default=None)
+    measures = list(data.values())
+    most = max(dict.fromkeys(measures), key=measures.count, default=None)
     return [place for place in places if data[place] == most]
 
 
@@ -256,9 +258,9 @@ def _behind_best(run: Run, best: Run, info: MetricInfo) -> bool:
     return larger - smaller > error * _SIGMAS and smaller < ((_chance(run) or 0.0) + larger) / 2
 
 
-def _standard_error_of_difference(one: float, other: float, examples: int) -> float:
-    together = min(max((one + other) / 2, 0.0), 1.0)
-    return math.sqrt(2 * together * (1 - together) / examples)
+def _standard_error_of_difference(first: float, second: float, examples: int) -> float:
+    pooled = min(max((first + second) / 2, 0.0), 1.0)
+    return math.sqrt(2 * pooled * (1 - pooled) / examples)
 
 
 def _train_differently(firsts: Sequence[Run]) -> bool:
@@ -267,9 +269,9 @@ def _train_differently(firsts: Sequence[Run]) -> bool:
     return any(len({value for run in firsts if (value := rule.value(run)) is not None}) > 1 for rule in rules)
 
 
-def _with_the_same_key(found: Mapping[int, str], keys: Sequence[Hashable]) -> dict[int, str]:
-    spoilt = {keys[place]: why for place, why in found.items()}
-    return {place: found.get(place, spoilt[key]) for place, key in enumerate(keys) if key in spoilt}
+def _with_the_same_key(reasons: Mapping[int, str], keys: Sequence[Hashable]) -> dict[int, str]:
+    spoilt = {keys[place]: why for place, why in reasons.items()}
+    return {place: reasons.get(place, spoilt[key]) for place, key in enumerate(keys) if key in spoilt}
 
 
 EQUAL_WITHIN = 1e-4  # relative difference of equal losses: the effect of other kernels and orders of summation
@@ -295,13 +297,13 @@ def loss_agreements(runs: Sequence[Run]) -> list[LossAgreement]:
     """Return how sync runs agree with the first one of equal loss settings and seed."""
     comparable = [run for run in runs if run.summary["mode"] == "sync" and not _changed_course(run)]
     groups = grouped((tuple(rule.value(run) for rule in _DECIDING), run) for run in comparable)
-    found: list[LossAgreement] = []
-    for first, *others in groups.values():
-        held = others[: MAX_PAIRS - len(found)]
-        losses = first.step_series().loss if held else np.zeros(0, np.float32)
-        agreements = [_agreement(first.name, losses, other) for other in held]
-        found += [agreement for agreement in agreements if agreement is not None]
-    return found
+    agreements_found: list[LossAgreement] = []
+    for first, *rest in groups.values():
+        compared = rest[: MAX_PAIRS - len(agreements_found)]
+        losses = first.step_series().loss if compared else np.zeros(0, np.float32)
+        agreements = [_agreement(first.name, losses, run) for run in compared]
+        agreements_found += [agreement for agreement in agreements if agreement is not None]
+    return agreements_found
 
 
 def _changed_course(run: Run) -> bool:
@@ -312,8 +314,8 @@ def _changed_course(run: Run) -> bool:
     return not batch.union(["mode"], (rule.key for rule in _DECIDING)).isdisjoint(changed_on_resume(run))
 
 
-def _agreement(name: str, mine: NDArray[np.float32], other: Run) -> LossAgreement | None:
-    theirs = other.step_series().loss
+def _agreement(name: str, mine: NDArray[np.float32], run: Run) -> LossAgreement | None:
+    theirs = run.step_series().loss
     updates = min(len(mine), len(theirs))
     if not updates:
         return None
@@ -325,6 +327,6 @@ def _agreement(name: str, mine: NDArray[np.float32], other: Run) -> LossAgreemen
     apart = np.flatnonzero(relative > EQUAL_WITHIN)
     identical, largest = bool(same.all()), float(relative.max())
     if not len(apart):
-        return LossAgreement(other.name, name, updates, identical, largest, None, None)
+        return LossAgreement(run.name, name, updates, identical, largest, None, None)
     first = int(apart[0])
-    return LossAgreement(other.name, name, updates, identical, largest, first + 1, (float(ours[first]), float(its[first])))
+    return LossAgreement(run.name, name, updates, identical, largest, first + 1, (float(ours[first]), float(its[first])))

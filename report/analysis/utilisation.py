@@ -79,10 +79,10 @@ def _verdict(least: float, most: float, what: str) -> str:
 
 def _cpu_text(nodes: Sequence[NodeView], shared: bool, fractions: Sequence[float], fully: bool | None, unknown: Sequence[int]) -> str:
     if fully is None:
-        verdict = "whether all cores were fully used is unknown"
+        use = "whether all cores were fully used is unknown"
     else:
-        verdict = "not all cores fully used" if unknown and not fully else _verdict(min(fractions), max(fractions), "cores")
-    return verdict + (f": {_used_text(nodes, shared)}{_unknown_text(unknown)}" if fractions else "")
+        use = "not all cores fully used" if unknown and not fully else _verdict(min(fractions), max(fractions), "cores")
+    return use + (f": {_used_text(nodes, shared)}{_unknown_text(unknown)}" if fractions else "")
 
 
 def _used_text(nodes: Sequence[NodeView], shared: bool) -> str:
@@ -91,14 +91,14 @@ def _used_text(nodes: Sequence[NodeView], shared: bool) -> str:
         used = sum(view.cpu_cores_used or 0.0 for view in nodes)
         counted = sum(_is_known(view, shared) for view in nodes)
         by = f"all {len(nodes)} nodes" if counted == len(nodes) else f"{counted} of {len(nodes)} nodes"
-        own = digits3(nodes[0].cpu_cores_used)
-        return f"{digits3(used)} of {digits3(cores)} shared cores ({percent(used / cores)}) by {by}, {own} by node 0"
+        first_node = digits3(nodes[0].cpu_cores_used)
+        return f"{digits3(used)} of {digits3(cores)} shared cores ({percent(used / cores)}) by {by}, {first_node} by node 0"
     known = [view for view in nodes if view.cpu_fraction is not None]
-    each = ", ".join(
+    by_node = ", ".join(
         f"node {view.node} {digits3(view.cpu_cores_used)} of {digits3(view.cores_available)} cores ({percent(view.cpu_fraction)})"
         for view in _some(known, lambda view: view.cpu_fraction)
     )
-    return f"{f'least and most busy of {len(known)} nodes: ' if len(known) > MAX_NAMED else ''}{each}"
+    return f"{f'least and most busy of {len(known)} nodes: ' if len(known) > MAX_NAMED else ''}{by_node}"
 
 
 def _some(views: Sequence[NodeView], figure: Callable[[NodeView], float | None]) -> Sequence[NodeView]:
@@ -119,8 +119,8 @@ def _unknown_text(unknown: Sequence[int]) -> str:
 def _gpu_text(gpus: Sequence[NodeView]) -> str:
     used = [view.gpu_utilization or 0.0 for view in gpus]
     some = _some(gpus, lambda view: view.gpu_utilization)
-    each = ", ".join(f"node {view.node} {percent(view.gpu_utilization)} of the time" for view in some)
-    return f"{_verdict(min(used), max(used), 'GPUs')}: {each}"
+    by_node = ", ".join(f"node {view.node} {percent(view.gpu_utilization)} of the time" for view in some)
+    return f"{_verdict(min(used), max(used), 'GPUs')}: {by_node}"
 
 
 def _threads_text(explanation: Explanation) -> str | None:
@@ -129,8 +129,8 @@ def _threads_text(explanation: Explanation) -> str | None:
     cores = [view.cores_available for view in explanation.nodes]
     spare = [
         count
-        for count, own, workers in zip(threads, cores, tasks, strict=False)
-        if count is not None and own is not None and count * workers <= own - 1
+        for count, node_cores, workers in zip(threads, cores, tasks, strict=False)
+        if count is not None and node_cores is not None and count * workers <= node_cores - 1
     ]
     if not spare:
         return None
@@ -168,8 +168,11 @@ def grid_of(nodes: Sequence[NodeSeries], began: float, until: float, least_secon
     times = [node.time_seconds for node in nodes if len(node.time_seconds) > 1]
     if not times:
         return None
-    began, until = max(began, min(float(own[0]) for own in times)), min(until, max(float(own[-1]) for own in times))
-    apart = np.concatenate([np.diff(own) for own in times])
+    began, until = (
+        max(began, min(float(node_times[0]) for node_times in times)),
+        min(until, max(float(node_times[-1]) for node_times in times)),
+    )
+    apart = np.concatenate([np.diff(node_times) for node_times in times])
     apart = apart[apart > 0]
     if not len(apart) or not until > began:
         return None
@@ -203,11 +206,11 @@ def correlation(first: Floats, second: Floats) -> tuple[float | None, int]:
     """Return Pearson's r (None: too few, or constant) and the number of known intervals."""
     known = np.isfinite(first) & np.isfinite(second)
     count = int(known.sum())
-    one, other = first[known], second[known]
-    if count < MIN_POINTS or not varies(one) or not varies(other):
+    x, y = first[known], second[known]
+    if count < MIN_POINTS or not varies(x) or not varies(y):
         return None, count
-    one, other = (one - one.mean()) / one.std(), (other - other.mean()) / other.std()
-    return float(np.clip(np.mean(one * other), -1.0, 1.0)), count
+    x, y = (x - x.mean()) / x.std(), (y - y.mean()) / y.std()
+    return float(np.clip(np.mean(x * y), -1.0, 1.0)), count
 
 
 MAX_NODES_IN_TABLE = 16  # the first nodes, compared in 240 pairs
@@ -266,21 +269,21 @@ def _limit(explanation: Explanation) -> tuple[bool | None, str]:
 
 def pair_correlations(nodes: Sequence[NodeSeries], began: float, until: float) -> list[dict[str, Any]]:
     """Return each pair of nodes' correlation (Pearson) of sent and received rates, or ``why``."""
-    kept = nodes[:MAX_NODES_IN_TABLE]
-    grid = grid_of(kept, began, until)
+    shown = nodes[:MAX_NODES_IN_TABLE]
+    grid = grid_of(shown, began, until)
     if grid is None:
         return []
-    sent = [on_grid(grid, node.time_seconds, node.sent_bytes_per_second) for node in kept]
-    received = [on_grid(grid, node.time_seconds, node.received_bytes_per_second) for node in kept]
-    found = []
-    for one, sender in enumerate(kept):
-        for other, receiver in enumerate(kept):
-            if one == other:
+    sent = [on_grid(grid, node.time_seconds, node.sent_bytes_per_second) for node in shown]
+    received = [on_grid(grid, node.time_seconds, node.received_bytes_per_second) for node in shown]
+    pairs = []
+    for sender_index, sender in enumerate(shown):
+        for receiver_index, receiver in enumerate(shown):
+            if sender_index == receiver_index:
                 continue
-            r, count = correlation(sent[one], received[other])
+            r, count = correlation(sent[sender_index], received[receiver_index])
             why = None if r is not None else "fewer than 10 samples" if count < MIN_POINTS else "a rate that does not vary"
-            found.append({"sender": sender.node, "receiver": receiver.node, "correlation": r, "samples": count, "why": why})
-    return found
+            pairs.append({"sender": sender.node, "receiver": receiver.node, "correlation": r, "samples": count, "why": why})
+    return pairs
 
 
 def _pairs_text(pairs: Sequence[Mapping[str, Any]], nodes: int) -> str | None:
@@ -297,11 +300,11 @@ def _pairs_text(pairs: Sequence[Mapping[str, Any]], nodes: int) -> str | None:
     listed = known if len(known) <= 2 else [ordered[0], ordered[-1]]
     named = [(f"{pair['sender']}→{pair['receiver']}", digits3(pair["correlation"])) for pair in listed]
     if len(known) <= 2:
-        each = ", ".join(f"{pair} {r}" for pair, r in named)
+        by_pair = ", ".join(f"{pair} {r}" for pair, r in named)
     else:
-        each = f"{' to '.join(f'{r} ({pair})' for pair, r in named)} over {len(known)} pairs of nodes"
+        by_pair = f"{' to '.join(f'{r} ({pair})' for pair, r in named)} over {len(known)} pairs of nodes"
     samples = f"{ordered[0]['samples']} samples"
-    return f"received rates {follow} sent rates: correlation {each} ({samples})"
+    return f"received rates {follow} sent rates: correlation {by_pair} ({samples})"
 
 
 FLAT = 0.05  # coefficient of variation below which a step time is constant
@@ -314,11 +317,11 @@ def step_time_and_network(run: Run, explanation: Explanation, series: StepSeries
     """Return the correlation of step time and traffic; None without communication or samples."""
     if explanation.evidence.summary["workers"] == 1 and explanation.evidence.summary["mode"] == "sync":
         return None
-    found = _course(run, explanation, series, nodes[:MAX_NODES])
-    if found is None:
+    course = _course(run, explanation, series, nodes[:MAX_NODES])
+    if course is None:
         return None
     sync = explanation.evidence.summary["mode"] == "sync"
-    figures = _figures(*found)
+    figures = _figures(*course)
     return Answer("step_time_and_network", "step time", _text(figures, sync=sync), figures)
 
 
@@ -384,8 +387,8 @@ def _text(figures: dict[str, Any], *, sync: bool) -> str:
     rates = " and ".join(
         f"{seconds_text(part['step_seconds'])} at {bytes_text(part['sent_bytes_per_second'], per_second=True)}" for part in (fast, slow)
     )
-    told = f"fastest and slowest tenth of {count} sampled intervals: {rates} sent by all nodes while training{r}{of and f', seconds{of}'}"
-    return told if sync else f"{told}; {_meaning(fast, slow)}"
+    tenths = f"fastest and slowest tenth of {count} sampled intervals: {rates} sent by all nodes while training{r}{of and f', seconds{of}'}"
+    return tenths if sync else f"{tenths}; {_meaning(fast, slow)}"
 
 
 def _meaning(fast: dict[str, float], slow: dict[str, float]) -> str:

@@ -190,7 +190,7 @@ class Explanation:
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures, without their source documents."""
-        own = {name: getattr(self, name) for name in self.__slots__ if name not in ("evidence", "nodes")}
+        fields = {name: getattr(self, name) for name in self.__slots__ if name not in ("evidence", "nodes")}
         return {
             "run": self.evidence.name,
             "state": self.evidence.state,
@@ -198,7 +198,7 @@ class Explanation:
             "calibrated": self.calibrated,
             "part_began_seconds": self.evidence.part_began_seconds,
             "starved": None if self.starved is None else asdict(self.starved),
-            **own,
+            **fields,
             "training_fraction": self.training_fraction,
             **{name: self.evidence.summary.get(name) for name in _RESTARTS},
             "exchange_costs": None if self.exchange_costs is None else asdict(self.exchange_costs),
@@ -216,8 +216,8 @@ def explain(run: Run) -> Explanation:
 
 def judge(evidence: Evidence) -> Explanation:
     """Return the verdict of the evidence; only ``starved`` under CPU contention."""
-    found = _judged(evidence)
-    return found if found.starved is None else replace(found, verdict="starved", candidates=(), slow_node=None)
+    diagnosis = _judged(evidence)
+    return diagnosis if diagnosis.starved is None else replace(diagnosis, verdict="starved", candidates=(), slow_node=None)
 
 
 def _judged(evidence: Evidence) -> Explanation:
@@ -231,11 +231,11 @@ def _judged(evidence: Evidence) -> Explanation:
     seconds = sum(worker.communicate_seconds for worker in evidence.workers) / len(evidence.workers)
     cause = evidence.network_cause(exchange, seconds) if exchange >= NOTABLE else None
     short = _saturated_node(evidence) if cause != "link" else None
-    verdict, candidates = _ranked(shares, short is not None)
+    bottleneck, candidates = _ranked(shares, short is not None)
     slow = (shares.slowest.node if short is None else short) if "peers" in candidates else None
     views = tuple(_view(evidence, node, cause, short) for node in range(len(evidence.summary["per_node"])))
     figures = (shares.run, shares.uncertainty, shares.step)
-    return Explanation(verdict, candidates, cause, evidence.message_fraction, slow, shares.slowness, *figures, views, evidence)
+    return Explanation(bottleneck, candidates, cause, evidence.message_fraction, slow, shares.slowness, *figures, views, evidence)
 
 
 MAX_UNSEEN = 0.5  # without calibration, a component above this is the verdict
@@ -249,8 +249,8 @@ def _saturated_node(evidence: Evidence) -> int | None:
     known = [(node["cores_available"], _mean(node["cpu_fraction"])) for node in nodes]
     if evidence.summary["mode"] == "async" or len(nodes) < 2 or any(None in pair for pair in known):
         return None
-    least, *others = sorted(range(len(nodes)), key=lambda node: known[node][0])
-    spare = all(known[node][0] >= SLOW * known[least][0] and (known[node][1] or 0.0) < NEARLY_ALL for node in others)
+    least, *rest = sorted(range(len(nodes)), key=lambda node: known[node][0])
+    spare = all(known[node][0] >= SLOW * known[least][0] and (known[node][1] or 0.0) < NEARLY_ALL for node in rest)
     return least if spare and (known[least][1] or 0.0) > NEARLY_ALL else None
 
 
@@ -288,15 +288,15 @@ def _named(component: str, shares: Shares, short_of_cores: bool) -> tuple[str, .
 
 def _view(evidence: Evidence, node: int, cause: NetworkCause | None, short: int | None) -> NodeView:
     figures = evidence.summary["per_node"][node]
-    own = [worker for worker in evidence.workers if worker.node == node]
-    step = step_fractions(own) if own else None
+    workers = [worker for worker in evidence.workers if worker.node == node]
+    step = step_fractions(workers) if workers else None
     gpu = _gpu_utilization(figures["gpus"] or ())
     return NodeView(
         node,
         None if step is None or evidence.shares is None else _limit(evidence, node, step, cause, gpu, short),
         step,
-        _slowness(evidence, own),
-        _updates_fraction(evidence, own),
+        _slowness(evidence, workers),
+        _updates_fraction(evidence, workers),
         _mean(figures["cpu_cores_used"]),
         figures["cores_available"],
         _mean(figures["cpu_fraction"]),
@@ -308,24 +308,24 @@ def _view(evidence: Evidence, node: int, cause: NetworkCause | None, short: int 
 
 
 def _gpu_utilization(gpus: Sequence[Mapping[str, Any]]) -> float | None:
-    given = [gpu for gpu in gpus if gpu.get("tasks")] or gpus
-    return max((gpu["utilization"]["mean"] for gpu in given if gpu.get("utilization")), default=None)
+    used = [gpu for gpu in gpus if gpu.get("tasks")] or gpus
+    return max((gpu["utilization"]["mean"] for gpu in used if gpu.get("utilization")), default=None)
 
 
 def _mean(figure: Mapping[str, float] | None) -> float | None:
     return None if figure is None else figure["mean"]
 
 
-def _slowness(evidence: Evidence, own: Sequence[Worker]) -> float | None:
-    if evidence.shares is None or not own or not evidence.shares.slowest.own_seconds:
+def _slowness(evidence: Evidence, workers: Sequence[Worker]) -> float | None:
+    if evidence.shares is None or not workers or not evidence.shares.slowest.own_seconds:
         return None
     usual = evidence.shares.slowest.own_seconds / evidence.shares.slowness
-    return max(worker.own_seconds for worker in own) / usual if usual else None
+    return max(worker.own_seconds for worker in workers) / usual if usual else None
 
 
-def _updates_fraction(evidence: Evidence, own: Sequence[Worker]) -> float | None:
+def _updates_fraction(evidence: Evidence, workers: Sequence[Worker]) -> float | None:
     counts = evidence.summary["updates_by_worker"]
-    return None if not counts or not sum(counts) else sum(worker.updates or 0 for worker in own) / sum(counts)
+    return None if not counts or not sum(counts) else sum(worker.updates or 0 for worker in workers) / sum(counts)
 
 
 USED_GPU = 0.05  # a GPU with less utilization did not compute the steps

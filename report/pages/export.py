@@ -92,14 +92,14 @@ def table_of(what: str, runs: Sequence[Run]) -> Table:
 def _steps(run: Run) -> Iterator[Cells]:
     for record in run.steps():
         count, rates = record.count, record.learning_rates
-        each = record.seconds / count if count else 0.0
+        value = record.seconds / count if count else 0.0
         group = [getattr(record, name) for name in _GROUP]
         for index, loss in enumerate(record.losses):
             yield (
                 record.step + index,
                 record.epoch,
                 record.worker,
-                record.time_seconds - each * (count - 1 - index),
+                record.time_seconds - value * (count - 1 - index),
                 loss,
                 None if not rates else rates[0] if len(rates) == 1 else rates[index],
                 None if record.staleness is None else record.staleness[index],
@@ -142,8 +142,8 @@ def _of_record(record: type[Any]) -> list[Column]:
 
 
 def _kind_declared(declared: Any) -> Kind:
-    of = set(get_args(declared)) - {type(None)} if get_origin(declared) in (Union, UnionType) else {declared}
-    return "integer" if of == {int} else "number" if of == {float} else "text"
+    types = set(get_args(declared)) - {type(None)} if get_origin(declared) in (Union, UnionType) else {declared}
+    return "integer" if types == {int} else "number" if types == {float} else "text"
 
 
 _RUN = Column("run", "text")
@@ -239,11 +239,11 @@ def write_csv(table: Table, file: IO[str] | None = None) -> int:
 
 
 def _without_formulas(cells: Cells, texts: Sequence[int]) -> Cells:
-    found = [*cells]
+    escaped = [*cells]
     for index in texts:
-        if found[index] is not None:
-            found[index] = cell_text(found[index])
-    return found
+        if escaped[index] is not None:
+            escaped[index] = cell_text(escaped[index])
+    return escaped
 
 
 def _spelled(cells: Cells, numbers: Sequence[int]) -> Cells:
@@ -305,8 +305,8 @@ class Curves:
         smooth = {name: self._listed(name, values) for name, values in self.smooth.items()}
         runs = [{"run": name, "raw": self._listed(name, values), "smoothed": smooth.get(name)} for name, values in self.raw.items()]
         document = {"quantity": self.quantity, "over": self.over, "smooth": self.weight, "grid": self.grid.tolist(), "runs": runs}
-        found: dict[str, Any] = finite_json(document)
-        return found
+        plain: dict[str, Any] = finite_json(document)
+        return plain
 
     def to_csv(self) -> str:
         """Return a line per grid point: the point, and each run's value and smoothed value."""
@@ -338,23 +338,23 @@ def curves(runs: Sequence[Run], quantity: Quantity, over: Axis, *, smooth: float
     if points * len(runs) > MAX_VALUES:
         most = f"at most {MAX_VALUES // len(runs):,}" + (f" each for {len(runs):,} runs" if len(runs) > 1 else "")
         raise UsageError.of("--points", points, f"{most}; the records themselves are written by `trainer runs export`")
-    own = {run.name: _points(run, quantity, over) for run in labelled(runs)}
-    known = [x for x, _ in own.values() if len(x)]
+    points_of_run = {run.name: _points(run, quantity, over) for run in labelled(runs)}
+    known = [x for x, _ in points_of_run.values() if len(x)]
     if not known:
         raise UsageError(f"--curves: got {quantity!r}, of which none of these runs has anything recorded.")
     grid = np.linspace(min(x[0] for x in known), max(x[-1] for x in known), points)
     grid = grid if over == "seconds" else np.unique(np.round(grid))
-    inside = {name: (grid >= x[0]) & (grid <= x[-1]) if len(x) else np.zeros(len(grid), bool) for name, (x, _) in own.items()}
+    inside = {name: (grid >= x[0]) & (grid <= x[-1]) if len(x) else np.zeros(len(grid), bool) for name, (x, _) in points_of_run.items()}
     rates = quantity.endswith("_per_second")
     if rates:
         inside = {name: known & np.append(False, known[:-1]) for name, known in inside.items()}  # a rate needs a previous point
     shape: Callable[[Floats, Floats], Floats] = (lambda x, y: _rates(grid, x, y)) if rates else (lambda x, y: _between(grid, x, y))
-    raw = {name: shape(x, y) if len(x) else np.full(len(grid), np.nan) for name, (x, y) in own.items()}
+    raw = {name: shape(x, y) if len(x) else np.full(len(grid), np.nan) for name, (x, y) in points_of_run.items()}
     if rates:
         inside = {name: known & ~np.isnan(raw[name]) for name, known in inside.items()}
     even: dict[str, Floats] = {}
     if smooth is not None:
-        for name, (x, y) in own.items():
+        for name, (x, y) in points_of_run.items():
             even[name] = _smooth_rates(raw[name], inside[name], smooth) if rates else _between(grid, x, smoothed(y, smooth))
     return Curves(quantity, over, smooth, grid, raw, even, inside)
 
@@ -390,8 +390,8 @@ def _progress(steps: StepSeries, quantity: Quantity, over: Axis) -> tuple[Floats
 def _between(grid: Floats, x: Floats, y: Floats) -> Floats:
     if not len(x):
         return np.full(len(grid), np.nan)
-    found: Floats = np.interp(grid, x, y)
-    return found
+    values: Floats = np.interp(grid, x, y)
+    return values
 
 
 def _rates(grid: Floats, x: Floats, y: Floats) -> Floats:

@@ -29,19 +29,19 @@ class Content:
 
 def content_of(page: str) -> Content:
     """Separate a page from its scripts; every script tag is real, as ``<`` in texts is escaped."""
-    kept: list[str] = []
+    parts: list[str] = []
     scripts: list[bytes] = []
     at = 0
     while (start := page.find("<script", at)) >= 0:
         begin = page.index(">", start) + 1
         end = page.index("</script>", begin)
-        kept.append(page[at:start])
+        parts.append(page[at:start])
         at = end + len("</script>")
         if 'type="application/json"' in page[start:begin]:
-            kept.append(page[start:at])
+            parts.append(page[start:at])
         else:
             scripts.append(page[begin:end].encode())
-    return Content("".join([*kept, page[at:]]).encode(), tuple(scripts))
+    return Content("".join([*parts, page[at:]]).encode(), tuple(scripts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +56,16 @@ class Rendered:
 def render_readable(paths: Sequence[Path]) -> Rendered:
     """Return the page of the runs. Never raises for damaged, vanished or changing files."""
     left_out: dict[Path, str] = {}
-    kept = list(paths)
-    while kept:
-        page, problem = _attempt(kept)
+    shown = list(paths)
+    while shown:
+        page, problem = _attempt(shown)
         if page is not None:
             return Rendered(page, left_out)
-        found = _culprits(kept, problem)
-        if not found:
+        culprits = _culprits(shown, problem)
+        if not culprits:
             return Rendered(None, left_out, problem)
-        left_out |= found
-        kept = [path for path in kept if path not in found]
+        left_out |= culprits
+        shown = [path for path in shown if path not in culprits]
     return Rendered(None, left_out)
 
 
@@ -81,12 +81,12 @@ def _attempt(paths: Sequence[Path]) -> tuple[str | None, str]:
 def _culprits(paths: Sequence[Path], problem: str) -> dict[Path, str]:
     if len(paths) == 1:
         return {paths[0]: problem}
-    found: dict[Path, str] = {}
+    culprits: dict[Path, str] = {}
     for half in (paths[: len(paths) // 2], paths[len(paths) // 2 :]):
         page, problem = _attempt(half)
         if page is None:
-            found |= _culprits(half, problem)
-    return found
+            culprits |= _culprits(half, problem)
+    return culprits
 
 
 RECORDS = (
@@ -142,7 +142,7 @@ class FollowedRuns:
         return Standing(runs, at_work, tuple(notes))
 
     def _paths(self) -> tuple[list[Path], list[str]]:
-        found: dict[str, Path] = {}
+        by_real_path: dict[str, Path] = {}
         notes = []
         for place in self._places:
             try:
@@ -154,8 +154,8 @@ class FollowedRuns:
                 what = "there is no run in it yet" if os.path.isdir(place) else "the folder is no longer there"
                 notes.append(f"{one_line(str(place))}: {what}")
             for path in paths:
-                found.setdefault(os.path.realpath(path), path)
-        return list(found.values()), notes
+                by_real_path.setdefault(os.path.realpath(path), path)
+        return list(by_real_path.values()), notes
 
     def _state(self, path: Path, status: FileStamp, job: FileStamp) -> tuple[str | None, str]:
         if status is None:
@@ -175,10 +175,10 @@ class FollowedRuns:
 
 def _file_stamp(path: Path) -> FileStamp:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:  # usually missing; the reader of the file reports other errors
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 LOOK_SECONDS = 2.0  # between two looks at the files

@@ -62,16 +62,16 @@ def read_head(connection: socket.socket) -> bytes | None:
 def parse_request(head: bytes, hosts: Collection[str], token: str) -> str:
     """Return the path. Raises RefusedRequestError without token or for other hosts (rebinding)."""
     first, *lines = head.decode("latin-1").split("\r\n")
-    found = _REQUEST_LINE.fullmatch(first)
+    request = _REQUEST_LINE.fullmatch(first)
     headers = [_HEADER.fullmatch(line) for line in lines]
-    if found is None or None in headers:
+    if request is None or None in headers:
         raise RefusedRequestError(HTTPStatus.BAD_REQUEST, "this is no request of HTTP/1.1")
-    given = [header[2].strip(" \t").lower() for header in headers if header is not None and header[1].lower() == "host"]
-    if len(given) != 1 or given[0] not in hosts:
+    requested_hosts = [header[2].strip(" \t").lower() for header in headers if header is not None and header[1].lower() == "host"]
+    if len(requested_hosts) != 1 or requested_hosts[0] not in hosts:
         raise RefusedRequestError(HTTPStatus.MISDIRECTED_REQUEST, f"this is {' or '.join(sorted(hosts))} alone")
-    if found[1] != "GET":
+    if request[1] != "GET":
         raise RefusedRequestError(HTTPStatus.METHOD_NOT_ALLOWED, "GET alone")
-    return _path_with_token(found[2], token)
+    return _path_with_token(request[2], token)
 
 
 def _path_with_token(target: str, token: str) -> str:
@@ -173,8 +173,8 @@ class LocalServer:
             head = read_head(connection)
             if head is None:
                 return connection, None
-            found = self._find(parse_request(head, self._hosts, self.token))
-            if found is None:
+            document = self._find(parse_request(head, self._hosts, self.token))
+            if document is None:
                 raise RefusedRequestError(HTTPStatus.NOT_FOUND, "there is nothing at this address")
         except RefusedRequestError as refusal:
             with contextlib.suppress(OSError):  # the peer has gone, or takes nothing
@@ -182,7 +182,7 @@ class LocalServer:
             return connection, None
         except ConnectionError:  # the peer has gone before its request
             return connection, None
-        return connection, found
+        return connection, document
 
     def _answer(self, heard: tuple[socket.socket, Document | None], host: str) -> None:
         connection, document = heard

@@ -115,8 +115,8 @@ def _write(picture: Picture, path: Path, image: Format, look: Look) -> frozenset
         figure = _draw(picture, look)
         families = list(matplotlib.rcParams["font.family"])
         missing = lacking(figure, families)
-        if missing and (others := families_for(missing)):
-            families += others
+        if missing and (fallbacks := families_for(missing)):
+            families += fallbacks
             missing = lacking(figure, families)
             matplotlib.rcParams["font.family"] = families
             figure = _draw(picture, look)
@@ -240,10 +240,10 @@ def _points(drawn: Curve, *, several: bool) -> dict[str, Any]:
     if drawn.kind != "points" and not (drawn.kind == "line" and several and drawn.stroke.colour >= 0):
         return {}
     shape = marker(drawn.stroke)
-    found: dict[str, Any] = {"marker": _MARKERS[shape.removesuffix("-open")], "markersize": 4.0}
+    style: dict[str, Any] = {"marker": _MARKERS[shape.removesuffix("-open")], "markersize": 4.0}
     if shape.endswith("-open"):
-        found["markerfacecolor"] = "white"
-    return found if drawn.kind == "points" else {**found, "markevery": (_MARKER_EVERY * (drawn.line % 5) / 5, _MARKER_EVERY)}
+        style["markerfacecolor"] = "white"
+    return style if drawn.kind == "points" else {**style, "markevery": (_MARKER_EVERY * (drawn.line % 5) / 5, _MARKER_EVERY)}
 
 
 def _pattern(lengths: Sequence[float]) -> Any:
@@ -323,10 +323,10 @@ def families_for(characters: Collection[str]) -> list[str]:
     for font in _candidates():
         if not missing:
             break
-        found = missing & _characters(font.fname)
-        if found:
+        covered = missing & _characters(font.fname)
+        if covered:
             chosen.append(font.name)
-            missing -= found
+            missing -= covered
     return chosen
 
 

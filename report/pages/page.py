@@ -151,7 +151,7 @@ def render(runs: Sequence[Run]) -> str:
     """Return the page. Raises DamagedRunError for unreadable records."""
     lines = lines_of(runs)
     known = frozenset((line.label, line.stroke) for line in lines.all if len(lines.all) > 1)
-    drawn = [replace(one, note=one.note.replace(REPEATS, "").strip()) for one in pictures(runs, lines)]  # shown above all
+    drawn = [replace(picture, note=picture.note.replace(REPEATS, "").strip()) for picture in pictures(runs, lines)]  # shown above all
     shown = [_picture(number, picture, known) for number, picture in enumerate(drawn)]
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
@@ -162,8 +162,8 @@ def render(runs: Sequence[Run]) -> str:
         lstrip_blocks=True,
     )
     environment.globals.update(colour=colour, dash=dash, marker=marker, marker_paths=_MARKER_PATHS)
-    told = [described(run) for run in runs]
-    environment_right = _right([row for run in told for row in run["environment"]] or [ENVIRONMENT])
+    descriptions = [described(run) for run in runs]
+    environment_right = _right([row for run in descriptions for row in run["environment"]] or [ENVIRONMENT])
     environment.globals.update(environment=ENVIRONMENT, environment_right=environment_right)
     ended = [run for run in runs if run.has_summary]
     concluded = conclude(ended) if len(ended) > 1 else None
@@ -175,8 +175,8 @@ def render(runs: Sequence[Run]) -> str:
         conclusion=conclusion,
         synthetic=SYNTHETIC,
         settings=SETTINGS,
-        settings_right=_right([[run["label"], run["state"], *run["settings"]] for run in told]),
-        runs=told,
+        settings_right=_right([[run["label"], run["state"], *run["settings"]] for run in descriptions]),
+        runs=descriptions,
         lines=lines.all,
         lines_note=REPEATS if lines.repeated else "",
         explained=explain_several(ended) if len(ended) > 1 else None,
@@ -209,13 +209,13 @@ def _compared(ended: Sequence[Run]) -> dict[str, Any]:
 
 
 def _nested(lines: Sequence[str]) -> list[tuple[str, list[str]]]:
-    found: list[tuple[str, list[str]]] = []
+    nested: list[tuple[str, list[str]]] = []
     for line in lines:
-        if line.startswith(" ") and found:
-            found[-1][1].append(line.strip())
+        if line.startswith(" ") and nested:
+            nested[-1][1].append(line.strip())
         else:
-            found.append((line.strip(), []))
-    return found
+            nested.append((line.strip(), []))
+    return nested
 
 
 def _labelled(block: ComparisonTable) -> ComparisonTable:
@@ -226,10 +226,10 @@ def _labelled(block: ComparisonTable) -> ComparisonTable:
 
 
 def _picture(number: int, picture: Picture, known: Collection[tuple[str, Stroke]]) -> dict[str, Any]:
-    found = plots(picture)
+    drawn = plots(picture)
     legend = keys(picture)
     bars = [panel for panel in picture.panels if isinstance(panel, Bars)]
-    for plot, panel in zip(found, bars, strict=False):
+    for plot, panel in zip(drawn, bars, strict=False):
         plot["segments"] = [{"name": segment.name, "colour": segment.colour} for segment in panel.segments]
     return {
         "id": number,
@@ -241,9 +241,9 @@ def _picture(number: int, picture: Picture, known: Collection[tuple[str, Stroke]
         "stacked": picture.stacked,
         "whole": picture.stacked or bool(bars),
         "small": len(picture.panels) > _MAX_LARGE,
-        "legend": [] if picture.place != "first" and all((one.name, one.stroke) in known for one in legend) else legend,
+        "legend": [] if picture.place != "first" and all((entry.name, entry.stroke) in known for entry in legend) else legend,
         "marks": kinds(picture.marks),
-        "plots": [{"segments": None, **plot} for plot in found],
+        "plots": [{"segments": None, **plot} for plot in drawn],
     }
 
 

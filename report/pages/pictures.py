@@ -48,19 +48,19 @@ TARGET, _ = FIGURES
 
 def decision(lines: Lines) -> Picture | None:
     """Return the picture; None for one configuration, or without any of the figures."""
-    found = [line for line in lines.all if line.configuration is not None]
-    if lines.configurations is None or len(found) < 2:
+    configured = [line for line in lines.all if line.configuration is not None]
+    if lines.configurations is None or len(configured) < 2:
         return None
-    by_figure = ((one, lines.configurations.all_comparable(one)) for one in FIGURES)
-    figure, among = next(((one, members) for one, members in by_figure if members), (None, []))
+    by_figure = ((entry, lines.configurations.all_comparable(entry)) for entry in FIGURES)
+    figure, among = next(((entry, members) for entry, members in by_figure if members), (None, []))
     if figure is None:
         return None
-    comparable = {id(one) for one in among}
-    ranked = sorted(found, key=lambda line: _rank(_of(line), figure, id(line.configuration) in comparable))
+    comparable = {id(entry) for entry in among}
+    ranked = sorted(configured, key=lambda line: _rank(_of(line), figure, id(line.configuration) in comparable))
     rows = ranked[:MAX_ROWS]
     panels: list[Panel | Dots] = [_dots(lines, rows, figure, len(ranked), comparable)]
-    if (learnt := _learnt(lines, ranked)) is not None:
-        panels.append(learnt)
+    if (quality_panel := _learnt(lines, ranked)) is not None:
+        panels.append(quality_panel)
     widened = any(_of(line).contended for line in rows if id(line.configuration) in comparable)
     bar = f" Tick: geometric mean. Bar: its 95 % confidence interval{', widened for CPU contention' * widened}."
     note = f"Dot: a run.{bar * lines.repeated} "
@@ -74,46 +74,46 @@ def _of(line: Line) -> Configuration:
     return line.configuration
 
 
-def _rank(one: Configuration, figure: Figure, comparable: bool) -> tuple[bool, float, float]:
+def _rank(config: Configuration, figure: Figure, comparable: bool) -> tuple[bool, float, float]:
     if comparable:
-        return False, 0.0, -figure.better * geometric_mean(one.figures(figure))
-    return True, -(one.row.converged or 0) / len(one.runs), 0.0
+        return False, 0.0, -figure.better * geometric_mean(config.figures(figure))
+    return True, -(config.row.converged or 0) / len(config.runs), 0.0
 
 
-def _dots(lines: Lines, rows: list[Line], figure: Figure, of: int, comparable: Collection[int]) -> Dots:
+def _dots(lines: Lines, rows: list[Line], figure: Figure, total: int, comparable: Collection[int]) -> Dots:
     values = [_of(line).figures(figure) if id(line.configuration) in comparable else () for line in rows]
     title = f"Time to {_of(rows[0]).row.figures['target']}" if figure is TARGET else "Examples per second"
-    if of > len(rows):
-        title += f", the best {len(rows)} of {of} configurations"
+    if total > len(rows):
+        title += f", the best {len(rows)} of {total} configurations"
     return Dots(
         title,
         "seconds, less is better" if figure is TARGET else "examples per second, more is better",
-        tuple(line.named(len(each) or len(line.runs)) for line, each in zip(rows, values, strict=True)),
+        tuple(line.named(len(line_values) or len(line.runs)) for line, line_values in zip(rows, values, strict=True)),
         tuple(values),
-        tuple(geometric_mean(each) if each else None for each in values),
-        tuple(_of(line).interval(figure) if each else None for line, each in zip(rows, values, strict=True)),
+        tuple(geometric_mean(line_values) if line_values else None for line_values in values),
+        tuple(_of(line).interval(figure) if line_values else None for line, line_values in zip(rows, values, strict=True)),
         tuple(line.stroke for line in rows),
         tuple(line.number for line in rows),
-        tuple("" if each else _missing(lines, _of(line), figure) for line, each in zip(rows, values, strict=True)),
+        tuple("" if line_values else _missing(lines, _of(line), figure) for line, line_values in zip(rows, values, strict=True)),
     )
 
 
-def _missing(lines: Lines, one: Configuration, figure: Figure) -> str:
+def _missing(lines: Lines, config: Configuration, figure: Figure) -> str:
     assert lines.configurations is not None
-    quality, place = lines.configurations.quality, one.index
+    quality, place = lines.configurations.quality, config.index
     if place in quality.diverged:
         return f"diverged: {quality.diverged[place]}"
     if not quality.ranks(place) and place not in quality.judged:
-        why = [fault.label for fault in lines.configurations.why_not_judged(one)]
+        why = [fault.label for fault in lines.configurations.why_not_judged(config)]
         return f"not ranked: other {' and '.join(why)}" if why else "not ranked: quality not comparable"
     if not quality.ranks(place) and quality.info is not None:
         return f"test {quality.info.label} significantly worse: {quality.text(place)}"
-    if not timed_runs(one.runs):
+    if not timed_runs(config.runs):
         return "CPU contention from other programs"
-    if one.figures(figure):
+    if config.figures(figure):
         return "not comparable with those above"
-    if figure is TARGET and one.row.converged is not None:
-        return f"{one.row.converged} of {len(one.runs)} reached {one.row.figures['target']}"
+    if figure is TARGET and config.row.converged is not None:
+        return f"{config.row.converged} of {len(config.runs)} reached {config.row.figures['target']}"
     return "no target" if figure is TARGET else "speed not known"
 
 
@@ -121,20 +121,20 @@ def _learnt(lines: Lines, ranked: list[Line]) -> Panel | None:
     metrics = metrics_of_all(lines)
     if not metrics:
         return None
-    info = next((one for one in metrics if goal(lines, one.name) is not None), metrics[0])
+    info = next((metric for metric in metrics if goal(lines, metric.name) is not None), metrics[0])
     some = len(lines.parts) > 1 or len(ranked) > MAX_ROWS
     curves, bands = [], []
     for place, line in enumerate(ranked[: len(COLOURS)] if some else ranked):
-        known = [found for run in line.timed if (found := evaluations(run, info)) is not None]
+        known = [records for run in line.timed if (records := evaluations(run, info)) is not None]
         if known:
             drawn_as = replace(line, stroke=stroke(place)) if some else line
-            own, pale = course(drawn_as, [(seconds, values) for _, seconds, values in known], "points", one_by_one)
-            curves += own
+            line_curves, pale = course(drawn_as, [(seconds, values) for _, seconds, values in known], "points", one_by_one)
+            curves += line_curves
             bands += pale
     if not curves:
         return None
-    of = searched(info, lines.runs)
-    title = f"Test {info.label}{of} over time" + (f", the best {len(curves)} configurations" if some else "")
+    search = searched(info, lines.runs)
+    title = f"Test {info.label}{search} over time" + (f", the best {len(curves)} configurations" if some else "")
     return Panel(title, "wall-clock time (s)", f"test {info.label}", tuple(curves), level=goal(lines, info.name), bands=tuple(bands))
 
 
@@ -176,22 +176,22 @@ class _Row:
 
 def over_settings(lines: Lines) -> list[Picture]:
     """Return a picture for each axis of at least three numbers (two for nodes)."""
-    found = lines.configurations
-    if found is None:
+    configs = lines.configurations
+    if configs is None:
         return []
     return [
-        _picture(lines, found, axis)
-        for axis in found.axes
-        if counts_something(values := found.values_of(axis)) and len(values) >= (2 if axis.key == "nodes" else MIN_VALUES)
+        _picture(lines, configs, axis)
+        for axis in configs.axes
+        if counts_something(values := configs.values_of(axis)) and len(values) >= (2 if axis.key == "nodes" else MIN_VALUES)
     ]
 
 
-def _picture(lines: Lines, found: ConfigurationSet, axis: Factor) -> Picture:
-    values = found.values_of(axis)
-    rows = _rows(lines, found, axis)
+def _picture(lines: Lines, configs: ConfigurationSet, axis: Factor) -> Picture:
+    values = configs.values_of(axis)
+    rows = _rows(lines, configs, axis)
     logarithmic = values[0] > 0 and values[-1] >= _LOGARITHMIC_FROM * values[0]
     measures = _measures(metrics_of_all(lines), lines.runs)
-    runs = [run for row in rows for one in row.configurations for run in one.runs]
+    runs = [run for row in rows for config in row.configurations for run in config.runs]
     uneven = {measure.title for measure in measures if any(differ(measure.values(run)) for run in runs)}
     panels = [_panel(axis, measure, rows, logarithmic, uneven=measure.title in uneven) for measure in measures]
     words = "; ".join(_words_of_row(axis, row) for row in rows)
@@ -206,18 +206,18 @@ def _picture(lines: Lines, found: ConfigurationSet, axis: Factor) -> Picture:
     return Picture(f"over-{axis.key}", title, note, words, tuple(panel for panel in panels if panel.curves))
 
 
-def _rows(lines: Lines, found: ConfigurationSet, axis: Factor) -> list[_Row]:
-    others = found.others(axis)
+def _rows(lines: Lines, configs: ConfigurationSet, axis: Factor) -> list[_Row]:
+    other_axes = configs.others(axis)
     by_id = {id(line.configuration): line for line in lines.all if line.configuration is not None}
-    groups = [tuple(sorted(group, key=lambda one: axis.order(one.values[axis.key]))) for group in found.strata(axis)]
+    groups = [tuple(sorted(group, key=lambda config: axis.order(config.values[axis.key]))) for group in configs.strata(axis)]
     first = [by_id[id(members[0])] for members in groups]
     coloured, dashed = lines.coloured == axis.key, lines.dashed == axis.key
     strokes = [Stroke(-1 if coloured else line.stroke.colour, 0 if dashed else line.stroke.dash) for line in first]
     if lines.coloured is None or len(set(strokes)) < len(strokes):
         strokes = [stroke(place) for place in range(len(groups))]
     return [
-        _Row(called(others, members[0].values) or "all runs", own, line.number, members)
-        for members, own, line in zip(groups, strokes, first, strict=True)
+        _Row(called(other_axes, members[0].values) or "all runs", row_stroke, line.number, members)
+        for members, row_stroke, line in zip(groups, strokes, first, strict=True)
     ]
 
 
@@ -250,9 +250,9 @@ def _time_to_target(run: Run) -> list[float]:
 
 def _of_nodes(*path: str) -> Callable[[Run], list[float]]:
     def values(run: Run) -> list[float]:
-        found = [number(reach(node, path)) for node in run.summary["per_node"]]
-        known = [value for value in found if value is not None]
-        return known if len(known) == len(found) else []
+        figures = [number(reach(node, path)) for node in run.summary["per_node"]]
+        known = [value for value in figures if value is not None]
+        return known if len(known) == len(figures) else []
 
     return values
 
@@ -261,15 +261,15 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _points(axis: Factor, row: _Row, measure: _Measure, of: Callable[[Sequence[float]], float] = _mean) -> tuple[Floats, ...]:
+def _points(axis: Factor, row: _Row, measure: _Measure, statistic: Callable[[Sequence[float]], float] = _mean) -> tuple[Floats, ...]:
     """Return x, mean, lowest and highest [configurations]."""
     table = []
-    for one in row.configurations:
-        found = [measure.values(run) for run in (timed_runs(one.runs) if measure.timed else one.runs)]
-        known = [value for each in found if each and math.isfinite(value := of(each))]
-        nothing = not known or len(known) < len(found)
+    for config in row.configurations:
+        run_values = [measure.values(run) for run in (timed_runs(config.runs) if measure.timed else config.runs)]
+        known = [value for figures in run_values if figures and math.isfinite(value := statistic(figures))]
+        nothing = not known or len(known) < len(run_values)
         mean = math.nan if nothing else sum(known) / len(known)
-        table.append((float(one.values[axis.key]), mean, math.nan if nothing else min(known), math.nan if nothing else max(known)))
+        table.append((float(config.values[axis.key]), mean, math.nan if nothing else min(known), math.nan if nothing else max(known)))
     return tuple(np.array(table, np.float64).T)
 
 
@@ -278,12 +278,12 @@ def _panel(axis: Factor, measure: _Measure, rows: Sequence[_Row], logarithmic: b
     bands: list[Band] = []
     ways: tuple[Callable[[Sequence[float]], float], ...] = (min, max) if uneven else (_mean,)
     for row in rows:
-        own = [_points(axis, row, measure, of) for of in ways]
-        x, (_, _, low, _), (_, _, _, high) = own[0][0], own[0], own[-1]
-        curves += [curve(row.label, row.stroke, x, mean, row.line, "points") for _, mean, _, _ in own if np.isfinite(mean).any()]
+        ranges = [_points(axis, row, measure, statistic) for statistic in ways]
+        x, (_, _, low, _), (_, _, _, high) = ranges[0][0], ranges[0], ranges[-1]
+        curves += [curve(row.label, row.stroke, x, mean, row.line, "points") for _, mean, _, _ in ranges if np.isfinite(mean).any()]
         pale = band(row.stroke, x, low, high, row.line)
         bands += [] if pale is None else [pale]
-    ticks = {float(one.values[axis.key]) for row in rows for one in row.configurations}
+    ticks = {float(config.values[axis.key]) for row in rows for config in row.configurations}
     return Panel(
         f"{measure.title}, lowest and highest node" if uneven else measure.title,
         axis.label,
@@ -334,11 +334,11 @@ def pictures(runs: Sequence[Run], lines: Lines | None = None) -> list[Picture]:
     """Return the non-empty pictures of labelled runs. Raises DamagedRunError."""
     lines = lines or lines_of(runs)
     decided = decision(lines)
-    found = [] if decided is None else [decided]
-    found += over_settings(lines)
+    drawn = [] if decided is None else [decided]
+    drawn += over_settings(lines)
     for picture in (*training(lines), time_shares(lines)):
         shown = _MAIN if len(lines.parts) == 1 else _MAIN[:1]
         place: Place = "more" if len(lines.all) > 1 and picture.name not in shown else "plots"
-        found.append(replace(picture, place=place))
-    found += resources(runs, [run.node_series() for run in runs])
-    return [picture for picture in found if any(isinstance(panel, Bars | Dots) or panel.curves for panel in picture.panels)]
+        drawn.append(replace(picture, place=place))
+    drawn += resources(runs, [run.node_series() for run in runs])
+    return [picture for picture in drawn if any(isinstance(panel, Bars | Dots) or panel.curves for panel in picture.panels)]

@@ -56,16 +56,16 @@ _MARKS: dict[str, tuple[str, tuple[float, ...], tuple[str, ...]]] = {
 def resources(runs: Sequence[Run], nodes: Sequence[Sequence[NodeSeries]]) -> list[Picture]:
     """Return a picture for each run with samples; `nodes` has the samples of each run's nodes."""
     tops = [_top(figure, runs, nodes) for _, _, _, figure in _MEASURES]
-    return [_picture(run, own, tops, alone=len(runs) == 1) for run, own in zip(runs, nodes, strict=True) if own]
+    return [_picture(run, run_nodes, tops, alone=len(runs) == 1) for run, run_nodes in zip(runs, nodes, strict=True) if run_nodes]
 
 
 def _top(figure: _Figure, runs: Sequence[Run], nodes: Sequence[Sequence[NodeSeries]]) -> float | None:
     highest = []
-    for run, own in zip(runs, nodes, strict=True):
-        first, last = _range(run, own) if own else (0.0, 0.0)
-        shown = [figure(node)[(first <= node.time_seconds) & (node.time_seconds <= last)] for node in own]
-        if _are_many(own):
-            shown = [bands(own, figure, first, last, _BAND_POINTS).high]
+    for run, run_nodes in zip(runs, nodes, strict=True):
+        first, last = _range(run, run_nodes) if run_nodes else (0.0, 0.0)
+        shown = [figure(node)[(first <= node.time_seconds) & (node.time_seconds <= last)] for node in run_nodes]
+        if _are_many(run_nodes):
+            shown = [bands(run_nodes, figure, first, last, _BAND_POINTS).high]
         highest += [float(np.nanmax(values)) for values in shown if np.isfinite(values).any()]
     return 1.05 * max(highest) if highest and max(highest) > 0 else None
 
@@ -104,43 +104,45 @@ def _are_many(nodes: Sequence[NodeSeries]) -> bool:
 
 
 def _band_curves(run: Run, nodes: Sequence[NodeSeries], figure: _Figure, first: float, last: float) -> tuple[Curve, ...]:
-    found = bands(nodes, figure, max(first, min(float(node.time_seconds[0]) for node in nodes)), last, _BAND_POINTS)
-    if not np.isfinite(found.median).any():
+    spread = bands(nodes, figure, max(first, min(float(node.time_seconds[0]) for node in nodes)), last, _BAND_POINTS)
+    if not np.isfinite(spread.median).any():
         return ()
-    low, high = ("lowest node", "highest node") if found.percentiles == ENDS else (f"{each}th percentile" for each in BAND_PERCENTILES)
+    low, high = (
+        ("lowest node", "highest node") if spread.percentiles == ENDS else (f"{percentile}th percentile" for percentile in BAND_PERCENTILES)
+    )
     return (
-        curve(low, stroke(1), found.time_seconds, found.low, run.number, "faint"),
-        curve(high, stroke(2), found.time_seconds, found.high, run.number, "faint"),
-        curve(f"median of {len(nodes):,} nodes", stroke(0), found.time_seconds, found.median, run.number),
+        curve(low, stroke(1), spread.time_seconds, spread.low, run.number, "faint"),
+        curve(high, stroke(2), spread.time_seconds, spread.high, run.number, "faint"),
+        curve(f"median of {len(nodes):,} nodes", stroke(0), spread.time_seconds, spread.median, run.number),
     )
 
 
 def _curves(run: Run, nodes: Sequence[NodeSeries], figure: _Figure, start: float, end: float) -> tuple[Curve, ...]:
     if _are_many(nodes):
         return _band_curves(run, nodes, figure, start, end)
-    found = []
+    curves = []
     for node in nodes:
         shown = node.time_seconds >= start
         values = figure(node)[shown]
         if np.isfinite(values).any():
             kind: Kind = "points" if len(values) <= _FEW_SAMPLES else "line"
             drawn_as = stroke(node.node)
-            found.append(curve(f"node {node.node}", drawn_as, node.time_seconds[shown], values, run.number, kind, points=_POINTS))
-    return tuple(found)
+            curves.append(curve(f"node {node.node}", drawn_as, node.time_seconds[shown], values, run.number, kind, points=_POINTS))
+    return tuple(curves)
 
 
 def _marks(run: Run) -> tuple[list[Mark], str]:
     marks: list[Mark] = []
-    said = []
+    notes = []
     for kind, (colour, dash, events) in _MARKS.items():
-        found = [event.time_seconds for event in run.events if event.event in events]
+        times = [event.time_seconds for event in run.events if event.event in events]
         if kind == "evaluation":
-            found = [record.time_seconds for record in run.evals]
-        every = max(1, -(-len(found) // _MAX_MARKS))
-        marks += [Mark(kind, seconds, colour, dash) for seconds in found[every - 1 :: every]]
+            times = [record.time_seconds for record in run.evals]
+        every = max(1, -(-len(times) // _MAX_MARKS))
+        marks += [Mark(kind, seconds, colour, dash) for seconds in times[every - 1 :: every]]
         if every > 1:
-            said.append(f" Of kind “{kind}”, each {every}th of {len(found):,} is marked.")
-    return marks, "".join(said)
+            notes.append(f" Of kind “{kind}”, each {every}th of {len(times):,} is marked.")
+    return marks, "".join(notes)
 
 
 def _words_of_nodes(run: Run, nodes: Sequence[NodeSeries]) -> Iterator[str]:
@@ -209,17 +211,17 @@ def time_shares(lines: Lines) -> Picture:
     representatives = [(line, line.runs[0] if line.configuration is None else line.configuration.typical_run) for line in lines.all]
     ended = [(line, run) for line, run in representatives if run.has_summary]
     clocks = [_clock(run.summary) for _, run in ended]
-    each = len(ended) == 1 or sum(len(_nodes(run)) for _, run in ended) <= _MAX_NODES
+    shows_nodes = len(ended) == 1 or sum(len(_nodes(run)) for _, run in ended) <= _MAX_NODES
     nodes: list[tuple[str, Mapping[str, Any] | None]] = []
     some = False
     for line, run in ended:
-        shown, left_out = _ends(run)
-        some = some or (left_out and each)
-        if each:
+        shown, some_skipped = _ends(run)
+        some = some or (some_skipped and shows_nodes)
+        if shows_nodes:
             nodes += [(_row(line, node, figures, alone=len(ended) == 1), figures) for node, figures in shown]
         else:
             nodes.append((line.label, _mean_of_nodes(figures for _, figures in _nodes(run))))
-    note = _SHARES_NOTE + _SOME * some + _MEAN * (not each) + _TYPICAL * lines.repeated
+    note = _SHARES_NOTE + _SOME * some + _MEAN * (not shows_nodes) + _TYPICAL * lines.repeated
     note = f"{note} {lines.left_out_note}".strip()
     panels = (
         Bars(
@@ -256,7 +258,7 @@ def _mean_of_nodes(nodes: Iterable[Mapping[str, Any] | None]) -> Mapping[str, An
         return None
     keys = ["step_seconds", *(key for key, _ in _STEP_COMPONENTS.values())]
     values = {key: [figures[key] for figures in known if figures[key] is not None] for key in keys}
-    return {key: sum(found) / len(found) if found else None for key, found in values.items()}
+    return {key: sum(known_values) / len(known_values) if known_values else None for key, known_values in values.items()}
 
 
 def _clock(summary: Mapping[str, Any]) -> dict[str, float]:

@@ -79,12 +79,12 @@ class Tail(Generic[R]):
 
     def _replaced(self, descriptor: int) -> bool:
         """Return whether the path is another file; the open one keeps its inode from reuse."""
-        held = os.fstat(descriptor)
+        opened = os.fstat(descriptor)
         try:
-            there = os.stat(self._path)
+            current = os.stat(self._path)
         except FileNotFoundError:
             return False
-        return (held.st_ino, held.st_dev) != (there.st_ino, there.st_dev) or there.st_size < self._offset
+        return (opened.st_ino, opened.st_dev) != (current.st_ino, current.st_dev) or current.st_size < self._offset
 
     def _open(self) -> int | None:
         try:
@@ -177,13 +177,13 @@ class _Training:
     def blocks(self, stops: Sequence[tuple[float, float]]) -> list[Block]:
         if not self._recent:
             return []
-        first, *others = self._recent
-        if not others or others[-1].time_seconds <= first.time_seconds:
+        first, *rest = self._recent
+        if not rest or rest[-1].time_seconds <= first.time_seconds:
             last = self._recent[-1]
             return [Block(last.count, last.seconds)] if last.seconds > 0 else []
-        ends = np.array([record.time_seconds - first.time_seconds for record in others])
+        ends = np.array([record.time_seconds - first.time_seconds for record in rest])
         since = [(start - first.time_seconds, end - first.time_seconds) for start, end in stops if end > first.time_seconds]
-        return blocks_of(ends, np.array([record.count for record in others]), since)
+        return blocks_of(ends, np.array([record.count for record in rest]), since)
 
     @property
     def examples_per_step(self) -> float | None:
@@ -193,13 +193,13 @@ class _Training:
     def speed(self) -> Speed | None:
         if not self._recent:
             return None
-        first, *others = self._recent
+        first, *rest = self._recent
         seconds = self._recent[-1].time_seconds - first.time_seconds
-        if not others or seconds <= 0:
-            others, seconds = [self._recent[-1]], self._recent[-1].seconds
+        if not rest or seconds <= 0:
+            rest, seconds = [self._recent[-1]], self._recent[-1].seconds
         if seconds <= 0:
             return None
-        return Speed(sum(record.count for record in others) / seconds, sum(record.examples for record in others) / seconds)
+        return Speed(sum(record.count for record in rest) / seconds, sum(record.examples for record in rest) / seconds)
 
 
 class WatchedRun:
@@ -264,12 +264,12 @@ class WatchedRun:
             self._take(record)
         if records:
             self._heard = time.monotonic()
-        found = [record for record in records if isinstance(record, EventRecord | EvalRecord)]
-        news = [record for record in found if _key(record) not in self._shown]
-        self._shown.update(map(_key, found))
+        readable = [record for record in records if isinstance(record, EventRecord | EvalRecord)]
+        news = [record for record in readable if _key(record) not in self._shown]
+        self._shown.update(map(_key, readable))
         first, self._polled = not self._polled, True
-        kept = [] if first else [record for record in news if not (isinstance(record, EventRecord) and record.event in _SILENT)]
-        return sorted(kept, key=lambda record: record.time_seconds)
+        shown_news = [] if first else [record for record in news if not (isinstance(record, EventRecord) and record.event in _SILENT)]
+        return sorted(shown_news, key=lambda record: record.time_seconds)
 
     def _read_status(self) -> None:
         path = self.reader.path / "status.json"
