@@ -13,9 +13,9 @@ from ...core.errors import UsageError
 from ...core.units import MAX_AMOUNT
 from ...records.store.jsonl import finite_json
 from ...report.analysis.advice import advise
+from ...report.analysis.diagnosis import diagnose as explain_run
+from ...report.analysis.diagnosis_text import answers, answers_json, answers_page, explain_several, headline, notes, page
 from ...report.analysis.duration import Wanted
-from ...report.analysis.explanation_text import answers, answers_json, answers_page, explain_several, headline, notes, page
-from ...report.analysis.verdict import explain as explain_run
 from ...report.compare.run_tables import to_text
 from ...report.runs.locate import find_run, is_run, run_names
 from ...report.runs.run import Run, as_recorded

@@ -22,23 +22,23 @@ from .configurations import (
     Configuration,
     ConfigurationSet,
     Figure,
-    called,
     coarse_gaps,
     configuration_set,
-    counted,
-    differing,
+    count_with_noun,
+    differences_text,
     shown,
-    times_as_good,
+    speedup,
     times_text,
+    values_label,
 )
 from .configurations import TARGET_FIGURE as TARGET
+from .diagnosis import Diagnosis, diagnose
 from .evidence import percent
 from .quality import LossAgreement, loss_agreements
-from .verdict import Explanation, explain
 
 
 @dataclass(frozen=True, slots=True)
-class AxisVerdict:
+class AxisRanking:
     """The ranking of an axis by one figure."""
 
     axis: str
@@ -46,9 +46,9 @@ class AxisVerdict:
     figure: str
     missed: tuple[Configuration, ...]  # the target in some of their runs; ranked last, without a ratio
     winner: str | None = None  # the best value; None if no two compare
-    other: str | None = None  # the second
+    second: str | None = None
     ratio: Ratio | None = None  # over all pairs of otherwise equal configurations with these two values
-    each: tuple[Ratio, ...] = ()  # of each pair
+    ratios: tuple[Ratio, ...] = ()  # of each pair
     where: tuple[str, ...] = ()  # common settings of each pair; empty without other axes
     repeats: int | None = None  # per configuration for a significant ratio
     last: str | None = None  # the worst of several values
@@ -58,7 +58,7 @@ class AxisVerdict:
     @property
     def depends(self) -> bool:
         """Whether some pair is significantly reversed."""
-        return any(ratio.sure and ratio.ratio < 1.0 for ratio in self.each)
+        return any(ratio.sure and ratio.ratio < 1.0 for ratio in self.ratios)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a JSON object."""
@@ -66,10 +66,10 @@ class AxisVerdict:
             "axis": self.axis,
             "figure": self.figure,
             "best": self.winner,
-            "second": self.other,
+            "second": self.second,
             "ratio": None if self.ratio is None else self.ratio.to_json(),
             "within": list(self.where),
-            "ratio_within": [ratio.to_json() for ratio in self.each],
+            "ratio_within": [ratio.to_json() for ratio in self.ratios],
             "depends": self.depends,
             "repeats_that_would_tell": self.repeats,
             "worst": self.last,
@@ -84,7 +84,7 @@ class AxisVerdict:
 Pairs = list[tuple[Configuration, Configuration]]
 
 
-def judge_axis(configs: ConfigurationSet, axis: Factor, figure: Figure) -> AxisVerdict:
+def rank_axis(configs: ConfigurationSet, axis: Factor, figure: Figure) -> AxisRanking:
     """Return the verdict on an axis by a figure."""
     groups = configs.strata(axis)
     values = configs.values_of(axis)
@@ -92,7 +92,7 @@ def judge_axis(configs: ConfigurationSet, axis: Factor, figure: Figure) -> AxisV
     known = [pair for pair, members in pairs.items() if members]
     missed = tuple(config for group in groups for config in group if figure.better < 0 and config.missed_target)
     if not known:
-        return AxisVerdict(axis.key, axis.label, figure.key, missed, why_not=_why_not(configs, groups, figure))
+        return AxisRanking(axis.key, axis.label, figure.key, missed, why_not=_why_not(configs, groups, figure))
     ranked = _ranked(values, pairs, figure)
     winner = ranked[0]
     comparable = [value for value in ranked[1:] if _between(pairs, winner, value)]  # a value may be comparable only with others
@@ -102,7 +102,7 @@ def judge_axis(configs: ConfigurationSet, axis: Factor, figure: Figure) -> AxisV
     other_axes = configs.others(axis)
     repeats = None if first.sure or first.open_by_contention else repeats_that_would_tell(_figures(members, figure))
     beyond = _between(pairs, winner, last) if last != second else []
-    return AxisVerdict(
+    return AxisRanking(
         axis.key,
         axis.label,
         figure.key,
@@ -111,7 +111,7 @@ def judge_axis(configs: ConfigurationSet, axis: Factor, figure: Figure) -> AxisV
         shown(axis, second),
         first,
         tuple(_ratio([pair], figure) for pair in members),
-        tuple(called(other_axes, config.values) for config, _ in members) if other_axes else (),
+        tuple(values_label(other_axes, config.values) for config, _ in members) if other_axes else (),
         repeats,
         shown(axis, last) if beyond else None,
         _ratio(beyond, figure) if beyond else None,
@@ -129,7 +129,7 @@ def _pairs(
         if first.values[key] == value
         for second in group
         if second.values[key] == other_value
-        if configs.comparable(first, second, figure.group) and not (key == "nodes" and configs.too_fast(first, second))
+        if configs.comparable(first, second, figure.group) and not (key == "nodes" and configs.is_superlinear(first, second))
     ]
 
 
@@ -165,7 +165,7 @@ def _why_not(configs: ConfigurationSet, groups: Sequence[Sequence[Configuration]
         return _why_not_measured(pairs, figure)
     if not any(configs.ranks(first) and configs.ranks(second) for first, second in measured):
         return _why_not_ranked(configs, measured)
-    if all(configs.too_fast(*pair) for pair in measured):
+    if all(configs.is_superlinear(*pair) for pair in measured):
         return "the speed-up exceeds the ideal, so a measurement is wrong"
     reasons = [fault.label for first, second in measured for fault in configs.faults(first, second, figure.group)]
     return f"it is confounded with {', '.join(dict.fromkeys(reasons))}"
@@ -188,7 +188,7 @@ def _why_not_ranked(configs: ConfigurationSet, pairs: Sequence[tuple[Configurati
         return f"test {configs.quality.info.label} differs significantly"
     outside = [config for pair in pairs for config in pair if config.index not in configs.quality.judged]
     faults = [fault for config in outside for fault in configs.why_not_judged(config)]
-    return f"test {configs.quality.info.label} is not comparable{differing(faults)}"
+    return f"test {configs.quality.info.label} is not comparable{differences_text(faults)}"
 
 
 MAX_ADVICE = 2
@@ -225,11 +225,11 @@ class Best:
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class ConfigurationDiagnosis:
     """The bottleneck of a configuration, by its typical run's calibration."""
 
     configuration: Configuration
-    explanation: Explanation
+    diagnosis: Diagnosis
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,8 +238,8 @@ class Conclusion:
 
     configurations: ConfigurationSet
     best: tuple[Best, ...]  # by each of the `figures`
-    verdicts: tuple[AxisVerdict, ...]  # by axis and each of the `figures`
-    limits: tuple[Limit, ...]  # bottlenecks of the best and the worst
+    rankings: tuple[AxisRanking, ...]  # by axis and each of the `figures`
+    diagnoses: tuple[ConfigurationDiagnosis, ...]  # bottlenecks of the best and the worst
     advice: tuple[Advice, ...]  # for the best
     losses: tuple[LossAgreement, ...] = ()  # of runs that should train alike
     figures: tuple[Figure, ...] = FIGURES  # to rank by
@@ -255,17 +255,17 @@ class Conclusion:
             "sentences": list(sentences),
             "set_ups": [{"label": config.label, "runs": [run.name for run in config.runs]} for config in self.configurations.all],
             "best": [entry.to_json() for entry in self.best],
-            "axes": [entry.to_json() for entry in self.verdicts],
+            "axes": [entry.to_json() for entry in self.rankings],
             "limits": [
-                {"set_up": limit.configuration.label, "run": limit.explanation.evidence.name, "verdict": limit.explanation.verdict}
-                for limit in self.limits
+                {"set_up": limit.configuration.label, "run": limit.diagnosis.evidence.name, "verdict": limit.diagnosis.verdict}
+                for limit in self.diagnoses
             ],
             "next": [{name: getattr(entry, name) for name in ("option", "speedup", "bound", "reason")} for entry in self.advice],
             "losses": [asdict(entry) for entry in self.losses],
             "quality": self.configurations.quality.to_json([config.label for config in self.configurations.all]),
             "left_out": [
                 {"run": run.name, "starved_fraction": starvation.fraction, "foreign_cores": starvation.foreign_cores}
-                for run in self.configurations.disturbed
+                for run in self.configurations.contended_runs
                 if (starvation := cpu_starvation(run.summary)) is not None
             ],
         }
@@ -279,13 +279,13 @@ def conclude(runs: Sequence[Run], swept: Sequence[Factor] = (), figures: Sequenc
     best = [entry for figure in figures if (entry := _best(configs, figure)) is not None]
     # a target ranks an axis only if two configurations always reached it
     ranked = [figure for figure in figures if figure.better > 0 or sum(bool(config.figures(figure)) for config in configs.all) > 1]
-    verdicts = [judge_axis(configs, axis, figure) for axis in configs.axes for figure in ranked]
+    rankings = [rank_axis(configs, axis, figure) for axis in configs.axes for figure in ranked]
     every = [run for config in configs.all for run in config.runs]
-    limits = _limits(configs, best) if figures and len(every) > 1 else []
-    advice = advise(limits[0].explanation) if limits and not configs.quality.undecided else []
+    diagnoses = _diagnoses(configs, best) if figures and len(every) > 1 else []
+    advice = advise(diagnoses[0].diagnosis) if diagnoses and not configs.quality.undecided else []
     advice = [entry for entry in advice if entry.speedup is not None][:MAX_ADVICE]
     losses = loss_agreements(every)
-    return Conclusion(configs, tuple(best), tuple(verdicts), tuple(limits), tuple(advice), tuple(losses), tuple(figures))
+    return Conclusion(configs, tuple(best), tuple(rankings), tuple(diagnoses), tuple(advice), tuple(losses), tuple(figures))
 
 
 def _best(configs: ConfigurationSet, figure: Figure) -> Best | None:
@@ -301,10 +301,10 @@ def _best(configs: ConfigurationSet, figure: Figure) -> Best | None:
         return None
     ordered = sorted(comparable, key=lambda config: -figure.better * geometric_mean(config.figures(figure)))
     first, worst = ordered[0], ordered[-1] if len(ordered) > 1 else None
-    over_worst = None if worst is None else times_as_good(first, worst, figure)
+    over_worst = None if worst is None else speedup(first, worst, figure)
     left = sum(bool(config.figures(figure)) and configs.ranks(config) for config in configs.all) - len(comparable)
     rivals = (
-        [config for config in ordered[1:-1] if not times_as_good(first, config, figure).sure]
+        [config for config in ordered[1:-1] if not speedup(first, config, figure).sure]
         if over_worst is not None and over_worst.known
         else []
     )
@@ -312,30 +312,30 @@ def _best(configs: ConfigurationSet, figure: Figure) -> Best | None:
     return Best(first, figure, value, first.interval(figure), worst, over_worst, len(comparable), left, tuple(rivals))
 
 
-def _limits(configs: ConfigurationSet, best: Sequence[Best]) -> list[Limit]:
+def _diagnoses(configs: ConfigurationSet, best: Sequence[Best]) -> list[ConfigurationDiagnosis]:
     place = configs.quality.best if configs.quality.best is not None else 0 if len(configs.all) == 1 else None
     single = () if place is None or not configs.quality.ranks(place) else (configs.all[place],)
     explained = (best[0].configuration, best[0].worst) if best else single
     return [
-        Limit(config, explain(config.typical_run))
+        ConfigurationDiagnosis(config, diagnose(config.median_run))
         for config in explained
-        if config is not None and config.typical_run.calibration is not None
+        if config is not None and config.median_run.calibration is not None
     ]
 
 
-MAX_TOO_FAST = 3
+MAX_SUPERLINEAR = 3
 MAX_STARTS = 3
 MIN_START = 0.1  # from this fraction of the time to target on, start-up may change the ranking
 
 
-def cautions(conclusion: Conclusion) -> Iterator[str]:
+def render_caveats(conclusion: Conclusion) -> Iterator[str]:
     """Yield the caveats, a sentence each."""
     configurations = conclusion.configurations
     summaries = [run.summary for config in configurations.all for run in config.runs]
     if any((summary.get("nodes_sharing_cores") or 1) > 1 for summary in summaries):
         yield "Nodes share cores: results do not predict separate machines."
     yield from _target_times(conclusion)
-    for more, fewer, times in configurations.beyond_ideal[:MAX_TOO_FAST]:
+    for more, fewer, times in configurations.superlinear_pairs[:MAX_SUPERLINEAR]:
         ideal = int(more.values["nodes"]) / int(fewer.values["nodes"])
         yield (
             f"{more.label} is {times_text(times.ratio)} as fast as {fewer.label}, above the ideal {ideal:.3g} ×: a measurement is wrong or "
@@ -367,14 +367,14 @@ def _target_times(conclusion: Conclusion) -> Iterator[str]:
 
 
 def _contention(configurations: ConfigurationSet) -> Iterator[str]:
-    every, disturbed = configurations.all, configurations.disturbed
-    for run in disturbed[:MAX_NAMED]:
+    every, contended_runs = configurations.all, configurations.contended_runs
+    for run in contended_runs[:MAX_NAMED]:
         starvation = cpu_starvation(run.summary)
         assert starvation is not None
         taken = f"other programs took {percent(starvation.fraction)} of the CPU time that {run.name} needed"
         yield f"CPU contention: {taken}; its speed and times are not used."
-    if (more := len(disturbed) - MAX_NAMED) > 0:
-        yield f"CPU contention: the speed and times of {counted(more, 'more run')} are not used either."
+    if (more := len(contended_runs) - MAX_NAMED) > 0:
+        yield f"CPU contention: the speed and times of {count_with_noun(more, 'more run')} are not used either."
     ranked = [config for config in every if configurations.ranks(config)]
     slowed = [config for config in ranked if len(ranked) > 1 and config.contended]
     if slowed:
@@ -385,5 +385,5 @@ def _contention(configurations: ConfigurationSet) -> Iterator[str]:
     unjudged = [run.name for config in every for run in config.runs if not contention_judged(run.summary)]
     if unjudged:
         yield f"CPU contention was not measured (run under 2 s, or no samples): {some_of(unjudged)}."
-    if any(run.summary["mode"] == "async" for run in disturbed):
+    if any(run.summary["mode"] == "async" for run in contended_runs):
         yield "CPU contention changes the staleness of async updates, and so the quality of async runs."

@@ -20,10 +20,10 @@ from ..compare.rows import Row, make_entries, tells_apart
 from ..runs.cpu_starvation import contention_judged, cpu_starvation, log_speed_lost, timed_runs
 from ..runs.run import Run, number
 from .evidence import STEP_COMPONENTS, read_workers
-from .quality import Quality, grouped, judge_quality
+from .quality import Quality, assess_quality, grouped
 
 # Settings that follow from others; an axis only if varied independently.
-FOLLOWING = frozenset({"seed", "sharing", "threads", "network", "link", "distributed", "exchange"})
+DERIVED = frozenset({"seed", "sharing", "threads", "network", "link", "distributed", "exchange"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Configuration:
         return self.contention_factor >= 1.0 + USUAL_SCATTER
 
     @cached_property
-    def typical_run(self) -> Run:
+    def median_run(self) -> Run:
         """The run with the median step shares; with fewer than three calibrated ones by speed."""
         runs = timed_runs(self.runs) or self.runs
         ordered = sorted(runs, key=lambda run: number(run.summary["examples_per_second"]) or 0.0)
@@ -114,11 +114,11 @@ def _parts_of_a_step(run: Run) -> Mapping[str, float] | None:
 
 @dataclass(frozen=True)
 class ConfigurationSet:
-    """All configurations, their `axes`, and the runs `disturbed` by CPU contention, whose quality alone counts."""
+    """All configurations, their `axes`, and the runs `contended_runs` by CPU contention, whose quality alone counts."""
 
     all: tuple[Configuration, ...]
     axes: tuple[Factor, ...]
-    disturbed: tuple[Run, ...]
+    contended_runs: tuple[Run, ...]
     comparability: Comparability
 
     def comparable(self, first: Configuration, second: Configuration, group: str) -> bool:
@@ -133,7 +133,7 @@ class ConfigurationSet:
             return self.comparability.comparable(group, among, ignoring=(LEARNT_UNDER_CONTENTION,))  # marked, but counted
 
         keys = [tuple((key, value) for key, value in config.values.items() if key != "test_size") for config in self.all]
-        return judge_quality([config.runs for config in self.all], keys, comparable)
+        return assess_quality([config.runs for config in self.all], keys, comparable)
 
     def ranks(self, config: Configuration) -> bool:
         """Return whether a configuration is ranked by speed: neither diverged nor of worse quality."""
@@ -164,21 +164,21 @@ class ConfigurationSet:
         return [*grouped((tuple(value for key, value in config.values.items() if key != axis.key), config) for config in self.all).values()]
 
     @cached_property
-    def beyond_ideal(self) -> list[tuple[Configuration, Configuration, Ratio]]:
+    def superlinear_pairs(self) -> list[tuple[Configuration, Configuration, Ratio]]:
         """Pairs that differ only in nodes, with a superlinear speed-up: not an effect of the nodes."""
         axis = next((axis for axis in self.axes if axis.key == "nodes"), None)
         pairs = []
         for group in [] if axis is None else self.strata(axis):
             ordered = sorted((config for config in group if config.figures(SPEED_FIGURE)), key=lambda config: int(config.values["nodes"]))
             for fewer, more in combinations(ordered, 2):
-                times = times_as_good(more, fewer, SPEED_FIGURE)
+                times = speedup(more, fewer, SPEED_FIGURE)
                 if more.values["nodes"] > fewer.values["nodes"] and times.above(more.values["nodes"] / fewer.values["nodes"]):
                     pairs.append((more, fewer, times))
         return pairs
 
-    def too_fast(self, first: Configuration, second: Configuration) -> bool:
-        """Return whether two configurations are a pair of `beyond_ideal`."""
-        return any({first.index, second.index} == {more.index, fewer.index} for more, fewer, _ in self.beyond_ideal)
+    def is_superlinear(self, first: Configuration, second: Configuration) -> bool:
+        """Return whether two configurations are a pair of `superlinear_pairs`."""
+        return any({first.index, second.index} == {more.index, fewer.index} for more, fewer, _ in self.superlinear_pairs)
 
     def values_of(self, axis: Factor) -> list[Any]:
         """Return the sorted values of an axis, None last."""
@@ -196,7 +196,7 @@ class ConfigurationSet:
         return [rule for rule in self.axes if rule.key != axis.key]
 
 
-def times_as_good(first: Configuration, second: Configuration, figure: Figure) -> Ratio:
+def speedup(first: Configuration, second: Configuration, figure: Figure) -> Ratio:
     """Return the ratio of `one` to `other` by a figure that both have."""
     return better_by([(first.sample(figure), second.sample(figure))], figure.better)
 
@@ -204,16 +204,16 @@ def times_as_good(first: Configuration, second: Configuration, figure: Figure) -
 def configuration_set(runs: Sequence[Run], swept: Sequence[Factor] = ()) -> ConfigurationSet:
     """Return the configurations of labelled runs, by their axes and those `swept`."""
     rows = make_entries(runs, by=swept)
-    disturbed = [run for row in rows for run in row.runs if cpu_starvation(run.summary) is not None]
+    contended_runs = [run for row in rows for run in row.runs if cpu_starvation(run.summary) is not None]
     axes = axes_of(rows)
     axes += [axis for axis in swept if tells_apart(rows, axes, axis)]
     firsts = [row.runs[0] for row in rows]
-    keys = frozenset(key for axis in axes for key in axis.key.split(_AND))
-    chosen = {rule.key for rule in RULES if rule.key in _CHOSEN_BY_THEMSELVES and _varies(_known(rows, rule), rule)}
-    chosen |= {name for name in _CHOSEN_WHERE_TYPED if len({repr(run.job.get(name)) for run in firsts}) > 1}
-    independent = (FOLLOWING - chosen) | keys
+    keys = frozenset(key for axis in axes for key in axis.key.split(_JOINT))
+    chosen = {rule.key for rule in RULES if rule.key in _INDEPENDENT and _varies(_known(rows, rule), rule)}
+    chosen |= {name for name in _AUTOMATIC if len({repr(run.job.get(name)) for run in firsts}) > 1}
+    independent = (DERIVED - chosen) | keys
     comparability = compare_settings(firsts, independent=independent, repeats=[row.runs for row in rows])
-    return ConfigurationSet(tuple(_named(rows, axes)), tuple(axes), tuple(disturbed), comparability)
+    return ConfigurationSet(tuple(_named(rows, axes)), tuple(axes), tuple(contended_runs), comparability)
 
 
 def axes_of(rows: Sequence[Row], swept: Sequence[Factor] = ()) -> list[Factor]:
@@ -225,7 +225,7 @@ def axes_of(rows: Sequence[Row], swept: Sequence[Factor] = ()) -> list[Factor]:
     return _joined(rows, axes, len(swept))
 
 
-_CHOSEN_WHERE_TYPED = frozenset({"threads", "network", "distributed"})  # automatic unless a job sets them
+_AUTOMATIC = frozenset({"threads", "network", "distributed"})  # automatic unless a job sets them
 
 
 def _known(rows: Sequence[Row], axis: Factor) -> list[Row]:
@@ -239,9 +239,9 @@ def _varies(rows: Sequence[Row], axis: Factor) -> bool:
 def _joined(rows: Sequence[Row], axes: Sequence[Factor], known: int) -> list[Factor]:
     joined = list(axes)
     for rule in RULES:
-        keys = {key for axis in joined for key in axis.key.split(_AND)}
+        keys = {key for axis in joined for key in axis.key.split(_JOINT)}
         rows_with_value = _known(rows, rule)
-        if rule.key not in _CHOSEN_BY_THEMSELVES or rule.key in keys or not _varies(rows_with_value, rule):
+        if rule.key not in _INDEPENDENT or rule.key in keys or not _varies(rows_with_value, rule):
             continue
         place = next((index for index in range(known, len(joined)) if not tells_apart(rows_with_value, [joined[index]], rule)), None)
         if place is not None:
@@ -250,15 +250,15 @@ def _joined(rows: Sequence[Row], axes: Sequence[Factor], known: int) -> list[Fac
 
 
 # Settings that do not follow from others: async runs have no exchange.
-_CHOSEN_BY_THEMSELVES = frozenset({"backend", "mode", "nodes", "exchange"})
-_AND = " and "
+_INDEPENDENT = frozenset({"backend", "mode", "nodes", "exchange"})
+_JOINT = " and "
 
 
 def _both(first: Factor, second: Factor) -> Factor:
     return replace(
         first,
-        key=f"{first.key}{_AND}{second.key}",
-        label=f"{first.label}{_AND}{second.label}",
+        key=f"{first.key}{_JOINT}{second.key}",
+        label=f"{first.label}{_JOINT}{second.label}",
         value=lambda run: (first.value(run), second.value(run)),
         show=lambda pair: f"{value_text(first, pair[0])}, {value_text(second, pair[1])}",
         order=lambda pair: ((pair[0] is not None, first.order(pair[0]) if pair[0] is not None else ()), str(pair[1])),
@@ -267,7 +267,7 @@ def _both(first: Factor, second: Factor) -> Factor:
 
 def _named(rows: Sequence[Row], axes: Sequence[Factor]) -> list[Configuration]:
     values = [{axis.key: axis.value(row.runs[0]) for axis in axes} for row in rows]
-    labels = [called(axes, axis_values) for axis_values in values]
+    labels = [values_label(axes, axis_values) for axis_values in values]
     return [
         Configuration(
             index, label if labels.count(label) == 1 and label else " ".join(filter(None, [label, f"({row.label})"])), axis_values, row
@@ -276,14 +276,14 @@ def _named(rows: Sequence[Row], axes: Sequence[Factor]) -> list[Configuration]:
     ]
 
 
-def called(axes: Sequence[Factor], values: Mapping[str, Any]) -> str:
+def values_label(axes: Sequence[Factor], values: Mapping[str, Any]) -> str:
     """Return a configuration's name by some axes: ``torch, async, global batch 32``."""
     return ", ".join(value_text(axis, values[axis.key]) for axis in axes)
 
 
 def value_text(axis: Factor, value: Any) -> str:
     """Return an axis's value as text, with its label for numbers and switches."""
-    return shown(axis, value) if _AND in axis.key else setting_text(axis.label, shown(axis, value))
+    return shown(axis, value) if _JOINT in axis.key else setting_text(axis.label, shown(axis, value))
 
 
 def shown(axis: Factor, value: Any) -> str:
@@ -310,12 +310,12 @@ def _gap(run: Run) -> tuple[float, float] | None:
     return seconds - max((time for time in times if time < seconds), default=0.0), seconds
 
 
-def counted(count: int, what: str) -> str:
+def count_with_noun(count: int, what: str) -> str:
     """Return a count with its noun: ``1 run``, ``12 runs``."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
-def differing(faults: Sequence[Difference]) -> str:
+def differences_text(faults: Sequence[Difference]) -> str:
     """Return the differing values: `` (budget 9,600 examples and 19,200 examples)``."""
     values = {fault.label: " and ".join(fault.known) for fault in faults}
     return f" ({'; '.join(f'{label} {text}' for label, text in values.items())})" if values else ""

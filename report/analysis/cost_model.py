@@ -115,7 +115,7 @@ def traffic(exchange: Exchange, payload_bytes: float, workers: int) -> Traffic:
     return Traffic(2 * (workers - 1), shares, 2)
 
 
-def on_link(exchange: Exchange, payload_bytes: float, workers: int, nodes: int) -> float:
+def link_bytes(exchange: Exchange, payload_bytes: float, workers: int, nodes: int) -> float:
     """Return the bytes that leave a node in an all-reduce: a ring leaves it only once."""
     if nodes == 1 or workers == 1:
         return 0.0
@@ -158,7 +158,7 @@ def ring_step(compute_seconds: float, payload_bytes: float, workers: int, nodes:
         return _lockstep({"compute": compute_seconds})
     messages, sent, in_turn = traffic(ring.exchange, payload_bytes, workers)
     components = {
-        "link": on_link(ring.exchange, payload_bytes, workers, nodes) * ring.wire_factor * link.seconds_per_byte,
+        "link": link_bytes(ring.exchange, payload_bytes, workers, nodes) * ring.wire_factor * link.seconds_per_byte,
         "copying": sent * ring.seconds_per_byte,
         "latency": messages * ring.hop_seconds + (in_turn * link.latency_seconds if nodes > 1 else 0.0),
     }

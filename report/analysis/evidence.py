@@ -23,7 +23,7 @@ STEP_COMPONENTS = {
     "network": "communicate_seconds",
 }  # all of a step, and their figures of a worker
 TRAINING_COMPONENTS = (*STEP_COMPONENTS, "idle")  # async workers may be idle
-BESIDE_TRAINING = {
+PAUSE_COMPONENTS = {
     "evaluating": "eval_seconds",
     "translating": "translate_seconds",
     "saving": "checkpoint_seconds",
@@ -47,7 +47,7 @@ class Worker:
     updates: int | None = None
 
     @property
-    def own_seconds(self) -> float:
+    def work_seconds(self) -> float:
         """The worker's own work in a step."""
         return self.data_seconds + self.compute_seconds
 
@@ -93,9 +93,9 @@ def calibrated_segment(summary: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**summary, **clock, "run_seconds": sum(shares["run"].values()), "updates_by_worker": by_worker}
 
 
-def around_training(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Return the fractions of the run clock in training, `BESIDE_TRAINING` and otherwise."""
-    pauses = {component: summary[name] for component, name in BESIDE_TRAINING.items()}
+def clock_fractions(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Return the fractions of the run clock in training, `PAUSE_COMPONENTS` and otherwise."""
+    pauses = {component: summary[name] for component, name in PAUSE_COMPONENTS.items()}
     seconds = {"training": summary["train_seconds"], **pauses}
     whole = max(summary["run_seconds"], sum(seconds.values()))
     fractions = {component: value / whole if whole else 0.0 for component, value in seconds.items()}
@@ -104,19 +104,19 @@ def around_training(summary: Mapping[str, Any]) -> dict[str, float]:
 
 def read_shares(summary: Mapping[str, Any], workers: Sequence[Worker]) -> Shares:
     """Return the shares of a run from its summary and its workers (at least one)."""
-    slowest = max(workers, key=lambda worker: worker.own_seconds)
-    usual = sorted(workers, key=lambda worker: worker.own_seconds)[(len(workers) - 1) // 2]  # the median, of two in the middle the faster
+    slowest = max(workers, key=lambda worker: worker.work_seconds)
+    usual = sorted(workers, key=lambda worker: worker.work_seconds)[(len(workers) - 1) // 2]  # the median, of two in the middle the faster
     sync = summary["mode"] == "sync"
-    step = _of_a_common_step(workers, usual, slowest) if sync else _of_all_steps(workers)
+    step = _common_step_fractions(workers, usual, slowest) if sync else _all_steps_fractions(workers)
     idle = 0.0 if sync else _idle(summary, workers)
-    around = around_training(summary)
+    around = clock_fractions(summary)
     training = around["training"] * (1.0 - idle)
     run = {component: fraction * training for component, fraction in step.items()} | {"idle": around["training"] * idle}
-    run |= {component: around[component] for component in BESIDE_TRAINING}
+    run |= {component: around[component] for component in PAUSE_COMPONENTS}
     run["other"] = max(0.0, 1.0 - sum(run.values()))
     uncertain = _uncertainty(step, usual, slowest, mode=summary["mode"], alone=len(workers) == 1)
     uncertainty = {component: uncertain.get(component, 0.0) * training for component in run}
-    slowness = slowest.own_seconds / usual.own_seconds if usual.own_seconds else 1.0
+    slowness = slowest.work_seconds / usual.work_seconds if usual.work_seconds else 1.0
     doubt = slowness * (slowest.spread + usual.spread) if len(workers) > 1 else 0.0
     return Shares(step, run, uncertainty, slowest, slowness, doubt)
 
@@ -132,11 +132,11 @@ def _uncertainty(step: Mapping[str, float], usual: Worker, slowest: Worker, *, m
     return {**calibrated, "peers": usual.spread * work + left, "network": left}
 
 
-def _of_a_common_step(workers: Sequence[Worker], usual: Worker, slowest: Worker) -> dict[str, float]:
+def _common_step_fractions(workers: Sequence[Worker], usual: Worker, slowest: Worker) -> dict[str, float]:
     seconds = {
         "compute": usual.compute_seconds,
         "data": usual.data_seconds,
-        "peers": slowest.own_seconds - usual.own_seconds,
+        "peers": slowest.work_seconds - usual.work_seconds,
         "network": sum(worker.communicate_seconds for worker in workers) / len(workers),
     }
     return _normalised(seconds)
@@ -150,7 +150,7 @@ def step_fractions(workers: Sequence[Worker]) -> dict[str, float]:
     return _normalised(sums)
 
 
-def _of_all_steps(workers: Sequence[Worker]) -> dict[str, float]:
+def _all_steps_fractions(workers: Sequence[Worker]) -> dict[str, float]:
     seconds = dict.fromkeys(STEP_COMPONENTS, 0.0)
     for worker in workers:
         spent = (1 if worker.updates is None else worker.updates) * worker.step_seconds
@@ -314,7 +314,7 @@ def read_evidence(run: Run) -> Evidence:
     if (known := summary.get("time_shares")) is not None:
         mixed = known.get("part_began_seconds") is None and changed_text(run) is not None
         began = known.get("part_began_seconds") or 0.0
-        summary = _of_last_segment(run, began) if began else summary
+        summary = _last_segment_summary(run, began) if began else summary
         workers = [] if mixed else read_workers(summary)
         _expect_figures_of_nodes(run, workers)
         shares = read_shares(summary, workers) if workers and summary["run_seconds"] else None
@@ -348,16 +348,16 @@ def _expect_figures_of_nodes(run: Run, workers: Sequence[Worker]) -> None:
         )
 
 
-_OF_THE_WHOLE_RUN = ("foreign_cpu_cores_used", "cpu_cores_lost", "starved_fraction")
+_WHOLE_RUN_FIGURES = ("foreign_cpu_cores_used", "cpu_cores_lost", "starved_fraction")
 
 
-def _of_last_segment(run: Run, began: float) -> dict[str, Any]:
+def _last_segment_summary(run: Run, began: float) -> dict[str, Any]:
     summary, nodes = run.summary, nodes_of_last_segment(run.job)
     segment = calibrated_segment({**summary, "nodes": nodes, "workers": summary["workers"] // summary["nodes"] * nodes})
     samples = (record for record in with_segments(run.samples(), resumed_seconds(run.job)) if record.part_began_seconds == began)
     spent = {name: segment[name] for name in ("init_seconds", "train_seconds", "eval_seconds", "checkpoint_seconds", "total_seconds")}
     used = per_node(samples, len(summary["per_node"]), Clock(run_seconds=summary["run_seconds"], **spent))
-    whole = [{name: node.get(name) for name in _OF_THE_WHOLE_RUN} for node in summary["per_node"]]
+    whole = [{name: node.get(name) for name in _WHOLE_RUN_FIGURES} for node in summary["per_node"]]
     return {**segment, "per_node": [{**recorded, **unsegmented} for recorded, unsegmented in zip(used, whole, strict=True)]}
 
 

@@ -26,7 +26,7 @@ from .cost_model import (
     Ring,
     Server,
     Topology,
-    on_link,
+    link_bytes,
     ring_step,
     server_rounds,
     traffic,
@@ -337,7 +337,7 @@ def fit_ring(runs: Sequence[Observed], compute: Compute) -> Ring:
     whole = [traffic(exchange_of, run.payload_bytes, len(run.workers)) for run in runs]
     few = [traffic(exchange_of, 0.0, len(run.workers)) for run in runs]
     wired = [
-        on_link(exchange_of, run.payload_bytes, len(run.workers), run.nodes) * WIRE_BYTES * _link(run).seconds_per_byte for run in runs
+        link_bytes(exchange_of, run.payload_bytes, len(run.workers), run.nodes) * WIRE_BYTES * _link(run).seconds_per_byte for run in runs
     ]
     beyond = [max(0.0, run.mean("communicate") - seconds) for run, seconds in zip(runs, wired, strict=True)]
     messages = [
@@ -388,12 +388,14 @@ def fit_server(runs: Sequence[Observed]) -> Server:
 
     def residuals(x: Vector) -> Vector:
         candidate = server(x)
-        return np.array([weight * math.log(predicted / seen) for run in runs for predicted, seen, weight in _against(run, candidate)])
+        return np.array(
+            [weight * math.log(predicted / seen) for run in runs for predicted, seen, weight in _predicted_and_measured(run, candidate)]
+        )
 
     return server(least_squares(residuals, [0.25] * 4, bounds=(1e-6, np.inf)).x)
 
 
-def _against(run: Observed, server: Server) -> list[tuple[float, float, float]]:
+def _predicted_and_measured(run: Observed, server: Server) -> list[tuple[float, float, float]]:
     link, once = _link(run), replace(server, pulls_per_update=1.0)
 
     def cycles(work: float, payload: float, server: Server) -> tuple[float, float]:

@@ -39,7 +39,7 @@ RISEN = 0.05  # overfitting: the loss is above its best by this part of the gain
 class Learning:
     """A verdict on a run's curves. Losses are means over examples."""
 
-    state: State  # see `judge_curves`
+    state: State  # see `assess_curves`
     reason: str
     evaluations: int
     recent: int | None = None  # last evaluations of the trend
@@ -57,7 +57,7 @@ class Learning:
         return abs(self.change) / self.change_error if self.change is not None and self.change_error else None
 
 
-def judge_curves(losses: Floats, train_losses: Floats) -> Learning:
+def assess_curves(losses: Floats, train_losses: Floats) -> Learning:
     """Return the verdict on evaluation losses [n] and training losses around them [n].
 
     Losses are smoothed by medians of three; *gain* is the fall from the first to the lowest. The noise of an evaluation comes from second
@@ -137,7 +137,7 @@ def learning(run: Run, series: StepSeries) -> Answer | None:
         return None
     losses = np.array([record.loss for record in tests], np.float64)
     trained = _train_losses(series, [record.step for record in tests])
-    trend = judge_curves(losses, trained)
+    trend = assess_curves(losses, trained)
     headline = run.metrics[0]
     best = None if trend.smoothed_best_index is None else tests[int(np.argmin(losses))]
     figures: dict[str, Any] = {

@@ -94,7 +94,7 @@ class Quality:
         }
 
 
-def judge_quality(
+def assess_quality(
     groups: Sequence[Sequence[Run]], keys: Sequence[Hashable], comparable: Callable[[str, Sequence[int]], Sequence[int]]
 ) -> Quality:
     """Return the quality of configurations, each given by its runs."""

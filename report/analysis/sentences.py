@@ -17,12 +17,12 @@ from ..compare.factors import RULES, some_of
 from ..compare.ratios import MAX_REPEATS_TOLD, USUAL_SCATTER, Ratio, geometric_mean
 from ..runs.cpu_starvation import timed_runs
 from ..runs.run import Run, real_batch
-from .conclusion import AxisVerdict, Best, Conclusion, Limit, cautions
+from .conclusion import AxisRanking, Best, Conclusion, ConfigurationDiagnosis, render_caveats
 from .configurations import (
     SPEED_FIGURE,
     ConfigurationSet,
-    counted,
-    differing,
+    count_with_noun,
+    differences_text,
     interval_text,
     ratio_text,
     shown,
@@ -30,7 +30,7 @@ from .configurations import (
     value_text,
 )
 from .configurations import TARGET_FIGURE as TARGET
-from .explanation_text import held_back
+from .diagnosis_text import bottleneck_text
 from .quality import EQUAL_WITHIN, LossAgreement, grouped
 
 _rate = partial(rate_text, unit="")
@@ -42,74 +42,74 @@ class AxisLine:
     """The name of an axis, its compared values, and the ratio with interval and significance."""
 
     axis: str
-    held: str
+    compared: str
     ratio: str
-    sure: str
+    significance: str
 
     @property
     def sentence(self) -> str:
         """The line as a sentence."""
-        return f"{self.axis}: {' '.join(filter(None, [self.held, self.ratio]))}{': ' if self.held else ''}{self.sure}."
+        return f"{self.axis}: {' '.join(filter(None, [self.compared, self.ratio]))}{': ' if self.compared else ''}{self.significance}."
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ConclusionText:
     """The sentences of a conclusion, by part."""
 
     head: str
     best: tuple[str, ...]
     axes: tuple[AxisLine, ...]
-    learnt: tuple[str, ...]
-    why: tuple[str, ...]
-    next: tuple[str, ...]
+    accuracy: tuple[str, ...]
+    bottlenecks: tuple[str, ...]
+    recommendations: tuple[str, ...]
     losses: tuple[str, ...]
-    mind: tuple[str, ...]
+    caveats: tuple[str, ...]
 
     @property
-    def named(self) -> list[tuple[str, tuple[str, ...]]]:
+    def sections(self) -> list[tuple[str, tuple[str, ...]]]:
         """The parts below the axes that have sentences, with their names."""
-        parts = {"Quality": self.learnt, "Bottleneck": self.why, "Recommendation": self.next}
-        parts |= {"Loss agreement": self.losses, "Caveats": self.mind}
+        parts = {"Quality": self.accuracy, "Bottleneck": self.bottlenecks, "Recommendation": self.recommendations}
+        parts |= {"Loss agreement": self.losses, "Caveats": self.caveats}
         return [(name, sentences) for name, sentences in parts.items() if sentences]
 
     @property
     def sentences(self) -> list[str]:
         """All sentences."""
-        parts = [sentence for _, sentences in self.named for sentence in sentences]
+        parts = [sentence for _, sentences in self.sections for sentence in sentences]
         return [self.head, *self.best, *(line.sentence for line in self.axes), *parts]
 
 
-def told(conclusion: Conclusion) -> Told:
+def told(conclusion: Conclusion) -> ConclusionText:
     """Return the sentences of a conclusion."""
     configs = conclusion.configurations
     unrepeated, many = _unrepeated(configs), len(configs.all)
     speed = SPEED_FIGURE in conclusion.figures
-    best = [*quality_told(configs, speed=speed)]
+    best = [*render_quality(configs, speed=speed)]
     advised = max((len(config.runs) for config in configs.all), default=0) < _USUAL_REPEATS
-    restated = {id(entry): verdict for entry in conclusion.best for verdict in conclusion.verdicts if _restates(verdict, entry)}
+    restated = {id(entry): verdict for entry in conclusion.best for verdict in conclusion.rankings if _restates(verdict, entry)}
     best += [_best(entry, restated.get(id(entry)), unrepeated, many, advised) for entry in conclusion.best]
     quality_alone = configs.quality.leads and sum(map(configs.ranks, configs.all)) == 1
     best += [_why_no_best(configs)] if speed and not conclusion.best and not quality_alone else []
     best += [*_missed(configs)] if TARGET in conclusion.figures else []
     by_target = {
-        ranking.axis for ranking in conclusion.verdicts if ranking.figure == TARGET.key and ranking.ratio is not None
+        ranking.axis for ranking in conclusion.rankings if ranking.figure == TARGET.key and ranking.ratio is not None
     }  # decided there
     lines = [
         _axis_line(ranking, unrepeated, advised)
-        for ranking in conclusion.verdicts
+        for ranking in conclusion.rankings
         if ranking not in restated.values()
         and not (ranking.figure == SPEED_FIGURE.key and ranking.axis in by_target)
-        and not _told_of_quality(ranking, configs)
+        and not _is_decided_by_quality(ranking, configs)
     ]
-    return Told(
+    return ConclusionText(
         one_line(_head(configs)),
         _lines(best),
-        tuple(AxisLine(*map(one_line, (line.axis, line.held, line.ratio, line.sure))) for line in lines),
-        _lines(learnt_told(configs)),
-        _lines(_limits(conclusion.limits)),
+        tuple(AxisLine(*map(one_line, (line.axis, line.compared, line.ratio, line.significance))) for line in lines),
+        _lines(render_accuracy(configs)),
+        _lines(_bottlenecks(conclusion.diagnoses)),
         _lines(_next(conclusion)),
-        _lines(agreements_told(conclusion.losses)),
-        _lines(cautions(conclusion) if conclusion.figures else []),
+        _lines(render_agreements(conclusion.losses)),
+        _lines(render_caveats(conclusion) if conclusion.figures else []),
     )
 
 
@@ -143,14 +143,14 @@ def _head(configs: ConfigurationSet) -> str:
     runs = sum(len(config.runs) for config in every)
     counts = {len(config.runs) for config in every}
     if not counts:
-        return counted(runs, "run")
+        return count_with_noun(runs, "run")
     repeats = f"{min(counts)} repeats each" if len(counts) == 1 else f"{min(counts)} to {max(counts)} repeats each"
-    settings = [setting.removesuffix(_SHARING) for setting in shared_settings([setting.runs[0] for setting in every])]  # in a caveat
+    settings = [setting.removesuffix(_SHARED_CORES) for setting in shared_settings([setting.runs[0] for setting in every])]  # in a caveat
     shared = [*settings, "one run each" if counts == {1} else repeats]
-    return f"{counted(runs, 'run')}: {', '.join(shared)}"
+    return f"{count_with_noun(runs, 'run')}: {', '.join(shared)}"
 
 
-_SHARING = " that share cores"
+_SHARED_CORES = " that share cores"
 
 
 def shared_settings(firsts: Sequence[Run], keys: Collection[str] = SHARED) -> list[str]:
@@ -166,30 +166,30 @@ def shared_settings(firsts: Sequence[Run], keys: Collection[str] = SHARED) -> li
     cores = {run.summary.get("nodes_sharing_cores") for run in firsts}
     nodes = shared.pop("nodes", None)
     if nodes:
-        parts.append(nodes if cores == {1} or None in cores else f"{nodes}{_SHARING}")
+        parts.append(nodes if cores == {1} or None in cores else f"{nodes}{_SHARED_CORES}")
     return parts + list(shared.values())
 
 
-def _restates(verdict: AxisVerdict, best: Best) -> bool:
+def _restates(verdict: AxisRanking, best: Best) -> bool:
     return (
         best.compared == 2
         and not best.left
         and verdict.figure == best.figure.key
-        and len(verdict.each) == 1
-        and verdict.each[0] == best.over_worst
+        and len(verdict.ratios) == 1
+        and verdict.ratios[0] == best.over_worst
     )
 
 
-def _told_of_quality(verdict: AxisVerdict, configs: ConfigurationSet) -> bool:
+def _is_decided_by_quality(verdict: AxisRanking, configs: ConfigurationSet) -> bool:
     axis = next(factor for factor in configs.axes if factor.key == verdict.axis)
     groups = [group for group in configs.strata(axis) if len(group) > 1]
     return configs.quality.leads and bool(groups) and all(sum(map(configs.ranks, group)) < 2 for group in groups)
 
 
-def _best(best: Best, restated: AxisVerdict | None, unrepeated: str, configurations: int, advised: bool) -> str:
+def _best(best: Best, restated: AxisRanking | None, unrepeated: str, configurations: int, advised: bool) -> str:
     what = _does(best)
     if best.left:
-        what = f"{what}, of {counted(best.compared, 'comparable configuration')}"
+        what = f"{what}, of {count_with_noun(best.compared, 'comparable configuration')}"
     if best.worst is None or best.over_worst is None:
         return f"{best.configuration.label} {what}{'; no other does in every run' if best.figure is TARGET and configurations > 1 else ''}."
     slowest = "" if best.compared <= 2 else ", the slowest of them" if best.left else ", the slowest"
@@ -254,7 +254,7 @@ def _significance(ratio: Ratio, unrepeated: str) -> str:
     return "significant" if ratio.sure else "not significant"
 
 
-def _axis_line(ranking: AxisVerdict, unrepeated: str, advised: bool) -> AxisLine:
+def _axis_line(ranking: AxisRanking, unrepeated: str, advised: bool) -> AxisLine:
     by = "in time to target" if ranking.figure == TARGET.key else "in throughput"
     if ranking.ratio is None:
         return AxisLine(ranking.label, "", "", f"{by.removeprefix('in ')} not ranked, as {ranking.why_not}")
@@ -262,7 +262,7 @@ def _axis_line(ranking: AxisVerdict, unrepeated: str, advised: bool) -> AxisLine
     sure = "depends on other settings" if ranking.depends else _sure(ranking.ratio, ranking.repeats, unrepeated, advised)
     return AxisLine(
         ranking.label,
-        f"{ranking.winner} over {ranking.other}",
+        f"{ranking.winner} over {ranking.second}",
         f"{times_text(ranking.ratio.ratio)}{_interval(ranking.ratio)} {by}",
         f"{sure}{_opposed(ranking)}{last}",
     )
@@ -283,27 +283,27 @@ def _sure(ratio: Ratio, repeats: int | None, unrepeated: str, advised: bool) -> 
     return f"{significance}; needs {needed}{' without CPU contention' * ratio.widened}"
 
 
-def _opposed(ranking: AxisVerdict) -> str:
+def _opposed(ranking: AxisRanking) -> str:
     if ranking.ratio is None or not ranking.ratio.opposed:
         return ""
     against: list[str] = []
     unclear: list[str] = []
-    for where, ratio in zip(ranking.where, ranking.each, strict=True):
+    for where, ratio in zip(ranking.where, ranking.ratios, strict=True):
         if ratio.ratio < 1.0:
             (unclear if ratio.known and not ratio.sure else against).append(f"{where} ({times_text(ratio.ratio)})")
     parts = {"reversed at": against, "not significant at": unclear if ranking.ratio.sure else []}
     return "".join(f"; {words} {', '.join(named)}" for words, named in parts.items() if named)
 
 
-def _limits(limits: Sequence[Limit]) -> Iterator[str]:
+def _bottlenecks(diagnoses: Sequence[ConfigurationDiagnosis]) -> Iterator[str]:
     """Yield each bottleneck with the time of equal examples, as fractions do not compare."""
-    first = limits[0].configuration.typical_run if limits else None
+    first = diagnoses[0].configuration.median_run if diagnoses else None
     batch = None if first is None else first.summary.get("global_batch_size")
     examples = None if first is None or not batch else real_batch(first.job, batch)
-    for limit in limits:
+    for limit in diagnoses:
         speeds = limit.configuration.figures(SPEED_FIGURE)
         takes = f" ({examples:,} examples take {seconds_text(examples / geometric_mean(speeds))})" if examples and speeds else ""
-        yield f"{limit.configuration.label}: {held_back(limit.explanation)}{takes}."
+        yield f"{limit.configuration.label}: {bottleneck_text(limit.diagnosis)}{takes}."
 
 
 def _next(conclusion: Conclusion) -> list[str]:
@@ -314,7 +314,7 @@ def _next(conclusion: Conclusion) -> list[str]:
         for place, advice in enumerate(conclusion.advice)
     ]
     check = "; check the quality" if any(advice.caution for advice in conclusion.advice) else ""
-    return [f"{conclusion.limits[0].configuration.label}: {'; '.join(gains)} (estimated{check})."]
+    return [f"{conclusion.diagnoses[0].configuration.label}: {'; '.join(gains)} (estimated{check})."]
 
 
 QUESTION = "Comparison"
@@ -323,38 +323,38 @@ _NAME = 16  # width of the column of the parts' names
 _PROSE = 120  # maximum line length
 
 
-def as_text(text: Told, width: int | None) -> str:
+def as_text(text: ConclusionText, width: int | None) -> str:
     """Return the conclusion for a terminal of `width` (None: no terminal), and an empty line."""
     width = min(width or _PROSE, _PROSE)
     parts = [_wrapped(f"{QUESTION} of {text.head}", width, "")]
     parts += ["\n".join(_wrapped(sentence, width, _GAP) for sentence in text.best)] if text.best else []
     if text.axes:
         parts.append("\n".join(_axes(text, width)))
-    if text.named:
-        parts.append("\n".join(_named(name, sentences, width) for name, sentences in text.named))
+    if text.sections:
+        parts.append("\n".join(_named(name, sentences, width) for name, sentences in text.sections))
     return "\n\n".join(parts) + "\n\n"
 
 
-def closing_text(text: Told, width: int | None) -> str:
+def closing_text(text: ConclusionText, width: int | None) -> str:
     """Repeat the best for the end of a terminal's output; empty without a terminal."""
     if width is None or not text.best:
         return ""
     return "\n" + "\n".join(_wrapped(sentence, min(width, _PROSE), "") for sentence in text.best) + "\n"
 
 
-def _axes(text: Told, width: int) -> list[str]:
-    rows = [(line.axis, line.held, line.ratio) for line in text.axes]
+def _axes(text: ConclusionText, width: int) -> list[str]:
+    rows = [(line.axis, line.compared, line.ratio) for line in text.axes]
     widths = [max(map(text_width, column)) for column in zip(*rows, strict=True)]
     lines = []
     for line, row in zip(text.axes, rows, strict=True):
-        if not line.held:
-            lines.append(_wrapped(f"{line.axis}: {line.sure}", width, _GAP))
+        if not line.compared:
+            lines.append(_wrapped(f"{line.axis}: {line.significance}", width, _GAP))
             continue
         head = _GAP.join(["", *(cell + " " * (wide - text_width(cell)) for cell, wide in zip(row, widths, strict=True))])
-        if text_width(head) + len(_GAP) + text_width(line.sure) <= width:
-            lines.append(f"{head}{_GAP}{line.sure}")
+        if text_width(head) + len(_GAP) + text_width(line.significance) <= width:
+            lines.append(f"{head}{_GAP}{line.significance}")
         elif text_width(head.rstrip()) <= width:
-            lines += [head.rstrip(), _wrapped(line.sure, width, 3 * _GAP)]
+            lines += [head.rstrip(), _wrapped(line.significance, width, 3 * _GAP)]
         else:
             lines.append(_wrapped(line.sentence.removesuffix("."), width, _GAP))
     return lines
@@ -372,7 +372,7 @@ def _wrapped(text: str, width: int, indent: str) -> str:
     return "\n".join(_wrap(text, width, initial_indent=indent, subsequent_indent=f"{indent}{_GAP}"))
 
 
-def as_lines(text: Told) -> list[str]:
+def as_lines(text: ConclusionText) -> list[str]:
     """Return every sentence as a line."""
     head, *rest = text.sentences
     return [f"{QUESTION} of {head}.", *rest]
@@ -381,7 +381,7 @@ def as_lines(text: Told) -> list[str]:
 _MAX_REACHED = 2  # configurations named as reaching a quality
 
 
-def quality_told(configs: ConfigurationSet, *, speed: bool = True) -> Iterator[str]:
+def render_quality(configs: ConfigurationSet, *, speed: bool = True) -> Iterator[str]:
     """Yield sentences on the best quality and on runs not ranked; `speed`: throughput follows."""
     quality, every = configs.quality, configs.all
     if quality.leads and quality.best is not None:
@@ -403,7 +403,7 @@ def quality_told(configs: ConfigurationSet, *, speed: bool = True) -> Iterator[s
         worth = "its first evaluation or on guessing the most common class"
         yield f"No run improved on {worth}{', so only throughput is ranked' * speed}."
     unjudged = [config for place, config in enumerate(every) if quality.leads and place not in quality.judged | quality.diverged.keys()]
-    for why, labels in grouped((differing(configs.why_not_judged(config)), config.label) for config in unjudged).items():
+    for why, labels in grouped((differences_text(configs.why_not_judged(config)), config.label) for config in unjudged).items():
         yield f"Not ranked, as the quality is not comparable{why}: {some_of(labels)}."
     if quality.undecided and not quality.leads:
         yield "The configurations train differently, and their quality is not comparable: no recommendation."
@@ -414,7 +414,7 @@ def quality_told(configs: ConfigurationSet, *, speed: bool = True) -> Iterator[s
         yield "Throughput is not ranked: no other configuration has comparable quality."
 
 
-def learnt_told(configs: ConfigurationSet) -> list[str]:
+def render_accuracy(configs: ConfigurationSet) -> list[str]:
     """Return a sentence on the best and the worst quality, if comparable and without target."""
     quality, every = configs.quality, configs.all
     runs = [run for config in every for run in config.runs]
@@ -431,7 +431,7 @@ def learnt_told(configs: ConfigurationSet) -> list[str]:
     if means[best] == means[worst]:
         return [f"Final test {name}: {shown(means[best])} in all configurations."]
     lowest = (min if info.better == "higher" else max)(value for place in means for value in quality.values[place])
-    until = f"--until '{info.name}{_that_all_reach(info, lowest)}'"
+    until = f"--until '{info.name}{_common_target(info, lowest)}'"
     if quality.leads:
         repeats = "all repeats of " * any(len(quality.values[place]) > 1 for place in means)
         reached = f"{len(means)} configurations" if len(means) > _MAX_REACHED else " and ".join(every[place].label for place in ordered)
@@ -444,7 +444,7 @@ def _figure(info: MetricInfo | None) -> Callable[[float], str]:
     return partial(figure_text, "" if info is None else info.name)
 
 
-def _that_all_reach(info: MetricInfo, worst: float) -> str:
+def _common_target(info: MetricInfo, worst: float) -> str:
     """Return a target of two digits that the worst value reaches: ``>=0.81``."""
     unit = (10.0 ** (math.floor(math.log10(abs(worst))) - 1) if worst else 1.0) or abs(worst)
     if info.better == "higher":
@@ -452,23 +452,23 @@ def _that_all_reach(info: MetricInfo, worst: float) -> str:
     return f"<={math.ceil(worst / unit) * unit:.6g}"
 
 
-MAX_PAIRS_TOLD = 2  # more pairs are only counted
+MAX_LISTED_PAIRS = 2  # more pairs are only counted
 
 
-def agreements_told(pairs: Sequence[LossAgreement]) -> Iterator[str]:
+def render_agreements(pairs: Sequence[LossAgreement]) -> Iterator[str]:
     """Yield the agreement of pairs of runs as sentences; many pairs are grouped."""
-    together = len(pairs) > MAX_PAIRS_TOLD
+    together = len(pairs) > MAX_LISTED_PAIRS
     same = [pair for pair in pairs if together and pair.parts_at is None and pair.identical]
     near = [pair for pair in pairs if together and pair.parts_at is None and not pair.identical]
     parts = [pair for pair in pairs if pair.parts_at is not None or not together]
-    of_pairs = f"of {counted(len(pairs), 'pair')} of runs"
+    of_pairs = f"of {count_with_noun(len(pairs), 'pair')} of runs"
     if same:
         yield f"{len(same)} {of_pairs}: bitwise identical over {_updates(same)}."
     if near:
         difference = f"(largest difference {max(pair.largest for pair in near):.1e})"
         yield f"{len(near)} {of_pairs} agree within {EQUAL_WITHIN:.2%} over {_updates(near)} {difference}."
-    if len(parts) <= MAX_PAIRS_TOLD:
-        yield from map(_agreement_told, parts)
+    if len(parts) <= MAX_LISTED_PAIRS:
+        yield from map(_render_agreement, parts)
         return
     places = sorted(pair.parts_at or 0 for pair in parts)
     last = "" if places[0] == places[-1] else f" to {places[-1] - 1:,}"
@@ -477,12 +477,12 @@ def agreements_told(pairs: Sequence[LossAgreement]) -> Iterator[str]:
 
 def _updates(pairs: Sequence[LossAgreement]) -> str:
     least, most = (choose(pair.updates for pair in pairs) for choose in (min, max))
-    return counted(least, "update") if least == most else f"{least:,} to {most:,} updates"
+    return count_with_noun(least, "update") if least == most else f"{least:,} to {most:,} updates"
 
 
-def _agreement_told(pair: LossAgreement) -> str:
+def _render_agreement(pair: LossAgreement) -> str:
     runs = f"{pair.run} and {pair.other}"
-    over = f"over {counted(pair.updates, 'update')}"
+    over = f"over {count_with_noun(pair.updates, 'update')}"
     if pair.identical:
         return f"{runs}: bitwise identical {over}."
     if pair.parts_at is None or pair.losses is None:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..analysis.configurations import Configuration, ConfigurationSet, called, configuration_set
+from ..analysis.configurations import Configuration, ConfigurationSet, configuration_set, values_label
 from ..compare.factors import some_of
 from ..runs.cpu_starvation import contention_judged
 from ..runs.run import Run
@@ -176,7 +176,7 @@ def band(drawn_as: Stroke, x: Floats, low: Floats, high: Floats, line: int) -> B
     return Band(drawn_as, x[known], low[known], high[known], line)
 
 
-def keys(picture: Picture) -> list[Curve]:
+def legend_curves(picture: Picture) -> list[Curve]:
     """Return the legend's curve for each name in a picture, preferably with points."""
     by_name: dict[str, Curve] = {}
     for panel in picture.panels:
@@ -242,7 +242,7 @@ def _short(names: Sequence[str], characters: int) -> dict[str, str]:
     }
 
 
-def kinds(marks: Sequence[Mark]) -> list[Mark]:
+def legend_marks(marks: Sequence[Mark]) -> list[Mark]:
     """Return a mark of each kind, for a legend."""
     return list({mark.kind: mark for mark in marks}.values())
 
@@ -273,7 +273,7 @@ class Lines:
     """The lines, the contended runs, and the keys of the axes that colour and dash show."""
 
     all: tuple[Line, ...]
-    left_out: tuple[Run, ...]
+    skipped: tuple[Run, ...]
     configurations: ConfigurationSet | None
     coloured: str | None = None
     dashed: str | None = None
@@ -296,21 +296,21 @@ class Lines:
     @property
     def note(self) -> str:
         """The note on repeats and CPU contention; may be empty."""
-        return " ".join(filter(None, [REPEATS if self.repeated else "", self.left_out_note]))
+        return " ".join(filter(None, [REPEATS if self.repeated else "", self.contention_note]))
 
     @property
-    def left_out_note(self) -> str:
+    def contention_note(self) -> str:
         """The note on runs with CPU contention, or with unknown contention; may be empty."""
         unjudged = [run.name for line in self.all for run in line.runs if run.has_summary and not contention_judged(run.summary)]
-        names = some_of([run.name for run in self.left_out])
-        every = len(self.left_out) == len(self.runs)
+        names = some_of([run.name for run in self.skipped])
+        every = len(self.skipped) == len(self.runs)
         void = f"Not drawn over time, because of CPU contention from other programs: {names}."
         void = "All runs had CPU contention from other programs: their speeds and times are not their own." if every else void
         unknown = f"CPU contention was not measured (run under 2 s, or no samples): {some_of(unjudged)}."
-        return " ".join([*([void] if self.left_out else []), *([unknown] if unjudged else [])])
+        return " ".join([*([void] if self.skipped else []), *([unknown] if unjudged else [])])
 
 
-def lines_of(runs: Sequence[Run]) -> Lines:
+def make_lines(runs: Sequence[Run]) -> Lines:
     """Return the lines for labelled runs; without any uncontended run, all are drawn over time."""
     ended = [run for run in runs if run.has_summary]
     unfinished = [run for run in runs if not run.has_summary]
@@ -320,7 +320,7 @@ def lines_of(runs: Sequence[Run]) -> Lines:
     coloured, dashed, looks = _looks(configs)
     ordered = [(config, looks[config.index]) for config in configs.in_order]
     every = sum(len(config.runs) for config in configs.all)
-    contended = {id(run) for run in configs.disturbed} if len(configs.disturbed) < every else set()
+    contended = {id(run) for run in configs.contended_runs} if len(configs.contended_runs) < every else set()
     timed = [tuple(run for run in config.runs if id(run) not in contended) for config, _ in ordered]
     repeated = bool(configs.axes) and any(len(config.runs) > 1 for config in configs.all)
     labels = [config.label if configs.axes else config.row.label for config, _ in ordered] if len(runs) > 1 else [runs[0].name]
@@ -334,7 +334,7 @@ def lines_of(runs: Sequence[Run]) -> Lines:
         Line(len(lines) + place, run.name, Stroke(used + place, used + place), part, (run,), None, (run,))
         for place, run in enumerate(unfinished)
     ]
-    return Lines(tuple(lines), configs.disturbed, configs, coloured, dashed)
+    return Lines(tuple(lines), configs.contended_runs, configs, coloured, dashed)
 
 
 def _looks(configs: ConfigurationSet) -> tuple[str | None, str | None, list[tuple[Stroke, str]]]:
@@ -349,7 +349,7 @@ def _looks(configs: ConfigurationSet) -> tuple[str | None, str | None, list[tupl
     looks = []
     for config in configs.all:
         colour_and_dash = (0 if axis is None else numbers[axis.key][config.values[axis.key]] for axis in (coloured, dashed))
-        looks.append((Stroke(*colour_and_dash), called(rest, config.values) if rest else ""))
+        looks.append((Stroke(*colour_and_dash), values_label(rest, config.values) if rest else ""))
     if coloured is not None and len(set(looks)) == len(looks):
         return coloured.key, None if dashed is None else dashed.key, looks
     size, count = len(COLOURS), len(configs.all)

@@ -27,7 +27,7 @@ class Content:
     scripts: tuple[bytes, ...]
 
 
-def content_of(page: str) -> Content:
+def split_scripts(page: str) -> Content:
     """Separate a page from its scripts; every script tag is real, as ``<`` in texts is escaped."""
     parts: list[str] = []
     scripts: list[bytes] = []
@@ -49,24 +49,24 @@ class Rendered:
     """The page, if any; the runs that are not on it with the reasons; another problem, if any."""
 
     page: str | None
-    left_out: Mapping[Path, str]
+    skipped: Mapping[Path, str]
     problem: str | None = None
 
 
 def render_readable(paths: Sequence[Path]) -> Rendered:
     """Return the page of the runs. Never raises for damaged, vanished or changing files."""
-    left_out: dict[Path, str] = {}
+    skipped: dict[Path, str] = {}
     shown = list(paths)
     while shown:
         page, problem = _attempt(shown)
         if page is not None:
-            return Rendered(page, left_out)
+            return Rendered(page, skipped)
         culprits = _culprits(shown, problem)
         if not culprits:
-            return Rendered(None, left_out, problem)
-        left_out |= culprits
+            return Rendered(None, skipped, problem)
+        skipped |= culprits
         shown = [path for path in shown if path not in culprits]
-    return Rendered(None, left_out)
+    return Rendered(None, skipped)
 
 
 def _attempt(paths: Sequence[Path]) -> tuple[str | None, str]:
@@ -206,7 +206,7 @@ class Refresher:
         self.published = Published()
         self._followed, self._report = followed, report
         self._rendered: Mapping[Path, Stamp] = {}
-        self._left_out: dict[Path, tuple[Stamp, str]] = {}
+        self._skipped: dict[Path, tuple[Stamp, str]] = {}
         self._problem: str | None = None
         self._next_at = self._asked_at = time.monotonic()
         self._awake = threading.Event()
@@ -231,10 +231,10 @@ class Refresher:
         """Look at the runs, and render their page if it has changed and the pause is over."""
         looked_at = time.time()
         standing = self._followed.look()
-        for path, (stamp, _) in list(self._left_out.items()):
+        for path, (stamp, _) in list(self._skipped.items()):
             if standing.runs.get(path) != stamp:
-                del self._left_out[path]  # it has changed, and may be readable
-        wanted = {path: stamp for path, stamp in standing.runs.items() if path not in self._left_out}
+                del self._skipped[path]  # it has changed, and may be readable
+        wanted = {path: stamp for path, stamp in standing.runs.items() if path not in self._skipped}
         current = list(wanted.items()) == list(self._rendered.items())
         if not current and time.monotonic() >= self._next_at:
             self._render(wanted)
@@ -244,19 +244,19 @@ class Refresher:
     def _render(self, wanted: Mapping[Path, Stamp]) -> None:
         began, cpu_began = time.monotonic(), time.thread_time()
         rendered = render_readable(list(wanted))
-        self._left_out |= {path: (wanted[path], problem) for path, problem in rendered.left_out.items()}
+        self._skipped |= {path: (wanted[path], problem) for path, problem in rendered.skipped.items()}
         self._problem = rendered.problem
         if rendered.page is not None:
-            self.published = replace(self.published, version=self.published.version + 1, content=content_of(rendered.page))
-        self._rendered = {path: stamp for path, stamp in wanted.items() if path not in rendered.left_out}
+            self.published = replace(self.published, version=self.published.version + 1, content=split_scripts(rendered.page))
+        self._rendered = {path: stamp for path, stamp in wanted.items() if path not in rendered.skipped}
         cpu_seconds = time.thread_time() - cpu_began
         ended = time.monotonic()
         self._next_at = ended + max(MIN_PAUSE_SECONDS, ended - began, cpu_seconds / CPU_SHARE - cpu_seconds)
 
     def _publish(self, standing: Standing, read_at: float | None) -> None:
-        left_out = [f"{one_line(path.name)} is skipped: {one_line(problem)}" for path, (_, problem) in self._left_out.items()]
+        skipped = [f"{one_line(path.name)} is skipped: {one_line(problem)}" for path, (_, problem) in self._skipped.items()]
         problem = [] if self._problem is None else [f"the page could not be updated: {one_line(self._problem)}"]
-        notes = (*standing.notes, *left_out, *problem)
+        notes = (*standing.notes, *skipped, *problem)
         for text in notes:
             if text not in self.published.notes:
                 with suppress(OSError):  # standard error is closed; the page has it too

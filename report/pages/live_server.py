@@ -147,7 +147,7 @@ class LocalServer:
 
     def start(self) -> None:
         """Start answering."""
-        self._listener = AuthenticatingListener(self._listening, self._hear, self._answer, self._report)
+        self._listener = AuthenticatingListener(self._listening, self._read_request, self._answer, self._report)
 
     def __enter__(self) -> Self:
         return self
@@ -167,7 +167,7 @@ class LocalServer:
                 with contextlib.suppress(OSError):  # the peer closed it first
                     connection.shutdown(socket.SHUT_RDWR)
 
-    def _hear(self, exchange: Exchange) -> tuple[socket.socket, Document | None]:
+    def _read_request(self, exchange: Exchange) -> tuple[socket.socket, Document | None]:
         connection = exchange.connection
         try:
             head = read_head(connection)
@@ -184,8 +184,8 @@ class LocalServer:
             return connection, None
         return connection, document
 
-    def _answer(self, heard: tuple[socket.socket, Document | None], host: str) -> None:
-        connection, document = heard
+    def _answer(self, request: tuple[socket.socket, Document | None], host: str) -> None:
+        connection, document = request
         with connection:
             if document is None:
                 return

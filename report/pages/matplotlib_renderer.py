@@ -26,7 +26,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
 from ...core.console import note, shown
 from ...core.drafts import replacing
 from ...core.errors import UsageError
-from .figure import INK, Bars, Curve, Dots, Panel, Picture, colour, dash, end_labels, keys, kinds, marker
+from .figure import INK, Bars, Curve, Dots, Panel, Picture, colour, dash, end_labels, legend_curves, legend_marks, marker
 
 Format = Literal["png", "svg", "pdf"]
 FORMATS: tuple[str, ...] = get_args(Format)
@@ -96,7 +96,7 @@ def write_figures(pictures: Sequence[Picture], folder: Path, image: Format, look
     except OSError as error:
         raise UsageError(f"--output: {str(folder)!r} cannot hold figures ({error.strerror}). Give another folder.") from error
     if missing := frozenset[str]().union(*drawn):
-        note(lacking_text(missing))
+        note(missing_characters_text(missing))
     return paths
 
 
@@ -114,10 +114,10 @@ def _write(picture: Picture, path: Path, image: Format, look: Look) -> frozenset
         warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")  # the caller reports it once for all figures
         figure = _draw(picture, look)
         families = list(matplotlib.rcParams["font.family"])
-        missing = lacking(figure, families)
+        missing = missing_characters(figure, families)
         if missing and (fallbacks := families_for(missing)):
             families += fallbacks
-            missing = lacking(figure, families)
+            missing = missing_characters(figure, families)
             matplotlib.rcParams["font.family"] = families
             figure = _draw(picture, look)
         with replacing(path) as draft:
@@ -251,12 +251,12 @@ def _pattern(lengths: Sequence[float]) -> Any:
 
 
 def _key(picture: Picture, look: Look) -> list[Line2D]:
-    curves, shown = [], keys(picture)
+    curves, shown = [], legend_curves(picture)
     for drawn in shown:
         label = _plain(textwrap.fill(drawn.name, look.longest_line))
         look_of: dict[str, Any] = {"color": colour(drawn.stroke.colour), "linestyle": _pattern(dash(drawn.stroke.dash)), "linewidth": 1.6}
         curves.append(Line2D([], [], label=label, **look_of, **{**_points(drawn, several=len(shown) > 1), "markevery": None}))
-    for mark in kinds(picture.marks):
+    for mark in legend_marks(picture.marks):
         curves.append(Line2D([], [], color=mark.colour, linestyle=_pattern(mark.dash), linewidth=0.8, label=mark.kind))
     return curves
 
@@ -309,7 +309,7 @@ _NOT_FOR_NAMES = ("last resort", "stixnon", "stixsize", "cmb10", "cmex10", "cmmi
 _SHOWN = 12
 
 
-def lacking(figure: Figure, families: Collection[str]) -> frozenset[str]:
+def missing_characters(figure: Figure, families: Collection[str]) -> frozenset[str]:
     """Return the visible characters of a figure that none of the font `families` has."""
     used = {character for text in figure.findobj(Text) for character in text.get_text() if not character.isspace()}
     known = frozenset[int]().union(*(_characters(findfont(FontProperties(family=[family]))) for family in families))
@@ -330,7 +330,7 @@ def families_for(characters: Collection[str]) -> list[str]:
     return chosen
 
 
-def lacking_text(characters: Collection[str]) -> str:
+def missing_characters_text(characters: Collection[str]) -> str:
     """Return the note on missing characters, with the fix."""
     some = "".join(sorted(characters)[:_SHOWN])
     more = f"… ({len(characters)} characters)" if len(characters) > _SHOWN else ""

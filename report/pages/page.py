@@ -21,17 +21,17 @@ from ...core.errors import UsageError
 from ...records.text import UNKNOWN, bytes_text, code_text, count_text, instructions_text, number_text
 from ..analysis.advice import advise
 from ..analysis.conclusion import conclude
-from ..analysis.explanation_text import HEADER as EXPLAINED
-from ..analysis.explanation_text import answers, explain_several, headline, notes
+from ..analysis.diagnosis import diagnose
+from ..analysis.diagnosis_text import HEADER as EXPLAINED
+from ..analysis.diagnosis_text import answers, explain_several, headline, notes
 from ..analysis.sentences import QUESTION
 from ..analysis.sentences import told as sentences
-from ..analysis.verdict import explain
 from ..compare.cells import holds_figures
 from ..compare.comparison import compare_runs
 from ..compare.comparison_tables import ComparisonTable, above, below, default_tables
 from ..compare.run_tables import SYNTHETIC
 from ..runs.run import Run, as_recorded, config_text, lost_updates, repeat_command
-from .figure import REPEATS, Bars, Picture, Stroke, colour, dash, keys, kinds, lines_of, marker
+from .figure import REPEATS, Bars, Picture, Stroke, colour, dash, legend_curves, legend_marks, make_lines, marker
 from .pictures import pictures
 from .plotly_renderer import plots
 
@@ -39,7 +39,7 @@ SETTINGS = ("run", "state", "backend", "mode", "model", "data", "precision", "no
 ENVIRONMENT = ("node", "host", "processor", "cores available", "memory", "kernel", "Python", "packages", "GPUs")
 
 
-def described(run: Run) -> dict[str, Any]:
+def describe_run(run: Run) -> dict[str, Any]:
     """Return a run's values in the page's template."""
     segments = run.job.get("segments") or [{"command": run.job.get("command") or ()}]
     return {
@@ -87,9 +87,9 @@ def _explanation_of(run: Run) -> dict[str, Any]:
     if not run.has_summary and next(run.steps(), None) is None:
         return {"verdict": None, "questions": []}
     known = as_recorded(run)
-    explanation = explain(known)
-    verdict = {"text": headline(explanation), "notes": notes(explanation), "advice": [entry.sentence for entry in advise(explanation)]}
-    return {"verdict": verdict, "questions": [(answer.question, answer.text) for answer in answers(known, explanation)]}
+    diagnosis = diagnose(known)
+    verdict = {"text": headline(diagnosis), "notes": notes(diagnosis), "advice": [entry.sentence for entry in advise(diagnosis)]}
+    return {"verdict": verdict, "questions": [(answer.question, answer.text) for answer in answers(known, diagnosis)]}
 
 
 def _node(number: int, node: Mapping[str, Any]) -> list[str]:
@@ -149,7 +149,7 @@ def _check(path: Path) -> None:
 
 def render(runs: Sequence[Run]) -> str:
     """Return the page. Raises DamagedRunError for unreadable records."""
-    lines = lines_of(runs)
+    lines = make_lines(runs)
     known = frozenset((line.label, line.stroke) for line in lines.all if len(lines.all) > 1)
     drawn = [replace(picture, note=picture.note.replace(REPEATS, "").strip()) for picture in pictures(runs, lines)]  # shown above all
     shown = [_picture(number, picture, known) for number, picture in enumerate(drawn)]
@@ -162,8 +162,8 @@ def render(runs: Sequence[Run]) -> str:
         lstrip_blocks=True,
     )
     environment.globals.update(colour=colour, dash=dash, marker=marker, marker_paths=_MARKER_PATHS)
-    descriptions = [described(run) for run in runs]
-    environment_right = _right([row for run in descriptions for row in run["environment"]] or [ENVIRONMENT])
+    descriptions = [describe_run(run) for run in runs]
+    environment_right = _are_figures([row for run in descriptions for row in run["environment"]] or [ENVIRONMENT])
     environment.globals.update(environment=ENVIRONMENT, environment_right=environment_right)
     ended = [run for run in runs if run.has_summary]
     concluded = conclude(ended) if len(ended) > 1 else None
@@ -175,7 +175,7 @@ def render(runs: Sequence[Run]) -> str:
         conclusion=conclusion,
         synthetic=SYNTHETIC,
         settings=SETTINGS,
-        settings_right=_right([[run["label"], run["state"], *run["settings"]] for run in descriptions]),
+        settings_right=_are_figures([[run["label"], run["state"], *run["settings"]] for run in descriptions]),
         runs=descriptions,
         lines=lines.all,
         lines_note=REPEATS if lines.repeated else "",
@@ -195,7 +195,7 @@ def _shown(value: Any) -> Any:
     return shown(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
-def _right(rows: Sequence[Sequence[str]]) -> list[bool]:
+def _are_figures(rows: Sequence[Sequence[str]]) -> list[bool]:
     return [index > 0 and holds_figures(column, False) for index, column in enumerate(zip(*rows, strict=True))]
 
 
@@ -227,7 +227,7 @@ def _labelled(block: ComparisonTable) -> ComparisonTable:
 
 def _picture(number: int, picture: Picture, known: Collection[tuple[str, Stroke]]) -> dict[str, Any]:
     drawn = plots(picture)
-    legend = keys(picture)
+    legend = legend_curves(picture)
     bars = [panel for panel in picture.panels if isinstance(panel, Bars)]
     for plot, panel in zip(drawn, bars, strict=False):
         plot["segments"] = [{"name": segment.name, "colour": segment.colour} for segment in panel.segments]
@@ -242,7 +242,7 @@ def _picture(number: int, picture: Picture, known: Collection[tuple[str, Stroke]
         "whole": picture.stacked or bool(bars),
         "small": len(picture.panels) > _MAX_LARGE,
         "legend": [] if picture.place != "first" and all((entry.name, entry.stroke) in known for entry in legend) else legend,
-        "marks": kinds(picture.marks),
+        "marks": legend_marks(picture.marks),
         "plots": [{"segments": None, **plot} for plot in drawn],
     }
 

@@ -217,14 +217,14 @@ def figure_columns(comparison: Comparison, columns: Sequence[Column]) -> list[Pa
     for source in columns:
         if source.of_node:
             for node, label in node_lines(comparison.entries):
-                of_node = {place: _of_node(flat.get(source.key) or [], node) for place, flat in known.items()}
+                of_node = {place: _node_value(flat.get(source.key) or [], node) for place, flat in known.items()}
                 paper_columns.append(_column(comparison, source, of_node, named_node(node, label, source.header)))
         else:
             paper_columns.append(_column(comparison, source, {place: flat.get(source.key) for place, flat in known.items()}, source.header))
     return [source for source in paper_columns if any(cell.figure != UNKNOWN for cell in source.cells)]
 
 
-def _of_node(values: Sequence[Any], node: int | str) -> Any:
+def _node_value(values: Sequence[Any], node: int | str) -> Any:
     return statistic(node, values) if isinstance(node, str) else values[node] if node < len(values) else None
 
 

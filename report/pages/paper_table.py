@@ -10,7 +10,7 @@ from typing import Any
 from ...core.errors import UsageError
 from ...core.setting import TARGET, WORK
 from ...records.text import UNKNOWN
-from ..analysis.configurations import axes_of, called, shown
+from ..analysis.configurations import axes_of, shown, values_label
 from ..analysis.sentences import shared_settings
 from ..compare.cells import MARK
 from ..compare.comparison import Comparison, compare_runs
@@ -41,7 +41,7 @@ _SHARED = frozenset(
 # In the caption if they differ; the others follow, or appear with the figures.
 _CHOSEN = {rule.key for rule in CHOSEN} - {"seed", "digest", "update_examples", "translation_signature", "translation_signature_at_the_end"}
 _MAX_CHARACTERS = 2000  # of one sentence
-_SAYS_NOTHING = frozenset({"target none", "constant"})
+_UNINFORMATIVE = frozenset({"target none", "constant"})
 
 
 def _caption(
@@ -70,7 +70,7 @@ def _caption(
 def _training(rows: Sequence[Row]) -> Iterator[str]:
     firsts = [row.runs[0] for row in rows]
     keys = _SHARED | (set() if len({run.summary["global_batch_size"] for run in firsts}) == 1 else {"batch_size"})
-    settings = [part for part in shared_settings(firsts, keys) if part not in _SAYS_NOTHING]
+    settings = [part for part in shared_settings(firsts, keys) if part not in _UNINFORMATIVE]
     parts = [part.replace(">=", " ≥ ").replace("<=", " ≤ ") if part.startswith("target ") else part for part in settings]
     if parts:
         first, *rest = parts
@@ -113,7 +113,7 @@ def name_columns(comparison: Comparison, by: Sequence[Factor], *, fold: bool) ->
     numbers = [axis for axis in axes if all(_is_number(row_values[axis.key]) for row_values in values)]
     words = [axis for axis in axes if axis not in numbers]
     are_distinct = len({tuple(row_values.values()) for row_values in values}) == len(rows)
-    names = [called(words, row_values) for row_values in values]
+    names = [values_label(words, row_values) for row_values in values]
     if not fold or not are_distinct or not axes:
         names = [f"{set_up} ({name})" if set_up else name for set_up, name in zip(names, row_names(rows), strict=True)]
     columns = []

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...metrics import MetricInfo
 from ...records.text import duration_text, number_text, rate_text
-from ..analysis.configurations import FIGURES, Configuration, ConfigurationSet, Figure, called
+from ..analysis.configurations import FIGURES, Configuration, ConfigurationSet, Figure, values_label
 from ..compare.factors import Factor
 from ..compare.ratios import geometric_mean
 from ..runs.columns import reach
@@ -36,11 +36,11 @@ from .figure import (
     band,
     counts_something,
     curve,
-    lines_of,
+    make_lines,
     stroke,
 )
 from .resource_charts import resources, time_shares
-from .training_charts import course, evaluations, goal, metrics_of_all, training
+from .training_charts import draw_line, evaluations, metrics_of_all, shared_goal, training
 
 MAX_ROWS = 12  # readable on a first screen
 TARGET, _ = FIGURES
@@ -56,12 +56,12 @@ def decision(lines: Lines) -> Picture | None:
     if figure is None:
         return None
     comparable = {id(entry) for entry in among}
-    ranked = sorted(configured, key=lambda line: _rank(_of(line), figure, id(line.configuration) in comparable))
+    ranked = sorted(configured, key=lambda line: _rank(_configuration(line), figure, id(line.configuration) in comparable))
     rows = ranked[:MAX_ROWS]
     panels: list[Panel | Dots] = [_dots(lines, rows, figure, len(ranked), comparable)]
     if (quality_panel := _learnt(lines, ranked)) is not None:
         panels.append(quality_panel)
-    widened = any(_of(line).contended for line in rows if id(line.configuration) in comparable)
+    widened = any(_configuration(line).contended for line in rows if id(line.configuration) in comparable)
     bar = f" Tick: geometric mean. Bar: its 95 % confidence interval{', widened for CPU contention' * widened}."
     note = f"Dot: a run.{bar * lines.repeated} "
     words = "; ".join(_words_of_line(lines, line, figure, comparable) for line in rows)
@@ -69,7 +69,7 @@ def decision(lines: Lines) -> Picture | None:
     return Picture("decision", title, (note + lines.note).strip(), words, tuple(panels), place="first")
 
 
-def _of(line: Line) -> Configuration:
+def _configuration(line: Line) -> Configuration:
     assert line.configuration is not None
     return line.configuration
 
@@ -81,8 +81,8 @@ def _rank(config: Configuration, figure: Figure, comparable: bool) -> tuple[bool
 
 
 def _dots(lines: Lines, rows: list[Line], figure: Figure, total: int, comparable: Collection[int]) -> Dots:
-    values = [_of(line).figures(figure) if id(line.configuration) in comparable else () for line in rows]
-    title = f"Time to {_of(rows[0]).row.figures['target']}" if figure is TARGET else "Examples per second"
+    values = [_configuration(line).figures(figure) if id(line.configuration) in comparable else () for line in rows]
+    title = f"Time to {_configuration(rows[0]).row.figures['target']}" if figure is TARGET else "Examples per second"
     if total > len(rows):
         title += f", the best {len(rows)} of {total} configurations"
     return Dots(
@@ -91,10 +91,10 @@ def _dots(lines: Lines, rows: list[Line], figure: Figure, total: int, comparable
         tuple(line.named(len(line_values) or len(line.runs)) for line, line_values in zip(rows, values, strict=True)),
         tuple(values),
         tuple(geometric_mean(line_values) if line_values else None for line_values in values),
-        tuple(_of(line).interval(figure) if line_values else None for line, line_values in zip(rows, values, strict=True)),
+        tuple(_configuration(line).interval(figure) if line_values else None for line, line_values in zip(rows, values, strict=True)),
         tuple(line.stroke for line in rows),
         tuple(line.number for line in rows),
-        tuple("" if line_values else _missing(lines, _of(line), figure) for line, line_values in zip(rows, values, strict=True)),
+        tuple("" if line_values else _missing(lines, _configuration(line), figure) for line, line_values in zip(rows, values, strict=True)),
     )
 
 
@@ -121,29 +121,29 @@ def _learnt(lines: Lines, ranked: list[Line]) -> Panel | None:
     metrics = metrics_of_all(lines)
     if not metrics:
         return None
-    info = next((metric for metric in metrics if goal(lines, metric.name) is not None), metrics[0])
+    info = next((metric for metric in metrics if shared_goal(lines, metric.name) is not None), metrics[0])
     some = len(lines.parts) > 1 or len(ranked) > MAX_ROWS
     curves, bands = [], []
     for place, line in enumerate(ranked[: len(COLOURS)] if some else ranked):
         known = [records for run in line.timed if (records := evaluations(run, info)) is not None]
         if known:
             drawn_as = replace(line, stroke=stroke(place)) if some else line
-            line_curves, pale = course(drawn_as, [(seconds, values) for _, seconds, values in known], "points", one_by_one)
+            line_curves, pale = draw_line(drawn_as, [(seconds, values) for _, seconds, values in known], "points", one_by_one)
             curves += line_curves
             bands += pale
     if not curves:
         return None
     search = searched(info, lines.runs)
     title = f"Test {info.label}{search} over time" + (f", the best {len(curves)} configurations" if some else "")
-    return Panel(title, "wall-clock time (s)", f"test {info.label}", tuple(curves), level=goal(lines, info.name), bands=tuple(bands))
+    return Panel(title, "wall-clock time (s)", f"test {info.label}", tuple(curves), level=shared_goal(lines, info.name), bands=tuple(bands))
 
 
 def _words_of_line(lines: Lines, line: Line, figure: Figure, comparable: Collection[int]) -> str:
-    values = _of(line).figures(figure)
+    values = _configuration(line).figures(figure)
     if not values or id(line.configuration) not in comparable:
-        return f"{line.label}: {_missing(lines, _of(line), figure)}"
+        return f"{line.label}: {_missing(lines, _configuration(line), figure)}"
     show = duration_text if figure is TARGET else rate_text
-    scatter = _of(line).interval(figure)
+    scatter = _configuration(line).interval(figure)
     within = "" if scatter is None else f" (95 % CI {' to '.join(map(show, scatter))})"
     return (
         f"{line.label}: {show(geometric_mean(values))}{within} in {number_text(len(values), 0)} runs"
@@ -216,7 +216,7 @@ def _rows(lines: Lines, configs: ConfigurationSet, axis: Factor) -> list[_Row]:
     if lines.coloured is None or len(set(strokes)) < len(strokes):
         strokes = [stroke(place) for place in range(len(groups))]
     return [
-        _Row(called(other_axes, members[0].values) or "all runs", row_stroke, line.number, members)
+        _Row(values_label(other_axes, members[0].values) or "all runs", row_stroke, line.number, members)
         for members, row_stroke, line in zip(groups, strokes, first, strict=True)
     ]
 
@@ -226,29 +226,29 @@ def _measures(metrics: Sequence[MetricInfo], runs: Sequence[Run]) -> list[_Measu
     for info in metrics[:1]:
         of = searched(info, runs)
         title = f"Test {info.label}{of} at the {'last evaluation' if of else 'end'}"
-        learnt.append(_Measure(title, "", _of_run("eval", info.name), f"test {info.label}", from_zero=False, timed=False))
+        learnt.append(_Measure(title, "", _summary_value("eval", info.name), f"test {info.label}", from_zero=False, timed=False))
     return [
         _SPEED,
         _Measure("Time to the target", "s", _time_to_target, "seconds"),
         *learnt,
-        _Measure("CPU", "", _of_nodes("cpu_cores_used", "mean"), "cores used by a node"),
-        _Measure("Sent", "B/s", _of_nodes("network_sent_bytes_per_train_second"), "by a node, per second of training"),
-        _Measure("Memory", "B", _of_nodes("memory_rss_bytes", "max"), "RSS of a node, at most", timed=False),
+        _Measure("CPU", "", _node_values("cpu_cores_used", "mean"), "cores used by a node"),
+        _Measure("Sent", "B/s", _node_values("network_sent_bytes_per_train_second"), "by a node, per second of training"),
+        _Measure("Memory", "B", _node_values("memory_rss_bytes", "max"), "RSS of a node, at most", timed=False),
     ]
 
 
-def _of_run(*path: str) -> Callable[[Run], list[float]]:
+def _summary_value(*path: str) -> Callable[[Run], list[float]]:
     return lambda run: [] if (value := number(reach(run.summary, path))) is None else [value]
 
 
-_SPEED = _Measure("Examples per second", "", _of_run("examples_per_second"), "examples per second")
+_SPEED = _Measure("Examples per second", "", _summary_value("examples_per_second"), "examples per second")
 
 
 def _time_to_target(run: Run) -> list[float]:
-    return _of_run("time_to_target_seconds")(run) if run.summary.get("target_reached") else []
+    return _summary_value("time_to_target_seconds")(run) if run.summary.get("target_reached") else []
 
 
-def _of_nodes(*path: str) -> Callable[[Run], list[float]]:
+def _node_values(*path: str) -> Callable[[Run], list[float]]:
     def values(run: Run) -> list[float]:
         figures = [number(reach(node, path)) for node in run.summary["per_node"]]
         known = [value for value in figures if value is not None]
@@ -332,7 +332,7 @@ _MAIN = ("loss", "speed")  # not behind a click if there are several lines; of s
 
 def pictures(runs: Sequence[Run], lines: Lines | None = None) -> list[Picture]:
     """Return the non-empty pictures of labelled runs. Raises DamagedRunError."""
-    lines = lines or lines_of(runs)
+    lines = lines or make_lines(runs)
     decided = decision(lines)
     drawn = [] if decided is None else [decided]
     drawn += over_settings(lines)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...records.text import MAX_NODES_SHOWN, bytes_text, duration_text, ends_of, number_text, statistic
-from ..analysis.evidence import BESIDE_TRAINING, calibrated_segment, idle_fraction
+from ..analysis.evidence import PAUSE_COMPONENTS, calibrated_segment, idle_fraction
 from ..runs.run import Run
 from ..runs.series import BAND_PERCENTILES, ENDS, UNEVEN_NOTE, bands
 from ..runs.series_arrays import Floats, NodeSeries
@@ -208,7 +208,7 @@ _MAX_NODES = 12  # with more nodes in all, a bar is the mean of a configuration'
 
 def time_shares(lines: Lines) -> Picture:
     """Return bars for each configuration with figures, and for its nodes unless too many."""
-    representatives = [(line, line.runs[0] if line.configuration is None else line.configuration.typical_run) for line in lines.all]
+    representatives = [(line, line.runs[0] if line.configuration is None else line.configuration.median_run) for line in lines.all]
     ended = [(line, run) for line, run in representatives if run.has_summary]
     clocks = [_clock(run.summary) for _, run in ended]
     shows_nodes = len(ended) == 1 or sum(len(_nodes(run)) for _, run in ended) <= _MAX_NODES
@@ -222,7 +222,7 @@ def time_shares(lines: Lines) -> Picture:
         else:
             nodes.append((line.label, _mean_of_nodes(figures for _, figures in _nodes(run))))
     note = _SHARES_NOTE + _SOME * some + _MEAN * (not shows_nodes) + _TYPICAL * lines.repeated
-    note = f"{note} {lines.left_out_note}".strip()
+    note = f"{note} {lines.contention_note}".strip()
     panels = (
         Bars(
             "Where each run's clock went",
@@ -262,7 +262,7 @@ def _mean_of_nodes(nodes: Iterable[Mapping[str, Any] | None]) -> Mapping[str, An
 
 
 def _clock(summary: Mapping[str, Any]) -> dict[str, float]:
-    segment, measured = calibrated_segment(summary), ("train_seconds", *BESIDE_TRAINING.values())
+    segment, measured = calibrated_segment(summary), ("train_seconds", *PAUSE_COMPONENTS.values())
     shares = summary.get("time_shares")
     if shares is not None and not shares.get("part_began_seconds"):
         clock = {key: float(shares["run"][key]) for key in (*measured, "other_seconds")}

@@ -126,7 +126,7 @@ def _described(run: Run, series: StepSeries) -> tuple[str, str]:
     return loss, f"{steps} steps and {examples} examples per second"
 
 
-def course(line: Line, curves: Sequence[XY], kind: Kind, together: Callable[[Sequence[XY]], Spread | None]) -> Drawn:
+def draw_line(line: Line, curves: Sequence[XY], kind: Kind, together: Callable[[Sequence[XY]], Spread | None]) -> Drawn:
     """Return a line's curve, or each of its curves if `together` cannot combine them."""
     spread, name = together(curves) if len(curves) > 1 else None, line.named(len(curves))
     if spread is None:
@@ -183,7 +183,7 @@ def _losses(lines: Lines, trained: Mapping[int, Sequence[_Trained]], words: str)
 
 def _loss_curves(line: Line, curves: Sequence[XY], *, raw: bool) -> Drawn:
     averaged = [(x, smoothed(loss, smoothing_weight(len(loss)))) for x, loss in curves]
-    drawn, bands = course(line, averaged, "line", on_a_grid)
+    drawn, bands = draw_line(line, averaged, "line", on_a_grid)
     if raw:
         drawn.insert(0, curve(line.label, line.stroke, *curves[0], line.number, "faint"))
     for x, loss in curves:
@@ -211,7 +211,7 @@ def _speed(lines: Lines, trained: Mapping[int, Sequence[_Trained]], words: str) 
 
 def _speed_curves(line: Line, curves: Sequence[XY]) -> Drawn:
     width = [2 * (len(y) // (2 * _MEDIAN_SHARE)) + 1 for _, y in curves]
-    drawn, bands = course(line, [(x, running_median(y, wide)) for (x, y), wide in zip(curves, width, strict=True)], "line", on_a_grid)
+    drawn, bands = draw_line(line, [(x, running_median(y, wide)) for (x, y), wide in zip(curves, width, strict=True)], "line", on_a_grid)
     together = on_a_grid(curves) if len(curves) > 1 else None
     if together is not None:
         pale = band(line.stroke, together.x, together.low, together.high, line.number)
@@ -235,7 +235,7 @@ def _learning_rates(lines: Lines, trained: Mapping[int, Sequence[_Trained]]) -> 
             for rates_of_run in rest
             for values_a, values_b in zip(rates_of_run, first, strict=True)
         )
-        drawn[line.number] = course(
+        drawn[line.number] = draw_line(
             replace(line, label=line.named(len(line_rates)), repeated=False), [first] if are_equal else line_rates, "line", on_a_grid
         )
         begin, end, most = (number_text(float(rate)) for rate in (known[0], known[-1], known.max()))
@@ -293,13 +293,13 @@ def _evaluation(lines: Lines, info: MetricInfo, name: str, shown: str) -> Pictur
             for end, record in zip(ends, known, strict=True)
         ]
         words += [f"{line.label}: {shown} {'; '.join(last)}"] if known else []
-    drawn = _draw(lines, curves, lambda line, record: course(line, record, "points", one_by_one))
-    level = goal(lines, info.name)
+    drawn = _draw(lines, curves, lambda line, record: draw_line(line, record, "points", one_by_one))
+    level = shared_goal(lines, info.name)
     panels = tuple(replace(panel, level=level) for panel in _panels(lines, title, title[:1].lower() + title[1:], drawn))
     return Picture(name, title, measured_on(info, lines.runs), ". ".join(words), panels)
 
 
-def goal(lines: Lines, metric: str) -> tuple[float, str] | None:
+def shared_goal(lines: Lines, metric: str) -> tuple[float, str] | None:
     """Return the goal that all runs share for a metric, with its name, if any."""
     goals = {run.job.get("until") for line in lines.all for run in line.runs}
     text = goals.pop() if len(goals) == 1 else None

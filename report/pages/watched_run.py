@@ -38,7 +38,7 @@ from ...records.text import (
     number_text,
     rate_text,
 )
-from ..analysis.duration import Block, Estimate, Measured, blocks_of, estimate, plan_of, steps_per_epoch
+from ..analysis.duration import Block, Estimate, Measured, estimate, make_blocks, read_plan, steps_per_epoch
 from ..runs.series import checkpoint_pauses, end_translations, pauses
 
 _CHUNK_BYTES = 1 << 20
@@ -47,10 +47,10 @@ _CHUNK_BYTES = 1 << 20
 class Tail(Generic[R]):
     """Follows a run's file of JSON lines, which may not exist yet, by whole lines."""
 
-    # `most_bytes` limits the initial content (None: all). `anew`: the file was replaced at the last `read`, as on resume.
+    # `most_bytes` limits the initial content (None: all). `was_replaced`: the file was replaced at the last `read`, as on resume.
 
     def __init__(self, path: Path, kind: type[R], most_bytes: int | None = None) -> None:
-        self.anew = False
+        self.was_replaced = False
         self._path = path
         self._kind: type[R] = kind
         self._most_bytes = most_bytes
@@ -61,8 +61,8 @@ class Tail(Generic[R]):
 
     def read(self) -> list[R]:
         """Return the new records. Raises DamagedRunError for a whole line that is no record."""
-        self.anew = self._descriptor is not None and self._replaced(self._descriptor)
-        if self.anew:
+        self.was_replaced = self._descriptor is not None and self._replaced(self._descriptor)
+        if self.was_replaced:
             self.close()
         if self._descriptor is None:
             self._descriptor = self._open()
@@ -183,7 +183,7 @@ class _Training:
             return [Block(last.count, last.seconds)] if last.seconds > 0 else []
         ends = np.array([record.time_seconds - first.time_seconds for record in rest])
         since = [(start - first.time_seconds, end - first.time_seconds) for start, end in stops if end > first.time_seconds]
-        return blocks_of(ends, np.array([record.count for record in rest]), since)
+        return make_blocks(ends, np.array([record.count for record in rest]), since)
 
     @property
     def examples_per_step(self) -> float | None:
@@ -256,7 +256,7 @@ class WatchedRun:
         """Read news; return evaluations and events since the first call. Raises DamagedRunError."""
         self._read_status()  # before the records, so that those of an ended run are complete
         records = self._read()
-        if any(tail.anew for tail in self._tails):
+        if any(tail.was_replaced for tail in self._tails):
             self.close()
             self._begin()
             records = self._read()
@@ -316,7 +316,7 @@ class WatchedRun:
         """The estimate of ``trainer explain``, from recent updates, without an earlier target."""
         if self.ended or self.job is None or self.total_steps is None:
             return None
-        plan = plan_of(self.job, self.total_steps, steps_per_epoch(self.job, self.training.examples_per_step))
+        plan = read_plan(self.job, self.total_steps, steps_per_epoch(self.job, self.training.examples_per_step))
         blocks = self.training.blocks(pauses(self._evaluated, self._saved))
         stalls = [end - start for start, end in checkpoint_pauses(self._saved)]
         evaluations = [record.seconds for record in self._evaluated]

@@ -12,7 +12,7 @@ from crosstrain.conformance.runs import norm_wise_difference, read_run, relative
 from crosstrain.core.job import Job
 from crosstrain.data.store.stored_dataset import open_dataset
 from crosstrain.records.store.run_directory import RunReader
-from crosstrain.report.analysis.verdict import explain
+from crosstrain.report.analysis.diagnosis import diagnose
 from crosstrain.report.runs.run import Run
 
 pytestmark = pytest.mark.cluster

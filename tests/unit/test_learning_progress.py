@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crosstrain.report.analysis.learning import CERTAIN, CHANCE, MIN_EVALUATIONS, judge_curves
+from crosstrain.report.analysis.learning import CERTAIN, CHANCE, MIN_EVALUATIONS, assess_curves
 
 COURSES = {
     "improving": lambda x: 2 * np.exp(-3 * x),
@@ -41,8 +41,8 @@ def test_smooth_curve_is_classified(name, n):
 def test_verdict_is_independent_of_scale_and_offset(name, n, scale, shift, seed):
     """Curves have noise of 0.5 % of the first loss."""
     noise = 0.01 * np.random.default_rng(seed).uniform(-1, 1, n)
-    plain = judge_curves(course(name, n) + noise, training(n))
-    moved = judge_curves(scale * (course(name, n) + noise + shift), scale * training(n))
+    plain = assess_curves(course(name, n) + noise, training(n))
+    moved = assess_curves(scale * (course(name, n) + noise + shift), scale * training(n))
     assert plain.state == moved.state
     assert moved.gain == pytest.approx(scale * plain.gain, rel=1e-3)
 
@@ -52,7 +52,7 @@ def test_verdict_is_independent_of_scale_and_offset(name, n, scale, shift, seed)
 def test_little_noise_hides_the_truth_in_2_percent_at_most(name, n):
     """With noise of 0.5 % a few points may seem to fall by chance: `unclear`, no other verdict."""
     noises = (0.01 * np.random.default_rng(seed).uniform(-1, 1, n) for seed in range(150))
-    states = [judge_curves(course(name, n) + noise, training(n)).state for noise in noises]
+    states = [assess_curves(course(name, n) + noise, training(n)).state for noise in noises]
     assert sum(state not in (name, "unclear") for state in states) <= 3
     assert states.count(name) >= (150 * 0.85 if name == "flat" else 147)
 
@@ -61,7 +61,7 @@ def test_little_noise_hides_the_truth_in_2_percent_at_most(name, n):
 def test_noise_is_no_change(seed):
     """Runs of any length, with noise as large as the loss: flat, at most one in six unclear."""
     rng = np.random.default_rng(seed)
-    states = [judge_curves(1 + rng.normal(size=n), training(n)).state for n in rng.integers(MIN_EVALUATIONS, 100, 100)]
+    states = [assess_curves(1 + rng.normal(size=n), training(n)).state for n in rng.integers(MIN_EVALUATIONS, 100, 100)]
     assert states.count("flat") + states.count("unclear") >= 97
     assert states.count("flat") >= 85
 
@@ -71,7 +71,7 @@ def test_single_outlier_decides_nothing():
     for place in range(20):
         spiked = losses.copy()
         spiked[place] += 1.0
-        assert judge_curves(spiked, training(20)).state in ("flat", "unclear"), place
+        assert assess_curves(spiked, training(20)).state in ("flat", "unclear"), place
 
 
 def test_too_few_evaluations_are_not_judged():
@@ -82,7 +82,7 @@ def test_too_few_evaluations_are_not_judged():
 def test_non_finite_loss_is_not_judged():
     losses = course("improving", 20)
     losses[7] = np.nan
-    assert judge_curves(losses, training(20)).state == "unclear"
+    assert assess_curves(losses, training(20)).state == "unclear"
 
 
 @pytest.mark.parametrize("train", [np.full(20, np.nan), training(20)[::-1]])

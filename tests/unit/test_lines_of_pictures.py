@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_runs import make_run
 
-from crosstrain.report.pages.figure import COLOURS, NEUTRAL, REPEATS, Dots, Panel, lines_of
+from crosstrain.report.pages.figure import COLOURS, NEUTRAL, REPEATS, Dots, Panel, make_lines
 from crosstrain.report.pages.pictures import pictures
 from crosstrain.report.runs.run import Run, labelled, started_runs
 from crosstrain.report.runs.series import on_a_grid, one_by_one

@@ -26,7 +26,7 @@ from strangers import listens
 from crosstrain.cli.group import invoke
 from crosstrain.core.errors import UsageError
 from crosstrain.report.pages import followed_runs as module
-from crosstrain.report.pages.followed_runs import RECORDS, FollowedRuns, Refresher, content_of, render_readable
+from crosstrain.report.pages.followed_runs import RECORDS, FollowedRuns, Refresher, render_readable, split_scripts
 from crosstrain.report.pages.page import render
 from crosstrain.report.runs.locate import find_places
 from crosstrain.report.runs.run import Run, started_runs
@@ -69,7 +69,7 @@ def without_page(path):
     rendered = render_readable([path])
     assert rendered.page is None
     assert rendered.problem is None
-    return rendered.left_out[path]
+    return rendered.skipped[path]
 
 
 @pytest.mark.thorough

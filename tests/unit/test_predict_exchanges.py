@@ -10,7 +10,7 @@ from predict_samples import BATCH, PAYLOAD, RING, calibrated_run
 
 from crosstrain.cli.commands.predict import predict as command
 from crosstrain.core.errors import UsageError
-from crosstrain.report.analysis.cost_model import Link, Ring, on_link, ring_step, traffic
+from crosstrain.report.analysis.cost_model import Link, Ring, link_bytes, ring_step, traffic
 from crosstrain.report.analysis.fit import fit, observe
 from crosstrain.report.runs.run import Run
 

@@ -125,7 +125,7 @@ def test_verdict_is_independent_of_order_and_copies(speeds, seeds, order):
     ]
     order.shuffle(more)
     assert speeds_by_backend(more) == speeds_by_backend(runs)
-    assert len(conclude(more).verdicts) == len({run.summary["backend"] for run in runs}) - 1
+    assert len(conclude(more).rankings) == len({run.summary["backend"] for run in runs}) - 1
 
 
 def speeds_of(**jobs):
@@ -183,7 +183,7 @@ def test_starved_run_affects_neither_rank_nor_mean():
     assert cell(comparison.entries[1], column("examples_per_second")).endswith("(n=2)")
     words = told(conclude(comparison.runs))
     assert words.best[0].startswith("torch has the highest throughput, 1,205 examples/s (geometric mean; 95 % CI ")
-    assert any("torch-seed=2 needed; its speed and times are not used" in text for text in words.mind)
+    assert any("torch-seed=2 needed; its speed and times are not used" in text for text in words.caveats)
 
 
 def test_all_runs_starved_is_reported():

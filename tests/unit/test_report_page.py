@@ -21,8 +21,8 @@ from crosstrain.cli.group import invoke
 from crosstrain.core.console import shown
 from crosstrain.core.job import Job
 from crosstrain.records.store.run_directory import RunReader
-from crosstrain.report.analysis.explanation_text import answers
-from crosstrain.report.analysis.verdict import explain
+from crosstrain.report.analysis.diagnosis import diagnose
+from crosstrain.report.analysis.diagnosis_text import answers
 from crosstrain.report.compare.run_tables import SYNTHETIC
 from crosstrain.report.pages.page import render
 from crosstrain.report.pages.pictures import pictures

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crosstrain.core.units import Cadence
-from crosstrain.report.analysis.duration import Block, Measured, Plan, blocks_of, estimate, steps_per_epoch
+from crosstrain.report.analysis.duration import Block, Measured, Plan, estimate, make_blocks, steps_per_epoch
 
 
 def plan(total, evaluate="end", save=None, *, save_final=False, per_epoch=None):
@@ -104,7 +104,7 @@ def test_band_covers_a_steady_run(pace, scatter, groups, times, seed):
 
 def test_pauses_are_not_part_of_blocks():
     ends = np.array([1.0, 2.0, 8.0, 9.0])
-    blocks = blocks_of(ends, np.full(4, 5), [(2.0, 7.0)])
+    blocks = make_blocks(ends, np.full(4, 5), [(2.0, 7.0)])
     assert [block.steps for block in blocks] == pytest.approx([5.0] * 4)
     assert [block.seconds for block in blocks] == pytest.approx([1.0] * 4)
 

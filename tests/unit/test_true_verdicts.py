@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from crosstrain.records.store.schema import EvalRecord
 from crosstrain.report.analysis.conclusion import conclude
-from crosstrain.report.analysis.configurations import FIGURES, SPEED_FIGURE, times_as_good
+from crosstrain.report.analysis.configurations import FIGURES, SPEED_FIGURE, speedup
 from crosstrain.report.analysis.sentences import told
 from crosstrain.report.compare.comparison import compare_runs
 from crosstrain.report.compare.comparison_tables import above
 from crosstrain.report.compare.formats import as_csv, as_text
 from crosstrain.report.compare.ratios import Sample, better_by
-from crosstrain.report.pages.figure import lines_of
+from crosstrain.report.pages.figure import make_lines
 from crosstrain.report.pages.paper_table import as_latex
 from crosstrain.report.runs.cpu_starvation import STARVED, cpu_starvation
 from crosstrain.report.runs.run import labelled
@@ -87,7 +87,7 @@ def test_contention_voids_speed_and_not_accuracy():
     latex = as_latex(runs)
     assert "0.9500" in latex
     assert "($n=1$)" in latex
-    lines = lines_of(labelled(runs))
+    lines = make_lines(labelled(runs))
     assert {(line.named(len(line.runs)), len(line.runs), len(line.timed)) for line in lines.all} == {
         ("precision fp32 (n=3)", 3, 1),
         ("precision bf16 (n=3)", 3, 3),
@@ -106,11 +106,11 @@ def test_contended_async_runs_have_marked_metrics():
 def test_unmeasured_contention_makes_verdicts_unsure():
     runs = repeated("t", FAST, GOOD, contention=(None,) * 3) + repeated("f", SLOW, GOOD, backend="tf")
     words = told(conclude(runs))
-    assert conclude(runs).verdicts[0].ratio.to_json()["sure"] is None
+    assert conclude(runs).rankings[0].ratio.to_json()["sure"] is None
     assert "significance unknown (CPU contention was not measured in every run)" in words.best[0]
-    assert any(line.startswith("CPU contention was not measured") and "t-0, t-1, t-2" in line for line in words.mind)
+    assert any(line.startswith("CPU contention was not measured") and "t-0, t-1, t-2" in line for line in words.caveats)
     assert "CPU contention was not measured (run under 2 s, or no samples): t-0, t-1, t-2." in as_text(compare_runs(runs))
-    assert "CPU contention was not measured (run under 2 s, or no samples): t-0, t-1, t-2." in lines_of(labelled(runs)).note
+    assert "CPU contention was not measured (run under 2 s, or no samples): t-0, t-1, t-2." in make_lines(labelled(runs)).note
 
 
 def test_winner_needs_an_opponent_and_repeats_are_suggested():
@@ -147,7 +147,7 @@ def test_one_contended_run_never_reverses_a_verdict(ours, theirs, factor, fracti
     by_backend = {configuration.values["backend"]: configuration for configuration in configurations.all}
     if not by_backend["torch"].figures(SPEED_FIGURE):
         return
-    seen = times_as_good(by_backend["torch"], by_backend["tf"], SPEED_FIGURE)
+    seen = speedup(by_backend["torch"], by_backend["tf"], SPEED_FIGURE)
     if true.sure and seen.sure:
         assert (true.ratio > 1) == (seen.ratio > 1)
     if fraction < STARVED and seen.sure:  # contention can only make its side look worse
@@ -315,7 +315,7 @@ def test_widened_interval_is_marked():
     runs = repeated("t", FAST, GOOD, contention=(0.1, 0.1, 0.1)) + repeated("f", SLOW, GOOD, backend="tf")
     words = told(conclude(runs))
     assert words.best[0].count("95 % CI* ") == 2
-    assert "* Widened for CPU contention; without it: torch up to 1.11 × as fast." in words.mind
+    assert "* Widened for CPU contention; without it: torch up to 1.11 × as fast." in words.caveats
     scattered = repeated("t", (1000.0, 1160.0, 1300.0), GOOD, contention=(0.1,) * 3) + repeated("f", SLOW, GOOD, backend="tf")
     assert told(conclude(scattered)).best[0].endswith(" repeats each without CPU contention.")
     assert "CI*" not in told(conclude(repeated("t", FAST, GOOD) + repeated("f", SLOW, GOOD, backend="tf"))).best[0]
@@ -371,7 +371,7 @@ def test_waiting_tasks_may_have_lost_all_waits_together(nodes, fraction, lost):
     clean = [run(f"f-{seed}", 1000.0 + seed, backend="tf", seed=seed, **shape, summary={"per_node": [used()] * nodes}) for seed in range(3)]
     slow = 1300.0 * (1 - nodes * lost)
     held = [run(f"t-{seed}", slow + seed, seed=seed, **shape, summary={"per_node": [node] * nodes}) for seed in range(3)]
-    assert not conclude([*clean, *held]).verdicts[0].ratio.sure
+    assert not conclude([*clean, *held]).rankings[0].ratio.sure
 
 
 def test_measurement_setting_does_not_change_training():

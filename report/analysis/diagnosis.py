@@ -12,14 +12,14 @@ from ...records.text import number_text, rate_text, seconds_text
 from ..runs.cpu_starvation import CpuStarvation, cpu_starvation
 from ..runs.run import Run
 from .evidence import (
-    BESIDE_TRAINING,
+    PAUSE_COMPONENTS,
     TRAINING_COMPONENTS,
     Evidence,
     Link,
     NetworkCause,
     Shares,
     Worker,
-    around_training,
+    clock_fractions,
     percent,
     read_evidence,
     step_fractions,
@@ -128,7 +128,7 @@ def exchange_text(costs: ExchangeCosts) -> str:
     return f"{spent}; estimated with --exchange direct: {rate} steps/s ({low} to {high}), {faster}"
 
 
-Verdict = str  # a component of `NAMES`; starved: by other programs; mixed: nothing dominates; unclear; unknown: no calibration
+Bottleneck = str  # a component of `NAMES`; starved: by other programs; mixed: nothing dominates; unclear; unknown: no calibration
 SLOW = 1.5  # times the median worker's own work
 DOMINANT = 0.4  # below this share nothing dominates
 MIN_DIFFERENCE = 0.05  # repeats on a shared machine differ by so much; a smaller lead decides nothing
@@ -153,10 +153,10 @@ class NodeView:
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
+class Diagnosis:
     """The verdict on a run."""
 
-    verdict: Verdict
+    verdict: Bottleneck
     candidates: tuple[str, ...]  # of an unclear verdict, within the uncertainty
     network_cause: NetworkCause | None  # why communication is slow, if it is
     message_fraction: float | None
@@ -209,24 +209,24 @@ class Explanation:
 _RESTARTS = ("restarts", "restart_seconds_lost", "worker_restarts", "worker_absent_seconds")  # of a summary
 
 
-def explain(run: Run) -> Explanation:
+def diagnose(run: Run) -> Diagnosis:
     """Return the verdict on a run. Raises UsageError without a recorded update."""
-    return judge(read_evidence(run))
+    return diagnose_evidence(read_evidence(run))
 
 
-def judge(evidence: Evidence) -> Explanation:
+def diagnose_evidence(evidence: Evidence) -> Diagnosis:
     """Return the verdict of the evidence; only ``starved`` under CPU contention."""
-    diagnosis = _judged(evidence)
+    diagnosis = _diagnose(evidence)
     return diagnosis if diagnosis.starved is None else replace(diagnosis, verdict="starved", candidates=(), slow_node=None)
 
 
-def _judged(evidence: Evidence) -> Explanation:
+def _diagnose(evidence: Evidence) -> Diagnosis:
     shares = evidence.shares
     if shares is None:
-        around = around_training(evidence.summary)
-        long = [component for component in (*BESIDE_TRAINING, "other") if around[component] > MAX_UNSEEN]
+        around = clock_fractions(evidence.summary)
+        long = [component for component in (*PAUSE_COMPONENTS, "other") if around[component] > MAX_UNSEEN]
         views = tuple(_view(evidence, node, None, None) for node in range(len(evidence.summary["per_node"])))
-        return Explanation(long[0] if long else "unknown", tuple(long), None, None, None, None, around, {}, {}, views, evidence)
+        return Diagnosis(long[0] if long else "unknown", tuple(long), None, None, None, None, around, {}, {}, views, evidence)
     exchange = shares.step["network"]
     seconds = sum(worker.communicate_seconds for worker in evidence.workers) / len(evidence.workers)
     cause = evidence.network_cause(exchange, seconds) if exchange >= NOTABLE else None
@@ -235,7 +235,7 @@ def _judged(evidence: Evidence) -> Explanation:
     slow = (shares.slowest.node if short is None else short) if "peers" in candidates else None
     views = tuple(_view(evidence, node, cause, short) for node in range(len(evidence.summary["per_node"])))
     figures = (shares.run, shares.uncertainty, shares.step)
-    return Explanation(bottleneck, candidates, cause, evidence.message_fraction, slow, shares.slowness, *figures, views, evidence)
+    return Diagnosis(bottleneck, candidates, cause, evidence.message_fraction, slow, shares.slowness, *figures, views, evidence)
 
 
 MAX_UNSEEN = 0.5  # without calibration, a component above this is the verdict
@@ -257,7 +257,7 @@ def _saturated_node(evidence: Evidence) -> int | None:
 NEARLY_ALL = 0.85  # CPU fraction of a node without spare cores; the rest is waiting between threads and tasks
 
 
-def _ranked(shares: Shares, short_of_cores: bool) -> tuple[Verdict, tuple[str, ...]]:
+def _ranked(shares: Shares, short_of_cores: bool) -> tuple[Bottleneck, tuple[str, ...]]:
     order = sorted(shares.run, key=lambda component: -shares.run[component])
     largest = order[0]
     if _combined_share(shares, largest, short_of_cores) < DOMINANT:
@@ -317,10 +317,10 @@ def _mean(figure: Mapping[str, float] | None) -> float | None:
 
 
 def _slowness(evidence: Evidence, workers: Sequence[Worker]) -> float | None:
-    if evidence.shares is None or not workers or not evidence.shares.slowest.own_seconds:
+    if evidence.shares is None or not workers or not evidence.shares.slowest.work_seconds:
         return None
-    usual = evidence.shares.slowest.own_seconds / evidence.shares.slowness
-    return max(worker.own_seconds for worker in workers) / usual if usual else None
+    usual = evidence.shares.slowest.work_seconds / evidence.shares.slowness
+    return max(worker.work_seconds for worker in workers) / usual if usual else None
 
 
 def _updates_fraction(evidence: Evidence, workers: Sequence[Worker]) -> float | None:
