@@ -48,13 +48,13 @@ class Advice:
 
 def batch_dependent_seconds(diagnosis: Diagnosis, worker: Worker) -> float | None:
     """Return the seconds of a step that grow with its batch, if half a batch was calibrated."""
-    entry, calibration = diagnosis.evidence.calibration_of(worker), diagnosis.evidence.calibration or {}
+    entry, calibration = diagnosis.evidence.find_calibration(worker), diagnosis.evidence.calibration or {}
     half, whole = entry.get("half_compute_seconds"), entry.get("compute_seconds")
     if not half or not whole or half > MAX_HALF_BATCH_RATIO * whole:
         return None
-    left_out = 1.0 - float(calibration["half_batch_size"]) / float(calibration["batch_size"])
+    omitted = 1.0 - float(calibration["half_batch_size"]) / float(calibration["batch_size"])
     saved = 1.0 - float(half) / float(whole)
-    return worker.data_seconds + worker.compute_seconds * min(1.0, max(0.0, saved / left_out))
+    return worker.data_seconds + worker.compute_seconds * min(1.0, max(0.0, saved / omitted))
 
 
 def _larger_batch(diagnosis: Diagnosis) -> Iterator[Advice]:
@@ -82,9 +82,9 @@ def _larger_batch(diagnosis: Diagnosis) -> Iterator[Advice]:
         yield Advice(f"--batch-tokens {2 * tokens}", f"{halves} token", speedup, "about", caution, f"now {tokens}")
         return
     option = "--batch-size" if evidence.job.get("global_batch_size") is None else "--global-batch-size"
-    at_once = evidence.summary["batch_size"] // int(evidence.job.get("accumulate") or 1)
+    per_task = evidence.summary["batch_size"] // int(evidence.job.get("accumulate") or 1)
     whole = evidence.summary["global_batch_size"]
-    now = at_once if option == "--batch-size" else whole
+    now = per_task if option == "--batch-size" else whole
     caution = _RETUNE.format("the global batch" if sync else "the batch of an update", " (--scale-lr)")
     unit = " per worker" if option == "--batch-size" else ""
     yield Advice(f"{option} {2 * now}", f"{halves} example", speedup, "about", caution, f"now {now}{unit}")
@@ -118,31 +118,32 @@ def _one_worker(diagnosis: Diagnosis) -> Iterator[Advice]:
     if count == 1 or summary["nodes"] not in (1, count):
         return
     quickest = min(workers, key=lambda worker: worker.work_seconds)
-    together, exchange = sum(1.0 / worker.step_seconds for worker in workers), evidence.calibration_of(quickest).get("communicate_seconds")
+    all_rate = sum(1.0 / worker.step_seconds for worker in workers)
+    exchange = evidence.find_calibration(quickest).get("communicate_seconds")
     overhead = 0.0 if exchange is None else max(0.0, quickest.communicate_seconds - exchange)
     if evidence.job.get("global_batch_size") is None:
-        alone = 1.0 / (quickest.work_seconds + overhead)
+        single_rate = 1.0 / (quickest.work_seconds + overhead)
         caution = None if summary["mode"] == "async" else "the global batch is then one worker's"
     else:
         more, caution = batch_dependent_seconds(diagnosis, quickest), None
         if more is None:
             return
-        alone = count / (quickest.work_seconds + overhead + (count - 1) * more)
+        single_rate = count / (quickest.work_seconds + overhead + (count - 1) * more)
     shared = summary["nodes"] == 1 or (summary["nodes_sharing_cores"] or 1) > 1
     place = "one task" if summary["nodes"] == 1 else "one node"
     reason = f"{place} alone: no communication{', and no sharing of cores' * shared}"
     option = "--procs-per-node 1" if summary["nodes"] == 1 else _only_nodes(diagnosis, [quickest.node])
     mode = " --mode sync" if summary["mode"] == "async" else ""
     if shared or mode:
-        yield Advice(f"{option}{mode}", reason, alone / together / (1.0 + quickest.spread), "at least", caution)
+        yield Advice(f"{option}{mode}", reason, single_rate / all_rate / (1.0 + quickest.spread), "at least", caution)
     else:
-        yield Advice(option, reason, alone / together, "about", caution)
+        yield Advice(option, reason, single_rate / all_rate, "about", caution)
 
 
-def _only_nodes(diagnosis: Diagnosis, kept: Sequence[int]) -> str:
+def _only_nodes(diagnosis: Diagnosis, remaining: Sequence[int]) -> str:
     limits = diagnosis.evidence.job.get("cores_per_node") or []
-    option = f"--nodes {len(kept)}"
-    return option if len(limits) <= 1 else f"{option} --cores-per-node {','.join(f'{limits[node]:g}' for node in kept)}"
+    option = f"--nodes {len(remaining)}"
+    return option if len(limits) <= 1 else f"{option} --cores-per-node {','.join(f'{limits[node]:g}' for node in remaining)}"
 
 
 def _wider_link(diagnosis: Diagnosis) -> Iterator[Advice]:
@@ -167,12 +168,12 @@ def _spread_servers(diagnosis: Diagnosis) -> Iterator[Advice]:
     nodes, workers, servers = (evidence.summary[name] for name in ("nodes", "workers", "parameter_servers"))
     whole = link.limit_bytes_per_second / evidence.calibration["payload_bytes"]
     now = sum(1.0 / worker.step_seconds for worker in evidence.workers)
-    alone = sum(1.0 / worker.work_seconds for worker in evidence.workers)
+    work_rate = sum(1.0 / worker.work_seconds for worker in evidence.workers)
     if servers < nodes:
-        updates = min(alone, whole * nodes / ((nodes - 1) / (servers + 1) + servers / (servers + 1)))
+        updates = min(work_rate, whole * nodes / ((nodes - 1) / (servers + 1) + servers / (servers + 1)))
         yield Advice(f"--ps {servers + 1}", "the parameters' way is then shared by more links", updates / now, "at most")
     if workers > 1:
-        updates = min(alone, whole * workers / (2 * (workers - 1) / workers))
+        updates = min(work_rate, whole * workers / (2 * (workers - 1) / workers))
         yield Advice("--mode sync", "a ring of all-reduce burdens all links alike", updates / now, "at most", _SYNC_CAUTION)
 
 
@@ -197,8 +198,8 @@ def _slow_node(diagnosis: Diagnosis) -> Iterator[Advice]:
         yield Advice(option, what, speedup, "at least", "the global batch is then smaller")
     reason, caution = "each node continues at its own pace", "updates are then made one by one on parameters that others change meanwhile"
     if step["network"] < NOTABLE:
-        alone = sum(worker.step_seconds / worker.work_seconds for worker in evidence.workers) / len(evidence.workers)
-        yield Advice("--mode async", reason, alone, "at most", caution)
+        gain = sum(worker.step_seconds / worker.work_seconds for worker in evidence.workers) / len(evidence.workers)
+        yield Advice("--mode async", reason, gain, "at most", caution)
     else:
         unknown = f"{reason}; what an exchange with a parameter server takes, this run does not tell"
         yield Advice("--mode async", unknown, None, None, caution)

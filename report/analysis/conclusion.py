@@ -22,11 +22,11 @@ from .configurations import (
     Configuration,
     ConfigurationSet,
     Figure,
+    bare_value_text,
     coarse_gaps,
     configuration_set,
     count_with_noun,
     differences_text,
-    shown,
     speedup,
     times_text,
     values_label,
@@ -87,41 +87,41 @@ Pairs = list[tuple[Configuration, Configuration]]
 def rank_axis(configs: ConfigurationSet, axis: Factor, figure: Figure) -> AxisRanking:
     """Return the verdict on an axis by a figure."""
     groups = configs.strata(axis)
-    values = configs.values_of(axis)
-    pairs = {(a, b): _pairs(configs, groups, axis.key, figure, a, b) for a, b in combinations(values, 2)}
+    values = configs.sorted_values(axis)
+    pairs = {(a, b): _comparable_pairs(configs, groups, axis.key, figure, a, b) for a, b in combinations(values, 2)}
     known = [pair for pair, members in pairs.items() if members]
     missed = tuple(config for group in groups for config in group if figure.better < 0 and config.missed_target)
     if not known:
-        return AxisRanking(axis.key, axis.label, figure.key, missed, why_not=_why_not(configs, groups, figure))
-    ranked = _ranked(values, pairs, figure)
+        return AxisRanking(axis.key, axis.label, figure.key, missed, why_not=_reason_unranked(configs, groups, figure))
+    ranked = _rank_values(values, pairs, figure)
     winner = ranked[0]
-    comparable = [value for value in ranked[1:] if _between(pairs, winner, value)]  # a value may be comparable only with others
+    comparable = [value for value in ranked[1:] if _pairs_between(pairs, winner, value)]  # a value may be comparable only with others
     second, last = comparable[0], comparable[-1]
-    members = _between(pairs, winner, second)
+    members = _pairs_between(pairs, winner, second)
     first = _ratio(members, figure)
-    other_axes = configs.others(axis)
+    other_axes = configs.other_axes(axis)
     repeats = None if first.sure or first.open_by_contention else repeats_that_would_tell(_figures(members, figure))
-    beyond = _between(pairs, winner, last) if last != second else []
+    beyond = _pairs_between(pairs, winner, last) if last != second else []
     return AxisRanking(
         axis.key,
         axis.label,
         figure.key,
         missed,
-        shown(axis, winner),
-        shown(axis, second),
+        bare_value_text(axis, winner),
+        bare_value_text(axis, second),
         first,
         tuple(_ratio([pair], figure) for pair in members),
         tuple(values_label(other_axes, config.values) for config, _ in members) if other_axes else (),
         repeats,
-        shown(axis, last) if beyond else None,
+        bare_value_text(axis, last) if beyond else None,
         _ratio(beyond, figure) if beyond else None,
     )
 
 
-def _pairs(
+def _comparable_pairs(
     configs: ConfigurationSet, groups: Sequence[Sequence[Configuration]], key: str, figure: Figure, value: Any, other_value: Any
 ) -> Pairs:
-    ranked = [[first for first in group if first.figures(figure) and configs.ranks(first)] for group in groups]
+    ranked = [[first for first in group if first.figures(figure) and configs.is_ranked(first)] for group in groups]
     return [
         (first, second)
         for group in ranked
@@ -133,7 +133,7 @@ def _pairs(
     ]
 
 
-def _between(pairs: Mapping[tuple[Any, Any], Pairs], value: Any, other_value: Any) -> Pairs:
+def _pairs_between(pairs: Mapping[tuple[Any, Any], Pairs], value: Any, other_value: Any) -> Pairs:
     return pairs.get((value, other_value)) or [(second, first) for first, second in pairs.get((other_value, value), [])]
 
 
@@ -146,7 +146,7 @@ def _ratio(members: Pairs, figure: Figure) -> Ratio:
     return better_by([(first.sample(figure), second.sample(figure)) for first, second in members], figure.better)
 
 
-def _ranked(values: Sequence[Any], pairs: Mapping[tuple[Any, Any], Pairs], figure: Figure) -> list[Any]:
+def _rank_values(values: Sequence[Any], pairs: Mapping[tuple[Any, Any], Pairs], figure: Figure) -> list[Any]:
     logs: dict[Any, list[float]] = {}
     for (first, second), members in pairs.items():
         if members:
@@ -156,14 +156,14 @@ def _ranked(values: Sequence[Any], pairs: Mapping[tuple[Any, Any], Pairs], figur
     return sorted((value for value in values if value in logs), key=lambda value: -math.fsum(logs[value]) / len(logs[value]))
 
 
-def _why_not(configs: ConfigurationSet, groups: Sequence[Sequence[Configuration]], figure: Figure) -> str:
+def _reason_unranked(configs: ConfigurationSet, groups: Sequence[Sequence[Configuration]], figure: Figure) -> str:
     pairs = [pair for group in groups for pair in combinations(group, 2)]
     if not pairs:
         return "no pair differs only in this setting"
     measured = [pair for pair in pairs if all(first.figures(figure) for first in pair)]
     if not measured:
         return _why_not_measured(pairs, figure)
-    if not any(configs.ranks(first) and configs.ranks(second) for first, second in measured):
+    if not any(configs.is_ranked(first) and configs.is_ranked(second) for first, second in measured):
         return _why_not_ranked(configs, measured)
     if all(configs.is_superlinear(*pair) for pair in measured):
         return "the speed-up exceeds the ideal, so a measurement is wrong"
@@ -257,8 +257,8 @@ class Conclusion:
             "best": [entry.to_json() for entry in self.best],
             "axes": [entry.to_json() for entry in self.rankings],
             "limits": [
-                {"set_up": limit.configuration.label, "run": limit.diagnosis.evidence.name, "verdict": limit.diagnosis.verdict}
-                for limit in self.diagnoses
+                {"set_up": diagnosed.configuration.label, "run": diagnosed.diagnosis.evidence.name, "verdict": diagnosed.diagnosis.verdict}
+                for diagnosed in self.diagnoses
             ],
             "next": [{name: getattr(entry, name) for name in ("option", "speedup", "bound", "reason")} for entry in self.advice],
             "losses": [asdict(entry) for entry in self.losses],
@@ -274,9 +274,12 @@ class Conclusion:
 
 
 def conclude(runs: Sequence[Run], swept: Sequence[Factor] = (), figures: Sequence[Figure] = FIGURES) -> Conclusion:
-    """Return the conclusion from runs with figures, ranked by `figures`; `swept`: see `configuration_set`."""
+    """Return the conclusion from runs with figures, ranked by `figures`.
+
+    `swept`: see `configuration_set`.
+    """
     configs = configuration_set(labelled(runs), swept)
-    best = [entry for figure in figures if (entry := _best(configs, figure)) is not None]
+    best = [entry for figure in figures if (entry := _find_best(configs, figure)) is not None]
     # a target ranks an axis only if two configurations always reached it
     ranked = [figure for figure in figures if figure.better > 0 or sum(bool(config.figures(figure)) for config in configs.all) > 1]
     rankings = [rank_axis(configs, axis, figure) for axis in configs.axes for figure in ranked]
@@ -288,7 +291,7 @@ def conclude(runs: Sequence[Run], swept: Sequence[Factor] = (), figures: Sequenc
     return Conclusion(configs, tuple(best), tuple(rankings), tuple(diagnoses), tuple(advice), tuple(losses), tuple(figures))
 
 
-def _best(configs: ConfigurationSet, figure: Figure) -> Best | None:
+def _find_best(configs: ConfigurationSet, figure: Figure) -> Best | None:
     comparable = configs.all_comparable(figure)
     if not comparable or (len(comparable) == 1 and (len(configs.all) == 1 or figure.better > 0)):
         return None
@@ -302,7 +305,7 @@ def _best(configs: ConfigurationSet, figure: Figure) -> Best | None:
     ordered = sorted(comparable, key=lambda config: -figure.better * geometric_mean(config.figures(figure)))
     first, worst = ordered[0], ordered[-1] if len(ordered) > 1 else None
     over_worst = None if worst is None else speedup(first, worst, figure)
-    left = sum(bool(config.figures(figure)) and configs.ranks(config) for config in configs.all) - len(comparable)
+    left = sum(bool(config.figures(figure)) and configs.is_ranked(config) for config in configs.all) - len(comparable)
     rivals = (
         [config for config in ordered[1:-1] if not speedup(first, config, figure).sure]
         if over_worst is not None and over_worst.known
@@ -314,7 +317,7 @@ def _best(configs: ConfigurationSet, figure: Figure) -> Best | None:
 
 def _diagnoses(configs: ConfigurationSet, best: Sequence[Best]) -> list[ConfigurationDiagnosis]:
     place = configs.quality.best if configs.quality.best is not None else 0 if len(configs.all) == 1 else None
-    single = () if place is None or not configs.quality.ranks(place) else (configs.all[place],)
+    single = () if place is None or not configs.quality.is_ranked(place) else (configs.all[place],)
     explained = (best[0].configuration, best[0].worst) if best else single
     return [
         ConfigurationDiagnosis(config, diagnose(config.median_run))
@@ -375,7 +378,7 @@ def _contention(configurations: ConfigurationSet) -> Iterator[str]:
         yield f"CPU contention: {taken}; its speed and times are not used."
     if (more := len(contended_runs) - MAX_NAMED) > 0:
         yield f"CPU contention: the speed and times of {count_with_noun(more, 'more run')} are not used either."
-    ranked = [config for config in every if configurations.ranks(config)]
+    ranked = [config for config in every if configurations.is_ranked(config)]
     slowed = [config for config in ranked if len(ranked) > 1 and config.contended]
     if slowed:
         named = some_of([f"{config.label} up to {times_text(config.contention_factor)} as fast" for config in slowed])

@@ -98,14 +98,14 @@ class Configuration:
         runs = timed_runs(self.runs) or self.runs
         ordered = sorted(runs, key=lambda run: number(run.summary["examples_per_second"]) or 0.0)
         middle = (len(ordered) - 1) // 2
-        parts = [(run, shares) for run in ordered if (shares := _parts_of_a_step(run)) is not None]
+        parts = [(run, shares) for run in ordered if (shares := _step_shares(run)) is not None]
         if len(parts) < 3:
             return ordered[middle]
         medians = {name: median(shares[name] for _, shares in parts) for name in STEP_COMPONENTS}
         return min(parts, key=lambda pair: math.fsum(abs(pair[1][name] - medians[name]) for name in STEP_COMPONENTS))[0]
 
 
-def _parts_of_a_step(run: Run) -> Mapping[str, float] | None:
+def _step_shares(run: Run) -> Mapping[str, float] | None:
     workers = read_workers(run.summary) if run.summary.get("time_shares") else []
     if not workers:
         return None
@@ -114,7 +114,10 @@ def _parts_of_a_step(run: Run) -> Mapping[str, float] | None:
 
 @dataclass(frozen=True)
 class ConfigurationSet:
-    """All configurations, their `axes`, and the runs `contended_runs` by CPU contention, whose quality alone counts."""
+    """All compared configurations, and the axes in which they differ.
+
+    Of `contended_runs`, which had CPU contention, only the quality counts.
+    """
 
     all: tuple[Configuration, ...]
     axes: tuple[Factor, ...]
@@ -135,13 +138,13 @@ class ConfigurationSet:
         keys = [tuple((key, value) for key, value in config.values.items() if key != "test_size") for config in self.all]
         return assess_quality([config.runs for config in self.all], keys, comparable)
 
-    def ranks(self, config: Configuration) -> bool:
+    def is_ranked(self, config: Configuration) -> bool:
         """Return whether a configuration is ranked by speed: neither diverged nor of worse quality."""
-        return self.quality.ranks(config.index)
+        return self.quality.is_ranked(config.index)
 
     def all_comparable(self, figure: Figure) -> list[Configuration]:
         """Return the largest set of ranked configurations that are comparable in a figure."""
-        known = [config.index for config in self.all if config.figures(figure) and self.ranks(config)]
+        known = [config.index for config in self.all if config.figures(figure) and self.is_ranked(config)]
         return [self.all[index] for index in self.comparability.comparable(figure.group, known)]
 
     def faults(self, first: Configuration, second: Configuration, group: str) -> list[Difference]:
@@ -180,7 +183,7 @@ class ConfigurationSet:
         """Return whether two configurations are a pair of `superlinear_pairs`."""
         return any({first.index, second.index} == {more.index, fewer.index} for more, fewer, _ in self.superlinear_pairs)
 
-    def values_of(self, axis: Factor) -> list[Any]:
+    def sorted_values(self, axis: Factor) -> list[Any]:
         """Return the sorted values of an axis, None last."""
         values = {config.values[axis.key] for config in self.all}
         return sorted(values, key=lambda value: (value is None, () if value is None else axis.order(value)))
@@ -188,10 +191,10 @@ class ConfigurationSet:
     @property
     def in_order(self) -> list[Configuration]:
         """All, sorted by their values of the axes."""
-        values = [(axis.key, self.values_of(axis)) for axis in self.axes]
+        values = [(axis.key, self.sorted_values(axis)) for axis in self.axes]
         return sorted(self.all, key=lambda config: [known.index(config.values[key]) for key, known in values])
 
-    def others(self, axis: Factor) -> list[Factor]:
+    def other_axes(self, axis: Factor) -> list[Factor]:
         """Return all axes but this one."""
         return [rule for rule in self.axes if rule.key != axis.key]
 
@@ -205,47 +208,47 @@ def configuration_set(runs: Sequence[Run], swept: Sequence[Factor] = ()) -> Conf
     """Return the configurations of labelled runs, by their axes and those `swept`."""
     rows = make_entries(runs, by=swept)
     contended_runs = [run for row in rows for run in row.runs if cpu_starvation(run.summary) is not None]
-    axes = axes_of(rows)
+    axes = find_axes(rows)
     axes += [axis for axis in swept if tells_apart(rows, axes, axis)]
     firsts = [row.runs[0] for row in rows]
     keys = frozenset(key for axis in axes for key in axis.key.split(_JOINT))
-    chosen = {rule.key for rule in RULES if rule.key in _INDEPENDENT and _varies(_known(rows, rule), rule)}
+    chosen = {rule.key for rule in RULES if rule.key in _INDEPENDENT and _is_varied(_rows_with(rows, rule), rule)}
     chosen |= {name for name in _AUTOMATIC if len({repr(run.job.get(name)) for run in firsts}) > 1}
     independent = (DERIVED - chosen) | keys
     comparability = compare_settings(firsts, independent=independent, repeats=[row.runs for row in rows])
-    return ConfigurationSet(tuple(_named(rows, axes)), tuple(axes), tuple(contended_runs), comparability)
+    return ConfigurationSet(tuple(_label_configurations(rows, axes)), tuple(axes), tuple(contended_runs), comparability)
 
 
-def axes_of(rows: Sequence[Row], swept: Sequence[Factor] = ()) -> list[Factor]:
+def find_axes(rows: Sequence[Row], swept: Sequence[Factor] = ()) -> list[Factor]:
     """Return the settings in which rows differ, the `swept` ones first; each adds a distinction."""
-    axes = [axis for axis in swept if _varies(rows, axis)]
+    axes = [axis for axis in swept if _is_varied(rows, axis)]
     for rule in RULES:
         if rule.key not in {axis.key for axis in axes} and rule.key != "seed" and rule.matters and tells_apart(rows, axes, rule):
             axes.append(rule)
-    return _joined(rows, axes, len(swept))
+    return _join_implied(rows, axes, len(swept))
 
 
 _AUTOMATIC = frozenset({"threads", "network", "distributed"})  # automatic unless a job sets them
 
 
-def _known(rows: Sequence[Row], axis: Factor) -> list[Row]:
+def _rows_with(rows: Sequence[Row], axis: Factor) -> list[Row]:
     return [row for row in rows if axis.value(row.runs[0]) is not None]
 
 
-def _varies(rows: Sequence[Row], axis: Factor) -> bool:
+def _is_varied(rows: Sequence[Row], axis: Factor) -> bool:
     return len({axis.value(row.runs[0]) for row in rows}) > 1
 
 
-def _joined(rows: Sequence[Row], axes: Sequence[Factor], known: int) -> list[Factor]:
+def _join_implied(rows: Sequence[Row], axes: Sequence[Factor], known: int) -> list[Factor]:
     joined = list(axes)
     for rule in RULES:
         keys = {key for axis in joined for key in axis.key.split(_JOINT)}
-        rows_with_value = _known(rows, rule)
-        if rule.key not in _INDEPENDENT or rule.key in keys or not _varies(rows_with_value, rule):
+        rows_with_value = _rows_with(rows, rule)
+        if rule.key not in _INDEPENDENT or rule.key in keys or not _is_varied(rows_with_value, rule):
             continue
         place = next((index for index in range(known, len(joined)) if not tells_apart(rows_with_value, [joined[index]], rule)), None)
         if place is not None:
-            joined[place] = _both(joined[place], rule)
+            joined[place] = _join_axes(joined[place], rule)
     return joined
 
 
@@ -254,7 +257,7 @@ _INDEPENDENT = frozenset({"backend", "mode", "nodes", "exchange"})
 _JOINT = " and "
 
 
-def _both(first: Factor, second: Factor) -> Factor:
+def _join_axes(first: Factor, second: Factor) -> Factor:
     return replace(
         first,
         key=f"{first.key}{_JOINT}{second.key}",
@@ -265,7 +268,7 @@ def _both(first: Factor, second: Factor) -> Factor:
     )
 
 
-def _named(rows: Sequence[Row], axes: Sequence[Factor]) -> list[Configuration]:
+def _label_configurations(rows: Sequence[Row], axes: Sequence[Factor]) -> list[Configuration]:
     values = [{axis.key: axis.value(row.runs[0]) for axis in axes} for row in rows]
     labels = [values_label(axes, axis_values) for axis_values in values]
     return [
@@ -283,10 +286,10 @@ def values_label(axes: Sequence[Factor], values: Mapping[str, Any]) -> str:
 
 def value_text(axis: Factor, value: Any) -> str:
     """Return an axis's value as text, with its label for numbers and switches."""
-    return shown(axis, value) if _JOINT in axis.key else setting_text(axis.label, shown(axis, value))
+    return bare_value_text(axis, value) if _JOINT in axis.key else setting_text(axis.label, bare_value_text(axis, value))
 
 
-def shown(axis: Factor, value: Any) -> str:
+def bare_value_text(axis: Factor, value: Any) -> str:
     """Return a value of an axis as text on one line."""
     return "-" if value is None else one_line(axis.show(value))
 

@@ -37,9 +37,9 @@ def rounds(customers: tuple[int, int], think_seconds: Pair, demand_seconds: Sequ
         for second_count in range(second + 1):
             queue = np.zeros(len(demands))
             if first_count:
-                queue += _present(demands[:, 0], thinks[0], before[second_count], first_count)
+                queue += _customers_present(demands[:, 0], thinks[0], before[second_count], first_count)
             if second_count:
-                queue += _present(demands[:, 1], thinks[1], row[second_count - 1], second_count)
+                queue += _customers_present(demands[:, 1], thinks[1], row[second_count - 1], second_count)
             row.append(queue)
         last, before = before, row
     met = [last[second] if first else before[second], before[second - 1] if second else before[second]]
@@ -47,7 +47,7 @@ def rounds(customers: tuple[int, int], think_seconds: Pair, demand_seconds: Sequ
     return Rounds(residence, residence.sum(axis=0) + thinks)
 
 
-def _present(demands: NDArray[np.float64], think: float, met: NDArray[np.float64], count: int) -> NDArray[np.float64]:
+def _customers_present(demands: NDArray[np.float64], think: float, met: NDArray[np.float64], count: int) -> NDArray[np.float64]:
     residence = demands * (1 + met)
     present: NDArray[np.float64] = count * residence / (think + residence.sum())
     return present

@@ -1,4 +1,4 @@
-"""The bottleneck of a run, with its figures, from the run directory alone."""
+"""The diagnosis of a run: its bottleneck and figures, from the run directory only."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def hidden_exchange(evidence: Evidence) -> float | None:
     slower = any(entry["data_seconds"] + entry["compute_seconds"] > steps.get(entry["worker"], math.inf) for entry in entries)
     if shares is None or not slower or len(steps) < len(evidence.workers) or evidence.summary["workers"] == 1:
         return None
-    alone = max((entry["communicate_seconds"] or 0.0) / steps[entry["worker"]] for entry in entries if entry["worker"] in steps)
-    return min(1.0, max(alone, shares.slowest.spread))
+    exchange_fraction = max((entry["communicate_seconds"] or 0.0) / steps[entry["worker"]] for entry in entries if entry["worker"] in steps)
+    return min(1.0, max(exchange_fraction, shares.slowest.spread))
 
 
 def _with_estimate(costs: ExchangeCosts, calibration: Mapping[str, Any], *, starved: bool) -> ExchangeCosts:
@@ -231,7 +231,7 @@ def _diagnose(evidence: Evidence) -> Diagnosis:
     seconds = sum(worker.communicate_seconds for worker in evidence.workers) / len(evidence.workers)
     cause = evidence.network_cause(exchange, seconds) if exchange >= NOTABLE else None
     short = _saturated_node(evidence) if cause != "link" else None
-    bottleneck, candidates = _ranked(shares, short is not None)
+    bottleneck, candidates = _rank_components(shares, short is not None)
     slow = (shares.slowest.node if short is None else short) if "peers" in candidates else None
     views = tuple(_view(evidence, node, cause, short) for node in range(len(evidence.summary["per_node"])))
     figures = (shares.run, shares.uncertainty, shares.step)
@@ -257,14 +257,14 @@ def _saturated_node(evidence: Evidence) -> int | None:
 NEARLY_ALL = 0.85  # CPU fraction of a node without spare cores; the rest is waiting between threads and tasks
 
 
-def _ranked(shares: Shares, short_of_cores: bool) -> tuple[Bottleneck, tuple[str, ...]]:
+def _rank_components(shares: Shares, short_of_cores: bool) -> tuple[Bottleneck, tuple[str, ...]]:
     order = sorted(shares.run, key=lambda component: -shares.run[component])
     largest = order[0]
     if _combined_share(shares, largest, short_of_cores) < DOMINANT:
         return "mixed", tuple(component for component in order if shares.run[component] >= shares.run[largest] / 2)
     leads = {name: shares.run[largest] - shares.run[name] - shares.uncertainty[largest] - shares.uncertainty[name] for name in order}
     near = [component for component in order if component == largest or leads[component] <= MIN_DIFFERENCE]
-    candidates = list(dict.fromkeys(name for component in near for name in _named(component, shares, short_of_cores)))
+    candidates = list(dict.fromkeys(name for component in near for name in _candidate_names(component, shares, short_of_cores)))
     return "unclear" if len(candidates) > 1 else candidates[0], tuple(candidates)
 
 
@@ -275,7 +275,7 @@ def _combined_share(shares: Shares, largest: str, short_of_cores: bool) -> float
     return sum(shares.run[component] for component in _WORK) if slow else shares.run[largest]
 
 
-def _named(component: str, shares: Shares, short_of_cores: bool) -> tuple[str, ...]:
+def _candidate_names(component: str, shares: Shares, short_of_cores: bool) -> tuple[str, ...]:
     if component == "network" and short_of_cores:
         return ("peers",)
     if component not in _WORK:

@@ -1,4 +1,4 @@
-"""Explanations as text and JSON: of one run with its recommendations, and of several with the changes between them."""
+"""Diagnoses as text and JSON: of one run with recommendations, or of several with changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..compare.factors import Factor
 from ..compare.ratios import geometric_mean
 from ..runs.run import Run, as_recorded, diverged_text, labelled
 from .advice import Advice
-from .configurations import SPEED_FIGURE, Configuration, ConfigurationSet, configuration_set, shown, values_label
+from .configurations import SPEED_FIGURE, Configuration, ConfigurationSet, bare_value_text, configuration_set, values_label
 from .diagnosis import NEARLY_ALL, NOTABLE, SLOW, Diagnosis, NodeView, diagnose, exchange_text, hidden_exchange
 from .duration import AS_PLANNED, Wanted, duration
 from .evidence import NAMES, PAUSE_COMPONENTS, SELDOM, Answer, bits_text, padding_text, percent
@@ -88,7 +88,7 @@ _NETWORK_HEADLINES = {
     "link": "{share}, and {link}.",
     "messages": "{share}: latency and overhead more than bandwidth{though}; {exchange} of a few bytes takes {few} of the time of the full "
     "one.",
-    "waiting": "{share}, mostly overhead and waiting{though}: {exchange} by itself takes {alone}.",
+    "waiting": "{share}, mostly overhead and waiting{though}: {exchange} by itself takes {by_itself}.",
     "transfer": "{share}, for moving and summing {payload} per step{though}.",
 }
 
@@ -106,7 +106,7 @@ def _network(diagnosis: Diagnosis) -> str:
         though=f"; no link is full ({link})" if link else "",
         exchange="an all-reduce" if sync else "a push and pull",
         few=percent(diagnosis.message_fraction),
-        alone=seconds_text(evidence.exchange_seconds),
+        by_itself=seconds_text(evidence.exchange_seconds),
         payload=bytes_text(evidence.calibration["payload_bytes"]) if evidence.calibration else "the gradients",
     )
 
@@ -422,9 +422,9 @@ def _changes(
     speeds = [geometric_mean(figures) if (figures := config.figures(SPEED_FIGURE)) else None for config in (first, last)]
     yield Change(
         axis.label,
-        values_label(configs.others(axis), first.values),
-        shown(axis, first.values[axis.key]),
-        shown(axis, last.values[axis.key]),
+        values_label(configs.other_axes(axis), first.values),
+        bare_value_text(axis, first.values[axis.key]),
+        bare_value_text(axis, last.values[axis.key]),
         changed,
         None if speeds[0] is None or speeds[1] is None else (speeds[0], speeds[1]),
     )

@@ -1,4 +1,4 @@
-"""The figures of `trainer explain` and of its answers; of a resumed run those of the calibrated segment."""
+"""The figures behind a diagnosis; of a resumed run those of its last segment."""
 
 from __future__ import annotations
 
@@ -114,15 +114,15 @@ def read_shares(summary: Mapping[str, Any], workers: Sequence[Worker]) -> Shares
     run = {component: fraction * training for component, fraction in step.items()} | {"idle": around["training"] * idle}
     run |= {component: around[component] for component in PAUSE_COMPONENTS}
     run["other"] = max(0.0, 1.0 - sum(run.values()))
-    uncertain = _uncertainty(step, usual, slowest, mode=summary["mode"], alone=len(workers) == 1)
+    uncertain = _uncertainty(step, usual, slowest, mode=summary["mode"], single=len(workers) == 1)
     uncertainty = {component: uncertain.get(component, 0.0) * training for component in run}
     slowness = slowest.work_seconds / usual.work_seconds if usual.work_seconds else 1.0
     doubt = slowness * (slowest.spread + usual.spread) if len(workers) > 1 else 0.0
     return Shares(step, run, uncertainty, slowest, slowness, doubt)
 
 
-def _uncertainty(step: Mapping[str, float], usual: Worker, slowest: Worker, *, mode: str, alone: bool) -> dict[str, float]:
-    if alone and mode == "sync":
+def _uncertainty(step: Mapping[str, float], usual: Worker, slowest: Worker, *, mode: str, single: bool) -> dict[str, float]:
+    if single and mode == "sync":
         return dict.fromkeys(("compute", "data"), usual.spread * step["data"])
     work = step["compute"] + step["data"]
     calibrated = {component: usual.spread * step[component] for component in ("compute", "data")}
@@ -194,26 +194,19 @@ class Link:
     limit_source: str | None
 
     @property
-    def sent_fraction(self) -> float | None:
-        """Utilization of the sending direction."""
-        return self._fraction(self.sent_bytes_per_second)
-
-    @property
-    def received_fraction(self) -> float | None:
-        """Utilization of the receiving direction."""
-        return self._fraction(self.received_bytes_per_second)
+    def fractions(self) -> dict[str, float | None]:
+        """Utilization of both directions, None if unknown."""
+        rates, limit = {"sent": self.sent_bytes_per_second, "received": self.received_bytes_per_second}, self.limit_bytes_per_second
+        return {f"{way}_fraction": rate / limit if rate is not None and limit else None for way, rate in rates.items()}
 
     @property
     def fraction(self) -> float | None:
         """Utilization of the busier direction."""
-        return max((value for value in (self.sent_fraction, self.received_fraction) if value is not None), default=None)
-
-    def _fraction(self, rate: float | None) -> float | None:
-        return rate / self.limit_bytes_per_second if rate is not None and self.limit_bytes_per_second else None
+        return max((fraction for fraction in self.fractions.values() if fraction is not None), default=None)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a JSON object, with the utilization of both directions."""
-        return {**asdict(self), "sent_fraction": self.sent_fraction, "received_fraction": self.received_fraction}
+        return {**asdict(self), **self.fractions}
 
 
 def read_links(summary: Mapping[str, Any], job: Mapping[str, Any], env: Sequence[Mapping[str, Any]]) -> list[Link]:
@@ -270,7 +263,7 @@ class Evidence:
         workers: Sequence[Mapping[str, Any]] = (self.calibration or {}).get("workers", ())
         return workers
 
-    def calibration_of(self, worker: Worker) -> Mapping[str, Any]:
+    def find_calibration(self, worker: Worker) -> Mapping[str, Any]:
         """Return a worker's seconds in the calibration; empty without them."""
         return next((entry for entry in self.calibrated_workers if entry["worker"] == worker.worker), {})
 

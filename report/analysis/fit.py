@@ -1,4 +1,4 @@
-"""The costs of finished runs' steps, from their calibrations, and the cost model's parameters fitted to them."""
+"""Step costs of finished runs, from their calibrations, and the cost model fitted to them."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Worker:
 
     node: int
     kind: str  # the node's processor and its share
-    own: float  # work on a whole batch
-    half_own: float | None  # on half a batch (None for a batch of one)
+    work: float  # work on a whole batch
+    half_work: float | None  # on half a batch (None for a batch of one)
     communicate: float | None  # exchange of its payload alone
     message: float | None  # exchange of a few bytes (None for a single worker)
     step: float  # in training
@@ -99,7 +99,7 @@ class Observed:
     def slowest(self) -> float:
         """Seconds of own work on the slowest kind of node; differences within a kind are chance."""
         kinds = {worker.kind for worker in self.workers}
-        return max(self.mean("own", [worker for worker in self.workers if worker.kind == kind]) for kind in kinds)
+        return max(self.mean("work", [worker for worker in self.workers if worker.kind == kind]) for kind in kinds)
 
     def mean(self, figure: str, workers: Sequence[Worker] | None = None) -> float:
         """Return the mean of a figure over the workers."""
@@ -217,8 +217,8 @@ def _worker(run: Run, calibration: Mapping[str, Any], figures: Mapping[str, Any]
     return Worker(
         node=node,
         kind=f"{_cores(run.job, host, node):g} cores of {host['cpu_model']}",
-        own=figures["data_seconds"] + figures["compute_seconds"],
-        half_own=None if half is None else figures["data_seconds"] * share + half,
+        work=figures["data_seconds"] + figures["compute_seconds"],
+        half_work=None if half is None else figures["data_seconds"] * share + half,
         communicate=figures["communicate_seconds"],
         message=figures["message_seconds"],
         step=step,
@@ -317,10 +317,10 @@ def fit_compute(runs: Sequence[Observed]) -> Compute:
     """Fit own time = fixed + per example × batch (sync: of the slowest kind of node)."""
     points: list[tuple[float, float]] = []
     for run in runs:
-        whole = run.slowest if run.mode == "sync" else run.mean("own")
+        whole = run.slowest if run.mode == "sync" else run.mean("work")
         points.append((run.batch_size, whole))
-        if all(worker.half_own is not None for worker in run.workers):
-            points.append((run.half_batch_size, whole * run.mean("half_own") / run.mean("own")))
+        if all(worker.half_work is not None for worker in run.workers):
+            points.append((run.half_batch_size, whole * run.mean("half_work") / run.mean("work")))
     if len({batch for batch, _ in points}) == 1:
         return Compute(fmean(seconds for _, seconds in points), 0.0)
     matrix = np.array([[1 / seconds, batch / seconds] for batch, seconds in points])
@@ -405,7 +405,7 @@ def _predicted_and_measured(run: Observed, server: Server) -> list[tuple[float, 
     measured: list[tuple[str, tuple[float, float], float]] = [
         ("message", cycles(0.0, 0.0, once), 1.0),
         ("communicate", cycles(0.0, run.payload_bytes, once), 1.0),
-        ("step", cycles(run.mean("own"), run.payload_bytes, server), math.sqrt(2)),
+        ("step", cycles(run.mean("work"), run.payload_bytes, server), math.sqrt(2)),
     ]
     groups = [[worker for worker in run.workers if (worker.node < run.ps) is near] for near in (True, False)]
     return [

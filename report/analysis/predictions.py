@@ -183,29 +183,29 @@ def _has_unequal_cores(fitted: Fitted) -> bool:
 def _predicted(fitted: Fitted, question: Question, scaling: Scaling, nodes: int, judged: ValidationGroup | None) -> Row:
     first = fitted.first
     workers = nodes * first.procs_per_node
-    in_all = first.batch_size * workers if scaling == "weak" else first.global_batch_size
-    step, rate = _step(fitted, question, nodes, in_all)
-    _, alone = _step(fitted, question, 1, first.batch_size * first.procs_per_node if scaling == "weak" else in_all)
-    speedup = None if rate is None or alone is None else rate / alone
+    global_batch = first.batch_size * workers if scaling == "weak" else first.global_batch_size
+    step, rate = _step(fitted, question, nodes, global_batch)
+    _, single_node_rate = _step(fitted, question, 1, first.batch_size * first.procs_per_node if scaling == "weak" else global_batch)
+    speedup = None if rate is None or single_node_rate is None else rate / single_node_rate
     bits = None if question.link.bytes_per_second is None else 8 * question.link.bytes_per_second
-    at_once, _ = _step(fitted, replace(question, link=replace(question.link, latency_seconds=0.0)), nodes, in_all)
-    delayed = step is not None and at_once is not None and step.seconds - at_once.seconds > MAX_LATENCY * step.seconds
+    undelayed, _ = _step(fitted, replace(question, link=replace(question.link, latency_seconds=0.0)), nodes, global_batch)
+    delayed = step is not None and undelayed is not None and step.seconds - undelayed.seconds > MAX_LATENCY * step.seconds
     factor, doublings = (None, None) if judged is None or delayed else band_factor(judged, nodes, bits)
-    return Row(scaling, nodes, workers, math.ceil(in_all / workers), in_all, step, rate, speedup, factor, doublings, delayed)
+    return Row(scaling, nodes, workers, math.ceil(global_batch / workers), global_batch, step, rate, speedup, factor, doublings, delayed)
 
 
-def _step(fitted: Fitted, question: Question, nodes: int, in_all: float) -> tuple[Step | None, float | None]:
+def _step(fitted: Fitted, question: Question, nodes: int, global_batch: float) -> tuple[Step | None, float | None]:
     first = fitted.first
     workers = nodes * first.procs_per_node
-    if in_all < workers or _too_many(fitted, question, workers):
+    if global_batch < workers or _too_many(fitted, question, workers):
         return None, None
-    compute = fitted.compute.seconds(math.ceil(in_all / workers))  # sync steps wait for the worker with the largest slice
+    compute = fitted.compute.seconds(math.ceil(global_batch / workers))  # sync steps wait for the worker with the largest slice
     if question.topology == "ring":
         step = ring_step(compute, first.payload_bytes, workers, nodes, fitted.ring, question.link)
-        return step, in_all * step.updates_per_second
+        return step, global_batch * step.updates_per_second
     ps = min(question.ps, nodes)
     step = server_step(compute, first.payload_bytes, first.procs_per_node, nodes, ps, fitted.server, question.link)
-    return step, in_all / workers * step.updates_per_second
+    return step, global_batch / workers * step.updates_per_second
 
 
 def _too_many(fitted: Fitted, question: Question, workers: int) -> bool:

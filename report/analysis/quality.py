@@ -1,7 +1,7 @@
-"""Quality of configurations: ranking, significance and divergence; agreement of the losses of runs that should train alike.
+"""Quality of configurations: ranking, significance, divergence, and agreement of losses.
 
-A value is the headline metric of the last test evaluation, averaged over sync runs of one seed, which train alike. Means are compared by
-Welch's test at 95 %; for single values the significance is unknown.
+A value is the headline metric of the last test evaluation, averaged over sync runs of one seed, which train equally. Means are compared
+by Welch's test at 95 %; for single values the significance is unknown.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Quality:
     undecided: bool = False  # configurations train differently without a known difference in quality: none is recommended
     kind: str = METRICS  # of the metric (`core.setting.GROUPS`)
 
-    def ranks(self, place: int) -> bool:
+    def is_ranked(self, place: int) -> bool:
         """Return whether a configuration is ranked by speed: not diverged, and in quality not worse."""
         return place not in self.diverged and (not self.leads or (place in self.judged and place not in self.worse))
 
@@ -104,35 +104,35 @@ def assess_quality(
     info = max(dict.fromkeys(headlines), key=headlines.count, default=None)
     broken = {place: why for place in places if (why := _not_finite(groups[place], info)) is not None}
     if info is None:
-        return Quality(diverged=_with_the_same_key(broken, keys))
+        return Quality(diverged=_with_equal_keys(broken, keys))
     learnable = [all(run.metrics[:1] == (info,) and not run.summary.get("synthetic") for run in group) for group in groups]
     known = [place for place in places if learnable[place]]
     values = tuple(_values(groups[place], info) if place in known and place not in broken else () for place in places)
     trained = [place for place in known if values[place]]
     translated = bool(known) and info.name in groups[known[0]][0].translation_metrics
     kind = LOSSES if info == LOSS else TRANSLATIONS if translated else METRICS
-    comparable_places = _of_one_measure(groups, comparable(kind, trained), translated=translated)
+    comparable_places = _with_common_measure(groups, comparable(kind, trained), translated=translated)
     idle = {place: [_not_learnt(run, info) for run in groups[place]] for place in trained}
     learnt = not trained or any(why is None for place in trained for why in idle[place])
     finals = _Finals(groups, values, info)
-    whys = {place: finals.learnt_nothing(place, comparable_places, idle[place]) for place in comparable_places}
+    whys = {place: finals.idle_reasons(place, comparable_places, idle[place]) for place in comparable_places}
     behind = {
         place: why[0] if len(groups[place]) == 1 else f"{len(why)} of {len(groups[place])} runs: {why[0]}"
         for place, why in whys.items()
         if why
     }
-    diverged_or_idle = _with_the_same_key({**broken, **behind}, keys)
+    diverged_or_idle = _with_equal_keys({**broken, **behind}, keys)
     still = frozenset(place for place in trained if all(idle[place]))
     rest = [place for place in comparable_places if place not in diverged_or_idle]
     remaining = [place for place in places if place not in diverged_or_idle]
     open_ended = bool(trained) and learnt and not any(run.summary.get("target_reached") for group in groups for run in group)
-    differ = _train_differently([groups[place][0] for place in remaining])
-    undecided = open_ended and differ and len(remaining) > 1
+    differs_significantly = _train_differently([groups[place][0] for place in remaining])
+    undecided = open_ended and differs_significantly and len(remaining) > 1
     quality = Quality(info, values, diverged_or_idle, learnt, still, frozenset(rest), undecided=undecided, kind=kind)
-    if not (open_ended and rest and len(comparable_places) > 1 and (differ or len(rest) == 1)):
+    if not (open_ended and rest and len(comparable_places) > 1 and (differs_significantly or len(rest) == 1)):
         return quality
     ordered = sorted(rest, key=lambda place: fmean(values[place]), reverse=info.better == "higher")
-    worse, unknown = finals.behind_best(ordered)
+    worse, unknown = finals.compare_with_best(ordered)
     return replace(quality, leads=True, best=ordered[0], worse=worse, unknown=unknown, undecided=bool(unknown))
 
 
@@ -144,7 +144,7 @@ class _Finals:
     values: Sequence[Sequence[float]]
     info: MetricInfo
 
-    def differ(self, place_a: int, place_b: int, tests: int = 1) -> bool | None:
+    def differs_significantly(self, place_a: int, place_b: int, tests: int = 1) -> bool | None:
         """Return whether two configurations differ significantly; None if unknown."""
         ours, theirs = self.values[place_a], self.values[place_b]
         difference, half = mean_difference(ours, theirs, tests)
@@ -158,21 +158,21 @@ class _Finals:
             half = sigmas * _standard_error_of_difference(ours[0], theirs[0], examples)
         return abs(difference) > half
 
-    def behind_best(self, ordered: Sequence[int]) -> tuple[frozenset[int], frozenset[int]]:
+    def compare_with_best(self, ordered: Sequence[int]) -> tuple[frozenset[int], frozenset[int]]:
         """Return which are significantly worse than the best, and of which that is unknown."""
         repeated = next((place for place in ordered if len(self.values[place]) > 1), ordered[0])
         tests = max(1, len(ordered) * (len(ordered) - 1) // 2)
         worse, unknown = set(), set()
         for rank, place in enumerate(ordered[1:], start=1):
             ahead = {ordered[0], *([repeated] if repeated in ordered[:rank] else [])}
-            results = [self.differ(leader, place, tests) for leader in ahead]
+            results = [self.differs_significantly(leader, place, tests) for leader in ahead]
             if True in results:
                 worse.add(place)
             elif None in results:
                 unknown.add(place)
         return frozenset(worse), frozenset(unknown)
 
-    def learnt_nothing(self, place: int, among: Sequence[int], idle: Sequence[str | None]) -> list[str]:
+    def idle_reasons(self, place: int, among: Sequence[int], idle: Sequence[str | None]) -> list[str]:
         """Return why runs of a configuration have learnt nothing, if others are better."""
         # Shares of the test examples are tested per run (two proportions); a run more than half-way from guessing to the best has learnt.
         # For other metrics no repeat may have learnt, and another configuration or all of its runs must be better.
@@ -190,12 +190,12 @@ class _Finals:
             apart = min(len(mine), len(theirs)) > 1 and all(
                 self.info.improves(theirs_value, mine_value) for theirs_value in theirs for mine_value in mine
             )
-            if apart or self.differ(rival, place):
+            if apart or self.differs_significantly(rival, place):
                 return [why for _, why in suspects]
         return []
 
 
-def _of_one_measure(groups: Sequence[Sequence[Run]], places: Sequence[int], *, translated: bool) -> list[int]:
+def _with_common_measure(groups: Sequence[Sequence[Run]], places: Sequence[int], *, translated: bool) -> list[int]:
     keys = {"data", "digest", "test_size", *(["translation_signature"] if translated else [])}
     rules = [rule for rule in RULES if rule.key in keys]
     data = {place: tuple(rule.value(groups[place][0]) for rule in rules) for place in places}
@@ -269,7 +269,7 @@ def _train_differently(firsts: Sequence[Run]) -> bool:
     return any(len({value for run in firsts if (value := rule.value(run)) is not None}) > 1 for rule in rules)
 
 
-def _with_the_same_key(reasons: Mapping[int, str], keys: Sequence[Hashable]) -> dict[int, str]:
+def _with_equal_keys(reasons: Mapping[int, str], keys: Sequence[Hashable]) -> dict[int, str]:
     spoilt = {keys[place]: why for place, why in reasons.items()}
     return {place: reasons.get(place, spoilt[key]) for place, key in enumerate(keys) if key in spoilt}
 
@@ -297,13 +297,12 @@ def loss_agreements(runs: Sequence[Run]) -> list[LossAgreement]:
     """Return how sync runs agree with the first one of equal loss settings and seed."""
     comparable = [run for run in runs if run.summary["mode"] == "sync" and not _changed_course(run)]
     groups = grouped((tuple(rule.value(run) for rule in _DECIDING), run) for run in comparable)
-    agreements_found: list[LossAgreement] = []
+    agreements: list[LossAgreement] = []
     for first, *rest in groups.values():
-        compared = rest[: MAX_PAIRS - len(agreements_found)]
+        compared = rest[: MAX_PAIRS - len(agreements)]
         losses = first.step_series().loss if compared else np.zeros(0, np.float32)
-        agreements = [_agreement(first.name, losses, run) for run in compared]
-        agreements_found += [agreement for agreement in agreements if agreement is not None]
-    return agreements_found
+        agreements += filter(None, [_agreement(first.name, losses, run) for run in compared])
+    return agreements
 
 
 def _changed_course(run: Run) -> bool:

@@ -21,11 +21,11 @@ from .conclusion import AxisRanking, Best, Conclusion, ConfigurationDiagnosis, r
 from .configurations import (
     SPEED_FIGURE,
     ConfigurationSet,
+    bare_value_text,
     count_with_noun,
     differences_text,
     interval_text,
     ratio_text,
-    shown,
     times_text,
     value_text,
 )
@@ -86,11 +86,11 @@ def told(conclusion: Conclusion) -> ConclusionText:
     speed = SPEED_FIGURE in conclusion.figures
     best = [*render_quality(configs, speed=speed)]
     advised = max((len(config.runs) for config in configs.all), default=0) < _USUAL_REPEATS
-    restated = {id(entry): verdict for entry in conclusion.best for verdict in conclusion.rankings if _restates(verdict, entry)}
-    best += [_best(entry, restated.get(id(entry)), unrepeated, many, advised) for entry in conclusion.best]
-    quality_alone = configs.quality.leads and sum(map(configs.ranks, configs.all)) == 1
+    restated = {id(entry): verdict for entry in conclusion.best for verdict in conclusion.rankings if _is_restated(verdict, entry)}
+    best += [_best_sentence(entry, restated.get(id(entry)), unrepeated, many, advised) for entry in conclusion.best]
+    quality_alone = configs.quality.leads and sum(map(configs.is_ranked, configs.all)) == 1
     best += [_why_no_best(configs)] if speed and not conclusion.best and not quality_alone else []
-    best += [*_missed(configs)] if TARGET in conclusion.figures else []
+    best += [*_missed_targets(configs)] if TARGET in conclusion.figures else []
     by_target = {
         ranking.axis for ranking in conclusion.rankings if ranking.figure == TARGET.key and ranking.ratio is not None
     }  # decided there
@@ -107,7 +107,7 @@ def told(conclusion: Conclusion) -> ConclusionText:
         tuple(AxisLine(*map(one_line, (line.axis, line.compared, line.ratio, line.significance))) for line in lines),
         _lines(render_accuracy(configs)),
         _lines(_bottlenecks(conclusion.diagnoses)),
-        _lines(_next(conclusion)),
+        _lines(_recommendations(conclusion)),
         _lines(render_agreements(conclusion.losses)),
         _lines(render_caveats(conclusion) if conclusion.figures else []),
     )
@@ -160,7 +160,7 @@ def shared_settings(firsts: Sequence[Run], keys: Collection[str] = SHARED) -> li
         values = {rule.value(run) for run in firsts}
         if rule.key in keys and len(values) == 1 and None not in values:
             value = values.pop()
-            shared[rule.key] = shown(rule, value) if rule.key in ("model", "data") else value_text(rule, value)
+            shared[rule.key] = bare_value_text(rule, value) if rule.key in ("model", "data") else value_text(rule, value)
     model, data = shared.pop("model", None), shared.pop("data", None)
     parts = [f"{model} on {data}"] if model and data else [name for name in (model, data) if name]
     cores = {run.summary.get("nodes_sharing_cores") for run in firsts}
@@ -170,7 +170,7 @@ def shared_settings(firsts: Sequence[Run], keys: Collection[str] = SHARED) -> li
     return parts + list(shared.values())
 
 
-def _restates(verdict: AxisRanking, best: Best) -> bool:
+def _is_restated(verdict: AxisRanking, best: Best) -> bool:
     return (
         best.compared == 2
         and not best.left
@@ -183,11 +183,11 @@ def _restates(verdict: AxisRanking, best: Best) -> bool:
 def _is_decided_by_quality(verdict: AxisRanking, configs: ConfigurationSet) -> bool:
     axis = next(factor for factor in configs.axes if factor.key == verdict.axis)
     groups = [group for group in configs.strata(axis) if len(group) > 1]
-    return configs.quality.leads and bool(groups) and all(sum(map(configs.ranks, group)) < 2 for group in groups)
+    return configs.quality.leads and bool(groups) and all(sum(map(configs.is_ranked, group)) < 2 for group in groups)
 
 
-def _best(best: Best, restated: AxisRanking | None, unrepeated: str, configurations: int, advised: bool) -> str:
-    what = _does(best)
+def _best_sentence(best: Best, restated: AxisRanking | None, unrepeated: str, configurations: int, advised: bool) -> str:
+    what = _achievement(best)
     if best.left:
         what = f"{what}, of {count_with_noun(best.compared, 'comparable configuration')}"
     if best.worst is None or best.over_worst is None:
@@ -197,7 +197,7 @@ def _best(best: Best, restated: AxisRanking | None, unrepeated: str, configurati
     if restated is None:
         significance = _significance(best.over_worst, unrepeated)
     else:
-        significance = _sure(best.over_worst, restated.repeats, unrepeated, advised)
+        significance = _significance_and_advice(best.over_worst, restated.repeats, unrepeated, advised)
     return f"{best.configuration.label} {what}{_rivals(best)}: {times}; {significance}."
 
 
@@ -223,7 +223,7 @@ def _interval(ratio: Ratio) -> str:
 MAX_MISSED = 4  # named if they missed the target
 
 
-def _missed(configs: ConfigurationSet) -> Iterator[str]:
+def _missed_targets(configs: ConfigurationSet) -> Iterator[str]:
     by_goal = grouped((one_line(str(config.row.figures["target"])), config) for config in configs.all if config.missed_target)
     for goal, missed in by_goal.items():
         named = [f"{config.label} ({config.row.converged} of {len(config.runs)})" for config in missed[:MAX_MISSED]]
@@ -233,7 +233,7 @@ def _missed(configs: ConfigurationSet) -> Iterator[str]:
         yield f"{what}: {', '.join(named)}{more}."
 
 
-def _does(best: Best) -> str:
+def _achievement(best: Best) -> str:
     within = ""
     if best.interval is not None:
         low, high = map(duration_text if best.figure is TARGET else _rate, best.interval)
@@ -259,16 +259,16 @@ def _axis_line(ranking: AxisRanking, unrepeated: str, advised: bool) -> AxisLine
     if ranking.ratio is None:
         return AxisLine(ranking.label, "", "", f"{by.removeprefix('in ')} not ranked, as {ranking.why_not}")
     last = "" if ranking.over_last is None else f"; {ranking.winner} over {ranking.last}: {times_text(ranking.over_last.ratio)}"
-    sure = "depends on other settings" if ranking.depends else _sure(ranking.ratio, ranking.repeats, unrepeated, advised)
+    sure = "depends on other settings" if ranking.depends else _significance_and_advice(ranking.ratio, ranking.repeats, unrepeated, advised)
     return AxisLine(
         ranking.label,
         f"{ranking.winner} over {ranking.second}",
         f"{times_text(ranking.ratio.ratio)}{_interval(ranking.ratio)} {by}",
-        f"{sure}{_opposed(ranking)}{last}",
+        f"{sure}{_exceptions(ranking)}{last}",
     )
 
 
-def _sure(ratio: Ratio, repeats: int | None, unrepeated: str, advised: bool) -> str:
+def _significance_and_advice(ratio: Ratio, repeats: int | None, unrepeated: str, advised: bool) -> str:
     significance = _significance(ratio, unrepeated)
     if ratio.low is not None and not ratio.judged:
         return f"{significance}: use runs of a few seconds"
@@ -283,7 +283,7 @@ def _sure(ratio: Ratio, repeats: int | None, unrepeated: str, advised: bool) -> 
     return f"{significance}; needs {needed}{' without CPU contention' * ratio.widened}"
 
 
-def _opposed(ranking: AxisRanking) -> str:
+def _exceptions(ranking: AxisRanking) -> str:
     if ranking.ratio is None or not ranking.ratio.opposed:
         return ""
     against: list[str] = []
@@ -306,7 +306,7 @@ def _bottlenecks(diagnoses: Sequence[ConfigurationDiagnosis]) -> Iterator[str]:
         yield f"{limit.configuration.label}: {bottleneck_text(limit.diagnosis)}{takes}."
 
 
-def _next(conclusion: Conclusion) -> list[str]:
+def _recommendations(conclusion: Conclusion) -> list[str]:
     if not conclusion.advice:
         return []
     gains = [
@@ -331,7 +331,7 @@ def as_text(text: ConclusionText, width: int | None) -> str:
     if text.axes:
         parts.append("\n".join(_axes(text, width)))
     if text.sections:
-        parts.append("\n".join(_named(name, sentences, width) for name, sentences in text.sections))
+        parts.append("\n".join(_section_text(name, sentences, width) for name, sentences in text.sections))
     return "\n\n".join(parts) + "\n\n"
 
 
@@ -363,7 +363,7 @@ def _axes(text: ConclusionText, width: int) -> list[str]:
 _wrap = partial(textwrap.wrap, break_long_words=False, break_on_hyphens=False)
 
 
-def _named(name: str, sentences: Sequence[str], width: int) -> str:
+def _section_text(name: str, sentences: Sequence[str], width: int) -> str:
     lines = [line for sentence in sentences for line in _wrap(sentence, width - _NAME - 2)]
     return "\n".join(f"{_GAP}{name if index == 0 else '':<{_NAME}}{line}" for index, line in enumerate(lines))
 
@@ -378,7 +378,7 @@ def as_lines(text: ConclusionText) -> list[str]:
     return [f"{QUESTION} of {head}.", *rest]
 
 
-_MAX_REACHED = 2  # configurations named as reaching a quality
+_MAX_NAMED = 2  # configurations named as reaching a quality
 
 
 def render_quality(configs: ConfigurationSet, *, speed: bool = True) -> Iterator[str]:
@@ -410,7 +410,7 @@ def render_quality(configs: ConfigurationSet, *, speed: bool = True) -> Iterator
     elif quality.unknown:
         single = "one run each" if all(len(config.runs) == 1 for config in every) else "too few repeats of other seeds"
         yield f"The configurations train differently, and with {single} the significance is unknown: no recommendation."
-    elif speed and quality.leads and sum(map(configs.ranks, every)) == 1 and len(every) > 1:
+    elif speed and quality.leads and sum(map(configs.is_ranked, every)) == 1 and len(every) > 1:
         yield "Throughput is not ranked: no other configuration has comparable quality."
 
 
@@ -427,14 +427,14 @@ def render_accuracy(configs: ConfigurationSet) -> list[str]:
         return []
     ordered = sorted(means, key=means.__getitem__, reverse=info.better == "higher")
     best, worst = ordered[0], ordered[-1]
-    name, shown = one_line(info.label), _figure(info)
+    name, format_value = one_line(info.label), _figure(info)
     if means[best] == means[worst]:
-        return [f"Final test {name}: {shown(means[best])} in all configurations."]
+        return [f"Final test {name}: {format_value(means[best])} in all configurations."]
     lowest = (min if info.better == "higher" else max)(value for place in means for value in quality.values[place])
     until = f"--until '{info.name}{_common_target(info, lowest)}'"
     if quality.leads:
         repeats = "all repeats of " * any(len(quality.values[place]) > 1 for place in means)
-        reached = f"{len(means)} configurations" if len(means) > _MAX_REACHED else " and ".join(every[place].label for place in ordered)
+        reached = f"{len(means)} configurations" if len(means) > _MAX_NAMED else " and ".join(every[place].label for place in ordered)
         return [f"Rerun with {until}, which {repeats}{reached} reached, to compare time to {name}."]
     both = f"best {quality.text(best)} with {every[best].label}, worst {quality.text(worst)} with {every[worst].label}"
     return [f"Final test {name}: {both}. Rerun with {until}, which all runs reached, to compare time to {name}."]

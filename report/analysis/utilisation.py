@@ -196,7 +196,7 @@ def rates_on_grid(grid: Grid, time_seconds: Floats, per_second: Floats) -> Float
     return np.where(enough, amounts / np.where(enough, seconds, 1.0), np.nan)
 
 
-def varies(values: Floats) -> bool:
+def is_varying(values: Floats) -> bool:
     """Return whether finite values [k] are not constant."""
     mean = float(np.mean(np.abs(values))) if len(values) else 0.0
     return bool(mean > 0 and float(np.std(values)) > CONSTANT * mean)
@@ -207,7 +207,7 @@ def correlation(first: Floats, second: Floats) -> tuple[float | None, int]:
     known = np.isfinite(first) & np.isfinite(second)
     count = int(known.sum())
     x, y = first[known], second[known]
-    if count < MIN_POINTS or not varies(x) or not varies(y):
+    if count < MIN_POINTS or not is_varying(x) or not is_varying(y):
         return None, count
     x, y = (x - x.mean()) / x.std(), (y - y.mean()) / y.std()
     return float(np.clip(np.mean(x * y), -1.0, 1.0)), count
@@ -308,7 +308,7 @@ def _pairs_text(pairs: Sequence[Mapping[str, Any]], nodes: int) -> str | None:
 
 
 FLAT = 0.05  # coefficient of variation below which a step time is constant
-ALIKE = 0.1  # relative difference below which two amounts are equal
+EQUAL_WITHIN = 0.1  # relative difference below which two amounts are equal
 MIN_GROUPS = 5  # minimum groups of async updates per interval, as a part of those at its ends is outside
 MAX_NODES = 64  # the traffic of the first nodes is summed
 
@@ -395,8 +395,8 @@ def _interpretation(fast: dict[str, float], slow: dict[str, float]) -> str:
     if not fast["sent_bytes_per_second"]:
         return "nothing was sent"
     per_step = slow["bytes_per_step"] / fast["bytes_per_step"]
-    if abs(slow["sent_bytes_per_second"] / fast["sent_bytes_per_second"] - 1) < ALIKE:
+    if abs(slow["sent_bytes_per_second"] / fast["sent_bytes_per_second"] - 1) < EQUAL_WITHIN:
         return "the sent rate is the same in slow steps, so they move more bytes"
-    if abs(per_step - 1) < ALIKE:
+    if abs(per_step - 1) < EQUAL_WITHIN:
         return f"a step moves {bytes_text(fast['bytes_per_step'])} in both, so the sent rate follows the speed"
     return f"a slow step moves {digits3(per_step)} times the bytes of a fast one"

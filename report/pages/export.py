@@ -110,7 +110,7 @@ def _steps(run: Run) -> Iterator[Cells]:
 def _evals(runs: Sequence[Run]) -> Table:
     metrics = list(dict.fromkeys([LOSS.name, *(info.name for run in runs for info in run.metrics)]))
     before, after = _EVALS[: _EVALS.index("loss")], _EVALS[_EVALS.index("metrics") + 1 :]
-    kinds = {column.name: column for column in _of_record(EvalRecord)}
+    kinds = {column.name: column for column in _record_columns(EvalRecord)}
     columns = [_RUN, *(kinds[name] for name in before), *(Column(name, "number") for name in metrics), *(kinds[name] for name in after)]
 
     def cells(record: EvalRecord) -> Cells:
@@ -122,7 +122,7 @@ def _evals(runs: Sequence[Run]) -> Table:
 
 def _system(run: Run) -> Iterator[Cells]:
     before: dict[int, SystemRecord] = {}
-    nested = {column.name for column in _of_record(SystemRecord) if column.kind == "text"} - {"network_source"}
+    nested = {column.name for column in _record_columns(SystemRecord) if column.kind == "text"} - {"network_source"}
     for record in run.samples():
         cells = [_json(record, field.name) if field.name in nested else getattr(record, field.name) for field in fields(SystemRecord)]
         yield (*cells, *(rate_between(before.get(record.node), record, counter) for counter in _RATES))
@@ -136,7 +136,7 @@ def _json(record: SystemRecord, name: str) -> str | None:
     return None if value is None else json_text(finite_json(value))
 
 
-def _of_record(record: type[Any]) -> list[Column]:
+def _record_columns(record: type[Any]) -> list[Column]:
     types = get_type_hints(record)
     return [Column(field.name, _kind_declared(types[field.name])) for field in fields(record)]
 
@@ -149,7 +149,7 @@ def _kind_declared(declared: Any) -> Kind:
 _RUN = Column("run", "text")
 _RECORDS: Mapping[str, tuple[Sequence[Column], Callable[[Run], Iterator[Cells]]]] = {
     "steps": ([Column(name, kind) for name, kind in _STEP_COLUMNS.items()], _steps),
-    "system": ([_RUN, *_of_record(SystemRecord), *(Column(f"{name}_per_second", "number") for name in _RATES)], _system),
+    "system": ([_RUN, *_record_columns(SystemRecord), *(Column(f"{name}_per_second", "number") for name in _RATES)], _system),
 }
 
 

@@ -1,4 +1,4 @@
-"""The parts of a chart for both renderers, Plotly and matplotlib, and the lines of configurations."""
+"""The parts of a chart for Plotly and matplotlib, and the lines of configurations."""
 
 from __future__ import annotations
 
@@ -341,11 +341,11 @@ def _looks(configs: ConfigurationSet) -> tuple[str | None, str | None, list[tupl
     """Return the axes of colour and dash, and each configuration's stroke and small multiple."""
     # Colour shows the first axis with a colour for each value (numbers have pictures of their own), dash the next, small multiples the
     # others. If two would look equal, or without axes, configurations are numbered, as many to a picture as there are colours.
-    ordered = sorted(configs.axes, key=lambda axis: counts_something(configs.values_of(axis)))
-    coloured = next((axis for axis in ordered if len(configs.values_of(axis)) <= len(COLOURS)), None)
-    dashed = next((axis for axis in ordered if axis is not coloured and len(configs.values_of(axis)) <= len(DASHES)), None)
+    ordered = sorted(configs.axes, key=lambda axis: counts_something(configs.sorted_values(axis)))
+    coloured = next((axis for axis in ordered if len(configs.sorted_values(axis)) <= len(COLOURS)), None)
+    dashed = next((axis for axis in ordered if axis is not coloured and len(configs.sorted_values(axis)) <= len(DASHES)), None)
     rest = [axis for axis in configs.axes if axis is not coloured and axis is not dashed]
-    numbers = {axis.key: {value: place for place, value in enumerate(configs.values_of(axis))} for axis in (coloured, dashed) if axis}
+    numbers = {axis.key: {value: place for place, value in enumerate(configs.sorted_values(axis))} for axis in (coloured, dashed) if axis}
     looks = []
     for config in configs.all:
         colour_and_dash = (0 if axis is None else numbers[axis.key][config.values[axis.key]] for axis in (coloured, dashed))

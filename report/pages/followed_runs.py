@@ -74,7 +74,7 @@ def _attempt(paths: Sequence[Path]) -> tuple[str | None, str]:
         return render(started_runs([Run(path) for path in paths])), ""
     except TrainerError as error:
         return None, str(error)
-    except Exception as error:  # noqa: BLE001 — of files that change or vanish while they are read; told on the page, which goes on
+    except Exception as error:  # noqa: BLE001 — of files that change or vanish while they are read; shown on the page, which stays up
         return None, raised(error)
 
 
@@ -183,7 +183,7 @@ def _file_stamp(path: Path) -> FileStamp:
 
 LOOK_SECONDS = 2.0  # between two looks at the files
 MIN_PAUSE_SECONDS = 2.0  # between two renderings
-CPU_SHARE = 0.25  # maximum share of one core for all renderings, kept by the pause after each
+CPU_SHARE = 0.25  # maximum share of one core for all renderings, limited by the pause after each
 ASKED_SECONDS = 10.0  # a page not requested for so long is no longer updated
 
 

@@ -14,8 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields
 from http import HTTPStatus
 from pathlib import Path
-from types import TracebackType
-from typing import NoReturn, Self
+from typing import NoReturn
 from urllib.parse import parse_qsl, urlsplit
 
 from ...core.listener import AuthenticatingListener, Exchange
@@ -149,12 +148,6 @@ class LocalServer:
         """Start answering."""
         self._listener = AuthenticatingListener(self._listening, self._read_request, self._answer, self._report)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
     def close(self) -> None:
         """Stop listening, and abort current answers; idempotent."""
         if self._listener is None:
@@ -240,7 +233,7 @@ def _refuse(connection: socket.socket, refusal: RefusedRequestError) -> None:
 def serve(places: Sequence[Path], announce: Callable[[str], None], report: Callable[[str], None], check: Callable[[], None]) -> NoReturn:
     """Serve the page of `places` until `check` raises; signals can interrupt this thread."""
     refresher = Refresher(FollowedRuns(places), report)
-    with LocalServer(lambda path: find_document(refresher, path, server.token), report) as server:
+    with contextlib.closing(LocalServer(lambda path: find_document(refresher, path, server.token), report)) as server:
         announce(server.address)
         server.start()
         refresher.follow(check)

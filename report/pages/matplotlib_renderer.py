@@ -30,7 +30,7 @@ from .figure import INK, Bars, Curve, Dots, Panel, Picture, colour, dash, end_la
 
 Format = Literal["png", "svg", "pdf"]
 FORMATS: tuple[str, ...] = get_args(Format)
-_MADE_BY = "crosstrain: trainer plot"  # to recognise our own files; without a date, for identical bytes
+_MADE_BY = "crosstrain: trainer plot"  # to recognise earlier figures; without a date, for identical bytes
 _METADATA: Mapping[str, Mapping[str, Any]] = {
     "png": {"Software": _MADE_BY},
     "svg": {"Creator": _MADE_BY, "Date": None},

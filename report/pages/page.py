@@ -22,7 +22,7 @@ from ...records.text import UNKNOWN, bytes_text, code_text, count_text, instruct
 from ..analysis.advice import advise
 from ..analysis.conclusion import conclude
 from ..analysis.diagnosis import diagnose
-from ..analysis.diagnosis_text import HEADER as EXPLAINED
+from ..analysis.diagnosis_text import HEADER as DIAGNOSIS_HEADER
 from ..analysis.diagnosis_text import answers, explain_several, headline, notes
 from ..analysis.sentences import QUESTION
 from ..analysis.sentences import told as sentences
@@ -52,7 +52,7 @@ def describe_run(run: Run) -> dict[str, Any]:
         "settings": _settings(run),
         "started": _when(segments[0].get("started_at")),
         "path": str(run.path.resolve()),
-        **_explanation_of(run),
+        **_diagnosis_of_run(run),
         "environment": [_node(number, node) for number, node in enumerate(run.nodes)],
         "code": code_text(run.code),
         "segments": [shlex.join(map(str, segment.get("command") or ())) for segment in segments],
@@ -83,7 +83,7 @@ def _settings(run: Run) -> list[str]:
     return [job["backend"], job["mode"], job["model"], data, precision, count_text(nodes), count_text(workers), servers, batch]
 
 
-def _explanation_of(run: Run) -> dict[str, Any]:
+def _diagnosis_of_run(run: Run) -> dict[str, Any]:
     if not run.has_summary and next(run.steps(), None) is None:
         return {"verdict": None, "questions": []}
     known = as_recorded(run)
@@ -109,7 +109,7 @@ def _node(number: int, node: Mapping[str, Any]) -> list[str]:
     ]
 
 
-MADE_BY = "crosstrain: trainer report"  # at the top of every page, to recognise our own reports
+MADE_BY = "crosstrain: trainer report"  # at the top of every page, to recognise earlier reports
 _MARK_WITHIN = 2000  # characters from the beginning
 _TEMPLATES = Path(__file__).parent / "templates"
 _MARKER_PATHS = {
@@ -180,7 +180,7 @@ def render(runs: Sequence[Run]) -> str:
         lines=lines.all,
         lines_note=REPEATS if lines.repeated else "",
         explained=explain_several(ended) if len(ended) > 1 else None,
-        explained_header=EXPLAINED,
+        explained_header=DIAGNOSIS_HEADER,
         **_compared(ended),
         pictures=shown,
         plots=[plot for picture in shown for plot in picture["plots"]],

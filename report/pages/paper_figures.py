@@ -105,7 +105,7 @@ def latex_text(text: str, breakable: bool = False, most: int = MAX_CHARACTERS) -
     for character in line[:most]:
         if character in _LIGATES and character == before:
             parts.append("{}")
-        parts.append(_one(character))
+        parts.append(_latex_character(character))
         word = 0 if character == " " else word + 1
         if breakable and word and (character in "-_/.,:;=+" or word % _MAX_WORD == 0):
             parts.append(r"\allowbreak{}")
@@ -113,7 +113,7 @@ def latex_text(text: str, breakable: bool = False, most: int = MAX_CHARACTERS) -
     return "".join(parts) + (r"\ldots{}" if len(line) > most else "")
 
 
-def _one(character: str) -> str:
+def _latex_character(character: str) -> str:
     if character in _SPECIAL:
         return _SPECIAL[character]
     if " " <= character <= "~":
@@ -186,7 +186,10 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class PaperColumn:
-    """A column: LaTeX header with unit, cells, whether they are words, and `core.setting.GROUPS`."""
+    """A column of a paper's table: LaTeX header with unit, cells, and kind of figure.
+
+    `words`: the cells are text; `group`: one of `core.setting.GROUPS`.
+    """
 
     header: str
     cells: tuple[Cell, ...]

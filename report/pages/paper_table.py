@@ -10,7 +10,7 @@ from typing import Any
 from ...core.errors import UsageError
 from ...core.setting import TARGET, WORK
 from ...records.text import UNKNOWN
-from ..analysis.configurations import axes_of, shown, values_label
+from ..analysis.configurations import bare_value_text, find_axes, values_label
 from ..analysis.sentences import shared_settings
 from ..compare.cells import MARK
 from ..compare.comparison import Comparison, compare_runs
@@ -78,7 +78,7 @@ def _training(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _not_shown(comparison: Comparison, by: Sequence[Factor]) -> str:
-    shown = {key for axis in axes_of(comparison.entries, by) for key in axis.key.split(" and ")}
+    shown = {key for axis in find_axes(comparison.entries, by) for key in axis.key.split(" and ")}
     known = comparison.comparability
     values = {difference.key: difference.values for difference in (*known.independent, *known.faults)}
     texts = [
@@ -108,14 +108,14 @@ def name_columns(comparison: Comparison, by: Sequence[Factor], *, fold: bool) ->
     """Return the columns that name a row: configuration, numeric settings, varying run counts."""
     # Names of runs are added if the settings do not distinguish all rows, or without `fold`.
     rows = comparison.entries
-    axes = axes_of(rows, by)
+    axes = find_axes(rows, by)
     values = [{axis.key: axis.value(row.runs[0]) for axis in axes} for row in rows]
     numbers = [axis for axis in axes if all(_is_number(row_values[axis.key]) for row_values in values)]
     words = [axis for axis in axes if axis not in numbers]
     are_distinct = len({tuple(row_values.values()) for row_values in values}) == len(rows)
     names = [values_label(words, row_values) for row_values in values]
     if not fold or not are_distinct or not axes:
-        names = [f"{set_up} ({name})" if set_up else name for set_up, name in zip(names, row_names(rows), strict=True)]
+        names = [f"{settings} ({name})" if settings else name for settings, name in zip(names, row_names(rows), strict=True)]
     columns = []
     if any(names):
         wide = max(map(len, names)) > WIDE_NAME
@@ -138,7 +138,7 @@ def row_names(rows: Sequence[Row]) -> list[str]:
 
 
 def _numbers(axis: Factor, values: Sequence[Any]) -> PaperColumn:
-    texts = [UNKNOWN if value is None else shown(axis, value) for value in values]
+    texts = [UNKNOWN if value is None else bare_value_text(axis, value) for value in values]
     fractions = [len(text.partition(".")[2]) if "e" not in text else 0 for text in texts]
     cells = []
     for text, digits in zip(texts, fractions, strict=True):
@@ -239,12 +239,11 @@ def _row_cell(column: PaperColumn, cell: Cell) -> str:
 
 
 def _points(columns: Sequence[PaperColumn]) -> int:
-    widths = [
-        min(max(_signs(column.header), *(_signs(f"{cell.figure} {cell.behind}") for cell in column.cells)), WIDE_NAME) for column in columns
-    ]
+    texts = [[column.header, *(f"{cell.figure} {cell.behind}" for cell in column.cells)] for column in columns]
+    widths = [min(max(map(_count_characters, column_texts)), WIDE_NAME) for column_texts in texts]
     return _DIGIT_POINTS * sum(widths) + _GAP_POINTS * (len(columns) - 1)
 
 
-def _signs(latex: str) -> int:
+def _count_characters(latex: str) -> int:
     seen = re.sub(r"\\makebox\[.*|\\allowbreak\{\}", "", latex)
     return len(re.sub(r"[{}$]", "", re.sub(r"\\[a-zA-Z]+|\\.", "x", seen)).strip())

@@ -40,7 +40,7 @@ from .figure import (
     stroke,
 )
 from .resource_charts import resources, time_shares
-from .training_charts import draw_line, evaluations, metrics_of_all, shared_goal, training
+from .training_charts import all_metrics, draw_line, evaluations, shared_goal, training
 
 MAX_ROWS = 12  # readable on a first screen
 TARGET, _ = FIGURES
@@ -59,7 +59,7 @@ def decision(lines: Lines) -> Picture | None:
     ranked = sorted(configured, key=lambda line: _rank(_configuration(line), figure, id(line.configuration) in comparable))
     rows = ranked[:MAX_ROWS]
     panels: list[Panel | Dots] = [_dots(lines, rows, figure, len(ranked), comparable)]
-    if (quality_panel := _learnt(lines, ranked)) is not None:
+    if (quality_panel := _quality_panel(lines, ranked)) is not None:
         panels.append(quality_panel)
     widened = any(_configuration(line).contended for line in rows if id(line.configuration) in comparable)
     bar = f" Tick: geometric mean. Bar: its 95 % confidence interval{', widened for CPU contention' * widened}."
@@ -103,10 +103,10 @@ def _missing(lines: Lines, config: Configuration, figure: Figure) -> str:
     quality, place = lines.configurations.quality, config.index
     if place in quality.diverged:
         return f"diverged: {quality.diverged[place]}"
-    if not quality.ranks(place) and place not in quality.judged:
+    if not quality.is_ranked(place) and place not in quality.judged:
         why = [fault.label for fault in lines.configurations.why_not_judged(config)]
         return f"not ranked: other {' and '.join(why)}" if why else "not ranked: quality not comparable"
-    if not quality.ranks(place) and quality.info is not None:
+    if not quality.is_ranked(place) and quality.info is not None:
         return f"test {quality.info.label} significantly worse: {quality.text(place)}"
     if not timed_runs(config.runs):
         return "CPU contention from other programs"
@@ -117,8 +117,8 @@ def _missing(lines: Lines, config: Configuration, figure: Figure) -> str:
     return "no target" if figure is TARGET else "speed not known"
 
 
-def _learnt(lines: Lines, ranked: list[Line]) -> Panel | None:
-    metrics = metrics_of_all(lines)
+def _quality_panel(lines: Lines, ranked: list[Line]) -> Panel | None:
+    metrics = all_metrics(lines)
     if not metrics:
         return None
     info = next((metric for metric in metrics if shared_goal(lines, metric.name) is not None), metrics[0])
@@ -182,15 +182,15 @@ def over_settings(lines: Lines) -> list[Picture]:
     return [
         _picture(lines, configs, axis)
         for axis in configs.axes
-        if counts_something(values := configs.values_of(axis)) and len(values) >= (2 if axis.key == "nodes" else MIN_VALUES)
+        if counts_something(values := configs.sorted_values(axis)) and len(values) >= (2 if axis.key == "nodes" else MIN_VALUES)
     ]
 
 
 def _picture(lines: Lines, configs: ConfigurationSet, axis: Factor) -> Picture:
-    values = configs.values_of(axis)
+    values = configs.sorted_values(axis)
     rows = _rows(lines, configs, axis)
     logarithmic = values[0] > 0 and values[-1] >= _LOGARITHMIC_FROM * values[0]
-    measures = _measures(metrics_of_all(lines), lines.runs)
+    measures = _measures(all_metrics(lines), lines.runs)
     runs = [run for row in rows for config in row.configurations for run in config.runs]
     uneven = {measure.title for measure in measures if any(differ(measure.values(run)) for run in runs)}
     panels = [_panel(axis, measure, rows, logarithmic, uneven=measure.title in uneven) for measure in measures]
@@ -207,7 +207,7 @@ def _picture(lines: Lines, configs: ConfigurationSet, axis: Factor) -> Picture:
 
 
 def _rows(lines: Lines, configs: ConfigurationSet, axis: Factor) -> list[_Row]:
-    other_axes = configs.others(axis)
+    other_axes = configs.other_axes(axis)
     by_id = {id(line.configuration): line for line in lines.all if line.configuration is not None}
     groups = [tuple(sorted(group, key=lambda config: axis.order(config.values[axis.key]))) for group in configs.strata(axis)]
     first = [by_id[id(members[0])] for members in groups]

@@ -56,7 +56,7 @@ _MARKS: dict[str, tuple[str, tuple[float, ...], tuple[str, ...]]] = {
 def resources(runs: Sequence[Run], nodes: Sequence[Sequence[NodeSeries]]) -> list[Picture]:
     """Return a picture for each run with samples; `nodes` has the samples of each run's nodes."""
     tops = [_top(figure, runs, nodes) for _, _, _, figure in _MEASURES]
-    return [_picture(run, run_nodes, tops, alone=len(runs) == 1) for run, run_nodes in zip(runs, nodes, strict=True) if run_nodes]
+    return [_picture(run, run_nodes, tops, single=len(runs) == 1) for run, run_nodes in zip(runs, nodes, strict=True) if run_nodes]
 
 
 def _top(figure: _Figure, runs: Sequence[Run], nodes: Sequence[Sequence[NodeSeries]]) -> float | None:
@@ -76,7 +76,7 @@ def _range(run: Run, nodes: Sequence[NodeSeries]) -> tuple[float, float]:
     return -margin, end + margin
 
 
-def _picture(run: Run, nodes: Sequence[NodeSeries], tops: Sequence[float | None], *, alone: bool) -> Picture:
+def _picture(run: Run, nodes: Sequence[NodeSeries], tops: Sequence[float | None], *, single: bool) -> Picture:
     first, last = _range(run, nodes)
     panels = tuple(
         Panel(title, "wall-clock time (s)", y_title, curves, unit, from_zero=True, top=top)
@@ -86,7 +86,7 @@ def _picture(run: Run, nodes: Sequence[NodeSeries], tops: Sequence[float | None]
     marks, thinned = _marks(run)
     sources = sorted({_SOURCES[node.network_source] for node in nodes if node.network_source in _SOURCES})
     return Picture(
-        "resources" if alone else f"resources-{run.name}",
+        "resources" if single else f"resources-{run.name}",
         f"What each node used: {run.name}",
         _NOTE.format(source=" ".join(sources), thinned=thinned).strip() + (_BAND_NOTE.format(len(nodes)) if _are_many(nodes) else ""),
         "; ".join(_words_of_nodes(run, nodes)),
@@ -95,7 +95,7 @@ def _picture(run: Run, nodes: Sequence[NodeSeries], tops: Sequence[float | None]
         marks=tuple(mark for mark in marks if first <= mark.x <= last),
         x_range=(first, last),
         run=run.number,
-        place="plots" if alone else "run",
+        place="plots" if single else "run",
     )
 
 
@@ -215,10 +215,10 @@ def time_shares(lines: Lines) -> Picture:
     nodes: list[tuple[str, Mapping[str, Any] | None]] = []
     some = False
     for line, run in ended:
-        shown, some_skipped = _ends(run)
+        shown, some_skipped = _end_nodes(run)
         some = some or (some_skipped and shows_nodes)
         if shows_nodes:
-            nodes += [(_row(line, node, figures, alone=len(ended) == 1), figures) for node, figures in shown]
+            nodes += [(_row(line, node, figures, single=len(ended) == 1), figures) for node, figures in shown]
         else:
             nodes.append((line.label, _mean_of_nodes(figures for _, figures in _nodes(run))))
     note = _SHARES_NOTE + _SOME * some + _MEAN * (not shows_nodes) + _TYPICAL * lines.repeated
@@ -229,9 +229,9 @@ def time_shares(lines: Lines) -> Picture:
             "seconds",
             tuple(line.label for line, _ in ended),
             tuple(
-                Segment(_named(name, clocks), np.array([clock.get(key, 0.0) for clock in clocks], np.float64), colour)
+                Segment(_component_name(name, clocks), np.array([clock.get(key, 0.0) for clock in clocks], np.float64), colour)
                 for name, (key, colour) in _CLOCK_COMPONENTS.items()
-                if any(_has(clock, key) for clock in clocks)
+                if any(_has_component(clock, key) for clock in clocks)
             ),
             "s",
             ("",) * len(ended),
@@ -280,7 +280,7 @@ def _nodes(run: Run) -> list[tuple[int, Mapping[str, Any] | None]]:
     return [(figures["node"], figures) for figures in shares["nodes"]]
 
 
-def _ends(run: Run) -> tuple[list[tuple[int, Mapping[str, Any] | None]], bool]:
+def _end_nodes(run: Run) -> tuple[list[tuple[int, Mapping[str, Any] | None]], bool]:
     return ends_of(_nodes(run), lambda node: None if node[1] is None else node[1]["peers_seconds"])
 
 
@@ -290,8 +290,8 @@ def _percent(figures: Mapping[str, Any] | None, key: str) -> float:
     return 100.0 * float(figures[key]) / float(figures["step_seconds"])
 
 
-def _row(line: Line, node: int, figures: Mapping[str, Any] | None, *, alone: bool) -> str:
-    name = f"node {node}" if alone else f"{line.label}, node {node}"
+def _row(line: Line, node: int, figures: Mapping[str, Any] | None, *, single: bool) -> str:
+    name = f"node {node}" if single else f"{line.label}, node {node}"
     return name if figures is None or figures["step_seconds"] is None else f"{name} ({_short(figures['step_seconds'])})"
 
 
@@ -301,19 +301,19 @@ def _short(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else duration_text(seconds)
 
 
-def _has(clock: Mapping[str, float], key: str) -> bool:
+def _has_component(clock: Mapping[str, float], key: str) -> bool:
     return bool(clock.get(key)) if key in _SELDOM else key in clock
 
 
-def _named(name: str, clocks: Sequence[Mapping[str, float]]) -> str:
-    return f"{name}, workers busy" if name == "training" and any(_has(clock, "idle_seconds") for clock in clocks) else name
+def _component_name(name: str, clocks: Sequence[Mapping[str, float]]) -> str:
+    return f"{name}, workers busy" if name == "training" and any(_has_component(clock, "idle_seconds") for clock in clocks) else name
 
 
 def _words(line: Line, run: Run, clock: Mapping[str, float]) -> str:
-    known = [(_named(name, [clock]), key) for name, (key, _) in _CLOCK_COMPONENTS.items() if _has(clock, key)]
+    known = [(_component_name(name, [clock]), key) for name, (key, _) in _CLOCK_COMPONENTS.items() if _has_component(clock, key)]
     spent = ", ".join(f"{name} {duration_text(clock[key])}" for name, key in known)
     steps = []
-    for node, figures in _ends(run)[0]:
+    for node, figures in _end_nodes(run)[0]:
         parts = [f"{name} {value:.0f} %" for name, (key, _) in _STEP_COMPONENTS.items() if np.isfinite(value := _percent(figures, key))]
         if parts:
             steps.append(f"a step on node {node}: {', '.join(parts)}")

@@ -82,7 +82,7 @@ def training(lines: Lines) -> list[Picture]:
         _losses(lines, trained, ". ".join(words)),
         *(
             _evaluation(lines, info, f"metric-{info.name}" if info.name in _OTHER_PICTURES else info.name, "best")
-            for info in metrics_of_all(lines)
+            for info in all_metrics(lines)
         ),
         _evaluation(lines, LOSS, "test-loss", "last"),
         _speed(lines, timed, ". ".join(speeds)),
@@ -161,7 +161,10 @@ def _together(drawn: Iterable[Drawn]) -> tuple[tuple[Curve, ...], tuple[Band, ..
 def _draw(
     lines: Lines, curves: Callable[[Line, int], Sequence[XY]], draw: Callable[[Line, Sequence[XY]], Drawn]
 ) -> tuple[dict[int, Drawn], dict[int, Drawn]]:
-    """Draw each line with curves, over steps and over time; `curves` takes a line and 0 or 1 for the axis."""
+    """Draw each line with curves, over steps and over time.
+
+    `curves` takes a line and the axis: 0 for steps, 1 for time.
+    """
     over_steps, over_time = (
         {line.number: draw(line, line_curves) for line in lines.all if (line_curves := curves(line, axis))} for axis in (0, 1)
     )
@@ -258,7 +261,7 @@ def _top(heights: Sequence[Floats]) -> float | None:
     return top or None
 
 
-def metrics_of_all(lines: Lines) -> list[MetricInfo]:
+def all_metrics(lines: Lines) -> list[MetricInfo]:
     """Return the metrics of any of the runs, each name once, as the first run has it."""
     by_name: dict[str, MetricInfo] = {}
     for info in (info for line in lines.all for run in line.runs for info in run.metrics if info != LOSS):

@@ -1,4 +1,4 @@
-"""A watched run: its current state, from the files that it writes, as plain lines or drawn on a terminal."""
+"""The current state of a watched run, as plain lines or drawn on a terminal."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class Tail(Generic[R]):
 ENDED = ("succeeded", "failed", "interrupted", "died")  # final states
 SPEED_SECONDS = 10.0  # on the run clock, over which speeds are measured
 LOSSES = 20  # updates of the mean loss, as for ``final_train_loss``
-PAUSES = 100  # evaluations and checkpoints kept, for the estimate of later ones
+PAUSES = 100  # evaluations and checkpoints stored, for the estimate of later ones
 UNWRITTEN_SECONDS = 5.0  # that a new run may be without a status
 FIRST_BYTES = 1 << 20  # of earlier updates and samples: enough for the speed, and little of a long run
 _SILENT = ("epoch_ended",)  # shown by the figures anyway
@@ -443,7 +443,7 @@ def last_evaluation(record: EvalRecord, metrics: Sequence[MetricInfo]) -> str:
 
 
 def is_in_summary(run: WatchedRun) -> bool:
-    """Return whether a summary follows, whose figures are of the training alone."""
+    """Return whether a summary follows, whose figures are of the training only."""
     return run.ended and run.reader.summary() is not None
 
 
@@ -453,7 +453,7 @@ def picture(run: WatchedRun) -> RenderableType:
     if is_in_summary(run):
         return Group(*parts)
     if run.progress is not None:
-        line = Table.grid()  # a bar alone does not end its line
+        line = Table.grid()  # a bar does not end its line
         line.add_row(ProgressBar(total=1.0, completed=run.progress, width=BAR_WIDTH))
         parts.append(line)
     figures = figures_line(run)

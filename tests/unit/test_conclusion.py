@@ -132,9 +132,7 @@ def test_what_times_to_a_target_leave_out_is_said():
         *repeated("t", FAST, times=(8.0, 8.1, 7.9), until="accuracy>=0.9"),
         *repeated("f", SLOW, times=(4.0, 4.1, 3.9), until="accuracy>=0.9", backend="tf"),
     ]
-    assert not any(
-        "Time to target has the resolution" in text for text in told(conclude(runs)).caveats
-    )  # no evaluations
+    assert not any("Time to target has the resolution" in text for text in told(conclude(runs)).caveats)  # no evaluations
     for run in runs:
         evaluated(run, run.summary["time_to_target_seconds"] / 2, run.summary["time_to_target_seconds"])
     mind = told(conclude(runs)).caveats

@@ -191,7 +191,7 @@ def test_the_speed_of_a_real_interface_is_a_limit_too(tmp_path):
     )
     found = diagnose(Run(path))
     assert found.network_cause == "link"
-    assert (found.nodes[0].link.limit_source, found.nodes[0].link.sent_fraction) == ("eth0", pytest.approx(0.952))
+    assert (found.nodes[0].link.limit_source, found.nodes[0].link.fractions["sent_fraction"]) == ("eth0", pytest.approx(0.952))
     assert found.nodes[1].link.limit_bytes_per_second is None
 
 

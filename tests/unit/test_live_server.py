@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import threading
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from http import HTTPStatus
 from pathlib import Path
 
@@ -33,7 +33,7 @@ HOSTS = {"127.0.0.1:4000", "localhost:4000"}
 def serving(find=lambda path: Document("text/html", BODY) if path == "/" else None):
     """Yield a running server and its reports."""
     reports = []
-    with LocalServer(find, reports.append) as server:
+    with closing(LocalServer(find, reports.append)) as server:
         server.start()
         yield server, reports
 
