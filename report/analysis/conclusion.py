@@ -34,7 +34,7 @@ from .configurations import (
 from .configurations import TARGET_FIGURE as TARGET
 from .diagnosis import Diagnosis, diagnose
 from .evidence import percent
-from .quality import LossAgreement, loss_agreements
+from .quality import LossAgreement, grouped, loss_agreements
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def rank_axis(configs: ConfigurationSet, axis: Factor, figure: Figure) -> AxisRa
 def _comparable_pairs(
     configs: ConfigurationSet, groups: Sequence[Sequence[Configuration]], key: str, figure: Figure, value: Any, other_value: Any
 ) -> Pairs:
-    ranked = [[first for first in group if first.figures(figure) and configs.is_ranked(first)] for group in groups]
+    ranked = [[config for config in group if config.figures(figure) and configs.is_ranked(config)] for group in groups]
     return [
         (first, second)
         for group in ranked
@@ -147,20 +147,16 @@ def _ratio(members: Pairs, figure: Figure) -> Ratio:
 
 
 def _rank_values(values: Sequence[Any], pairs: Mapping[tuple[Any, Any], Pairs], figure: Figure) -> list[Any]:
-    logs: dict[Any, list[float]] = {}
-    for (first, second), members in pairs.items():
-        if members:
-            log_ratio = math.log(_ratio(members, figure).ratio)
-            logs.setdefault(first, []).append(log_ratio)
-            logs.setdefault(second, []).append(-log_ratio)
-    return sorted((value for value in values if value in logs), key=lambda value: -math.fsum(logs[value]) / len(logs[value]))
+    ratios = {pair: math.log(_ratio(members, figure).ratio) for pair, members in pairs.items() if members}
+    logs = grouped(entry for (first, second), ratio in ratios.items() for entry in ((first, ratio), (second, -ratio)))
+    return sorted((value for value in values if value in logs), key=lambda value: -fmean(logs[value]))
 
 
 def _reason_unranked(configs: ConfigurationSet, groups: Sequence[Sequence[Configuration]], figure: Figure) -> str:
     pairs = [pair for group in groups for pair in combinations(group, 2)]
     if not pairs:
         return "no pair differs only in this setting"
-    measured = [pair for pair in pairs if all(first.figures(figure) for first in pair)]
+    measured = [pair for pair in pairs if all(config.figures(figure) for config in pair)]
     if not measured:
         return _why_not_measured(pairs, figure)
     if not any(configs.is_ranked(first) and configs.is_ranked(second) for first, second in measured):
@@ -353,11 +349,9 @@ def _target_times(conclusion: Conclusion) -> Iterator[str]:
     best = next((entry for entry in conclusion.best if entry.figure is TARGET), None)
     if best is None:
         return
-    starts = []
-    for config in (best.configuration, *best.rivals, best.worst):
-        known = [] if config is None else [number(run.summary.get("init_seconds")) for run in config.runs]
-        if config is not None and (seconds := [value for value in known if value is not None]):
-            starts.append((config, fmean(seconds)))
+    configs = [best.configuration, *best.rivals, *([] if best.worst is None else [best.worst])]
+    seconds_by_config = [(config, [number(run.summary.get("init_seconds")) for run in config.runs]) for config in configs]
+    starts = [(config, fmean(known)) for config, seconds in seconds_by_config if (known := [s for s in seconds if s is not None])]
     if any(seconds >= MIN_START * geometric_mean(config.figures(TARGET)) for config, seconds in starts):
         named = ", ".join(f"{duration_text(seconds)} with {config.label}" for config, seconds in starts[:MAX_STARTS])
         yield f"Time to target excludes start-up: {named}."

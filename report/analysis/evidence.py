@@ -72,14 +72,16 @@ class Shares:
 def read_workers(summary: Mapping[str, Any]) -> list[Worker]:
     """Return the workers of ``time_shares`` with updates and all components."""
     counts = summary.get("updates_by_worker") or []
-    workers = []
-    for entry in summary["time_shares"]["workers"]:
-        if not entry["step_seconds"] or None in [entry[name] for name in COMPONENTS]:
-            continue
-        known = {name: entry[name] for name in ("worker", "node", "step_seconds", *STEP_COMPONENTS.values())}
-        updates = counts[entry["worker"]] if entry["worker"] < len(counts) else None
-        workers.append(Worker(**known, spread=entry["spread"] or 0.0, updates=updates))
-    return workers
+    names = ("worker", "node", "step_seconds", *STEP_COMPONENTS.values())
+    return [
+        Worker(
+            **{name: entry[name] for name in names},
+            spread=entry["spread"] or 0.0,
+            updates=counts[entry["worker"]] if entry["worker"] < len(counts) else None,
+        )
+        for entry in summary["time_shares"]["workers"]
+        if entry["step_seconds"] and None not in [entry[name] for name in COMPONENTS]
+    ]
 
 
 def calibrated_segment(summary: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -107,7 +109,13 @@ def read_shares(summary: Mapping[str, Any], workers: Sequence[Worker]) -> Shares
     slowest = max(workers, key=lambda worker: worker.work_seconds)
     usual = sorted(workers, key=lambda worker: worker.work_seconds)[(len(workers) - 1) // 2]  # the median, of two in the middle the faster
     sync = summary["mode"] == "sync"
-    step = _common_step_fractions(workers, usual, slowest) if sync else _all_steps_fractions(workers)
+    common = {
+        "compute": usual.compute_seconds,
+        "data": usual.data_seconds,
+        "peers": slowest.work_seconds - usual.work_seconds,
+        "network": sum(worker.communicate_seconds for worker in workers) / len(workers),
+    }
+    step = _normalised(common) if sync else _all_steps_fractions(workers)
     idle = 0.0 if sync else _idle(summary, workers)
     around = clock_fractions(summary)
     training = around["training"] * (1.0 - idle)
@@ -130,16 +138,6 @@ def _uncertainty(step: Mapping[str, float], usual: Worker, slowest: Worker, *, m
         return {**calibrated, "network": usual.spread * work}
     left = slowest.spread * (work + step["peers"])
     return {**calibrated, "peers": usual.spread * work + left, "network": left}
-
-
-def _common_step_fractions(workers: Sequence[Worker], usual: Worker, slowest: Worker) -> dict[str, float]:
-    seconds = {
-        "compute": usual.compute_seconds,
-        "data": usual.data_seconds,
-        "peers": slowest.work_seconds - usual.work_seconds,
-        "network": sum(worker.communicate_seconds for worker in workers) / len(workers),
-    }
-    return _normalised(seconds)
 
 
 def step_fractions(workers: Sequence[Worker]) -> dict[str, float]:

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -173,13 +173,9 @@ def _search(run: Run) -> str:
 
 
 def _train_losses(series: StepSeries, steps: list[int]) -> Floats:
-    means, before = [], 0
     bounds = np.searchsorted(series.step, steps)
-    for bound in bounds:
-        losses = series.loss[before:bound].astype(np.float64)
-        means.append(float(losses.mean()) if len(losses) and np.all(np.isfinite(losses)) else np.nan)
-        before = int(bound)
-    return np.array(means, np.float64)
+    parts = [series.loss[begin:end].astype(np.float64) for begin, end in pairwise([0, *bounds.tolist()])]
+    return np.array([part.mean() if len(part) and np.all(np.isfinite(part)) else np.nan for part in parts], np.float64)
 
 
 def _text(run: Run, trend: Learning, tests: list[EvalRecord], losses: Floats, trained: Floats) -> str:

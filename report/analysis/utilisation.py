@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -151,20 +151,11 @@ MAX_POINTS = 2000  # maximum intervals of a run
 CONSTANT = 0.02  # coefficient of variation below which a series is constant but for clock jitter
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """Intervals of equal length: their `edges` [k + 1] in seconds on the run clock."""
+def make_grid(nodes: Sequence[NodeSeries], began: float, until: float, least_seconds: float = 0.0) -> Floats | None:
+    """Return the edges [k + 1] of two or more equal intervals in seconds on the run clock, if any.
 
-    edges: Floats
-
-    @property
-    def seconds(self) -> float:
-        """The length of an interval."""
-        return float(self.edges[1] - self.edges[0])
-
-
-def make_grid(nodes: Sequence[NodeSeries], began: float, until: float, least_seconds: float = 0.0) -> Grid | None:
-    """Return intervals at least `least_seconds` and a sampling interval long, if two or more."""
+    They are at least `least_seconds` and a sampling interval long.
+    """
     times = [node.time_seconds for node in nodes if len(node.time_seconds) > 1]
     if not times:
         return None
@@ -178,21 +169,21 @@ def make_grid(nodes: Sequence[NodeSeries], began: float, until: float, least_sec
         return None
     width = max(float(np.median(apart)), least_seconds)
     count = min(MAX_POINTS, int((until - began) / width))
-    return Grid(np.linspace(began, until, count + 1)) if count >= 2 else None
+    return np.linspace(began, until, count + 1) if count >= 2 else None
 
 
-def rates_on_grid(grid: Grid, time_seconds: Floats, per_second: Floats) -> Floats:
+def rates_on_grid(edges: Floats, time_seconds: Floats, per_second: Floats) -> Floats:
     """Return the mean rate since the sample before, by interval [k]; NaN if half is unknown."""
     if len(time_seconds) < 2:
-        return np.full(len(grid.edges) - 1, np.nan)
+        return np.full(len(edges) - 1, np.nan)
     order = np.argsort(time_seconds, kind="stable")
     times, rates = time_seconds[order], per_second[order]
     lengths = np.diff(times)
     known = np.isfinite(rates[1:])
     amount = np.concatenate([[0.0], np.cumsum(np.where(known, np.where(known, rates[1:], 0.0) * lengths, 0.0))])
     covered = np.concatenate([[0.0], np.cumsum(np.where(known, lengths, 0.0))])
-    amounts, seconds = np.diff(np.interp(grid.edges, times, amount)), np.diff(np.interp(grid.edges, times, covered))
-    enough = seconds >= 0.5 * grid.seconds
+    amounts, seconds = np.diff(np.interp(edges, times, amount)), np.diff(np.interp(edges, times, covered))
+    enough = seconds >= 0.5 * (edges[1] - edges[0])
     return np.where(enough, amounts / np.where(enough, seconds, 1.0), np.nan)
 
 
@@ -270,19 +261,17 @@ def _limit(diagnosis: Diagnosis) -> tuple[bool | None, str]:
 def pair_correlations(nodes: Sequence[NodeSeries], began: float, until: float) -> list[dict[str, Any]]:
     """Return each pair of nodes' correlation (Pearson) of sent and received rates, or ``why``."""
     shown = nodes[:MAX_NODES_IN_TABLE]
-    grid = make_grid(shown, began, until)
-    if grid is None:
+    edges = make_grid(shown, began, until)
+    if edges is None:
         return []
-    sent = [rates_on_grid(grid, node.time_seconds, node.sent_bytes_per_second) for node in shown]
-    received = [rates_on_grid(grid, node.time_seconds, node.received_bytes_per_second) for node in shown]
+    sent = [rates_on_grid(edges, node.time_seconds, node.sent_bytes_per_second) for node in shown]
+    received = [rates_on_grid(edges, node.time_seconds, node.received_bytes_per_second) for node in shown]
     pairs = []
-    for sender_index, sender in enumerate(shown):
-        for receiver_index, receiver in enumerate(shown):
-            if sender_index == receiver_index:
-                continue
-            r, count = correlation(sent[sender_index], received[receiver_index])
-            why = None if r is not None else "fewer than 10 samples" if count < MIN_POINTS else "a rate that does not vary"
-            pairs.append({"sender": sender.node, "receiver": receiver.node, "correlation": r, "samples": count, "why": why})
+    for sender, receiver in permutations(range(len(shown)), 2):
+        r, count = correlation(sent[sender], received[receiver])
+        why = None if r is not None else "fewer than 10 samples" if count < MIN_POINTS else "a rate that does not vary"
+        nodes_of_pair = {"sender": shown[sender].node, "receiver": shown[receiver].node}
+        pairs.append({**nodes_of_pair, "correlation": r, "samples": count, "why": why})
     return pairs
 
 
@@ -332,18 +321,18 @@ def _step_traffic(run: Run, diagnosis: Diagnosis, series: StepSeries, nodes: Seq
         return None
     groups = float(np.median(series.seconds)) if len(series.seconds) else 0.0
     least = groups if diagnosis.evidence.summary["mode"] == "sync" else MIN_GROUPS * groups
-    grid = make_grid(nodes, began, float(run.summary["run_seconds"]), least)
-    if grid is None:
+    edges = make_grid(nodes, began, float(run.summary["run_seconds"]), least)
+    if edges is None:
         return None
     ends = np.concatenate([[0.0], np.maximum.accumulate(series.group_time_seconds)])
-    done = np.interp(grid.edges, ends, np.concatenate([[0], np.cumsum(series.count * ~series.profiled_groups)]).astype(np.float64))
+    done = np.interp(edges, ends, np.concatenate([[0], np.cumsum(series.count * ~series.profiled_groups)]).astype(np.float64))
     stops = sorted([*pauses(run.evals, run.events), *series.profile_pauses()])
-    steps, trained = np.diff(done), np.diff(training_clock(grid.edges, stops))
-    rates = np.sum([rates_on_grid(grid, node.time_seconds, node.sent_bytes_per_second) for node in nodes], axis=0)
-    known = (steps > 0) & (trained > 0.5 * grid.seconds) & np.isfinite(rates)
+    steps, trained = np.diff(done), np.diff(training_clock(edges, stops))
+    rates = np.sum([rates_on_grid(edges, node.time_seconds, node.sent_bytes_per_second) for node in nodes], axis=0)
+    known = (steps > 0) & (trained > 0.5 * (edges[1] - edges[0])) & np.isfinite(rates)
     if not known.any():
         return None
-    return steps[known], trained[known], rates[known] * grid.seconds
+    return steps[known], trained[known], rates[known] * (edges[1] - edges[0])
 
 
 def _figures(steps: Floats, trained: Floats, amounts: Floats) -> dict[str, Any]:

@@ -168,12 +168,12 @@ def curve(name: str, drawn_as: Stroke, x: Floats, y: Floats, line: int, kind: Ki
     return Curve(name, drawn_as, np.asarray(x[picked], np.float64), np.where(np.isfinite(heights), heights, np.nan), line, kind)
 
 
-def band(drawn_as: Stroke, x: Floats, low: Floats, high: Floats, line: int) -> Band | None:
-    """Return the band between two curves [n] where both are finite; None if nothing is visible."""
+def visible_bands(drawn_as: Stroke, x: Floats, low: Floats, high: Floats, line: int) -> list[Band]:
+    """Return the band between two curves [n] where both are finite; none if nothing is visible."""
     known = np.isfinite(low) & np.isfinite(high)
     if np.count_nonzero(known) < 2 or not np.any(high[known] > low[known]):
-        return None
-    return Band(drawn_as, x[known], low[known], high[known], line)
+        return []
+    return [Band(drawn_as, x[known], low[known], high[known], line)]
 
 
 def legend_curves(picture: Picture) -> list[Curve]:
@@ -341,7 +341,7 @@ def _looks(configs: ConfigurationSet) -> tuple[str | None, str | None, list[tupl
     """Return the axes of colour and dash, and each configuration's stroke and small multiple."""
     # Colour shows the first axis with a colour for each value (numbers have pictures of their own), dash the next, small multiples the
     # others. If two would look equal, or without axes, configurations are numbered, as many to a picture as there are colours.
-    ordered = sorted(configs.axes, key=lambda axis: counts_something(configs.sorted_values(axis)))
+    ordered = sorted(configs.axes, key=lambda axis: are_numbers(configs.sorted_values(axis)))
     coloured = next((axis for axis in ordered if len(configs.sorted_values(axis)) <= len(COLOURS)), None)
     dashed = next((axis for axis in ordered if axis is not coloured and len(configs.sorted_values(axis)) <= len(DASHES)), None)
     rest = [axis for axis in configs.axes if axis is not coloured and axis is not dashed]
@@ -357,6 +357,6 @@ def _looks(configs: ConfigurationSet) -> tuple[str | None, str | None, list[tupl
     return None, None, [(stroke(index % size), parts[index // size] if count > size else "") for index in range(count)]
 
 
-def counts_something(values: Sequence[Any]) -> bool:
+def are_numbers(values: Sequence[Any]) -> bool:
     """Return whether all values of an axis are numbers."""
     return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)

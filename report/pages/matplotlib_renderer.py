@@ -69,20 +69,6 @@ class Look:
         """Text size relative to 9 points."""
         return self.font_points / 9.0
 
-    @property
-    def longest_line(self) -> int:
-        """Maximum characters in a line of a legend entry."""
-        return max(8, int((self.width_inches / self.scale - _HANDLE_INCHES) / _CHARACTER_INCHES))
-
-    @property
-    def label_characters(self) -> int:
-        """Maximum characters in a line of a bar's label, which leaves most of the width to the bars."""
-        return max(8, min(_LABEL_CHARACTERS, int(0.4 * self.width_inches / self.scale / _CHARACTER_INCHES)))
-
-    def panels_abreast(self, panels: int) -> int:
-        """Return how many panels fit side by side."""
-        return max(1, min(panels, int(self.width_inches / self.scale / 2.8)))
-
 
 def write_figures(pictures: Sequence[Picture], folder: Path, image: Format, look: Look | None = None) -> list[Path]:
     """Write each picture as ``NAME.FORMAT``. Raises UsageError, first, if a file is not ours."""
@@ -130,7 +116,7 @@ def _draw(picture: Picture, look: Look) -> Figure:
     if bars:
         return _bars(picture, bars, look)
     panels = len(picture.panels)
-    columns = 1 if picture.stacked else look.panels_abreast(panels)
+    columns = 1 if picture.stacked else max(1, min(panels, int(look.width_inches / look.scale / 2.8)))
     rows = -(-panels // columns)
     panel_inches = _STRIP_INCHES if picture.stacked else min(_PANEL_INCHES, 0.9 * look.width_inches / look.scale / columns)
     handles = _key(picture, look)
@@ -252,8 +238,9 @@ def _pattern(lengths: Sequence[float]) -> Any:
 
 def _key(picture: Picture, look: Look) -> list[Line2D]:
     curves, shown = [], legend_curves(picture)
+    longest_line = max(8, int((look.width_inches / look.scale - _HANDLE_INCHES) / _CHARACTER_INCHES))
     for drawn in shown:
-        label = _plain(textwrap.fill(drawn.name, look.longest_line))
+        label = _plain(textwrap.fill(drawn.name, longest_line))
         look_of: dict[str, Any] = {"color": colour(drawn.stroke.colour), "linestyle": _pattern(dash(drawn.stroke.dash)), "linewidth": 1.6}
         curves.append(Line2D([], [], label=label, **look_of, **{**_points(drawn, several=len(shown) > 1), "markevery": None}))
     for mark in legend_marks(picture.marks):
@@ -279,7 +266,8 @@ def _bars(picture: Picture, panels: Sequence[Bars], look: Look) -> Figure:
 
 
 def _wrapped(label: str, look: Look) -> str:
-    return textwrap.fill(re.sub(r" (?=[^()]*\))", "\u00a0", label), look.label_characters)
+    most = int(0.4 * look.width_inches / look.scale / _CHARACTER_INCHES)  # leaves most of the width to the bars
+    return textwrap.fill(re.sub(r" (?=[^()]*\))", "\u00a0", label), max(8, min(_LABEL_CHARACTERS, most)))
 
 
 def _bar_panel(part: SubFigure, panel: Bars, look: Look) -> None:

@@ -22,6 +22,7 @@ from ..runs.columns import Column
 from ..runs.cpu_starvation import cpu_starvation
 from ..runs.locate import find_sweep
 from ..runs.run import Run, labelled
+from .figure import are_numbers
 from .paper_figures import (
     PLUS_MINUS,
     Cell,
@@ -110,7 +111,7 @@ def name_columns(comparison: Comparison, by: Sequence[Factor], *, fold: bool) ->
     rows = comparison.entries
     axes = find_axes(rows, by)
     values = [{axis.key: axis.value(row.runs[0]) for axis in axes} for row in rows]
-    numbers = [axis for axis in axes if all(_is_number(row_values[axis.key]) for row_values in values)]
+    numbers = [axis for axis in axes if are_numbers([row[axis.key] for row in values if row[axis.key] is not None])]
     words = [axis for axis in axes if axis not in numbers]
     are_distinct = len({tuple(row_values.values()) for row_values in values}) == len(rows)
     names = [values_label(words, row_values) for row_values in values]
@@ -125,10 +126,6 @@ def name_columns(comparison: Comparison, by: Sequence[Factor], *, fold: bool) ->
     if len(set(counts)) > 1:
         columns.append(PaperColumn("runs", tuple(Cell(f"{count:,}") for count in counts)))
     return columns
-
-
-def _is_number(value: Any) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def row_names(rows: Sequence[Row]) -> list[str]:

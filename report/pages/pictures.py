@@ -33,11 +33,11 @@ from .figure import (
     Place,
     Stroke,
     Unit,
-    band,
-    counts_something,
+    are_numbers,
     curve,
     make_lines,
     stroke,
+    visible_bands,
 )
 from .resource_charts import resources, time_shares
 from .training_charts import all_metrics, draw_line, evaluations, shared_goal, training
@@ -182,7 +182,7 @@ def over_settings(lines: Lines) -> list[Picture]:
     return [
         _picture(lines, configs, axis)
         for axis in configs.axes
-        if counts_something(values := configs.sorted_values(axis)) and len(values) >= (2 if axis.key == "nodes" else MIN_VALUES)
+        if are_numbers(values := configs.sorted_values(axis)) and len(values) >= (2 if axis.key == "nodes" else MIN_VALUES)
     ]
 
 
@@ -281,8 +281,7 @@ def _panel(axis: Factor, measure: _Measure, rows: Sequence[_Row], logarithmic: b
         ranges = [_points(axis, row, measure, statistic) for statistic in ways]
         x, (_, _, low, _), (_, _, _, high) = ranges[0][0], ranges[0], ranges[-1]
         curves += [curve(row.label, row.stroke, x, mean, row.line, "points") for _, mean, _, _ in ranges if np.isfinite(mean).any()]
-        pale = band(row.stroke, x, low, high, row.line)
-        bands += [] if pale is None else [pale]
+        bands += visible_bands(row.stroke, x, low, high, row.line)
     ticks = {float(config.values[axis.key]) for row in rows for config in row.configurations}
     return Panel(
         f"{measure.title}, lowest and highest node" if uneven else measure.title,
@@ -333,9 +332,7 @@ _MAIN = ("loss", "speed")  # not behind a click if there are several lines; of s
 def pictures(runs: Sequence[Run], lines: Lines | None = None) -> list[Picture]:
     """Return the non-empty pictures of labelled runs. Raises DamagedRunError."""
     lines = lines or make_lines(runs)
-    decided = decision(lines)
-    drawn = [] if decided is None else [decided]
-    drawn += over_settings(lines)
+    drawn = [*filter(None, [decision(lines)]), *over_settings(lines)]
     for picture in (*training(lines), time_shares(lines)):
         shown = _MAIN if len(lines.parts) == 1 else _MAIN[:1]
         place: Place = "more" if len(lines.all) > 1 and picture.name not in shown else "plots"

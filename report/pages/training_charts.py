@@ -27,7 +27,7 @@ from ..runs.series import (
 )
 from ..runs.series_arrays import Floats, StepSeries
 from ..runs.translation_scores import measured_on
-from .figure import Band, Curve, Kind, Line, Lines, Panel, Picture, band, curve
+from .figure import Band, Curve, Kind, Line, Lines, Panel, Picture, curve, visible_bands
 
 _STEPS, _SECONDS = "updates", "wall-clock time (s)"
 _SMOOTHED = "Exponential moving average with a time constant of 1 % of the updates (at least 10)."
@@ -131,9 +131,9 @@ def draw_line(line: Line, curves: Sequence[XY], kind: Kind, together: Callable[[
     spread, name = together(curves) if len(curves) > 1 else None, line.named(len(curves))
     if spread is None:
         return [curve(name, line.stroke, x, y, line.number, kind) for x, y in curves], []
-    pale = band(line.stroke, spread.x, spread.low, spread.high, line.number)
     beyond = [curve(name, line.stroke, *rest, line.number, "faint") for rest in spread.beyond]
-    return [*beyond, curve(name, line.stroke, spread.x, spread.mean, line.number, kind)], [] if pale is None else [pale]
+    mean = curve(name, line.stroke, spread.x, spread.mean, line.number, kind)
+    return [*beyond, mean], visible_bands(line.stroke, spread.x, spread.low, spread.high, line.number)
 
 
 def _panels(
@@ -151,11 +151,9 @@ def _panels(
 
 
 def _together(drawn: Iterable[Drawn]) -> tuple[tuple[Curve, ...], tuple[Band, ...]]:
-    curves, bands = [], []
-    for line_curves, line_bands in drawn:
-        curves += line_curves
-        bands += line_bands
-    return tuple(sorted(curves, key=lambda drawn_curve: drawn_curve.kind != "faint")), tuple(bands)
+    drawn = [*drawn]
+    curves = sorted((curve for curves, _ in drawn for curve in curves), key=lambda curve: curve.kind != "faint")
+    return tuple(curves), tuple(band for _, bands in drawn for band in bands)
 
 
 def _draw(
@@ -217,8 +215,7 @@ def _speed_curves(line: Line, curves: Sequence[XY]) -> Drawn:
     drawn, bands = draw_line(line, [(x, running_median(y, wide)) for (x, y), wide in zip(curves, width, strict=True)], "line", on_a_grid)
     together = on_a_grid(curves) if len(curves) > 1 else None
     if together is not None:
-        pale = band(line.stroke, together.x, together.low, together.high, line.number)
-        return drawn, [] if pale is None else [pale]
+        return drawn, visible_bands(line.stroke, together.x, together.low, together.high, line.number)
     return [*(curve(line.named(len(curves)), line.stroke, x, y, line.number, "faint") for x, y in curves), *drawn], bands
 
 

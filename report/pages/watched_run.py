@@ -203,7 +203,7 @@ class _Training:
 
 
 class WatchedRun:
-    """Follows one run directory incrementally, where `catalog.run.Run` reads once."""
+    """Follows one run directory incrementally, where `runs.run.Run` reads once."""
 
     def __init__(self, reader: RunReader) -> None:
         self.reader = reader
