@@ -170,14 +170,14 @@ class ConfigurationSet:
     def superlinear_pairs(self) -> list[tuple[Configuration, Configuration, Ratio]]:
         """Pairs that differ only in nodes, with a superlinear speed-up: not an effect of the nodes."""
         axis = next((axis for axis in self.axes if axis.key == "nodes"), None)
-        pairs = []
-        for group in [] if axis is None else self.strata(axis):
-            ordered = sorted((config for config in group if config.figures(SPEED_FIGURE)), key=lambda config: int(config.values["nodes"]))
-            for fewer, more in combinations(ordered, 2):
-                times = speedup(more, fewer, SPEED_FIGURE)
-                if more.values["nodes"] > fewer.values["nodes"] and times.above(more.values["nodes"] / fewer.values["nodes"]):
-                    pairs.append((more, fewer, times))
-        return pairs
+        timed = [[config for config in group if config.figures(SPEED_FIGURE)] for group in ([] if axis is None else self.strata(axis))]
+        return [
+            (more, fewer, times)
+            for group in timed
+            for fewer, more in combinations(sorted(group, key=lambda config: int(config.values["nodes"])), 2)
+            if (ideal := more.values["nodes"] / fewer.values["nodes"]) > 1
+            if (times := speedup(more, fewer, SPEED_FIGURE)).above(ideal)
+        ]
 
     def is_superlinear(self, first: Configuration, second: Configuration) -> bool:
         """Return whether two configurations are a pair of `superlinear_pairs`."""

@@ -388,10 +388,9 @@ def percent(fraction: float | None) -> str:
 def bits_text(bytes_per_second: float) -> str:
     """Return a link's speed as text, such as ``100 Mbit/s``."""
     bits = bytes_per_second * 8
-    for factor, name in ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s")):
-        if bits >= factor:
-            return f"{bits / factor:g} {name}"
-    return f"{bits:g} bit/s"
+    units = ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s"))
+    factor, name = next((unit for unit in units if bits >= unit[0]), (1.0, "bit/s"))
+    return f"{bits / factor:g} {name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,7 +417,6 @@ def time_text(seconds: float | None) -> str:
     """Return a time with three digits: ``0.34 s``, ``2.08 min``, ``3.12 h``, ``2.9 days``."""
     if seconds is None:
         return UNKNOWN
-    for least, unit_seconds, unit in ((3, 86_400.0, "days"), (2, 3600.0, "h"), (2, 60.0, "min")):
-        if seconds >= least * unit_seconds:
-            return f"{digits3(seconds / unit_seconds)} {unit}"
-    return f"{digits3(seconds)} s"
+    units = ((3, 86_400.0, "days"), (2, 3600.0, "h"), (2, 60.0, "min"))
+    _, factor, name = next((unit for unit in units if seconds >= unit[0] * unit[1]), (0, 1.0, "s"))
+    return f"{digits3(seconds / factor)} {name}"

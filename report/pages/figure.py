@@ -346,10 +346,13 @@ def _looks(configs: ConfigurationSet) -> tuple[str | None, str | None, list[tupl
     dashed = next((axis for axis in ordered if axis is not coloured and len(configs.sorted_values(axis)) <= len(DASHES)), None)
     rest = [axis for axis in configs.axes if axis is not coloured and axis is not dashed]
     numbers = {axis.key: {value: place for place, value in enumerate(configs.sorted_values(axis))} for axis in (coloured, dashed) if axis}
-    looks = []
-    for config in configs.all:
-        colour_and_dash = (0 if axis is None else numbers[axis.key][config.values[axis.key]] for axis in (coloured, dashed))
-        looks.append((Stroke(*colour_and_dash), values_label(rest, config.values) if rest else ""))
+    looks = [
+        (
+            Stroke(*(0 if axis is None else numbers[axis.key][config.values[axis.key]] for axis in (coloured, dashed))),
+            values_label(rest, config.values) if rest else "",
+        )
+        for config in configs.all
+    ]
     if coloured is not None and len(set(looks)) == len(looks):
         return coloured.key, None if dashed is None else dashed.key, looks
     size, count = len(COLOURS), len(configs.all)

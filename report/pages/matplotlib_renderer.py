@@ -237,15 +237,22 @@ def _pattern(lengths: Sequence[float]) -> Any:
 
 
 def _key(picture: Picture, look: Look) -> list[Line2D]:
-    curves, shown = [], legend_curves(picture)
+    curves = legend_curves(picture)
     longest_line = max(8, int((look.width_inches / look.scale - _HANDLE_INCHES) / _CHARACTER_INCHES))
-    for drawn in shown:
-        label = _plain(textwrap.fill(drawn.name, longest_line))
-        look_of: dict[str, Any] = {"color": colour(drawn.stroke.colour), "linestyle": _pattern(dash(drawn.stroke.dash)), "linewidth": 1.6}
-        curves.append(Line2D([], [], label=label, **look_of, **{**_points(drawn, several=len(shown) > 1), "markevery": None}))
-    for mark in legend_marks(picture.marks):
-        curves.append(Line2D([], [], color=mark.colour, linestyle=_pattern(mark.dash), linewidth=0.8, label=mark.kind))
-    return curves
+    lines = [
+        Line2D(
+            [],
+            [],
+            label=_plain(textwrap.fill(drawn.name, longest_line)),
+            color=colour(drawn.stroke.colour),
+            linestyle=_pattern(dash(drawn.stroke.dash)),
+            linewidth=1.6,
+            **{**_points(drawn, several=len(curves) > 1), "markevery": None},
+        )
+        for drawn in curves
+    ]
+    marks = legend_marks(picture.marks)
+    return lines + [Line2D([], [], color=mark.colour, linestyle=_pattern(mark.dash), linewidth=0.8, label=mark.kind) for mark in marks]
 
 
 def _plain(name: str) -> str:

@@ -125,7 +125,7 @@ def _quality_panel(lines: Lines, ranked: list[Line]) -> Panel | None:
     some = len(lines.parts) > 1 or len(ranked) > MAX_ROWS
     curves, bands = [], []
     for place, line in enumerate(ranked[: len(COLOURS)] if some else ranked):
-        known = [records for run in line.timed if (records := evaluations(run, info)) is not None]
+        known = evaluations(line.timed, info)
         if known:
             drawn_as = replace(line, stroke=stroke(place)) if some else line
             line_curves, pale = draw_line(drawn_as, [(seconds, values) for _, seconds, values in known], "points", one_by_one)

@@ -312,9 +312,9 @@ def _component_name(name: str, clocks: Sequence[Mapping[str, float]]) -> str:
 def _words(line: Line, run: Run, clock: Mapping[str, float]) -> str:
     known = [(_component_name(name, [clock]), key) for name, (key, _) in _CLOCK_COMPONENTS.items() if _has_component(clock, key)]
     spent = ", ".join(f"{name} {duration_text(clock[key])}" for name, key in known)
-    steps = []
-    for node, figures in _end_nodes(run)[0]:
-        parts = [f"{name} {value:.0f} %" for name, (key, _) in _STEP_COMPONENTS.items() if np.isfinite(value := _percent(figures, key))]
-        if parts:
-            steps.append(f"a step on node {node}: {', '.join(parts)}")
+    shares = {
+        node: [f"{name} {value:.0f} %" for name, (key, _) in _STEP_COMPONENTS.items() if np.isfinite(value := _percent(figures, key))]
+        for node, figures in _end_nodes(run)[0]
+    }
+    steps = [f"a step on node {node}: {', '.join(parts)}" for node, parts in shares.items() if parts]
     return f"{line.label}: {'; '.join([spent, *steps]) if steps else f'{spent}, steps {NOT_CALIBRATED}'}"

@@ -266,25 +266,28 @@ def all_metrics(lines: Lines) -> list[MetricInfo]:
     return list(by_name.values())
 
 
-def evaluations(run: Run, info: MetricInfo) -> tuple[Floats, Floats, Floats] | None:
-    """Return steps, seconds and values [evaluations] of a metric on the test split, if any."""
-    if not run.tests or info.name not in {known.name for known in run.metrics}:
-        return None
-    values = np.array([record.figure(info.name) for record in run.tests], np.float64)
-    steps = np.array([record.step for record in run.tests], np.float64)
-    return steps, np.array([record.time_seconds for record in run.tests], np.float64), values
+def evaluations(runs: Iterable[Run], info: MetricInfo) -> list[tuple[Floats, Floats, Floats]]:
+    """Return steps, seconds and test values [evaluations] of a metric, for each run with any."""
+    measured = [run.tests for run in runs if run.tests and info.name in {metric.name for metric in run.metrics}]
+    return [
+        (
+            np.array([record.step for record in tests], np.float64),
+            np.array([record.time_seconds for record in tests], np.float64),
+            np.array([record.figure(info.name) for record in tests], np.float64),
+        )
+        for tests in measured
+    ]
 
 
 def _evaluation(lines: Lines, info: MetricInfo, name: str, shown: str) -> Picture:
     title = f"Test {info.label}"
 
     def curves(line: Line, axis: int) -> list[XY]:
-        runs = line.runs if axis == 0 else line.timed
-        return [(record[axis], record[2]) for run in runs if (record := evaluations(run, info)) is not None]
+        return [(record[axis], record[2]) for record in evaluations(line.runs if axis == 0 else line.timed, info)]
 
     words = []
     for line in lines.all:
-        known = [record for run in line.runs if (record := evaluations(run, info)) is not None]
+        known = evaluations(line.runs, info)
         ends = [
             info.best(record[2].tolist()) if shown == "best" and np.isfinite(record[2]).any() else float(record[2][-1]) for record in known
         ]
