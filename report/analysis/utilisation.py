@@ -152,9 +152,9 @@ CONSTANT = 0.02  # coefficient of variation below which a series is constant but
 
 
 def make_grid(nodes: Sequence[NodeSeries], began: float, until: float, least_seconds: float = 0.0) -> Floats | None:
-    """Return the edges [k + 1] of two or more equal intervals in seconds on the run clock, if any.
+    """Return the edges [k + 1] in seconds of two or more equal intervals, if any.
 
-    They are at least `least_seconds` and a sampling interval long.
+    They are at least `least_seconds` and a sampling interval long; seconds are on the run clock.
     """
     times = [node.time_seconds for node in nodes if len(node.time_seconds) > 1]
     if not times:
