@@ -111,7 +111,7 @@ def test_native_run_measures_direct_exchange_at_its_end(backend, job, tmp_path):
     for worker in calibration["workers"]:
         for component in ("data", "compute", "communicate", "message", "direct", "direct_message", "direct_step"):
             assert worker[f"{component}_seconds"] > 0, component
-    costs = explain(Run(result.path)).exchange_costs
+    costs = diagnose(Run(result.path)).exchange_costs
     assert costs.no_estimate in (None, "other programs had the cores")
 
 

@@ -28,7 +28,7 @@ def training(n):
 @pytest.mark.parametrize("name", COURSES)
 @pytest.mark.parametrize("n", [MIN_EVALUATIONS, 12, 30, 100, 1000])
 def test_smooth_curve_is_classified(name, n):
-    assert judge_curves(course(name, n), training(n)).state == name
+    assert assess_curves(course(name, n), training(n)).state == name
 
 
 @given(
@@ -75,7 +75,7 @@ def test_single_outlier_decides_nothing():
 
 
 def test_too_few_evaluations_are_not_judged():
-    progress = judge_curves(course("overfitting", MIN_EVALUATIONS - 1), training(MIN_EVALUATIONS - 1))
+    progress = assess_curves(course("overfitting", MIN_EVALUATIONS - 1), training(MIN_EVALUATIONS - 1))
     assert (progress.state, progress.reason) == ("unclear", f"7 evaluations of at least {MIN_EVALUATIONS}")
 
 
@@ -87,18 +87,18 @@ def test_non_finite_loss_is_not_judged():
 
 @pytest.mark.parametrize("train", [np.full(20, np.nan), training(20)[::-1]])
 def test_loss_rising_with_training_loss_is_no_overfitting(train):
-    assert judge_curves(course("overfitting", 20), train).state == "worsening"
+    assert assess_curves(course("overfitting", 20), train).state == "worsening"
 
 
 @pytest.mark.parametrize("value", [0.0, 2.3, 1e-30, 1e30])
 def test_constant_loss_is_flat(value):
-    assert judge_curves(np.full(20, value), np.full(20, value)).state == "flat"
+    assert assess_curves(np.full(20, value), np.full(20, value)).state == "flat"
 
 
 @given(n=st.integers(MIN_EVALUATIONS, 100), slope=st.floats(-1, 1), noise=st.floats(0, 1), seed=st.integers(0, 2**32 - 1))
 def test_change_is_judged_by_its_standard_errors(n, slope, noise, seed):
     losses = 5 + slope * np.linspace(0, 1, n) + noise * np.random.default_rng(seed).normal(size=n)
-    progress = judge_curves(losses, training(n))
+    progress = assess_curves(losses, training(n))
     if progress.standard_errors is None or progress.state in ("overfitting", "worsening"):
         return
     notable = abs(progress.change) >= 0.01 * max(progress.gain, progress.rise) and abs(progress.change) > 1e-4

@@ -295,7 +295,7 @@ def test_vanished_run_has_a_reason(tmp_path):
 def test_page_is_split_at_its_scripts(parts):
     tags = {"json": '<script type="application/json" id="x">', "script": "<script>"}
     page = "".join(f"{text}{tags[kind]}{inside}</script>" for text, kind, inside in parts) + "end"
-    content = content_of(page)
+    content = split_scripts(page)
     assert content.scripts == tuple(inside.encode() for _, kind, inside in parts if kind == "script")
     kept = "".join(text + (f"{tags[kind]}{inside}</script>" if kind == "json" else "") for text, kind, inside in parts) + "end"
     assert content.document == kept.encode()

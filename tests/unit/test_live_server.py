@@ -232,7 +232,7 @@ def test_closing_leaves_neither_port_nor_thread():
 
 
 def test_unopened_server_can_be_closed():
-    with LocalServer(lambda path: None, lambda text: None) as server:
+    with closing(LocalServer(lambda path: None, lambda text: None)) as server:
         assert listens(server.port)
     assert not listens(server.port)
 

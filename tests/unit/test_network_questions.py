@@ -68,7 +68,7 @@ def test_no_samples_give_no_correlations():
 
 def test_unknown_samples_have_no_rate():
     sampled_node = node(0, [1.0, np.nan, np.nan, 1.0, 1.0], [1.0] * 5)
-    rates = on_grid(grid_of([sampled_node], 0.0, 2.5), sampled_node.time_seconds, sampled_node.sent_bytes_per_second)
+    rates = rates_on_grid(make_grid([sampled_node], 0.0, 2.5), sampled_node.time_seconds, sampled_node.sent_bytes_per_second)
     assert rates.tolist() == pytest.approx([np.nan, np.nan, 1.0, 1.0], nan_ok=True)
 
 

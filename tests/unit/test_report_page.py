@@ -217,7 +217,7 @@ def test_failed_run_is_shown_as_failed(tmp_path):
 
 def test_runs_have_the_answers_of_explain(tmp_path):
     path = make_run(tmp_path, "asked", steps=40)
-    answered = answers(Run(path), explain(Run(path)))
+    answered = answers(Run(path), diagnose(Run(path)))
     text = Page(page_of(path)).text
     assert len(answered) >= 3
     for answer in answered:

@@ -121,8 +121,8 @@ def test_winner_needs_an_opponent_and_repeats_are_suggested():
         "Throughput is not compared: CPU contention from other programs leaves no two configurations to compare; repeat nodes-1, nodes-4."
     )
     assert text in told(conclusion).best
-    assert all(verdict.winner is None for verdict in conclusion.verdicts)
-    assert any("CPU contention from other programs voids speeds; repeat" in line.sure for line in told(conclusion).axes)
+    assert all(verdict.winner is None for verdict in conclusion.rankings)
+    assert any("CPU contention from other programs voids speeds; repeat" in line.significance for line in told(conclusion).axes)
 
 
 SPEEDS = st.lists(st.floats(900.0, 1100.0), min_size=2, max_size=5)
@@ -177,8 +177,8 @@ def test_diverged_configuration_is_never_the_fastest():
         "Diverged, so not ranked: learning rate 0.1 "
         "(3 of 3 runs: test accuracy 0.1000 at the end, no better than guessing the most common class)."
     )
-    assert not any("0.1'" in line for line in words.learnt)
-    assert all(limit.configuration.label == "learning rate 0.02" for limit in conclusion.limits)
+    assert not any("0.1'" in line for line in words.accuracy)
+    assert all(limit.configuration.label == "learning rate 0.02" for limit in conclusion.diagnoses)
     assert words.axes == ()  # nothing beyond this
 
 
@@ -396,7 +396,7 @@ def test_measurement_setting_does_not_change_training():
 def test_copy_of_a_contended_run_is_no_second_run():
     contended = run("c", 500.0, contention=0.9)
     runs = labelled([contended, run("c", 500.0, contention=0.9), run("d", 1000.0, backend="tf")])
-    lines = lines_of(runs)
+    lines = make_lines(runs)
     assert "All runs had CPU contention" not in lines.note
     assert [len(line.timed) for line in lines.all if line.configuration.values["backend"] == "tf"] == [1]
 
@@ -446,7 +446,7 @@ def test_conclusions_are_consistent_for_any_runs(jobs, until, copied):
     conclusion = conclude(runs)
     quality, every = conclusion.configurations.quality, conclusion.configurations.all
     for best in conclusion.best:
-        assert conclusion.configurations.place(best.configuration) not in quality.diverged
+        assert best.configuration.index not in quality.diverged
         assert not any(map(broken, best.configuration.runs))
         assert len(every) > 1
         assert best.worst is not None or all(
@@ -485,7 +485,7 @@ def _copied_under_contention(conclusion, runs, jobs, place, until):
             {first.label: first for first in version.configurations.all if first.figures(figure)} for version in (conclusion, more)
         )
         for first, second in [(a, b) for a in before for b in before if a < b and a in after and b in after]:
-            was, now = times_as_good(before[first], before[second], figure), times_as_good(after[first], after[second], figure)
+            was, now = speedup(before[first], before[second], figure), speedup(after[first], after[second], figure)
             if was.sure and now.sure:
                 assert (was.ratio > 1) == (now.ratio > 1)
 
