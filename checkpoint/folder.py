@@ -6,9 +6,10 @@ import fcntl
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 
 from ..core.drafts import lock
@@ -59,19 +60,38 @@ def _holds_files(folder: Path) -> bool:
         return False
 
 
+def read_sound(paths: Callable[[], Sequence[Path]], count: int = 1) -> tuple[list[Checkpoint], list[DamagedCheckpointError]]:
+    """Read the first sound ones of some checkpoints, up to `count`; also return the damage found before.
+
+    Starts again if an active run removes a checkpoint, as it has a newer one then.
+    """
+    sound: list[Checkpoint] = []
+    damaged: list[DamagedCheckpointError] = []
+    for path in paths():
+        try:
+            sound.append(read_checkpoint(path))
+        except DamagedCheckpointError as error:
+            if not path.exists():
+                return read_sound(paths, count)
+            damaged.append(error)
+        if len(sound) == count:
+            break
+    return sound, damaged
+
+
+def no_checkpoint(run_path: Path, damaged: Sequence[DamagedCheckpointError]) -> UsageError:
+    """Return the error about a run without a sound checkpoint."""
+    if damaged:
+        return UsageError("\n".join([f"run: {str(run_path)!r} has no sound checkpoint.", *map(str, damaged)]))
+    return UsageError(f"run: {str(run_path)!r} has no checkpoint. A run saves its last state, and more often with --checkpoint-every.")
+
+
 def newest_sound(run_path: Path) -> tuple[Checkpoint, list[DamagedCheckpointError]]:
     """Return a run's newest sound checkpoint, and the damage of newer ones. Raises UsageError if there is none."""
-    damaged: list[DamagedCheckpointError] = []
-    for path in list_checkpoints(run_path):
-        try:
-            return read_checkpoint(path), damaged
-        except DamagedCheckpointError as error:
-            if not path.exists():  # an active run has just removed it for a newer one
-                return newest_sound(run_path)
-            damaged.append(error)
-    if damaged:
-        raise UsageError("\n".join([f"run: {str(run_path)!r} has no sound checkpoint.", *map(str, damaged)]))
-    raise UsageError(f"run: {str(run_path)!r} has no checkpoint. A run saves its last state, and more often with --checkpoint-every.")
+    sound, damaged = read_sound(partial(list_checkpoints, run_path))
+    if not sound:
+        raise no_checkpoint(run_path, damaged)
+    return sound[0], damaged
 
 
 def is_checkpoint(path: Path) -> bool:

@@ -16,7 +16,7 @@ from ..core.update_rules import EMA
 from ..metrics import MetricInfo
 from ..metrics.base import read_metrics
 from ..records.store.run_directory import RunReader
-from .folder import best_checkpoints, is_checkpoint, list_checkpoints, read_lock
+from .folder import best_checkpoints, is_checkpoint, list_checkpoints, no_checkpoint, read_lock, read_sound
 from .meta import Meta
 from .reader import Checkpoint, DamagedCheckpointError, read_checkpoint
 from .writer import checkpoint_name
@@ -115,41 +115,29 @@ def choose(source: Path, selection: Selection) -> ChosenWeights:
         for option in selection.given:
             if option != "--weights":
                 raise UsageError(f"{option}: chooses among the checkpoints of a run, and {str(source)!r} is a checkpoint. Give the run.")
-        return _of([read_checkpoint(source)], selection, ())
+        return _checked([read_checkpoint(source)], selection, ())
     if selection.checkpoint is not None:
-        return _of([read_checkpoint(_named(source, selection))], selection, ())
-    return _of_several(source, selection)
+        return _checked([read_checkpoint(_named(source, selection))], selection, ())
+    return _chosen_among_several(source, selection)
 
 
-def _of_several(run: Path, selection: Selection) -> ChosenWeights:
-    """Retries if an active run removes a checkpoint during the search."""
-    found: list[Checkpoint] = []
-    damaged: list[DamagedCheckpointError] = []
-    candidates = best_checkpoints(run, best_by(run)) if selection.best else list_checkpoints(run)
-    for path in candidates:
-        try:
-            found.append(read_checkpoint(path))
-        except DamagedCheckpointError as error:
-            if not path.exists():
-                return _of_several(run, selection)
-            damaged.append(error)
-        if len(found) == selection.average:
-            return _of(found, selection, tuple(damaged))
-    problems = "".join(f"\n{error}" for error in damaged)
-    if found:
+def _chosen_among_several(run: Path, selection: Selection) -> ChosenWeights:
+    sound, damaged = read_sound(lambda: best_checkpoints(run, best_by(run)) if selection.best else list_checkpoints(run), selection.average)
+    if len(sound) == selection.average:
+        return _checked(sound, selection, tuple(damaged))
+    if sound:
         which = "evaluated and sound" if selection.best else "sound"
-        number = f"1 checkpoint that is {which}" if len(found) == 1 else f"{len(found)} checkpoints that are {which}"
+        number = f"1 checkpoint that is {which}" if len(sound) == 1 else f"{len(sound)} checkpoints that are {which}"
+        problems = "".join(f"\n{error}" for error in damaged)
         raise UsageError(
             f"--average-checkpoints: got {selection.average}, but the run {str(run)!r} has {number}; "
             f"a run keeps as many as its --keep and --keep-best-count say.{problems}"
         )
-    if damaged:
-        raise UsageError(f"run: {str(run)!r} has no sound checkpoint.{problems}")
-    if selection.best and list_checkpoints(run):
+    if selection.best and not damaged and list_checkpoints(run):
         raise UsageError(
             f"--best: none of the checkpoints of {str(run)!r} was evaluated. Evaluations before a save do that (--eval-every)."
         )
-    raise UsageError(f"run: {str(run)!r} has no checkpoint. A run saves its last state, and more often with --checkpoint-every.")
+    raise no_checkpoint(run, damaged)
 
 
 def _named(run: Path, selection: Selection) -> Path:
@@ -173,7 +161,7 @@ def best_by(run: Path) -> MetricInfo:
     return next((info for info in infos if info.name == job.get("keep_best")), infos[0])
 
 
-def _of(checkpoints: list[Checkpoint], selection: Selection, damaged: tuple[DamagedCheckpointError, ...]) -> ChosenWeights:
+def _checked(checkpoints: list[Checkpoint], selection: Selection, damaged: tuple[DamagedCheckpointError, ...]) -> ChosenWeights:
     """Raises UsageError if a checkpoint is missing these weights, or is of another model."""
     weights: WeightsKind = selection.weights or ("ema" if EMA in _slots(checkpoints[0]) else "trained")
     wanted = _shapes(checkpoints[0])

@@ -31,12 +31,12 @@ MAX_NAMES = 1000  # of suggested runs and files
 _PLAIN = re.compile(r"[\w.,=+@%-]+", re.ASCII)  # names that need no quoting in a shell
 
 
-def completing_command(name: str, load: Callable[[], click.Command]) -> click.Command:
+def completing_command(name: str, load: Callable[[str], click.Command]) -> click.Command:
     """Return a command without function for completion; `load` imports it if not cached."""
     place, state = _place(), _state()
     kept = _kept(place, state)
     if name not in kept:
-        kept[name] = _described(load(), name)
+        kept[name] = _described(load(name), name)
         with suppress(OSError):  # only slower without a cache
             _keep(place, {"state": state, "commands": kept})
     return _command(name, kept[name])

@@ -24,6 +24,7 @@ from ..core.job import Job
 from ..core.settings.job_fields import flag_name
 from ..core.settings.personal import PERSONAL_OPTIONS, GivenOption
 from ..core.settings.sources import Resolved, given_settings
+from ..engine.protocol.transport import read_secret
 from ..launch.driver.resumption import refuse_at_work
 from ..launch.launchers.environments import Membership, detect, refuse_step
 from ..launch.launchers.host_list import Host, parse_hosts
@@ -42,7 +43,7 @@ from ..launch.launchers.ssh import shape_of_hosts
 from ..records.store.jsonl import DamagedRunError
 from ..records.store.run_directory import RunReader
 from ..report.runs.locate import find_readable_runs, find_run, is_run
-from ..report.runs.run import Run
+from ..report.runs.run import Run, lost_updates
 from .options import FURTHER_PLACES, given_hosts, given_options, given_python
 
 
@@ -96,8 +97,6 @@ def _usable(runs: list[Run], left_out: Sequence[Run], problem: str) -> list[Run]
 
 def warn_of_lost_updates(runs: Sequence[Run]) -> None:
     """Warn of successful runs that miss updates. Raises DamagedRunError for a bad summary."""
-    from ..report.runs.run import lost_updates
-
     for run in runs:
         if (lost := lost_updates(run)) is not None:
             note(f"warning: {lost}.")
@@ -247,7 +246,6 @@ def within_allocation(typed: TypedRun, resolved: Resolved, place: Membership | N
 
 def request_elsewhere(typed: TypedRun, resolved: Resolved, place: Membership) -> tuple[Mapping[str, str], LaunchRequest]:
     """Return the settings' sources and the launch request for nodes started elsewhere."""
-    from ..engine.protocol.transport import read_secret
     from ..launch.launchers.joining import automatic_request, job_request, resume_request
     from ..launch.launchers.rendezvous import apply_membership
 

@@ -111,8 +111,7 @@ class ModelConformance:
             return dict(zip(names, pool.map(compute, names), strict=True))
 
     @classmethod
-    def compared_steps(cls) -> int:
-        """Return the number of losses to compare."""
+    def _compared_steps(cls) -> int:
         full = os.environ.get("CROSSTRAIN_CONFORMANCE") == "full"
         return cls.steps if full or cls.quick_steps is None else cls.quick_steps
 
@@ -121,7 +120,7 @@ class ModelConformance:
     def train(cls, tmp_path_factory: pytest.TempPathFactory) -> Train:
         """Return a cached function that trains on all backends with a number of workers."""
         out = tmp_path_factory.mktemp("runs")
-        steps = cls.compared_steps()
+        steps = cls._compared_steps()
 
         def trained(workers: int) -> Mapping[str, FinishedRun]:
             return cls.on_all(lambda backend: cls.run(out, backend=backend, nodes=workers, steps=steps, save_final=workers == 1))
@@ -152,7 +151,7 @@ class ModelConformance:
         """Losses agree step by step on all backends, and with one worker's."""
         runs = train(workers)
         for run in runs.values():
-            assert len(run.losses) == self.compared_steps()
+            assert len(run.losses) == self._compared_steps()
             assert np.all(np.isfinite(run.losses))
         for names, ours, theirs in pairs(runs):
             assert relative_difference(ours.losses, theirs.losses) <= LOSS_TOLERANCE, names

@@ -105,9 +105,9 @@ class BackendConformance:
         """Losses, weights, counts and the evaluation agree with the float64 reference."""
         run = self.train(tmp_path, nodes=workers, global_batch_size=global_batch, steps=STEPS, **OPTIMIZERS[optimizer])
         tolerance = PLAIN_SGD_LOSS_TOLERANCE if optimizer in ("sgd", "weight-decay") else LOSS_TOLERANCE
-        self.check_equal(run, reference(optimizer, global_batch), tolerance)
+        self._check_equal(run, reference(optimizer, global_batch), tolerance)
 
-    def check_counts(self, run: FinishedRun) -> None:
+    def _check_counts(self, run: FinishedRun) -> None:
         """Each planned update was applied once, each example counted once."""
         data = open_dataset("digits")
         assert run.summary["updates_scheduled"] == run.summary["updates_applied"] == run.summary["steps"] == len(run.losses)
@@ -231,13 +231,13 @@ class BackendConformance:
     @pytest.mark.parametrize("feature", FEATURES)
     def test_a_feature_equals_the_reference(self, feature: str, workers: int, tmp_path: Path) -> None:
         """A declared feature changes losses or weights as in the reference, or (micro-batches) not at all."""
-        self.require(**{feature: getattr(self.capabilities, feature)})
+        self._require(**{feature: getattr(self.capabilities, feature)})
         optimizer, batch, options, expected = FEATURES[feature]
         run = self.train(
             tmp_path, nodes=workers, global_batch_size=batch, steps=STEPS, eval_every="end", **options, **OPTIMIZERS[optimizer]
         )
         trained, plain = reference(optimizer, batch, **expected), reference(optimizer, batch)
-        self.check_equal(run, trained, PLAIN_SGD_LOSS_TOLERANCE if optimizer == "sgd" else LOSS_TOLERANCE)
+        self._check_equal(run, trained, PLAIN_SGD_LOSS_TOLERANCE if optimizer == "sgd" else LOSS_TOLERANCE)
         if "ema_decay" in expected:
             assert norm_wise_difference(find_checkpoint(run.path)[0].slot(EMA), trained.average) <= WEIGHT_TOLERANCE
             assert norm_wise_difference(trained.weights, trained.average) > WEIGHT_TOLERANCE
@@ -250,22 +250,20 @@ class BackendConformance:
     @pytest.mark.parametrize("workers", [2, 3])
     def test_the_direct_exchange_equals_the_reference(self, workers: int, tmp_path: Path) -> None:
         """The direct exchange also handles batches that do not divide."""
-        self.require(direct_exchange="direct" in self.capabilities.exchanges and "sync" in self.capabilities.modes)
+        self._require(direct_exchange="direct" in self.capabilities.exchanges and "sync" in self.capabilities.modes)
         run = self.train(tmp_path, nodes=workers, global_batch_size=10, steps=STEPS, exchange="direct", **OPTIMIZERS["adam"])
-        self.check_equal(run, reference("adam", 10))
+        self._check_equal(run, reference("adam", 10))
 
-    def require(self, **declared: bool) -> None:
-        """Skip the case without these declared capabilities."""
+    def _require(self, **declared: bool) -> None:
         for name, found in declared.items():
             if not found:
                 pytest.skip(f"backend {self.backend} declares no {name.replace('_', ' ')}")
 
-    def check_equal(self, run: FinishedRun, expected: Trained, loss_tolerance: float = LOSS_TOLERANCE) -> None:
-        """Losses, final weights and counts equal the reference's."""
+    def _check_equal(self, run: FinishedRun, expected: Trained, loss_tolerance: float = LOSS_TOLERANCE) -> None:
         assert len(run.losses) == len(expected.losses)
         assert relative_difference(run.losses, expected.losses) <= loss_tolerance
         assert norm_wise_difference(run.weights, expected.weights) <= WEIGHT_TOLERANCE
-        self.check_counts(run)
+        self._check_counts(run)
 
     @pytest.mark.cluster
     @pytest.mark.slow
@@ -274,7 +272,7 @@ class BackendConformance:
         """Losses are near but unlike fp32's, and the summary has the precision; without hardware it is refused."""
         if precision not in self.capabilities.precisions:
             pytest.skip(f"backend {self.backend} does not declare {precision}")
-        self.require_forward(self.precision_model)
+        self._require_forward(self.precision_model)
         options: dict[str, Any] = {"model": self.precision_model, "global_batch_size": 30, "steps": 20, **OPTIMIZERS["sgd"]}
         asked = {**options, "precision": precision, "network": self.network}
         tried = trainer("run", "--backend", self.backend, "--out", str(tmp_path), "--quiet", "--json", *options_of(asked))
@@ -291,7 +289,7 @@ class BackendConformance:
     @pytest.mark.slow
     def test_buffers_are_trained_kept_and_taken_over(self, tmp_path: Path) -> None:
         """Running statistics change, are in the checkpoint, and affect an evaluation from it."""
-        self.require_forward(self.buffers_model)
+        self._require_forward(self.buffers_model)
         run = self.train(tmp_path, model=self.buffers_model, nodes=2, global_batch_size=16, steps=3, lr=1e-3, eval_every="end")
         initial = build_model(self.buffers_model, open_dataset("digits").info).initial_buffers()
         kept = find_checkpoint(run.path)[0].buffers
@@ -306,8 +304,8 @@ class BackendConformance:
     @pytest.mark.slow
     def test_deterministic_runs_repeat_to_the_bit(self, tmp_path: Path) -> None:
         """Two runs with convolutions and running statistics have equal losses, weights and buffers."""
-        self.require(repeatable_training=self.capabilities.deterministic)
-        self.require_forward(self.buffers_model)
+        self._require(repeatable_training=self.capabilities.deterministic)
+        self._require_forward(self.buffers_model)
         options: dict[str, Any] = {"model": self.buffers_model, "nodes": 2, "global_batch_size": 16, "steps": 3, "eval_every": "end"}
         one, two = (self.train(tmp_path, deterministic=True, **options) for _ in range(2))
         np.testing.assert_array_equal(one.losses, two.losses)
@@ -320,8 +318,8 @@ class BackendConformance:
     @pytest.mark.slow
     def test_dropout_is_the_same_on_any_number_of_workers(self, tmp_path: Path) -> None:
         """With ``--deterministic`` a mask is independent of the workers, and elements are dropped."""
-        self.require_forward(self.dropout_model)
-        self.require(repeatable_training=self.capabilities.deterministic)
+        self._require_forward(self.dropout_model)
+        self._require(repeatable_training=self.capabilities.deterministic)
         options: dict[str, Any] = {"model": self.dropout_model, "data": "synthetic-images:size=64,classes=10,train=64,test=16"}
         options |= {"global_batch_size": 8, "steps": 2, "eval_every": "end", "save_final": False}
         one = self.train(tmp_path, deterministic=True, **options)
@@ -333,18 +331,17 @@ class BackendConformance:
             assert relative_difference(parts.losses, one.losses) <= DROPOUT_LOSS_TOLERANCE
         assert relative_difference(other.losses[:1], one.losses[:1]) > DROPOUT_LOSS_TOLERANCE
 
-    def require_forward(self, model: str) -> None:
-        """Skip the case without the backend's forward function of a model."""
+    def _require_forward(self, model: str) -> None:
         if self.backend not in forward_backends(model):
             pytest.skip(f"backend {self.backend} has no forward function of {model}")
 
     @pytest.mark.cluster
     def test_async_converges_like_sync(self, tmp_path: Path) -> None:
         """Async applies exactly the planned updates, each worker its share, with the sync reference's accuracy."""
-        self.require(async_mode="async" in self.capabilities.modes)
+        self._require(async_mode="async" in self.capabilities.modes)
         options: dict[str, Any] = {"nodes": 2, "batch_size": 10, "epochs": 16, "lr": 0.02}
         run = self.train(tmp_path, mode="async", **options)
-        self.check_counts(run)
+        self._check_counts(run)
         sync = Job.model_validate({"backend": "reference", "mode": "sync", **options})
         data = open_dataset(sync.data)
         weights = train_logistic_regression(sync, data).weights
@@ -353,18 +350,18 @@ class BackendConformance:
         accuracy = float((logits.argmax(1) == labels).mean())
         assert accuracy > 0.8
         assert abs(run.summary["eval"]["accuracy"] - accuracy) <= ASYNC_ACCURACY_TOLERANCE
-        self.check_shares(run)
+        self._check_shares(run)
 
     @pytest.mark.cluster
     @pytest.mark.slow
     def test_async_workers_share_alike(self, tmp_path: Path) -> None:
         """No worker of three falls behind, as with delayed acknowledgements."""
-        self.require(async_mode="async" in self.capabilities.modes)
+        self._require(async_mode="async" in self.capabilities.modes)
         run = self.train(tmp_path, mode="async", nodes=3, batch_size=10, steps=3000)
-        self.check_counts(run)
-        self.check_shares(run)
+        self._check_counts(run)
+        self._check_shares(run)
 
-    def check_shares(self, run: FinishedRun) -> None:
+    def _check_shares(self, run: FinishedRun) -> None:
         """Each async worker made at least half its fair share of updates; no staleness is negative."""
         updates = run.summary["updates_by_worker"]
         assert min(updates) >= 0.5 * sum(updates) / len(updates), updates
@@ -389,4 +386,4 @@ class BackendConformance:
             for shares in run.summary["time_shares"]["workers"]:
                 whole = sum(shares[f"{component}_seconds"] for component in ("data", "compute", "peers", "communicate"))
                 assert whole == pytest.approx(shares["step_seconds"])
-            self.check_counts(run)
+            self._check_counts(run)

@@ -131,7 +131,7 @@ def parse_json(data: bytes, *, unique_keys: bool = False) -> Any:
         raise NotJsonError(f"is not a whole JSON document ({error})") from error
     if isinstance(value, dict | list):
         _check(value)
-    elif not _is_sound(value):
+    elif isinstance(value, float) and not math.isfinite(value):
         raise UnreadableError(f"is {_named(value)}")
     return value
 
@@ -179,10 +179,6 @@ def _all_sound(values: list[Any]) -> bool:
         return math.isfinite(sum(values))
     except TypeError:
         return False
-
-
-def _is_sound(value: Any) -> bool:
-    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _named(value: float) -> str:

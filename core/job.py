@@ -172,7 +172,7 @@ class Job(BaseModel):
     )
 
     nodes: UpToMostNodes = _common(1, "Number of nodes (virtual nodes on this machine with the local launcher).")
-    procs_per_node: UpToMostNodes | tuple[UpToMostNodes, ...] = _cluster(
+    procs_per_node: Annotated[UpToMostNodes | tuple[UpToMostNodes, ...], BeforeValidator(parse_procs_per_node)] = _cluster(
         1, "Workers per node: one number, or one for each node, such as 1,2."
     )
     ps: UpToMostNodes = _cluster(1, "Async: number of parameter servers; the first is on node 0.", requires=Requirement("mode", ("async",)))
@@ -523,11 +523,6 @@ class Job(BaseModel):
         if isinstance(value, int | float):
             return (value,)
         return value
-
-    @field_validator("procs_per_node", mode="before")
-    @classmethod
-    def _workers(cls, value: object) -> object:
-        return parse_procs_per_node(value)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

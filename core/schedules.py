@@ -50,8 +50,7 @@ class Schedule:
 def _step_factors(job: _Job, updates: Updates) -> NDArray[np.float64]:
     import numpy as np
 
-    factors: NDArray[np.float64] = job.schedule_gamma ** np.floor(updates.epochs / job.schedule_step_epochs)
-    return factors
+    return np.asarray(job.schedule_gamma ** np.floor(updates.epochs / job.schedule_step_epochs))
 
 
 def _describe_step(job: _Job, base: str, _total_steps: int | None) -> str:
@@ -62,8 +61,7 @@ def _describe_step(job: _Job, base: str, _total_steps: int | None) -> str:
 def _cosine_factors(_job: _Job, updates: Updates) -> NDArray[np.float64]:
     import numpy as np
 
-    factors: NDArray[np.float64] = (1.0 + np.cos(np.pi * np.minimum(updates.positions / updates.total_steps, 1.0))) / 2.0
-    return factors
+    return np.asarray((1.0 + np.cos(np.pi * np.minimum(updates.positions / updates.total_steps, 1.0))) / 2.0)
 
 
 def _describe_cosine(_job: _Job, base: str, total_steps: int | None) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,28 +34,13 @@ class TokenBudget:
     batches: int
 
 
-class BatchRule(Protocol):
-    """The examples of a step: in sync mode of all workers together, in async mode of one worker."""
-
-    @property
-    def mode(self) -> Literal["sync", "async"]:
-        """Whether the workers share a step, or each takes one."""
-
-    @property
-    def by_count(self) -> bool:
-        """Whether only the number of examples matters, so that all epochs have equal steps."""
-
-    @property
-    def buckets(self) -> TokenBudget | None:
-        """The token budget of steps of similar length; None if `cut` keeps the order."""
-
-    def cut(self, order: Indices, skip: int) -> Bounds:
-        """Return the bounds of an epoch's steps after `skip` consumed examples. With `by_count` only the length of `order` may be used."""
-
-
 @dataclass(frozen=True, slots=True)
 class FixedCount:
-    """Steps of the same size except the last. `global_batch`: of all workers, whose parts are the steps in async mode."""
+    """Steps of the same size except the last.
+
+    `global_batch`: examples of all workers, whose parts are the steps in async mode. `by_count`: only the number of examples matters, so
+    that all epochs have equal steps. `buckets`: None, as `cut` keeps the order.
+    """
 
     global_batch: int
     workers: int
@@ -65,7 +50,7 @@ class FixedCount:
     buckets = None
 
     def cut(self, order: Indices, skip: int) -> Bounds:
-        """See `BatchRule.cut`."""
+        """Return the bounds of an epoch's steps after `skip` consumed examples; only the length of `order` matters."""
         size = len(order)
         starts = np.arange(skip, size, self.global_batch, dtype=np.int64)
         if self.mode == "async":
@@ -91,13 +76,13 @@ class BucketedTokens:
     by_count = False
 
     @property
-    def buckets(self) -> TokenBudget | None:
-        """See `BatchRule.buckets`."""
+    def buckets(self) -> TokenBudget:
+        """The token budget of a step; the steps follow from the buckets."""
         return TokenBudget(self.tokens, self.micro_batches * (self.workers if self.mode == "sync" else 1))
 
-    def cut(self, order: Indices, skip: int) -> Bounds:
-        """Raise ValueError: the steps follow from the buckets."""
-        raise ValueError("batches by tokens are cut as they are arranged")
+
+BatchRule = FixedCount | BucketedTokens
+"""The examples of a step: in sync mode of all workers together, in async mode of one worker."""
 
 
 def batch_rule(job: Job) -> BatchRule:

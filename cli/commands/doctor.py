@@ -15,8 +15,10 @@ from ...core.errors import UsageError
 from ...core.job import Job
 from ...core.settings.job_fields import flag_name
 from ...core.settings.personal import GivenOption
+from ...launch.launchers.host_list import LooksAtHosts
 from ...launch.launchers.machine_checks import Check, check_machine
 from ...launch.launchers.registry import LaunchRequest, allocated, choose_launcher, launcher_plugin, name_of_launcher, takes_option
+from ...launch.preflight.findings import table
 from ..options import (
     FURTHER_PLACES,
     NAMING_NODES,
@@ -80,9 +82,7 @@ def _tell_others(personal: Mapping[str, GivenOption]) -> None:
 
 
 def _check_hosts(launcher: str | None, given: Mapping[str, GivenOption], timeout_seconds: float, *, as_json: bool) -> int:
-    from ...launch.launchers.host_list import LooksAtHosts
     from ...launch.launchers.ssh import shape_of_hosts
-    from ...launch.preflight.findings import table
 
     hosts, batch = given_hosts(given), allocated(launcher or "auto", os.environ)[0]
     further = {name: given[name].value for name in FURTHER_PLACES if name in given}

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -19,10 +19,17 @@ from ...core.settings.personal import shown_command
 from ...core.settings.sources import Resolved, ResumedRun, resolve
 from ...core.settings.sweeps import MAX_REPEATS, SWEEP_FILE, Grid, read_grid
 from ...core.topics import Topic
+from ...engine.progress import make_progress
+from ...engine.protocol.transport import read_secret
+from ...launch.driver import driver
 from ...launch.driver.notify import Notifier, RunNews
-from ...launch.driver.resumption import TRUST_RUN
+from ...launch.driver.position import Resumption
+from ...launch.driver.resumption import TRUST_RUN, earlier_run, load_resumption
 from ...launch.launchers.environments import BY_HAND, Membership
 from ...launch.launchers.registry import LaunchRequest, choose_launcher
+from ...models.build import written_out
+from ...records.store.run_directory import RunReader
+from ...report.runs.locate import find_run
 from ..group import GroupedCommand, topic_option
 from ..interrupts import TerminationAsInterrupt, deferred_interrupts
 from ..options import (
@@ -37,6 +44,7 @@ from ..options import (
     trust_option,
 )
 from ..run_request import (
+    Standing,
     TypedRun,
     check_place,
     find_run_or_checkpoint,
@@ -46,12 +54,10 @@ from ..run_request import (
     request_elsewhere,
     settings_as_json,
     settings_as_text,
+    standing_run,
     within_allocation,
 )
 from ..streams import echo_wrapped, output_is_a_copy
-
-if TYPE_CHECKING:
-    from ...launch.driver.position import Resumption
 
 AUTO = Path("auto")  # with --resume: resume the run that the job names, or start it
 
@@ -184,8 +190,6 @@ def _drive_or_join(typed: TypedRun, resolved: Resolved, place: Membership | None
 
 def _standing(typed: TypedRun) -> tuple[TypedRun, Path | None]:
     """Replace ``--resume auto`` by the run to resume, if any; also return a run that succeeded."""
-    from ..run_request import Standing, standing_run
-
     new = replace(typed, resume=None)
     resolved = resolve(new.options, os.environ, new.config)
     place = place_of(new, resolved.job.model_dump())
@@ -209,7 +213,6 @@ def _refuse_contradictions(resume: Path | None, like: str | None, *, force: bool
 
 
 def _join_resumed(typed: TypedRun, resume: Path, place: Membership) -> int:
-    from ...engine.protocol.transport import read_secret
     from ...launch.launchers.joining import join_run, resume_request
 
     given = typed.given_settings
@@ -222,8 +225,6 @@ def _resolved_job(typed: TypedRun, *, force: bool, trust_run: bool) -> tuple[Res
         resolved = resolve(typed.options, os.environ, typed.config, _like(typed, trust_run=trust_run))
         name_settings(resolved.sources)
         return _with_lasting_names(resolved), None
-    from ...launch.driver.resumption import load_resumption
-
     name_settings(dict.fromkeys(typed.options, "flag"))
     target = find_run_or_checkpoint(typed.resume)
     resumption = load_resumption(target, typed.options, os.environ, typed.config, force=force, trusted=trust_run)
@@ -234,9 +235,6 @@ def _resolved_job(typed: TypedRun, *, force: bool, trust_run: bool) -> tuple[Res
 def _like(typed: TypedRun, *, trust_run: bool) -> ResumedRun | None:
     if typed.like is None:
         return None
-    from ...launch.driver.resumption import earlier_run
-    from ...report.runs.locate import find_run
-
     name_settings(dict.fromkeys(typed.options, "flag"))
     out = typed.options.get("out") or os.environ.get("TRAINER_OUT") or "runs"
     return earlier_run(find_run(typed.like, Path(out)), trusted=trust_run)
@@ -265,8 +263,6 @@ def _with_lasting_names(resolved: Resolved) -> Resolved:
     job = resolved.job
     if ":" not in job.data and job.data_dir is None and job.vocabulary is None and model_base(job.model) == job.model:
         return resolved  # nothing to name, and no import before the nodes start
-    from ...models.build import written_out
-
     return replace(resolved, job=written_out(resolved.job))
 
 
@@ -290,9 +286,6 @@ def _run_with_launcher(
         try:
             with deferred_interrupts():
                 launcher.prestart()
-                from ...engine.progress import make_progress
-                from ...launch.driver import driver
-
             progress = make_progress(sys.stderr, quiet)
             path, summary = driver.run(
                 job,
@@ -322,7 +315,6 @@ def _print_summary(path: str, summary: dict[str, Any], *, as_json: bool) -> None
     if as_json:
         _print_json(path, summary)
         return
-    from ...records.store.run_directory import RunReader
     from ...report.compare.run_tables import one_run, to_text
 
     echo_wrapped(to_text(one_run(summary, RunReader(path).job(), Path(path))) + "\n")
@@ -334,15 +326,11 @@ def _print_summary(path: str, summary: dict[str, Any], *, as_json: bool) -> None
 
 def _print_succeeded(path: Path, *, as_json: bool) -> int:
     note(f"the run {path.name} has succeeded already")
-    from ...records.store.run_directory import RunReader
-
     _print_summary(str(path), RunReader(path).summary() or {}, as_json=as_json)
     return 0
 
 
 def _print_what_there_is(path: Path) -> None:
-    from ...records.store.run_directory import RunReader
-
     reader = RunReader(path)
     ended = {name: reader.status()[name] for name in ("state", "cause", "task", "exit_code")}
     _print_json(path, {**ended, **(reader.summary() or {})})

@@ -34,6 +34,7 @@ from ...report.runs.columns import metric_figures
 from ...report.runs.locate import check_readable, find_run, find_runs, find_sweep, is_run, run_names
 from ...report.runs.query import STATES, Condition, fitting, in_order, list_runs, parse_order, parse_since, run_row
 from ...report.runs.run import Run, lost_updates, repeat_command
+from ..group import refuse_unknown_command
 from ..options import GivenPath, IntegerRange, check_choice
 from ..run_request import warn_of_lost_updates
 from ..streams import echo_wrapped, output_is_a_copy
@@ -53,9 +54,7 @@ class _ListingGroup(click.Group):
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in self.commands:
-            hint = did_you_mean(args[0], self.commands)
-            raise click.UsageError(f"got {args[0]!r}; there is no such command; allowed: {', '.join(self.commands)}.{hint}", ctx)
+        refuse_unknown_command(ctx, args, self.commands)
         return super().resolve_command(ctx, args)
 
 

@@ -23,11 +23,13 @@ from ...core.settings.personal import resolve_personal
 from ...core.settings.sources import resolve, shipped
 from ...core.settings.sweeps import MAX_REPEATS, SWEEP_FILE, Grid, Point, read_axis, read_grid, value_text
 from ...core.topics import Topic
+from ...data.store import location
 from ...launch.driver.resumption import LINK, TRUST_RUN, links_outside, refuse_foreign, trust_flag
 from ...launch.launchers.environments import detect, step_tasks
 from ...launch.launchers.registry import takes_option
 from ...launch.sweep_folder import Entry, Request, SweepFolder, check_free, read_request
 from ...launch.sweep_runner import point_arguments, run_points
+from ...models.build import canonical_model, written_out
 from ...records.store.jsonl import finite_json
 from ...records.store.run_directory import RunReader, name_part
 from ...report.analysis.conclusion import conclude
@@ -187,15 +189,11 @@ def _sweep_folder(given: str) -> Path:
 
 
 def _lasting_names(flags: Mapping[str, Any]) -> dict[str, Any]:
-    from ...data.store.location import resolve as resolve_data
-    from ...data.store.location import whole_path
-    from ...models.build import canonical_model
-
     found = dict(flags)
     if "data_dir" in flags:
-        found["data_dir"] = str(whole_path(Path(flags["data_dir"])))
+        found["data_dir"] = str(location.whole_path(Path(flags["data_dir"])))
     if ":" in flags.get("data", ""):
-        found["data"] = resolve_data(flags["data"]).name
+        found["data"] = location.resolve(flags["data"]).name
     if "model" in flags:
         found["model"] = canonical_model(flags["model"])
     return found
@@ -263,8 +261,6 @@ def _refuse_elsewhere(points: Sequence[Point]) -> None:
 
 
 def _refuse_unknown(points: Sequence[Point]) -> None:
-    from ...models.build import written_out
-
     known: set[tuple[Any, ...]] = set()
     for number, point in enumerate(points, start=1):
         job = point.job

@@ -13,7 +13,6 @@ from pydantic import ValidationError
 from ..errors import UsageError
 from ..job import Job
 from ..setting import Declaration, Requirement, Role
-from ..topics import Topic
 
 ENVIRONMENT_PREFIX = "TRAINER_"
 Given = TypeVar("Given")
@@ -32,8 +31,7 @@ def environment_name(field: str) -> str:
 
 @cache
 def _properties() -> dict[str, dict[str, Any]]:
-    properties: dict[str, dict[str, Any]] = Job.model_json_schema()["properties"]
-    return properties
+    return dict(Job.model_json_schema()["properties"])
 
 
 def schema(field: str) -> dict[str, Any]:
@@ -44,11 +42,6 @@ def schema(field: str) -> dict[str, Any]:
 def _alternatives(field: str) -> list[dict[str, Any]]:
     described = _properties()[field]
     return [dict(each) for each in described.get("anyOf", (described,)) if each.get("type") != "null"]
-
-
-def topic(field: str) -> Topic:
-    """Return a field's topic."""
-    return DECLARED[field].topic
 
 
 def choices(field: str) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ _TEST_EVERY = 5
 _SPLIT_SEED = 1797  # fixed, so that the split belongs to the dataset and not to a job
 
 
-class DigitsSource:
+class _Digits:
     """Pixels 0…16 become 0…255 by rounding 255/16 · value; 1,437 train and 360 test examples."""
 
     name = "digits"
@@ -25,11 +25,9 @@ class DigitsSource:
     version = 2
 
     def originals(self, data_dir: Path) -> Sequence[Path]:
-        """Raise UsageError: there are no original files."""
         raise UsageError(f"data_dir: got {str(data_dir)!r}, but 'digits' comes with scikit-learn and reads no files. Leave --data-dir out.")
 
     def load(self, data_dir: Path | None) -> PreparedArrays:
-        """Read scikit-learn's arrays and split them."""
         from sklearn.datasets import load_digits  # slow to import
 
         values_nhw, targets = load_digits().images, load_digits().target.astype(np.int64)
@@ -46,4 +44,4 @@ def stratified_every(labels: NDArray[np.int64], every: int, seed: int) -> NDArra
     return picked
 
 
-DATASET = DigitsSource()
+DATASET = _Digits()

@@ -121,8 +121,7 @@ def render_split(
         labels[part] = block_labels[: part.stop - part.start]
 
     with ThreadPoolExecutor(min(_MAX_THREADS, len(os.sched_getaffinity(0)))) as threads:  # numpy releases the interpreter's lock
-        for done in [threads.submit(render, block) for block in range(-(-count // BLOCK))]:
-            done.result()
+        list(threads.map(render, range(-(-count // BLOCK))))
     return images, labels
 
 
@@ -211,7 +210,7 @@ _SEED = 28  # fixed, so that the examples belong to the dataset and not to a job
 
 
 @dataclass(frozen=True)
-class GlyphSource:
+class _Glyphs:
     """Rendered examples of one style. `sizes`: number of examples by split."""
 
     name: str
@@ -221,18 +220,16 @@ class GlyphSource:
     sizes: Mapping[Split, int]
 
     def originals(self, data_dir: Path) -> Sequence[Path]:
-        """Raise UsageError: there are no original files."""
         raise UsageError(f"data_dir: got {str(data_dir)!r}, but {self.name!r} is rendered and reads no files. Leave --data-dir out.")
 
     def load(self, data_dir: Path | None) -> PreparedArrays:
-        """Render both splits."""
         tiles = glyph_tiles()
         train_images, train_labels = render_split(self.style, tiles, _SEED, "train", self.sizes["train"])
         test_images, test_labels = render_split(self.style, tiles, _SEED, "test", self.sizes["test"])
         return digit_arrays({"train": train_images, "test": test_images}, {"train": train_labels, "test": test_labels})
 
 
-GLYPHS = GlyphSource(
+GLYPHS = _Glyphs(
     name="glyphs",
     description="digits rendered in 20 typefaces in colour with clutter and noise, 32×32×3, in the shape of SVHN",
     version=1,
@@ -255,7 +252,7 @@ GLYPHS = GlyphSource(
     sizes={"train": 60_000, "test": 10_000},
 )
 
-GLYPHS28 = GlyphSource(
+GLYPHS28 = _Glyphs(
     name="glyphs28",
     description="digits rendered in 20 typefaces with clutter and noise, 28×28, in the size of MNIST",
     version=2,

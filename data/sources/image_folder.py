@@ -35,7 +35,7 @@ _LAYOUT = "PATH/train/CLASS/picture.jpg and PATH/test/CLASS/picture.jpg (or PATH
 
 
 @dataclass(frozen=True)
-class ImageFolder:
+class _ImageFolder:
     """Pictures of `folder` (--data-dir if None), scaled and cut to `size` × `size` pixels in RGB.
 
     `background`: the colour behind transparent parts, six hexadecimal digits. `links_outside`: symbolic links may lead out of the folder.
@@ -52,7 +52,6 @@ class ImageFolder:
 
     @property
     def name(self) -> str:
-        """The name with the folder's absolute path and all arguments that are not defaults."""
         values = {
             "size": str(self.size),
             "skip-damaged": "yes" if self.skip_damaged else "no",
@@ -63,8 +62,7 @@ class ImageFolder:
         text = f"{self.folder or ''}{'?' if arguments or '?' in str(self.folder) else ''}{arguments}"
         return f"{_NAME}:{text}" if text else _NAME
 
-    def with_arguments(self, text: str) -> ImageFolder:
-        """Parse ``PATH``, ``PATH?size=64`` or ``?size=64`` (with --data-dir). Raises UsageError."""
+    def with_arguments(self, text: str) -> _ImageFolder:
         path, _, arguments = text.rpartition("?") if "?" in text and not os.path.isdir(os.path.expanduser(text)) else (text, "", "")
         values = read_arguments(_NAME, arguments, _DEFAULTS)
         for key in ("skip-damaged", "links-outside"):
@@ -77,10 +75,9 @@ class ImageFolder:
             raise UsageError.of(f"data: background of {_NAME!r}", values["background"], allowed, _COLOURS)
         folder = Path(os.path.expanduser(path)).absolute() if path else None
         size = whole_number(_NAME, "size", values["size"], 1, 4096)
-        return ImageFolder(folder, size, values["skip-damaged"] == "yes", colour, values["links-outside"] == "yes")
+        return _ImageFolder(folder, size, values["skip-damaged"] == "yes", colour, values["links-outside"] == "yes")
 
     def originals(self, data_dir: Path) -> Sequence[Path]:
-        """Return every file of both splits. Raises UsageError for a wrong layout of folders."""
         return [file for split in _SPLITS for file in _list(data_dir, split, self.links_outside).files]
 
     def load(self, data_dir: Path | None) -> PreparedBlocks:
@@ -255,4 +252,4 @@ def _left_out(damaged: Sequence[str], allowed: bool) -> Sequence[str]:
     return _first(damaged, _MAX_LISTED)
 
 
-DATASET = ImageFolder()
+DATASET = _ImageFolder()

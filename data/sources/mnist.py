@@ -32,7 +32,7 @@ _GZIP = b"\x1f\x8b"
 _MAX_BYTES = 1 << 30  # unpacked size of a file: twenty times the original
 
 
-class MnistSource:
+class _Mnist:
     """Reads the four idx files of `data_dir`, or downloads them with torchvision."""
 
     name = "mnist"
@@ -40,11 +40,9 @@ class MnistSource:
     version = 2
 
     def originals(self, data_dir: Path) -> Sequence[Path]:
-        """Return the four files, images before labels, train before test. Raises UsageError for a missing one."""
         return [_find(data_dir, name) for name in _NAMES]
 
     def load_in(self, work: Path, data_dir: Path | None) -> PreparedArrays:
-        """Read the files of `data_dir`, or those downloaded into `work`."""
         folder = files_of("mnist", data_dir, work, _DOWNLOAD_SECONDS, _FILES_HINT)
         train_images, train_labels, test_images, test_labels = self.originals(folder)
         images: dict[Split, NDArray[np.uint8]] = {"train": _images(train_images), "test": _images(test_images)}
@@ -87,7 +85,7 @@ def _labels(path: Path, images: int) -> NDArray[np.int64]:
     return labels
 
 
-DATASET = MnistSource()
+DATASET = _Mnist()
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:

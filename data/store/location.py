@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import glob
 import hashlib
@@ -10,7 +9,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol, runtime_checkable
@@ -58,8 +57,12 @@ def user_cache() -> Path | None:
 
 
 def store_key(name: str, source: DatasetSource, data_dir: Path | None, *, in_name: bool = False) -> str:
-    """Return a store's folder name; `in_name`: the name has the folder. Raises UsageError for an invalid `data_dir`."""
-    key = key_without_originals(name, source)
+    """Return a store's folder name, NAME-vSCHEMA.VERSION+ARGUMENTS-ORIGINALS.
+
+    `in_name`: the name has the folder. Raises UsageError for an invalid `data_dir`.
+    """
+    base, arguments = _key_parts(name)
+    key = f"{base}-v{SCHEMA}.{source.version}{arguments}"
     if data_dir is None:
         return key
     if not data_dir.is_dir():
@@ -80,13 +83,8 @@ def originals_fingerprint(source: DatasetSource, data_dir: Path) -> str:
     return _fingerprint(data_dir, files)
 
 
-def key_without_originals(name: str, source: DatasetSource) -> str:
-    """Return NAME-vSCHEMA.VERSION, with +ARGUMENTS, or their digest if they are no file name."""
-    base, arguments = _key_parts(name)
-    return f"{base}-v{SCHEMA}.{source.version}{arguments}"
-
-
 def _key_parts(name: str) -> tuple[str, str]:
+    """Return a dataset's plain name and +ARGUMENTS, or their digest if they are no file name."""
     base, _, arguments = name.partition(":")
     if not re.fullmatch(r"\w[\w.-]*", base):
         raise UsageError(f"data: {base!r} cannot name a store; a dataset's name has letters, digits, dot, dash and underscore.")
@@ -270,7 +268,7 @@ def _with_vocabulary(name: str, size: int) -> str:
     return named
 
 
-@contextlib.contextmanager
+@contextmanager
 def _refused_as_vocabulary(size: int) -> Iterator[None]:
     """Name the option --vocabulary in a source's error about a size."""
     try:
@@ -284,5 +282,5 @@ def _refused_as_vocabulary(size: int) -> Iterator[None]:
 def _names_of_other_sizes(base: str, source: HasVocabulary, size: int) -> Iterator[str]:
     """Yield the names of a source with other sizes; that of the default size may not contain it."""
     for other in (size - 1, size + 1):
-        with contextlib.suppress(UsageError):
+        with suppress(UsageError):
             yield _full_name(base, of_source(base, source.with_vocabulary, other))

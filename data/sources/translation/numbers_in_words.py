@@ -35,8 +35,8 @@ _MONTHS = (
 
 
 @dataclass(frozen=True)
-class Numbers:
-    """Numbers in words, with a vocabulary of this size."""
+class _Numbers:
+    """_Numbers in words, with a vocabulary of this size."""
 
     vocabulary: int = 500
 
@@ -45,21 +45,17 @@ class Numbers:
 
     @property
     def name(self) -> str:
-        """The name with all arguments that are not defaults."""
         arguments = write_arguments({"vocabulary": str(self.vocabulary)}, _DEFAULTS)
         return f"{_NAME}:{arguments}" if arguments else _NAME
 
-    def with_arguments(self, text: str) -> Numbers:
-        """Return the source with another vocabulary size. Raises UsageError."""
+    def with_arguments(self, text: str) -> _Numbers:
         values = read_arguments(_NAME, text, _DEFAULTS)
-        return Numbers(whole_number(_NAME, "vocabulary", values["vocabulary"], MIN_VOCABULARY, MAX_VOCABULARY))
+        return _Numbers(whole_number(_NAME, "vocabulary", values["vocabulary"], MIN_VOCABULARY, MAX_VOCABULARY))
 
-    def with_vocabulary(self, size: int) -> Numbers:
-        """Return the source with another vocabulary size. Raises UsageError."""
+    def with_vocabulary(self, size: int) -> _Numbers:
         return self.with_arguments(f"vocabulary={size}")
 
     def originals(self, data_dir: Path) -> Sequence[Path]:
-        """Raise UsageError: there are no original files."""
         raise UsageError(f"data_dir: got {str(data_dir)!r}, but {_NAME!r} are made up and read no files. Leave --data-dir out.")
 
     def load_in(self, work: Path, data_dir: Path | None) -> PreparedColumns:
@@ -125,4 +121,4 @@ def _dates(words: Any) -> Iterator[tuple[str, str]]:
         yield f"the {day[0]} of {english}, {year[0]}", f"der {day[1]} {german} {year[1]}"
 
 
-DATASET = Numbers()
+DATASET = _Numbers()

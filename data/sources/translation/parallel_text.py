@@ -105,7 +105,7 @@ _KNOWN = "of which a text is in the test split"
 
 
 @dataclass(frozen=True)
-class ParallelText:
+class _ParallelText:
     """The text in `prefix`.LANGUAGE, skipping pairs of over `longest` pieces. `bleu`: tokenizer, None if unknown."""
 
     prefix: Path | None = None
@@ -120,7 +120,6 @@ class ParallelText:
 
     @property
     def name(self) -> str:
-        """The name with the absolute path of the prefix and all arguments that are not defaults."""
         if self.prefix is None:
             return _NAME
         values = {"vocabulary": str(self.vocabulary), "longest": str(self.longest), "held-out": str(self.held_out), "bleu": f"{self.bleu}"}
@@ -131,11 +130,9 @@ class ParallelText:
 
     @property
     def folder(self) -> Path | None:
-        """The folder of the files."""
         return None if self.prefix is None else self.prefix.parent
 
-    def with_arguments(self, text: str) -> ParallelText:
-        """Parse ``PREFIX:en-de``, optionally followed by ``?vocabulary=…``. Raises UsageError."""
+    def with_arguments(self, text: str) -> _ParallelText:
         place, _, arguments = text.rpartition("?") if "?" in text else (text, "", "")
         path, _, pair = place.rpartition(":")
         languages = _LANGUAGES.fullmatch(pair)
@@ -149,7 +146,7 @@ class ParallelText:
         values = read_arguments(_NAME, arguments, _DEFAULTS)
         if values["bleu"] != "auto":
             check_tokenizer(values["bleu"])
-        return ParallelText(
+        return _ParallelText(
             Path(os.path.expanduser(path)).absolute(),
             (languages[1], languages[2]),
             whole_number(_NAME, "vocabulary", values["vocabulary"], BYTE_PIECES + 64, MAX_VOCABULARY),
@@ -158,13 +155,11 @@ class ParallelText:
             _tokenizer(languages[2]) if values["bleu"] == "auto" else values["bleu"],
         )
 
-    def with_vocabulary(self, size: int) -> ParallelText:
-        """Return the source with another vocabulary size. Raises UsageError."""
+    def with_vocabulary(self, size: int) -> _ParallelText:
         whole_number(_NAME, "vocabulary", str(size), BYTE_PIECES + 64, MAX_VOCABULARY)
         return replace(self, vocabulary=size)
 
     def originals(self, data_dir: Path) -> Sequence[Path]:
-        """Return the files of both splits. Raises UsageError for a missing one."""
         return [path for paths in self._files().values() for path in paths]
 
     def load_in(self, work: Path, data_dir: Path | None) -> PreparedColumns:
@@ -227,7 +222,7 @@ def _file_names(stem: str, languages: tuple[str, str]) -> str:
 
 def _pair(stem: str, languages: tuple[str, str]) -> tuple[Path, Path] | None:
     """Return the files of both languages, if any. Raises UsageError for one alone or twice."""
-    found = [[path for path in (Path(f"{stem}.{one}"), Path(f"{stem}.{one}.gz")) if os.path.exists(path)] for one in languages]
+    found = [[path for path in map(Path, (f"{stem}.{code}", f"{stem}.{code}.gz")) if os.path.exists(path)] for code in languages]
     if not any(found):
         return None
     for language, paths in zip(languages, found, strict=True):
@@ -304,4 +299,4 @@ def _held_out(files: tuple[Path, Path], total: int, places: NDArray[np.int64]) -
     return PairSplits({"train": train, "test": test}, {"train": total, "test": len(packed)}, {"test": places + 1})
 
 
-DATASET = ParallelText()
+DATASET = _ParallelText()

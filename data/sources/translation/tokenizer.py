@@ -74,8 +74,7 @@ class Vocabulary:
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         """Return the pieces of each line, followed by END, using up to one thread per core."""
         threads = min(len(os.sched_getaffinity(0)), max(1, len(lines)))
-        found: list[list[int]] = self._processor.encode(list(lines), out_type=int, add_eos=True, num_threads=threads)
-        return found
+        return list(self._processor.encode(list(lines), out_type=int, add_eos=True, num_threads=threads))
 
     def decode(self, pieces: Sequence[int]) -> str:
         """Return the text of pieces up to the first END. Raises ValueError for an unknown piece."""
@@ -87,8 +86,7 @@ class Vocabulary:
                 raise ValueError(f"piece {piece} of a vocabulary of {self.size}")
             if piece not in (PADDING, BEGIN):
                 kept.append(piece)
-        text: str = self._processor.decode(kept)
-        return text
+        return str(self._processor.decode(kept))
 
 
 _TOO_MANY = re.compile(r"Vocabulary size too high \(\d+\)\. Please set it to a value <= (\d+)")

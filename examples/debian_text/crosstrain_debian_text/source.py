@@ -33,7 +33,7 @@ _MAX_LENGTH = 200
 
 
 @dataclass(frozen=True)
-class DebianText:
+class _DebianText:
     """Messages of programs and paragraphs of manuals, with a vocabulary of this size."""
 
     vocabulary: int = 8000
@@ -43,24 +43,20 @@ class DebianText:
 
     @property
     def name(self) -> str:
-        """The name, with the languages if arguments follow."""
         arguments = write_arguments({"vocabulary": str(self.vocabulary)}, _DEFAULTS)
         return f"{_NAME}:{_LANGUAGES}?{arguments}" if arguments else _NAME
 
-    def with_arguments(self, text: str) -> DebianText:
-        """Parse ``en-de`` or ``en-de?vocabulary=4000``. Raises UsageError."""
+    def with_arguments(self, text: str) -> _DebianText:
         languages, _, arguments = text.partition("?")
         if languages != _LANGUAGES:
             raise UsageError.of(f"data: languages of {_NAME!r}", languages, _LANGUAGES, [_LANGUAGES])
         values = read_arguments(_NAME, arguments, _DEFAULTS)
-        return DebianText(_pieces(values["vocabulary"]))
+        return _DebianText(_pieces(values["vocabulary"]))
 
-    def with_vocabulary(self, size: int) -> DebianText:
-        """Return the source with another vocabulary size. Raises UsageError."""
-        return DebianText(_pieces(str(size)))
+    def with_vocabulary(self, size: int) -> _DebianText:
+        return _DebianText(_pieces(str(size)))
 
     def originals(self, data_dir: Path) -> Sequence[Path]:
-        """Return the packages in a folder. Raises UsageError if there are none."""
         found = sorted(data_dir.glob("*.deb"))
         if not found:
             raise UsageError(f"data_dir: {str(data_dir)!r} holds no .deb files; leave --data-dir out, and apt fetches them.")
@@ -144,4 +140,4 @@ def _record(
     }
 
 
-DATASET = DebianText()
+DATASET = _DebianText()
