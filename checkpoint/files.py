@@ -68,7 +68,10 @@ def write_manifest(folder: Path, files: Mapping[str, FileDigest]) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, FileDigest]:
-    """Return the files that the manifest lists. Raises ValueError if it is missing, torn or altered."""
+    """Return the files that the manifest lists.
+
+    Raises ValueError if it is missing, torn or altered.
+    """
     try:
         fields = read_json(folder / MANIFEST)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -101,7 +104,10 @@ _ALIGNMENT = 8
 
 
 def header(arrays: Iterable[tuple[str, str, tuple[int, ...], int]], metadata: Mapping[str, str]) -> bytes:
-    """Return the header of (name, numpy type, shape, bytes) arrays. Raises ValueError for an unsupported type or repeated name."""
+    """Return the header of (name, numpy type, shape, bytes) arrays.
+
+    Raises ValueError for an unsupported type or repeated name.
+    """
     described: dict[str, Any] = {"__metadata__": dict(metadata)}
     position = 0
     for name, dtype, shape, size in arrays:
@@ -127,7 +133,10 @@ _METADATA = TypeAdapter(dict[str, str] | None)
 
 
 def map_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """Return read-only maps of a file's arrays by name, in file order. Raises ValueError unless each byte is in exactly one."""
+    """Return read-only maps of a file's arrays by name, in file order.
+
+    Raises ValueError unless each byte is in exactly one.
+    """
     with open_regular(path) as file:
         try:
             return _mapped(np.memmap(file, np.uint8, "r"))

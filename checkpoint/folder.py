@@ -61,7 +61,7 @@ def _holds_files(folder: Path) -> bool:
 
 
 def read_sound(paths: Callable[[], Sequence[Path]], count: int = 1) -> tuple[list[Checkpoint], list[DamagedCheckpointError]]:
-    """Read the first sound ones of some checkpoints, up to `count`; also return the damage found before.
+    """Read up to `count` sound ones of some checkpoints; also return the damage found before.
 
     Starts again if an active run removes a checkpoint, as it has a newer one then.
     """
@@ -87,7 +87,10 @@ def no_checkpoint(run_path: Path, damaged: Sequence[DamagedCheckpointError]) -> 
 
 
 def newest_sound(run_path: Path) -> tuple[Checkpoint, list[DamagedCheckpointError]]:
-    """Return a run's newest sound checkpoint, and the damage of newer ones. Raises UsageError if there is none."""
+    """Return a run's newest sound checkpoint, and the damage of newer ones.
+
+    Raises UsageError if there is none.
+    """
     sound, damaged = read_sound(partial(list_checkpoints, run_path))
     if not sound:
         raise no_checkpoint(run_path, damaged)
@@ -100,7 +103,10 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def find_checkpoint(path: Path) -> tuple[Checkpoint, list[DamagedCheckpointError]]:
-    """Return a checkpoint, or a run's newest sound one and damaged newer ones. Raises UsageError, DamagedCheckpointError."""
+    """Return a checkpoint, or a run's newest sound one and damaged newer ones.
+
+    Raises UsageError, DamagedCheckpointError.
+    """
     if is_checkpoint(path):
         return read_checkpoint(path), []
     if not path.is_dir():
@@ -110,7 +116,10 @@ def find_checkpoint(path: Path) -> tuple[Checkpoint, list[DamagedCheckpointError
 
 @contextmanager
 def read_lock(path: Path) -> Iterator[bool]:
-    """Protect a checkpoint from an active run's pruning within the block. Yield whether it exists."""
+    """Protect a checkpoint from an active run's pruning within the block.
+
+    Yield whether it exists.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -124,13 +133,19 @@ def read_lock(path: Path) -> Iterator[bool]:
 
 
 def best_checkpoints(run_path: Path, metric: MetricInfo) -> list[Path]:
-    """Return a run's evaluated checkpoints, sound or not, best first. Of equal ones the earliest comes first."""
+    """Return a run's evaluated checkpoints, sound or not, best first.
+
+    Of equal ones the earliest comes first.
+    """
     figures = {path: figure for path in reversed(list_checkpoints(run_path)) if (figure := _figure(path, metric.name)) is not None}
     return sorted(figures, key=lambda path: -figures[path] if metric.better == "higher" else figures[path])
 
 
 def prune(run_path: Path, keep: int, keep_best: MetricInfo | None = None, keep_best_count: int = 1) -> list[Path]:
-    """Remove a run's checkpoints except the `keep` newest, the best, and locked ones. Return the removed paths. Raises OSError."""
+    """Remove a run's checkpoints except the `keep` newest, the best, and locked ones.
+
+    Return the removed paths. Raises OSError.
+    """
     paths = list_checkpoints(run_path)
     kept = set(paths[:keep])
     if keep_best is not None:

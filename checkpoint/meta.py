@@ -207,7 +207,10 @@ def described_model(spec: ModelSpec) -> dict[str, Any]:
 
 
 def described_data(info: DataInfo, digest: str, data_dir: Path | None, pieces_sha256: str | None = None) -> dict[str, Any]:
-    """Return a checkpoint's description of its data. `pieces_sha256`: digest of the vocabulary's pieces."""
+    """Return a checkpoint's description of its data.
+
+    `pieces_sha256`: digest of the vocabulary's pieces.
+    """
     return {
         "name": info.name,
         "data_dir": None if data_dir is None else str(data_dir),
@@ -281,7 +284,10 @@ def peek_meta(folder: Path) -> Meta | None:
 
 
 def trained_vocabulary(checkpoint: Path, meta: Meta) -> bytes:
-    """Return the sentencepiece model of a checkpoint's run. Raises UsageError if it is missing or differs."""
+    """Return the sentencepiece model of a checkpoint's run.
+
+    Raises UsageError if it is missing or differs.
+    """
     run = checkpoint.parent.parent
     try:
         found = read_vocabulary(run)

@@ -27,7 +27,10 @@ _FILES = {"parameters": PARAMETERS, "buffers": PARAMETERS, "slots": OPTIMIZER}
 
 @dataclass(frozen=True, slots=True)
 class ArrayEntry:
-    """An array `key` (``parameters/NAME``, ``buffers/NAME`` or ``slots/SLOT/NAME``). `dtype` is numpy's type string (``<f4``)."""
+    """An array `key` (``parameters/NAME``, ``buffers/NAME`` or ``slots/SLOT/NAME``).
+
+    `dtype` is numpy's type string (``<f4``).
+    """
 
     key: str
     dtype: str
@@ -69,7 +72,10 @@ def rebuilt_model(meta: Meta) -> ModelSpec:
 
 
 def model_problem(spec: ModelSpec, meta: Meta) -> list[str]:
-    """Return the first difference between a model's arrays and a checkpoint's. Empty if there is none."""
+    """Return the first difference between a model's arrays and a checkpoint's.
+
+    Empty if there is none.
+    """
     now = described_model(spec)
     for kind in ("parameters", "buffers"):
         known, built = _shapes(meta.model[kind]), _shapes(now[kind])
@@ -125,7 +131,10 @@ class Checkpoint:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Read and verify a checkpoint's listed files. Raises DamagedCheckpointError for the first invalid one."""
+    """Read and verify a checkpoint's listed files.
+
+    Raises DamagedCheckpointError for the first invalid one.
+    """
     try:
         files = read_manifest(path)
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -52,7 +52,10 @@ class Selection:
 
 @dataclass(frozen=True)
 class ChosenWeights:
-    """Sound checkpoints of one run to average, the newest or best first. `damaged`: those skipped."""
+    """Sound checkpoints of one run to average, the newest or best first.
+
+    `damaged`: those skipped.
+    """
 
     checkpoints: tuple[Checkpoint, ...]
     weights: WeightsKind
@@ -110,7 +113,10 @@ def _mean(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 def choose(source: Path, selection: Selection) -> ChosenWeights:
-    """Select weights of a run or checkpoint. Raises UsageError for too few sound ones, or a damaged one given by name."""
+    """Select weights of a run or checkpoint.
+
+    Raises UsageError for too few sound ones, or a damaged one given by name.
+    """
     if is_checkpoint(source):
         for option in selection.given:
             if option != "--weights":

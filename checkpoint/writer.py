@@ -57,7 +57,7 @@ def discard(hidden: Path) -> None:
 
 
 def remove_leftovers(parent: Path) -> None:
-    """Remove leftovers of killed processes, and restore a renamed checkpoint without a successor."""
+    """Remove leftovers of killed processes; restore a renamed checkpoint without a successor."""
     for kind in _KINDS:
         for folder in parent.glob(f".step-*.{kind}-*"):
             if folder.is_symlink() or not folder.is_dir() or (descriptor := lock(folder)) is None:
@@ -82,10 +82,10 @@ def checkpoint_name(step: int) -> str:
 
 
 class CheckpointWriter:
-    """Writes one checkpoint into `parent` as its arrays arrive. It is published whole or not at all.
+    """Writes one checkpoint into `parent` as its arrays arrive.
 
-    `entries` are the arrays in the order of their bytes. Any call may raise OSError (a full disk), after which nothing of the checkpoint is
-    left.
+    It is published whole or not at all. `entries` are the arrays in the order of their bytes. Any call may raise OSError (a full disk),
+    after which nothing of the checkpoint is left.
     """
 
     def __init__(self, parent: Path, meta: Meta, entries: Sequence[ArrayEntry]) -> None:
@@ -185,7 +185,10 @@ class CheckpointWriter:
 
 
 class _HashedFile:
-    """A file hashed while written, if possible without the page cache (O_DIRECT), which would take the state's size again."""
+    """A file hashed while written, if possible without the page cache (O_DIRECT).
+
+    The cache would take the state's size again.
+    """
 
     def __init__(self, path: Path) -> None:
         self._file = _open_past_the_cache(path)

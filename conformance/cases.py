@@ -37,7 +37,10 @@ QUICK = {"adam": 1, "adamw": 2}  # update rules, by number of workers, that are 
 
 
 def every_optimizer() -> list[Any]:
-    """Return each optimizer on 1, 2 and 3 workers: a global batch of 64 as 64, 32 + 32, 22 + 21 + 21."""
+    """Return each optimizer on 1, 2 and 3 workers.
+
+    A global batch of 64 is 64, 32 + 32, 22 + 21 + 21.
+    """
     return [
         pytest.param(name, 64, workers, id=f"{name}-{workers}w", marks=() if QUICK.get(name) == workers else pytest.mark.slow)
         for name in OPTIMIZERS
@@ -70,7 +73,10 @@ LOOK_SECONDS = 0.02
 
 
 def kill_task_once(path: Path, task: str) -> None:
-    """Kill a task of the run at `path`, which may start later, once updates and a sample are recorded."""
+    """Kill a task of the run at `path` once updates and a sample are recorded.
+
+    The run may start later.
+    """
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
         pid = _pid_of(path, task)
@@ -94,7 +100,10 @@ Values = dict[str, NDArray[np.float64]]
 
 @dataclass(frozen=True)
 class Trained:
-    """Losses float64 [updates], each before its update; final weights and, with ``ema_decay``, their average."""
+    """Losses, final weights and, with ``ema_decay``, their average.
+
+    Losses are float64 [updates], each before its update.
+    """
 
     losses: NDArray[np.float64]
     weights: Values
@@ -165,7 +174,10 @@ def _loss_and_gradients(weights: Values, x_bi: NDArray[np.float64], labels_b: ND
 
 
 class _Optimizer:
-    """SGD with (Nesterov) momentum and weight decay; Adam; AdamW (Kingma and Ba 2015; Loshchilov and Hutter 2019)."""
+    """SGD with (Nesterov) momentum and weight decay; Adam; AdamW.
+
+    Kingma and Ba 2015; Loshchilov and Hutter 2019.
+    """
 
     def __init__(self, job: Job, weights: Values) -> None:
         self._job = job

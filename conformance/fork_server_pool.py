@@ -22,7 +22,10 @@ REQUEST_SECONDS = 5.0
 
 
 class ForkServerPool:
-    """Pool as a context, which ends with this process's main thread; `name` goes into ``CROSSTRAIN_FORK_SERVERS``. Linux only."""
+    """Pool as a context, which ends with this process's main thread; Linux only.
+
+    `name` goes into ``CROSSTRAIN_FORK_SERVERS``.
+    """
 
     def __init__(self) -> None:
         self.name = f"crosstrain-{secrets.token_hex(16)}"
@@ -47,7 +50,10 @@ class ForkServerPool:
 
 
 class _Servers:
-    """Servers by backend, ``--deterministic`` and ``--threads``, on which imports may depend (`Backend.preload`)."""
+    """Servers by backend, ``--deterministic`` and ``--threads``.
+
+    Imports may depend on these (`Backend.preload`).
+    """
 
     def __init__(self) -> None:
         self._state = inherited_state()

@@ -1,16 +1,6 @@
 """Pytest suite for models: the same computation on every backend.
 
-Subclass `ModelConformance` in a pytest module and name the model::
-
-    class TestMyModel(ModelConformance):
-        model = "my_package.my_model"
-        data = "the_data_that_it_reads"  # default: "digits"
-
-Every case runs ``trainer`` in real processes, two backends at a time. Tolerances: logits 1e-4 and gradients 1e-3 norm-wise, losses of 50
-steps 1e-3 relative, on 1, 2 and 3 workers; logits of sequences by position (`sequence_passes`): between backends, with more padding
-(1e-6), and for translation with stepwise decoding (1e-4).
-
-Outside CROSSTRAIN_CONFORMANCE=full a slow model may compare only `quick_steps`; workers other than 1 and `quick_workers` are `slow`.
+Subclass `ModelConformance` in a pytest module.
 """
 
 from __future__ import annotations
@@ -65,6 +55,18 @@ def pairs(found: Mapping[str, T]) -> Iterator[tuple[str, T, T]]:
 class ModelConformance:
     """Cases for a model with forward functions for two or more backends.
 
+    Name the model::
+
+        class TestMyModel(ModelConformance):
+            model = "my_package.my_model"
+            data = "the_data_that_it_reads"  # default: "digits"
+
+    Every case runs ``trainer`` in real processes, two backends at a time. Tolerances: logits 1e-4 and gradients 1e-3 norm-wise, losses of
+    50 steps 1e-3 relative, on 1, 2 and 3 workers; logits of sequences by position (`sequence_passes`): between backends, with more padding
+    (1e-6), and for translation with stepwise decoding (1e-4).
+
+    Outside CROSSTRAIN_CONFORMANCE=full a slow model may compare only `quick_steps`; workers other than 1 and `quick_workers` are `slow`.
+
     - `model`, `data`: names as for ``--model`` and ``--data``. `data` needs 64 training examples or more.
     - `backends`: compared with the first; by default all installed ones with the model.
     - `network`: network of the nodes.
@@ -105,7 +107,10 @@ class ModelConformance:
 
     @classmethod
     def on_all(cls, compute: Callable[[str], T], names: Sequence[str] | None = None) -> Mapping[str, T]:
-        """Return `compute`'s result per backend, two at a time, as starting a framework fills a core."""
+        """Return `compute`'s result per backend, two at a time.
+
+        Starting a framework fills a core.
+        """
         names = cls.compared_backends() if names is None else names
         with ThreadPoolExecutor(2) as pool:
             return dict(zip(names, pool.map(compute, names), strict=True))
@@ -161,7 +166,7 @@ class ModelConformance:
 
     @pytest.mark.cluster
     def test_gradients_agree(self, tmp_path: Path) -> None:
-        """One step of SGD with learning rate 1 subtracts the same gradient; running statistics agree."""
+        """One step of SGD with rate 1 subtracts the same gradient; running statistics agree."""
         differences: list[Mapping[str, float]] = []
         for seed in self.gradient_seeds:
             steps = self.on_all(partial(self.first_step, tmp_path / f"seed-{seed}", seed))
@@ -229,7 +234,7 @@ class ModelConformance:
 
     @staticmethod
     def logits(run: FinishedRun, backend: str, out: Path) -> NDArray[np.float32]:
-        """Return logits float32 [examples, classes] of the test split from the run's last checkpoint."""
+        """Return logits float32 [examples, classes] of the test split from the last checkpoint."""
         path = out / f"{backend}.npz"
         done = trainer("evaluate", str(run.path), "--trust-run", "--backend", backend, "--predictions", str(path), "--json")
         assert done.returncode == 0, done.stderr

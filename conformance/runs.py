@@ -36,7 +36,10 @@ LENT_SERVERS_VARIABLE = "CROSSTRAIN_TEST_FORK_SERVERS"
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """Content of a run directory: losses float64 [updates] in step order, weights by name, records, summary."""
+    """Content of a run directory: losses, weights by name, records, summary.
+
+    Losses are float64 [updates] in step order.
+    """
 
     path: Path
     summary: Mapping[str, Any]
@@ -69,7 +72,10 @@ def environment_of_runs(environment: Mapping[str, str] | None = None) -> dict[st
 
 
 def run_job(out: Path, environment: Mapping[str, str] | None = None, **options: object) -> FinishedRun:
-    """Run a job with ``trainer run --json`` and read its directory. Raises AssertionError with the output."""
+    """Run a job with ``trainer run --json`` and read its directory.
+
+    Raises AssertionError with the output.
+    """
     arguments = ["run", "--json", "--quiet", "--out", str(out), *options_of(options)]
     done = trainer(*arguments, environment=environment)
     if done.returncode != 0:
@@ -133,7 +139,10 @@ class Launched:
 
 
 def greetings(channels: Sequence[NodeChannel]) -> list[Message]:
-    """Return agents' greetings in node order. Raises AssertionError with an ended agent's status."""
+    """Return agents' greetings in node order.
+
+    Raises AssertionError with an ended agent's status.
+    """
     found = []
     for channel in channels:
         while (message := channel.stream.receive()) is not None and message.kind != "hello":

@@ -1,13 +1,4 @@
-"""Pytest suite for backends.
-
-Subclass `BackendConformance` in a pytest module and name the backend::
-
-    class TestMyBackend(BackendConformance):
-        backend = "mine"
-
-Every case runs ``trainer`` in real processes. Tolerances: losses of 200 steps within 1e-4 relative of a float64 reference (1e-5 for SGD
-without momentum), final weights within 1e-4 norm-wise, on any number of workers.
-"""
+"""Pytest suite for backends; subclass `BackendConformance` in a pytest module."""
 
 from __future__ import annotations
 
@@ -80,6 +71,14 @@ def reference(optimizer: str, global_batch: int, **further: Any) -> Trained:
 
 class BackendConformance:
     """Cases for a backend's declared capabilities.
+
+    Name the backend::
+
+        class TestMyBackend(BackendConformance):
+            backend = "mine"
+
+    Every case runs ``trainer`` in real processes. Tolerances: losses of 200 steps within 1e-4 relative of a float64 reference (1e-5 for SGD
+    without momentum), final weights within 1e-4 norm-wise, on any number of workers.
 
     `backend`: its name; `network`: connection of its nodes; `buffers_model`, `dropout_model`: models with running statistics and dropout.
     """
@@ -172,7 +171,10 @@ class BackendConformance:
         assert [event.event for event in RunReader(path).events() if event.event in ("task_failed", "attempt_failed")] == ["task_failed"]
 
     def test_what_it_does_not_declare_is_refused(self, tmp_path: Path) -> None:
-        """An undeclared option exits with code 2 and its name: the first, or all with CROSSTRAIN_CONFORMANCE=full."""
+        """An undeclared option exits with code 2 and its name.
+
+        The first such option, or all with CROSSTRAIN_CONFORMANCE=full.
+        """
         mode = max(self.capabilities.modes)  # sync, if supported
         runs = len(OPTIONAL_CAPABILITIES) if os.environ.get("CROSSTRAIN_CONFORMANCE") == "full" else 1
         for field, beyond in OPTIONAL_CAPABILITIES.items():
@@ -215,7 +217,10 @@ class BackendConformance:
 
     @pytest.mark.cluster
     def test_open_ends_warm(self, tmp_path: Path) -> None:
-        """One-time work ends before the run clock; one warm run of three is enough, as any may be disturbed."""
+        """One-time work ends before the run clock.
+
+        One warm run of three is enough, as any may be disturbed.
+        """
         waits = []
         for _ in range(3):
             run = self.train(tmp_path, nodes=2, global_batch_size=30, steps=3, steps_per_call=1)
@@ -230,7 +235,7 @@ class BackendConformance:
     @pytest.mark.parametrize("workers", [1, 2])
     @pytest.mark.parametrize("feature", FEATURES)
     def test_a_feature_equals_the_reference(self, feature: str, workers: int, tmp_path: Path) -> None:
-        """A declared feature changes losses or weights as in the reference, or (micro-batches) not at all."""
+        """A declared feature changes losses or weights as in the reference; micro-batches do not."""
         self._require(**{feature: getattr(self.capabilities, feature)})
         optimizer, batch, options, expected = FEATURES[feature]
         run = self.train(
@@ -269,7 +274,10 @@ class BackendConformance:
     @pytest.mark.slow
     @pytest.mark.parametrize("precision", ["bf16", "fp16"])
     def test_a_declared_precision_is_used(self, precision: Precision, tmp_path: Path) -> None:
-        """Losses are near but unlike fp32's, and the summary has the precision; without hardware it is refused."""
+        """Losses are near but unlike fp32's, and the summary has the precision.
+
+        Without hardware it is refused.
+        """
         if precision not in self.capabilities.precisions:
             pytest.skip(f"backend {self.backend} does not declare {precision}")
         self._require_forward(self.precision_model)
@@ -337,7 +345,10 @@ class BackendConformance:
 
     @pytest.mark.cluster
     def test_async_converges_like_sync(self, tmp_path: Path) -> None:
-        """Async applies exactly the planned updates, each worker its share, with the sync reference's accuracy."""
+        """Async applies exactly the planned updates, with the sync reference's accuracy.
+
+        Each worker has its share.
+        """
         self._require(async_mode="async" in self.capabilities.modes)
         options: dict[str, Any] = {"nodes": 2, "batch_size": 10, "epochs": 16, "lr": 0.02}
         run = self.train(tmp_path, mode="async", **options)
@@ -370,7 +381,10 @@ class BackendConformance:
     @pytest.mark.cluster
     @pytest.mark.slow
     def test_every_part_of_a_step_is_calibrated(self, tmp_path: Path) -> None:
-        """Every worker calibrates each component in each mode; the direct exchange is tried or refused."""
+        """Every worker calibrates each component in each mode.
+
+        The direct exchange is tried or refused.
+        """
         for mode in sorted(self.capabilities.modes):
             run = self.train(tmp_path / mode, mode=mode, nodes=2, global_batch_size=22, steps=60, calibrate=True)
             found = RunReader(run.path).calibration()

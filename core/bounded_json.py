@@ -226,7 +226,10 @@ def parse_toml(data: bytes, key: str, place: str) -> dict[str, Any]:
 
 
 def _check_toml(found: Any) -> None:
-    """Raise ValueError for a number or nesting beyond what is read; a dotted key nests without brackets."""
+    """Raise ValueError for a number or nesting beyond what is read.
+
+    A dotted key nests without brackets.
+    """
     waiting = [(found, 0)]
     while waiting:
         value, level = waiting.pop()

@@ -600,7 +600,10 @@ class Job(BaseModel):
 
 
 def _problems(job: Job) -> Iterator[str]:
-    """Yield what is wrong with a job whose fields are valid one by one. Later checks rely on the earlier ones having passed."""
+    """Yield what is wrong with a job whose fields are valid one by one.
+
+    Later checks rely on the earlier ones having passed.
+    """
     return chain(_workers(job), _batches(job), _update_rule(job), _nodes(job), _micro_batches(job))
 
 

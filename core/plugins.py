@@ -196,7 +196,10 @@ def model_base(text: str) -> str:
 
 
 def find(kind: Kind, name: str) -> Plugin:
-    """Return the named plugin, or a model's module. Raises UsageError with the nearest name, MissingPackageError for a `SEPARATE` one."""
+    """Return the named plugin, or a model's module.
+
+    Raises UsageError with the nearest name, MissingPackageError for a `SEPARATE` one.
+    """
     if kind == "dataset":
         name = name.partition(":")[0]
     elif kind == "model":
@@ -240,7 +243,10 @@ def load(plugin: Plugin, kind: Kind) -> Any:
 
 @contextmanager
 def plugin_code(plugin: Plugin, kind: Kind, part: str) -> Iterator[None]:
-    """Report an exception of a plugin's `part`, also ``sys.exit``, with the plugin's name. Raises UsageError."""
+    """Report an exception of a plugin's `part`, also ``sys.exit``, with the plugin's name.
+
+    Raises UsageError.
+    """
     try:
         yield
     except TrainerError:
@@ -257,7 +263,7 @@ _third_party: dict[str, tuple[Plugin, Kind]] = {}  # loaded plugins of other pac
 
 
 def plugin_problem(error: BaseException) -> str | None:
-    """Return the message about an exception that passed through the code of a loaded third-party plugin; None for any other."""
+    """Return the message about an exception that passed through a third-party plugin, or None."""
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
         behind = _third_party.get(frame.f_globals.get("__name__", "").partition(".")[0])
         if behind is not None:

@@ -1,4 +1,7 @@
-"""Learning-rate schedules: the name, formula, description and settings of each are one `Schedule` in `SCHEDULES`."""
+"""Learning-rate schedules.
+
+The name, formula, description and settings of each are one `Schedule` in `SCHEDULES`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ if TYPE_CHECKING:  # numpy takes long to import, and the job needs the names alo
 
 
 class _Job(Protocol):
-    """The fields of a `core.job.Job` that schedules read, which imports this module for their names."""
+    """The fields of a `core.job.Job` that schedules read.
+
+    The job imports this module for their names.
+    """
 
     @property
     def schedule_step_epochs(self) -> float: ...

@@ -28,7 +28,10 @@ Arranged = tuple[tuple[int, int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class TokenBudget:
-    """The limits of a bucket's step. `batches`: micro-batches of all workers, each of at most `tokens` padded tokens."""
+    """The limits of a bucket's step.
+
+    `batches`: micro-batches of all workers, each of at most `tokens` padded tokens.
+    """
 
     tokens: int
     batches: int
@@ -50,7 +53,10 @@ class FixedCount:
     buckets = None
 
     def cut(self, order: Indices, skip: int) -> Bounds:
-        """Return the bounds of an epoch's steps after `skip` consumed examples; only the length of `order` matters."""
+        """Return the bounds of an epoch's steps after `skip` consumed examples.
+
+        Only the length of `order` matters.
+        """
         size = len(order)
         starts = np.arange(skip, size, self.global_batch, dtype=np.int64)
         if self.mode == "async":
@@ -112,7 +118,10 @@ def longer_than(lengths: Mapping[str, NDArray[np.int64]], tokens: int) -> tuple[
 
 
 def bucket_edges(lengths: NDArray[np.int64], most: int = MAX_BUCKETS) -> NDArray[np.int64]:
-    """Return at most `most` ascending edges that minimise Σ (edge − length). Exact, by dynamic programming."""
+    """Return at most `most` ascending edges that minimise Σ (edge − length).
+
+    Exact, by dynamic programming.
+    """
     values, counts = np.unique(lengths, return_counts=True)
     size = len(values)
     number, total = (np.concatenate([[0], np.cumsum(part)]) for part in (counts, counts * values))
@@ -166,7 +175,10 @@ class Buckets:
         return int(-(-counts // self.examples_per_step(tokens, batches)).sum())
 
     def arranged(self, order: Indices, tokens: int, batches: int, seeds: list[int]) -> tuple[Indices, NDArray[np.int64]]:
-        """Return the examples in steps of one bucket each, and the number in each. `seeds` shuffle the steps."""
+        """Return the examples in steps of one bucket each, and the number in each.
+
+        `seeds` shuffle the steps.
+        """
         buckets = self.bucket_of[order]
         by_bucket = order[np.argsort(buckets, kind="stable")]
         sizes: list[NDArray[np.int64]] = []
@@ -183,7 +195,10 @@ class Buckets:
 
 
 def padded_positions(indices: Indices, offsets: NDArray[np.integer], lengths: NDArray[np.int64]) -> tuple[int, int]:
-    """Return a column's positions in padded batches, and how many are padding. Batch i: ``indices[offsets[i]:offsets[i + 1]]``."""
+    """Return a column's positions in padded batches, and how many are padding.
+
+    Batch i: ``indices[offsets[i]:offsets[i + 1]]``.
+    """
     sizes = np.diff(offsets)
     if not sizes.any():
         return 0, 0

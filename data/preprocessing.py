@@ -80,7 +80,10 @@ class PixelCounts:
 
 
 def channel_statistics(images_nchw: NDArray[np.uint8]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return (mean, std) per channel of pixels in 0…1. Rounded once from a histogram of integers, so order is irrelevant."""
+    """Return (mean, std) per channel of pixels in 0…1.
+
+    Rounded once from a histogram of integers, so order is irrelevant.
+    """
     counts = PixelCounts(images_nchw.shape[1])
     counts.add(images_nchw)
     return counts.statistics()
@@ -122,7 +125,10 @@ class Augmentation:
 
 
 def augmentation(kind: str, info: DataInfo) -> Augmentation | None:
-    """Return the changes for ``--augment``. Raises UsageError for mirroring images such as digits."""
+    """Return the changes for ``--augment``.
+
+    Raises UsageError for mirroring images such as digits.
+    """
     if kind == "none":
         return None
     parts = kind.split("+")
@@ -137,7 +143,10 @@ def augmentation(kind: str, info: DataInfo) -> Augmentation | None:
 
 
 def apply_changes(images_kchw: NDArray[np.uint8], changes: Changes) -> NDArray[np.uint8]:
-    """Return changed copies: moved down by dy and right by dx over zeros, then mirrored if flip. The reference for all backends."""
+    """Return changed copies: moved down by dy and right by dx over zeros, then mirrored if flip.
+
+    The reference for all backends.
+    """
     result = np.zeros_like(images_kchw)
     height, width = images_kchw.shape[2:]
     for source, target, (dy, dx, flip) in zip(images_kchw, result, changes.tolist(), strict=True):

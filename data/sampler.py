@@ -24,7 +24,10 @@ PADDING_STEPS = 2000  # updates over which padding is counted; gives the share o
 
 
 def permutation(seed: int, epoch: int, size: int) -> Indices:
-    """Return an epoch's order, int32 [size]. Sorting Philox keys gives the same for every numpy version and machine."""
+    """Return an epoch's order, int32 [size].
+
+    Sorting Philox keys gives the same for every numpy version and machine.
+    """
     keys = np.random.Philox(np.random.SeedSequence([seed, epoch])).random_raw(size)
     return stable_order(keys).astype(np.int32)
 
@@ -66,10 +69,10 @@ class Batches:
         return Batches(self.indices, self.offsets[first : stop + 1], self.examples[first:stop], self.weights[first:stop], self.changes)
 
     def in_micro_batches(self, most: int) -> tuple[Batches, NDArray[np.int64]]:
-        """Divide each batch into at most `most` micro-batches. Return them and their numbers, int64 [batches].
+        """Divide each batch into at most `most` micro-batches.
 
-        A batch of n examples becomes k = min(most, n), at least 1, which begin at ⌊n·j / k⌋. `examples` and `weights` stay those of the
-        whole update.
+        Return them and their numbers, int64 [batches]. A batch of n examples becomes k = min(most, n), at least 1, which begin at ⌊n·j /
+        k⌋. `examples` and `weights` stay those of the whole update.
         """
         sizes = np.diff(self.offsets).astype(np.int64)
         counts = np.minimum(most, np.maximum(sizes, 1))
@@ -81,7 +84,7 @@ class Batches:
 
     @classmethod
     def single(cls, count: int) -> Batches:
-        """Return the first `count` examples of a split as one batch, each of weight 1, for a warm-up."""
+        """Return the first `count` examples as one batch, each of weight 1, for a warm-up."""
         size = np.array([count], dtype=np.int32)
         return cls(np.arange(count, dtype=np.int32), np.array([0, count], dtype=np.int32), size, size.astype(np.float64))
 
@@ -147,7 +150,10 @@ class Sampler:
         return max(1, min(most, self.size))
 
     def arranged_after(self, skip: int, arranged: Arranged) -> Arranged:
-        """Return the history of an epoch's order with this rule in force after `skip` examples. Raises ValueError."""
+        """Return the history of an epoch's order with this rule in force after `skip` examples.
+
+        Raises ValueError.
+        """
         begins = [0, *(begin for begin, _, _ in arranged), skip]
         if any(after < before for before, after in pairwise(begins)) or skip > self.size:
             raise ValueError(f"the order {arranged} is none of the first {skip} examples of {self.size}")
@@ -160,7 +166,10 @@ class Sampler:
         return self._epoch(epoch)[0]
 
     def whole(self, epoch: int, first: int, count: int, skip: int = 0, arranged: Arranged = ()) -> Batches:
-        """Return steps first … first + count − 1 (sync: global batches, async: worker batches). Raises ValueError beyond the epoch."""
+        """Return steps first … first + count − 1 (sync: global batches, async: worker batches).
+
+        Raises ValueError beyond the epoch.
+        """
         steps = self.steps_in_epoch(skip, epoch, arranged)
         if first < 0 or count < 0 or first + count > steps:
             raise ValueError(f"steps {first}…{first + count} are not within the {steps} steps of an epoch after {skip} examples")
@@ -176,7 +185,10 @@ class Sampler:
         return Batches(indices, offsets, examples, weights, None if changes is None else changes[indices])
 
     def for_rank(self, epoch: int, first: int, count: int, rank: int, skip: int = 0, arranged: Arranged = ()) -> Batches:
-        """Return one rank's slices of global batches first … first + count − 1 (sync). Slice sizes differ by at most one."""
+        """Return one rank's slices of global batches first … first + count − 1 (sync).
+
+        Slice sizes differ by at most one.
+        """
         whole = self.whole(epoch, first, count, skip, arranged)
         if self.workers == 1:
             return whole
@@ -235,7 +247,10 @@ class Sampler:
 
 
 def padding_share(sampler: Sampler, micro_batches: int) -> float | None:
-    """Return the share of padding in an epoch's first updates, None without text. Each worker pads its micro-batches."""
+    """Return the share of padding in an epoch's first updates, None without text.
+
+    Each worker pads its micro-batches.
+    """
     if sampler.lengths is None:
         return None
     count = min(PADDING_STEPS, sampler.steps_per_epoch)

@@ -1,11 +1,6 @@
 """Framework-independent models: parameter specs, initial values, loss and metrics.
 
 Canonical layouts: dense weights ``[out, in]``, convolutions ``OIHW``, images ``NCHW``; backends convert them.
-A model's forward function, one per framework (``models/<name>/<backend>.py``), is ``forward(parameters, x_bchw, context) -> logits_bk``:
-`parameters` by canonical name in canonical layout, `x_bchw` normalised, float32, `context` a `ForwardContext`, logits float32. For models
-that read columns other than ``image``, `x` has those of `ModelSpec.inputs`: the tensor [batch, …] of a single column of fixed shape, else a
-mapping from names to tensors. A column of varying length has two: its name, [batch, longest, …] padded with zeros, and the name with
-``_lengths``, [batch]. Integers are int32 on TensorFlow and int64 on torch.
 """
 
 from __future__ import annotations
@@ -30,7 +25,10 @@ _NAME = re.compile(r"[A-Za-z0-9][\w/-]*(\.[\w/-]+)*", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class ParameterSpec:
-    """A parameter or buffer in canonical shape. Uniform in ±`bound`, or normal with std `deviation`, or all `constant`."""
+    """A parameter or buffer in canonical shape.
+
+    Uniform in ±`bound`, or normal with std `deviation`, or all `constant`.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -46,7 +44,9 @@ class ParameterSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A model as numpy sees it. `objective`: the loss and the metrics; `classes`: number of logits.
+    """A model as numpy sees it.
+
+    `objective`: the loss and the metrics; `classes`: number of logits.
 
     - `input_shape`: of one image, channels first; () without images.
     - `multiply_adds`: multiplications with a weight in an example's forward pass (of sequences, per piece); by default once per weight.
@@ -112,6 +112,12 @@ class ModelSpec:
 @dataclass(slots=True)
 class ForwardContext(Generic[Tensor]):
     """The context of a forward pass, in addition to parameters and examples.
+
+    A model's forward function, one per framework (``models/<name>/<backend>.py``), is ``forward(parameters, x_bchw, context) ->
+    logits_bk``: `parameters` by canonical name in canonical layout, `x_bchw` normalised, float32, logits float32. For models that read
+    columns other than ``image``, `x` has those of `ModelSpec.inputs`: the tensor [batch, …] of a single column of fixed shape, else a
+    mapping from names to tensors. A column of varying length has two: its name, [batch, longest, …] padded with zeros, and the name with
+    ``_lengths``, [batch]. Integers are int32 on TensorFlow and int64 on torch.
 
     - `training`: otherwise dropout is off and batch normalisation uses the running statistics.
     - `buffers`: current values by canonical name. A training pass puts new values of those it changes into `updated`.

@@ -42,7 +42,10 @@ Rate = Annotated[float, Range(0.0, 1.0)]  # a share or probability below 1
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """A keyword-only parameter of a model's `build`. `choices`: of a Literal; `range`: of a number."""
+    """A keyword-only parameter of a model's `build`.
+
+    `choices`: of a Literal; `range`: of a number.
+    """
 
     name: str
     kind: type
@@ -114,7 +117,10 @@ def _argument(model: str, parameter: inspect.Parameter, hint: Any) -> Argument:
 
 
 def read_arguments(text: str, arguments: Mapping[str, Argument]) -> dict[str, Value]:
-    """Parse the arguments in ``NAME[:SIZE][?key=value&…]``. Raises UsageError for unknown or repeated arguments and invalid values."""
+    """Parse the arguments in ``NAME[:SIZE][?key=value&…]``.
+
+    Raises UsageError for unknown or repeated arguments and invalid values.
+    """
     given = _given(text, SIZE in arguments)
     if given and not arguments:
         raise UsageError(f"model: got {text!r}, but {model_base(text)!r} takes no arguments. Leave {text[len(model_base(text)) :]!r} out.")
@@ -160,7 +166,10 @@ def write_arguments(base: str, values: Mapping[str, Value], arguments: Mapping[s
 
 
 def canonical_model(text: str) -> str:
-    """Return a model's text in the order of `build`, without defaults. Raises UsageError for invalid arguments."""
+    """Return a model's text in the order of `build`, without defaults.
+
+    Raises UsageError for invalid arguments.
+    """
     base = model_base(text)
     if text == base:
         return text
@@ -174,7 +183,10 @@ def written_out(job: Job) -> Job:
 
 
 def build_model(name: str, data: DataInfo) -> ModelSpec:
-    """Build the model `name` for this data. Raises UsageError for unknown models, invalid arguments, missing columns."""
+    """Build the model `name` for this data.
+
+    Raises UsageError for unknown models, invalid arguments, missing columns.
+    """
     build = load(find("model", name), "model")
     given = read_arguments(name, arguments_of(model_base(name), build))
     try:

@@ -39,16 +39,19 @@ class Stepper(Protocol):
         """Replace all sentences by these, each ending with END and taking one row."""
 
     def advance(self, tokens_n: Indices, rows_n: Indices) -> LogProbabilities:
-        """Return log-probabilities of the next pieces, float32 [n, vocabulary]. The array may be overwritten.
+        """Return log-probabilities of the next pieces, float32 [n, vocabulary].
 
-        Row i continues the former row ``rows_n[i]`` by the piece ``tokens_n[i]`` (BEGIN the first time). n may differ between calls, and
-        rows may be continued several times or not at all.
+        The array may be overwritten. Row i continues the former row ``rows_n[i]`` by the piece ``tokens_n[i]`` (BEGIN the first time). n
+        may differ between calls, and rows may be continued several times or not at all.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """A translation without END. `log_probability` includes END's, `score` is that divided by the length penalty."""
+    """A translation without END.
+
+    `log_probability` includes END's, `score` is that divided by the length penalty.
+    """
 
     pieces: tuple[int, ...]
     score: float
@@ -167,7 +170,10 @@ class _Search:
 
 
 def _continuations(beams: _Beams, log_probabilities_nv: LogProbabilities, beam: int) -> tuple[_Continuations, list[int]]:
-    """Return each sentence's `beam` best possible continuations, and the non-finite sentences. Overwrites its input."""
+    """Return each sentence's `beam` best possible continuations, and the non-finite sentences.
+
+    Overwrites its input.
+    """
     log_probabilities_nv[:, [PADDING, BEGIN]] = -np.inf
     count, vocabulary = log_probabilities_nv.shape
     every_row_n = np.arange(count)
@@ -224,10 +230,11 @@ MAX_BEAM = 64  # larger beams take more memory and give worse translations
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """Settings of a search. `beam` 1 is greedy, `extra_length` bounds the pieces beyond the source's.
+    """Settings of a search.
 
-    n pieces, including END, have the score (sum of log-probabilities) / ((5 + n) / 6) ** `length_penalty` (Wu et al. 2016, with the
-    constants of the transformer's reference). Raises UsageError for invalid numbers.
+    `beam` 1 is greedy, `extra_length` bounds the pieces beyond the source's. n pieces, including END, have the score (sum of
+    log-probabilities) / ((5 + n) / 6) ** `length_penalty` (Wu et al. 2016, with the constants of the transformer's reference). Raises
+    UsageError for invalid numbers.
     """
 
     beam: int = 4
@@ -283,12 +290,18 @@ class TranslationQuality:
         return language.metrics(self.tokenizer)
 
     def sentence_sums(self, hypotheses: Sequence[str], references: Sequence[str]) -> Mapping[str, float]:
-        """Return the sums by name. They must be additive over sentences, as several processes score parts."""
+        """Return the sums by name.
+
+        They must be additive over sentences, as several processes score parts.
+        """
         found = language.sentence_sums(hypotheses, references, self.tokenizer)
         return dict(zip(language.SUMS, found.tolist(), strict=True))
 
     def signature(self, decoding: Decoding, sentences: int) -> str:
-        """Return what makes scores comparable: sacrebleu's signature, decoding, sentences. Raises MissingPackageError."""
+        """Return what makes scores comparable: sacrebleu's signature, decoding, sentences.
+
+        Raises MissingPackageError.
+        """
         return f"{language.signature(self.tokenizer)}|{decoding.signature}|sentences:{sentences}"
 
     def count(self, sums: Mapping[str, float]) -> float:
@@ -314,7 +327,10 @@ class TranslationQuality:
 
 
 def checked_sums(quality: TranslationQuality, hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """Return the translations' sums. Raises RunFailedError if `sentence_sums` fails or is invalid."""
+    """Return the translations' sums.
+
+    Raises RunFailedError if `sentence_sums` fails or is invalid.
+    """
     what = f"the model's {type(quality).__name__}.sentence_sums"
     try:
         found = {name: float(value) for name, value in quality.sentence_sums(hypotheses, references).items()}
@@ -366,7 +382,10 @@ class TranslationScorer:
         return found
 
     def references(self, split: Split, start: int, stop: int) -> list[str]:
-        """Return the references of sentences start … stop − 1. Raises RuntimeError for missing lines."""
+        """Return the references of sentences start … stop − 1.
+
+        Raises RuntimeError for missing lines.
+        """
         if split != "test":
             column = self._data.column(split, self._quality.target)
             return [self.vocabulary.decode(column.example(number).tolist()) for number in range(start, stop)]
@@ -378,7 +397,10 @@ class TranslationScorer:
         return [column.example(number).astype(np.int64) for number in range(start, stop)]
 
     def scored(self, stepper: Stepper, split: Split, start: int, stop: int, decoding: Decoding) -> Scored:
-        """Translate and score sentences start … stop − 1. Without a hypothesis the translation is empty."""
+        """Translate and score sentences start … stop − 1.
+
+        Without a hypothesis the translation is empty.
+        """
         found = decode(stepper, self.sources(split, start, stop), decoding)
         texts = [self.vocabulary.decode(best[0].pieces) if best else "" for best in found]
         sums = checked_sums(self._quality, texts, self.references(split, start, stop))

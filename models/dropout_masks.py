@@ -60,10 +60,11 @@ def keep_mask_of_shape(
 def keep_mask_of_positions(
     seed: int, step: int, layer: int, indices_b: NDArray[np.integer], positions: int, width: int, rate: float
 ) -> NDArray[np.bool_]:
-    """Return a mask, bool [batch, positions, width], that keeps elements with probability 1 − `rate`.
+    """Return a mask, bool [batch, positions, width], that keeps elements at random.
 
-    An element depends only on (seed, step, layer, example, position, feature). The generator is Philox 4×32; its key is drawn from seed and
-    step, its counter is (feature / 8, position, example, layer). An element takes half a word, so `rate` is exact to 2⁻¹⁷.
+    The probability is 1 − `rate`. An element depends only on (seed, step, layer, example, position, feature). The generator is Philox 4×32;
+    its key is drawn from seed and step, its counter is (feature / 8, position, example, layer). An element takes half a word, so `rate` is
+    exact to 2⁻¹⁷.
     """
     blocks = -(-width // FEATURES_OF_BLOCK)
     kept = np.empty((len(indices_b), positions, width), np.bool_)

@@ -125,7 +125,10 @@ class GivenValue:
 
 
 def over(layer: Mapping[str, Given], lower: Mapping[str, Given], alternatives: Sequence[Sequence[str]]) -> dict[str, Given]:
-    """Return a layer's values over those of a lower one; each of several `alternatives` replaces the others."""
+    """Return a layer's values over those of a lower one.
+
+    Each of several `alternatives` replaces the others.
+    """
     replaced = {name for names in alternatives if any(name in layer for name in names) for name in names}
     return {**{name: given for name, given in lower.items() if name not in replaced}, **layer}
 

@@ -1,11 +1,6 @@
-"""Sweeps: from a grid of settings to the jobs of its points. Starts nothing.
+"""Sweeps: from a grid of settings to the jobs of its points; starts nothing.
 
-A grid comes from ``--grid FIELD=VALUE,VALUE`` and from the table ``[sweep]`` of a configuration:
-
-    [sweep]
-    grid = {batch_size = [5, 10], mode = ["sync", "async"]}    # every combination
-    cases = [{nodes = 1}, {nodes = 2, cores_per_node = [1, 0.5]}]    # points that are no product; each goes with every combination
-    repeats = 3    # seeds, from the job's on
+A grid comes from ``--grid FIELD=VALUE,VALUE`` and from the table ``[sweep]`` of a configuration (`Grid`).
 """
 
 from __future__ import annotations
@@ -36,7 +31,15 @@ _SHAPE = "TOML such as grid = {batch_size = [5, 10], mode = ['sync', 'async']}, 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Every combination of the `axes`, with each of the `cases`, if any; `repeats` seeds each."""
+    """Every combination of the `axes`, with each of the `cases`, if any; `repeats` seeds each.
+
+    In a configuration::
+
+        [sweep]
+        grid = {batch_size = [5, 10], mode = ["sync", "async"]}    # every combination
+        cases = [{nodes = 1}, {nodes = 2, cores_per_node = [1, 0.5]}]    # points that are no product; each goes with every combination
+        repeats = 3    # seeds, from the job's on
+    """
 
     axes: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     cases: Sequence[Mapping[str, Any]] = ()

@@ -9,7 +9,10 @@ from ...core.errors import UsageError
 
 
 def read_arguments(name: str, text: str, defaults: Mapping[str, str], first: str | None = None) -> dict[str, str]:
-    """Return all `defaults`, replaced by ``key=value,key=value`` (or ``&``). The first may omit the key `first`. Raises UsageError."""
+    """Return all `defaults`, replaced by ``key=value,key=value`` (or ``&``).
+
+    The first may omit the key `first`. Raises UsageError.
+    """
     given: dict[str, str] = {}
     for position, part in enumerate(re.split("[&,]", text) if text else []):
         key, equals, value = (piece.strip() for piece in part.partition("="))

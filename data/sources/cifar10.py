@@ -1,7 +1,7 @@
-"""cifar10: 50,000 + 10,000 photographs of ten kinds of things, 32×32×3 (A. Krizhevsky, 2009), from its python or binary archive.
+"""cifar10: photographs of ten kinds of things, 32×32×3, from the python or binary archive.
 
-python: pickled dictionaries with ``data`` uint8 [n, 3072] and ``labels``; binary: records of a label byte and 3,072 pixel bytes. Pixels are
-three planes (red, green, blue) of 32 rows.
+50,000 train and 10,000 test examples (A. Krizhevsky, 2009). python: pickled dictionaries with ``data`` uint8 [n, 3072] and ``labels``;
+binary: records of a label byte and 3,072 pixel bytes. Pixels are three planes (red, green, blue) of 32 rows.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ _HINT = f"give --data-dir with the folder of {PYTHON}, {BINARY} or {FOLDER}"
 
 @dataclass(frozen=True)
 class Cifar10Source:
-    """Reads an archive (or the unpacked python version), or downloads it. `md5`: checksums by file."""
+    """Reads an archive (or the unpacked python version), or downloads it.
+
+    `md5`: checksums by file.
+    """
 
     md5: Mapping[str, str] = field(default_factory=lambda: MD5)
 
@@ -61,7 +64,7 @@ class Cifar10Source:
         raise UsageError(f"data_dir: {str(data_dir)!r} has no files of cifar10; {_HINT}.")
 
     def load_in(self, work: Path, data_dir: Path | None) -> PreparedBlocks:
-        """Verify the checksums of the files of `data_dir`, or of those downloaded into `work`, and read them."""
+        """Verify the checksums of the files of `data_dir`, or of downloaded ones, and read them."""
         files = self.originals(files_of("cifar10", data_dir, work, _DOWNLOAD_SECONDS, _HINT))
         for file in files:
             expect_md5(file, self.md5[file.name])

@@ -1,4 +1,7 @@
-"""digits: the 1,797 handwritten digits of 8×8 pixels that scikit-learn ships (from UCI's "Optical Recognition of Handwritten Digits")."""
+"""digits: the 1,797 handwritten digits of 8×8 pixels that scikit-learn ships.
+
+They are from UCI's "Optical Recognition of Handwritten Digits".
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ class _Digits:
 
 
 def stratified_every(labels: NDArray[np.int64], every: int, seed: int) -> NDArray[np.bool_]:
-    """Return a mask [n] of ⌈n / every⌉ examples, drawn evenly from the classes, at random within them."""
+    """Return a mask [n] of ⌈n / every⌉ examples, drawn evenly from the classes, at random."""
     keys = np.random.Philox(np.random.SeedSequence(seed)).random_raw(len(labels))
     picked = np.zeros(len(labels), dtype=np.bool_)
     picked[np.lexsort((keys, labels))[::every]] = True

@@ -1,4 +1,7 @@
-"""Downloads of original files of datasets, in a process of its own so that no framework enters this one."""
+"""Downloads of datasets' original files, in a separate process.
+
+So no framework enters this one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""glyphs and glyphs28: digits rendered from fonts in the shapes of SVHN and MNIST, so that such runs need no original files."""
+"""glyphs and glyphs28: digits rendered from fonts in the shapes of SVHN and MNIST.
+
+Runs on them need no original files.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ _TRIAL_SIZE = 100
 
 
 def glyph_tiles() -> NDArray[np.uint8]:
-    """Render the tiles: uint8 [faces, 10, TILE, TILE], 0 empty to 255 ink. Raises UsageError for a missing font."""
+    """Render the tiles: uint8 [faces, 10, TILE, TILE], 0 empty to 255 ink.
+
+    Raises UsageError for a missing font.
+    """
     import matplotlib  # slow to import, and needed once
     from PIL import Image, ImageDraw, ImageFont
 
@@ -64,11 +70,11 @@ Real = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class GlyphStyle:
-    """The appearance of examples: lengths in pixels, brightness 0 to 1, angles as tan of half the angle.
+    """The appearance of examples: lengths in pixels, brightness 0 to 1, angles as half tangents.
 
-    `height`: of a digit at scale 1. `noise`: the largest change of a pixel (triangular distribution). `clutter` digits lie
-    `clutter_distance` from the middle, at up to `clutter_strength` of full brightness. `inverted`: each channel of half the images is a
-    negative, so that neither brightness nor colour identifies ink.
+    An angle is the tan of its half. `height`: of a digit at scale 1. `noise`: the largest change of a pixel (triangular distribution).
+    `clutter` digits lie `clutter_distance` from the middle, at up to `clutter_strength` of full brightness. `inverted`: each channel of
+    half the images is a negative, so that neither brightness nor colour identifies ink.
     """
 
     size: int
@@ -184,7 +190,7 @@ def _direction(half_tangent: Real) -> tuple[Real, Real]:
 
 
 def _sample(style: GlyphStyle, tiles_nab: NDArray[np.uint8], cosine: Real, sine: Real, scale: Real, shift_x: Real, shift_y: Real) -> Real:
-    """Return masks [n, h, w] in 0 … 1: tiles rotated, scaled and shifted, interpolated bilinearly."""
+    """Return masks [n, h, w] in 0 … 1: tiles rotated, scaled and shifted, bilinearly."""
     ratio = np.float32(TILE_HEIGHT / style.height) / scale
     axis = np.arange(style.size, dtype=np.float32) - np.float32((style.size - 1) / 2)
     x_nw, y_nh = axis - shift_x[:, None], axis - shift_y[:, None]

@@ -1,7 +1,7 @@
-"""image-folder:PATH: pictures in PATH/train/CLASS/… and PATH/test/CLASS/… (or PATH/val), decoded once to a common size.
+"""image-folder:PATH: pictures in folders of classes, decoded once to a common size.
 
-Every file below a class folder is a picture, except hidden ones. Undecodable files are named; they are skipped, and listed in the store's
-manifest, only with ``skip-damaged=yes``.
+They are in PATH/train/CLASS/… and PATH/test/CLASS/… (or PATH/val). Every file below a class folder is a picture, except hidden ones.
+Undecodable files are named; they are skipped, and listed in the store's manifest, only with ``skip-damaged=yes``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LAYOUT = "PATH/train/CLASS/picture.jpg and PATH/test/CLASS/picture.jpg (or PATH
 
 @dataclass(frozen=True)
 class _ImageFolder:
-    """Pictures of `folder` (--data-dir if None), scaled and cut to `size` × `size` pixels in RGB.
+    """Pictures of `folder` (None: --data-dir), scaled and cut to `size` × `size` pixels in RGB.
 
     `background`: the colour behind transparent parts, six hexadecimal digits. `links_outside`: symbolic links may lead out of the folder.
     """
@@ -159,7 +159,10 @@ def _list(data_dir: Path, split: Split, links_outside: bool) -> _Listing:
 
 
 def _leads_out(path: Path, *, root: str, allowed: bool, found: list[Path]) -> bool:
-    """Return whether a path is a forbidden link out of `root`, adding it to `found`. Broken links are not."""
+    """Return whether a path is a forbidden link out of `root`, adding it to `found`.
+
+    Broken links are not.
+    """
     if allowed or not path.is_symlink() or not path.exists() or Path(os.path.realpath(path)).is_relative_to(root):
         return False
     found.append(path)
@@ -167,7 +170,10 @@ def _leads_out(path: Path, *, root: str, allowed: bool, found: list[Path]) -> bo
 
 
 def _below(top: Path, above: set[tuple[int, int]], leads_out: Callable[[Path], bool]) -> Iterator[Path]:
-    """Yield the files at any depth, except hidden ones, following links. Reads each folder once, and none `above` `top`."""
+    """Yield the files at any depth, except hidden ones, following links.
+
+    Reads each folder once, and none `above` `top`.
+    """
     seen = set(above)
     waiting = [top]
     while waiting:
@@ -212,7 +218,10 @@ Attempt = Callable[[Path], NDArray[np.uint8] | str]
 
 
 def _decoded(listing: _Listing, classes: Sequence[str], attempt: Attempt, damaged: list[str], block: int) -> Iterator[Block]:
-    """Yield pictures in blocks; adds undecodable ones to `damaged`. Raises UsageError if all are."""
+    """Yield pictures in blocks; adds undecodable ones to `damaged`.
+
+    Raises UsageError if all are.
+    """
     rows = [(file, classes.index(name)) for name, files in listing.pictures.items() for file in files]
     usable = False
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:  # Pillow releases the interpreter's lock

@@ -1,4 +1,7 @@
-"""mnist: 60,000 + 10,000 handwritten digits, 28×28, from the user's files or downloaded by torchvision in its own process."""
+"""mnist: handwritten digits, 28×28, from the user's files or downloaded by torchvision.
+
+60,000 train and 10,000 test examples. torchvision runs in a separate process.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +92,10 @@ DATASET = _Mnist()
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """Read an idx file of unsigned bytes, plain or gzip under any name. Raises UsageError for any other content."""
+    """Read an idx file of unsigned bytes, plain or gzip under any name.
+
+    Raises UsageError for any other content.
+    """
     expected = bytes([0, 0, _UNSIGNED_BYTE, dimensions])
     header = 4 + 4 * dimensions
     try:

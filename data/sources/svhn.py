@@ -1,7 +1,7 @@
-"""svhn: house numbers from street photographs, 32×32×3 (Y. Netzer et al., 2011), from the .mat files of its "format 2".
+"""svhn: house numbers from street photographs, 32×32×3, from .mat files ("format 2").
 
-73,257 train and 26,032 test examples; ``svhn:extra`` adds 531,131 easier ones for training. A file has the images X as uint8 [height,
-width, channel, n] and the labels y as [n, 1], with 10 for the digit 0.
+73,257 train and 26,032 test examples; ``svhn:extra`` adds 531,131 easier ones for training (Y. Netzer et al., 2011). A file has the images
+X as uint8 [height, width, channel, n] and the labels y as [n, 1], with 10 for the digit 0.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ _DOWNLOAD_SECONDS = 6 * 3600  # 0.25 GB, with extra 1.6 GB, on a slow connection
 
 @dataclass(frozen=True)
 class SvhnSource:
-    """Reads the .mat files of `data_dir`, or downloads them with torchvision. `md5`: checksums by part."""
+    """Reads the .mat files of `data_dir`, or downloads them with torchvision.
+
+    `md5`: checksums by part.
+    """
 
     extra: bool = False
     md5: Mapping[str, str] = field(default_factory=lambda: MD5)
@@ -54,7 +57,10 @@ class SvhnSource:
         return [self._file(data_dir, part) for part in self._parts]
 
     def load_in(self, work: Path, data_dir: Path | None) -> PreparedBlocks:
-        """Verify the files' checksums, downloading them into `work` without `data_dir`. Each is read while it is written."""
+        """Verify the files' checksums, downloading them into `work` without `data_dir`.
+
+        Each is read while it is written.
+        """
         folder = files_of("svhn", data_dir, work, _DOWNLOAD_SECONDS, self._hint, self._parts)
         for part in self._parts:
             expect_md5(self._file(folder, part), self.md5[part])

@@ -1,4 +1,4 @@
-"""synthetic-images: random pixels and labels of any size and number, for measuring throughput."""
+"""synthetic-images: random pixels and labels of any size and number, to measure throughput."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _BLOCK_BYTES = 16 << 20  # per block: enough for numpy, little memory
 
 @dataclass(frozen=True)
 class _SyntheticImages:
-    """Random images of `size` × `size` pixels. An example depends only on its number, split and shape."""
+    """Random images of `size` × `size` pixels.
+
+    An example depends only on its number, split and shape.
+    """
 
     size: int = 224
     classes: int = 1000

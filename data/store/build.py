@@ -43,7 +43,10 @@ Prepared = PreparedArrays | PreparedBlocks | PreparedColumns
 
 
 def build_store(root: Path, key: str, name: str, source: DatasetSource, data_dir: Path | None, *, again: bool) -> None:
-    """Build a missing store, or `again`. Raises UsageError for a broken source or missing originals, TrainerError for the disk."""
+    """Build a missing store, or `again`.
+
+    Raises UsageError for a broken source or missing originals, TrainerError for the disk.
+    """
     try:
         root.mkdir(parents=True, exist_ok=True)
         with locked(root, key):
@@ -97,7 +100,10 @@ def _loaded(source: DatasetSource, work: Path, data_dir: Path | None) -> Prepare
 
 
 def _settle(work: Path, name: str, error: BaseException, *, begins: bool) -> None:
-    """Remove the parts of a refused preparation that began them. After other errors they are kept."""
+    """Remove the parts of a refused preparation that began them.
+
+    After other errors they are kept.
+    """
     if not work.exists():
         return
     if isinstance(error, UsageError | BrokenSourceError) and not isinstance(error, FailedSourceError):
@@ -217,7 +223,10 @@ def _write_attachments(folder: Path, contents: Mapping[str, bytes]) -> dict[str,
 
 
 def _as_blocks(arrays: PreparedArrays) -> PreparedBlocks:
-    """Return whole arrays as one block per split. Raises BrokenSourceError unless they are images."""
+    """Return whole arrays as one block per split.
+
+    Raises BrokenSourceError unless they are images.
+    """
     images = arrays.images["train"]
     if images.ndim != 4:
         raise BrokenSourceError(f"train images are {images.dtype} {list(images.shape)}, not uint8 [n, channels, height, width]")
@@ -227,7 +236,10 @@ def _as_blocks(arrays: PreparedArrays) -> PreparedBlocks:
 
 
 def _sound(statistics: Statistics, counted: Sequence[float]) -> Statistics:
-    """Return mean and std, 1 for a constant channel, whose `counted` is 0. Raises BrokenSourceError."""
+    """Return mean and std, 1 for a constant channel, whose `counted` is 0.
+
+    Raises BrokenSourceError.
+    """
     mean, std = statistics
     channels = len(counted)
     if not all(isinstance(numbers, Sequence | np.ndarray) for numbers in statistics):

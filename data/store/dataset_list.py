@@ -193,7 +193,10 @@ def folder_bytes(folder: Path) -> int:
 
 
 def find_stores(name: str) -> list[Path]:
-    """Return a dataset's stores of all versions, and interrupted preparations. Raises UsageError if there are none."""
+    """Return a dataset's stores of all versions, and interrupted preparations.
+
+    Raises UsageError if there are none.
+    """
     found = resolve(name)
     begun = [preparation.store for preparation in preparations_of(found.name, found.source, any_version=True)]
     folders = [*stores_of(found.name, found.source, any_version=True), *begun]
@@ -203,7 +206,10 @@ def find_stores(name: str) -> list[Path]:
 
 
 def remove_store(folder: Path) -> int:
-    """Remove a store, renaming it first; return its bytes. Raises UsageError while it is being built, TrainerError."""
+    """Remove a store, renaming it first; return its bytes.
+
+    Raises UsageError while it is being built, TrainerError.
+    """
     try:
         with locked(folder.parent, folder.name, wait=False):
             size = sum(map(folder_bytes, leftovers(folder)))

@@ -36,7 +36,10 @@ class HasOriginals(Protocol):
 
 
 def cache_root() -> Path:
-    """Return the folder of all stores, in ``$TRAINER_DATA_CACHE`` or the user's cache. It may not exist."""
+    """Return the folder of all stores, in ``$TRAINER_DATA_CACHE`` or the user's cache.
+
+    It may not exist.
+    """
     if given := os.environ.get(CACHE_VARIABLE):
         return Path(given).expanduser().absolute()
     own = user_cache()
@@ -46,7 +49,10 @@ def cache_root() -> Path:
 
 
 def user_cache() -> Path | None:
-    """Return ``$XDG_CACHE_HOME/crosstrain`` or ``~/.cache/crosstrain``. None for a user without a home."""
+    """Return ``$XDG_CACHE_HOME/crosstrain`` or ``~/.cache/crosstrain``.
+
+    None for a user without a home.
+    """
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not base.is_absolute():  # the XDG specification requires ignoring a relative path
         try:
@@ -94,7 +100,10 @@ def _key_parts(name: str) -> tuple[str, str]:
 
 
 def stores_of(name: str, source: DatasetSource, *, any_version: bool = False) -> list[Path]:
-    """Return a dataset's stores, those without originals first. `any_version`: of other versions too."""
+    """Return a dataset's stores, those without originals first.
+
+    `any_version`: of other versions too.
+    """
     pattern = key_pattern(name, source, any_version=any_version)
     base, _ = _key_parts(name)
     return sorted(folder for folder in cache_root().glob(f"{glob.escape(base)}-v*") if pattern.fullmatch(folder.name) and folder.is_dir())
@@ -109,7 +118,10 @@ def key_pattern(name: str, source: DatasetSource, *, any_version: bool = False) 
 
 
 def _fingerprint(data_dir: Path, files: Sequence[Path]) -> str:
-    """Digest folder, names, sizes and modification times. Contents would be too slow for large sets."""
+    """Digest folder, names, sizes and modification times.
+
+    Contents would be too slow for large sets.
+    """
     digest = hashlib.sha256(os.fsencode(data_dir.resolve()))
     for file in sorted(files):
         status = file.stat() if file.exists() else file.lstat()  # a link may be broken
@@ -166,7 +178,10 @@ def put_aside(store: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A requested dataset; `name` is canonical, `folder_in_name`: `data_dir` comes from the name."""
+    """A requested dataset; `name` is canonical.
+
+    `folder_in_name`: `data_dir` comes from the name.
+    """
 
     name: str
     source: DatasetSource
@@ -175,7 +190,10 @@ class Resolved:
 
 
 def resolve(name: str, data_dir: Path | None = None) -> Resolved:
-    """Return the source of NAME or NAME:ARGUMENTS. Raises UsageError for invalid ones, or a folder given twice."""
+    """Return the source of NAME or NAME:ARGUMENTS.
+
+    Raises UsageError for invalid ones, or a folder given twice.
+    """
     found = _resolved(name, data_dir)
     for key, text in (("data", found.name), ("data_dir", str(found.data_dir))):
         if not is_text(text):
@@ -222,14 +240,20 @@ def whole_path(data_dir: Path) -> Path:
 
 
 def written_out(job: Job) -> Job:
-    """Return the job with the canonical name and absolute folder of its data. Raises UsageError, also for invalid vocabularies."""
+    """Return the job with the canonical name and absolute folder of its data.
+
+    Raises UsageError, also for invalid vocabularies.
+    """
     data_dir = None if job.data_dir is None else whole_path(job.data_dir)
     name = full_name(job.data, data_dir, job.vocabulary)
     return job.model_copy(update={"data": name, "data_dir": data_dir, "vocabulary": None})
 
 
 def full_name(data: str, data_dir: Path | None, vocabulary: int | None) -> str:
-    """Return a dataset's full name, with a given vocabulary size. Raises UsageError as `written_out` does."""
+    """Return a dataset's full name, with a given vocabulary size.
+
+    Raises UsageError as `written_out` does.
+    """
     name = resolve(data, data_dir).name
     if vocabulary is None:
         return name

@@ -52,7 +52,10 @@ class FileEntry(StoredFile):
 
 
 class Manifest(BaseModel):
-    """A store of labelled images. `left_out`: skipped originals with reasons, `notes`: unexpected changes of the data."""
+    """A store of labelled images.
+
+    `left_out`: skipped originals with reasons, `notes`: unexpected changes of the data.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
@@ -238,7 +241,10 @@ Identity = dict[str, list[int]]
 
 @dataclass(frozen=True, slots=True)
 class FileCheck:
-    """The check of one file. `problem` is None if it matches the manifest, `bytes` if it is missing."""
+    """The check of one file.
+
+    `problem` is None if it matches the manifest, `bytes` if it is missing.
+    """
 
     name: str
     bytes: int | None
@@ -291,7 +297,10 @@ def digests_verified(folder: Path, now: Identity) -> bool:
 
 
 def remember(folder: Path, verified: Mapping[str, list[int]]) -> None:
-    """Stamp files as verified; `verified`: their identity before. Without write access every open computes the digests."""
+    """Stamp files as verified; `verified`: their identity before.
+
+    Without write access every open computes the digests.
+    """
     youngest = max(times[-1] for times in verified.values())
     if time.time_ns() - youngest < _SETTLED_SECONDS * 1e9 or not os.access(folder, os.W_OK) or (folder / STAMP).is_dir():
         return

@@ -49,7 +49,10 @@ _CHUNK = 512  # images per step: keeps the work area (8 bytes a pixel) in the pr
 
 @dataclass(frozen=True, slots=True)
 class StoredDataset:
-    """An opened store, identified by `digest`, the manifest's sha256. `made_seconds`: time to build it, 0 if it existed."""
+    """An opened store, identified by `digest`, the manifest's sha256.
+
+    `made_seconds`: time to build it, 0 if it existed.
+    """
 
     info: DataInfo
     path: Path
@@ -80,7 +83,10 @@ class StoredDataset:
         return tuple(self._attachments)
 
     def attachment(self, name: str) -> bytes:
-        """Return an attached file. Raises UsageError for an unknown name, DamagedStoreError if it has changed."""
+        """Return an attached file.
+
+        Raises UsageError for an unknown name, DamagedStoreError if it has changed.
+        """
         if name not in self._attachments:
             there = ", ".join(self._attachments) or "none"
             raise UsageError(f"data: {self.info.name!r} has no attachment {name!r}; it has {there}.")
@@ -104,7 +110,10 @@ class StoredDataset:
         return self.column(split, LABEL).values.view(np.int64)
 
     def inputs(self, split: Split) -> NDArray[np.float32]:
-        """Return the normalised images, float32 [n, c, h, w]. A table gives the same bits everywhere."""
+        """Return the normalised images, float32 [n, c, h, w].
+
+        A table gives the same bits everywhere.
+        """
         images = self.images(split)
         result = np.empty(images.shape, dtype=np.float32)
         for channel, table in enumerate(normal_table(self.info.mean, self.info.std)):
@@ -114,7 +123,10 @@ class StoredDataset:
 
 
 def placeholder_text(info: DataInfo) -> StoredDataset:
-    """Return a text with the columns of another, and one example per split: END alone, or zeros. Raises UsageError for other data."""
+    """Return a text with the columns of another, and one example per split: END alone, or zeros.
+
+    Raises UsageError for other data.
+    """
     _ = info.text
     columns: dict[tuple[Split, str], Column] = {}
     for spec in info.columns:
@@ -161,7 +173,10 @@ def open_dataset(name: str, data_dir: Path | None = None, *, verify: Literal["ch
 
 
 def prepare(name: str, data_dir: Path | None = None, again: bool = False) -> Path:
-    """Build a dataset's store if it is missing or with `again`; return its folder. Errors: `open_dataset`."""
+    """Build a dataset's store if it is missing or with `again`; return its folder.
+
+    Errors: `open_dataset`.
+    """
     found = resolve(name, data_dir)
     key = store_key(found.name, found.source, found.data_dir, in_name=found.folder_in_name)
     build_store(cache_root(), key, found.name, found.source, found.data_dir, again=again)
@@ -169,7 +184,10 @@ def prepare(name: str, data_dir: Path | None = None, again: bool = False) -> Pat
 
 
 def verify(name: str) -> list[StoreReport]:
-    """Verify the digests of all stores of a dataset. Raises UsageError if there is none. A name without arguments matches all arguments."""
+    """Verify the digests of all stores of a dataset.
+
+    Raises UsageError if there is none. A name without arguments matches all arguments.
+    """
     found = resolve(name)
     folders = stores_of(found.name, found.source)
     if not folders:
@@ -195,7 +213,10 @@ def _open(folder: Path, name: str, data_dir: Path | None, *, always: bool) -> St
 
 
 def _mapped(folder: Path, manifest: StoreManifest, name: str, data_dir: Path | None, *, look_inside: bool) -> StoredDataset:
-    """Map files, checking the range of classes and tokens if `look_inside`. Raises DamagedStoreError for a mismatch."""
+    """Map files, checking the range of classes and tokens if `look_inside`.
+
+    Raises DamagedStoreError for a mismatch.
+    """
     arrays = {file: _map(folder, file, manifest, name, data_dir) for file in manifest.files}
     columns: dict[tuple[Split, str], Column] = {}
     for key, (values, offsets) in manifest.column_files.items():
@@ -251,7 +272,10 @@ def _map(folder: Path, file: str, manifest: StoreManifest, name: str, data_dir: 
 
 
 def verify_store(name: str, folder: Path) -> StoreReport:
-    """Verify one store's digests and contents. `name`: the dataset's, in case the manifest is unreadable."""
+    """Verify one store's digests and contents.
+
+    `name`: the dataset's, in case the manifest is unreadable.
+    """
     try:
         manifest = read_manifest(folder)
     except ValueError as error:
@@ -290,7 +314,10 @@ def _remedy(name: str, data_dir: Path | None) -> str:
 
 
 def _data_dir_of(folder: Path) -> Path | None:
-    """Return a store's folder of originals, None if it has none, is named by it, or is unreadable."""
+    """Return a store's folder of originals.
+
+    None if it has none, is named by it, or is unreadable.
+    """
     try:
         manifest = read_manifest(folder)
     except ValueError:

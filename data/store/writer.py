@@ -30,11 +30,17 @@ class BrokenSourceError(Exception):
 
 
 class FailedSourceError(BrokenSourceError):
-    """A source's own code raised an error. Another attempt may succeed, so finished parts are kept."""
+    """A source's own code raised an error.
+
+    Another attempt may succeed, so finished parts are kept.
+    """
 
 
 def called(function: Callable[..., T], *arguments: object) -> T:
-    """Call a source. Errors other than TrainerError, disk, network and memory become FailedSourceError."""
+    """Call a source.
+
+    Errors other than TrainerError, disk, network and memory become FailedSourceError.
+    """
     try:
         return function(*arguments)
     except (TrainerError, BrokenSourceError, OSError, MemoryError):
@@ -44,7 +50,10 @@ def called(function: Callable[..., T], *arguments: object) -> T:
 
 
 def yielded(function: Callable[[], Iterable[T]], name: str) -> Iterator[T]:
-    """Yield a source's blocks; see `called`. Raises BrokenSourceError, with `name`, if it is no iterable."""
+    """Yield a source's blocks; see `called`.
+
+    Raises BrokenSourceError, with `name`, if it is no iterable.
+    """
     found = called(function)
     if not isinstance(found, Iterable):
         raise BrokenSourceError(f"{name} returned {type(found).__name__}, not blocks one after another")
@@ -164,7 +173,10 @@ def wrong_translation(prepared: PreparedColumns) -> str | None:
 
 
 def wrong_sentences(column: Column, first: int) -> str | None:
-    """Return why sentences are invalid, or None: each has one END, last, and no padding. `first`: number of earlier sentences."""
+    """Return why sentences are invalid, or None: each has one END, last, and no padding.
+
+    `first`: number of earlier sentences.
+    """
     values, offsets, number = column.values, column.offsets, first + 1
     if offsets is None:
         return None
@@ -232,7 +244,10 @@ def _header(descr: str, shape: tuple[int, ...]) -> bytes:
 
 
 class SplitWriter(_ArrayFiles):
-    """Writes images, channels last as CPU kernels read them, and labels of one split. `pixels` counts their pixels."""
+    """Writes images, channels last as CPU kernels read them, and labels of one split.
+
+    `pixels` counts their pixels.
+    """
 
     def __init__(self, folder: Path, split: Split, input_shape: tuple[int, int, int], classes: int, pixels: PixelCounts | None) -> None:
         super().__init__(folder, split)
@@ -259,7 +274,10 @@ class SplitWriter(_ArrayFiles):
         self.count += len(images)
 
     def finish(self) -> dict[str, FileEntry]:
-        """Complete both files and return their manifest entries. Raises BrokenSourceError for an empty split."""
+        """Complete both files and return their manifest entries.
+
+        Raises BrokenSourceError for an empty split.
+        """
         self._refuse_empty()
         channels, height, width = self._input_shape
         return {
@@ -280,7 +298,10 @@ class SplitWriter(_ArrayFiles):
 
 
 class ColumnWriter(_ArrayFiles):
-    """Writes columns of one split, in a ``with`` block. `vocabulary_sizes`: of token columns. `sentences`: translated columns."""
+    """Writes columns of one split, in a ``with`` block.
+
+    `vocabulary_sizes`: of token columns. `sentences`: translated columns.
+    """
 
     def __init__(
         self,
@@ -341,7 +362,10 @@ class ColumnWriter(_ArrayFiles):
             raise BrokenSourceError(f"{self._split} {spec.name}: {problem}")
 
     def finish(self) -> dict[str, FileEntry]:
-        """Complete the files and return their manifest entries. Raises BrokenSourceError for an empty split."""
+        """Complete the files and return their manifest entries.
+
+        Raises BrokenSourceError for an empty split.
+        """
         self._refuse_empty()
         entries: dict[str, FileEntry] = {}
         for spec in self._columns:

@@ -14,7 +14,10 @@ from ..base import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class StorageLayout:
-    """A weight's layout as kernels read it. Reshaped to `split_shape`, transposed by `order`, reshaped to `shape`."""
+    """A weight's layout as kernels read it.
+
+    Reshaped to `split_shape`, transposed by `order`, reshaped to `shape`.
+    """
 
     split_shape: tuple[int, ...]
     order: tuple[int, ...]
@@ -40,7 +43,10 @@ def convolutions(spec: ModelSpec) -> dict[str, StorageLayout]:
 
 
 def after_flatten(spec: ModelSpec, name: str, channels: int) -> dict[str, StorageLayout]:
-    """Return [out, h·w·c] of a dense weight after an image. [h·w·c, out] would take 620 µs instead of 10 for 16 × 64 × 784."""
+    """Return the layout [out, h·w·c] of a dense weight after an image.
+
+    [h·w·c, out] would take 620 µs instead of 10 for 16 × 64 × 784.
+    """
     weight = f"{name}.weight"
     outputs, features = next(parameter.shape for parameter in spec.parameters if parameter.name == weight)
     return {weight: StorageLayout((outputs, channels, features // channels), (0, 2, 1), (outputs, features))}
@@ -57,12 +63,15 @@ MAX_INPUTS, MAX_OUTPUTS = 4, 8
 
 
 def uses_space_to_depth(width: int, inputs: int, outputs: int, kernel_width: int, stride: int, padding: int) -> bool:
-    """Return whether a convolution of images `width` pixels wide should take two columns at once."""
+    """Return whether a convolution of images of this `width` should take two columns at once."""
     return inputs <= MAX_INPUTS and _fits(width, outputs, kernel_width, stride, padding)
 
 
 def gradient_uses_space_to_depth(width: int, inputs: int, kernel: tuple[int, int], stride: int, padding: int) -> bool:
-    """Return whether the images' gradient should take two columns at once. `kernel`: height and width."""
+    """Return whether the images' gradient should take two columns at once.
+
+    `kernel`: height and width.
+    """
     kernel_height, kernel_width = kernel
     return kernel_height > padding and _fits(
         width + 2 * padding - kernel_width + 1, inputs, kernel_width, stride, kernel_width - 1 - padding

@@ -25,7 +25,10 @@ PERMUTED_WEIGHT = 1 << 18  # maximum elements of a dense weight permuted in each
 
 
 class HeldParameters(Mapping[str, Any]):
-    """Parameters as canonical values of `shapes`, by canonical name. `held` has the tensors as stored."""
+    """Parameters as canonical values of `shapes`, by canonical name.
+
+    `held` has the tensors as stored.
+    """
 
     def __init__(self, spec: ModelSpec, layouts: Mapping[str, StorageLayout], held: Mapping[str, tf.Tensor]) -> None:
         self.shapes = {parameter.name: parameter.shape for parameter in spec.parameters}
@@ -82,7 +85,10 @@ class Layers(NetworkLayers):
         return tf.image.resize(x_bhwc, (height, width), method="bilinear", antialias=False)
 
     def conv(self, x_bhwc: tf.Tensor, name: str, stride: int = 1, padding: int = 0) -> tf.Tensor:
-        """Cross-correlate with ``<name>.weight`` [out, in, h, w]. Add ``<name>.bias`` if there is one."""
+        """Cross-correlate with ``<name>.weight`` [out, in, h, w].
+
+        Add ``<name>.bias`` if there is one.
+        """
         y_bhwc = self._convolved(x_bhwc, name, stride, padding)
         bias = self._parameters.get(f"{name}.bias")
         return y_bhwc if bias is None else tf.nn.bias_add(y_bhwc, self._low(bias))
@@ -147,7 +153,10 @@ class Layers(NetworkLayers):
         return tf.nn.bias_add(y_bo, self._low(self._parameters[f"{name}.bias"]))
 
     def batch_norm(self, x_bhwc: tf.Tensor, name: str) -> tf.Tensor:
-        """Normalise by the batch while training, else by running statistics (unbiased variance, 0 for a single value)."""
+        """Normalise by the batch while training, else by running statistics.
+
+        Their variance is unbiased, 0 for a single value.
+        """
         weight, bias = self._parameters[f"{name}.weight"], self._parameters[f"{name}.bias"]
         mean, variance = self._context.buffers[f"{name}.running_mean"], self._context.buffers[f"{name}.running_var"]
         if not self._context.training:

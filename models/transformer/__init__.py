@@ -1,10 +1,7 @@
 """Encoder–decoder Transformer, which translates a source into a target; one vocabulary for both, whose embedding is the output's too.
 
-Vaswani et al. 2017, in three sizes.
-
-Initial values are those of the reference implementation (tensor2tensor, and OpenSeq2Seq after it). Attention has no biases: the gradient of
-a key's bias is 0, and Adam with a small ε would turn its rounding errors into full steps.
-Shapes: tokens_bt [batch, time]; x_btd [batch, time, width]; logits_btv [batch, target time, pieces]; heads x_bhte.
+Vaswani et al. 2017, in three sizes. Shapes: tokens_bt [batch, time]; x_btd [batch, time, width]; logits_btv [batch, target time, pieces];
+heads x_bhte.
 """
 
 from __future__ import annotations
@@ -35,10 +32,11 @@ Norm = Literal["pre", "post"]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of a forward pass. `inner`: width of the feed-forward layer, `layers`: of each side.
+    """Settings of a forward pass.
 
-    `norm`: layer normalisation before each sublayer (and at the end), or after adding its result. Dropout rates by place: sum of embedding
-    and position; result of each sublayer; feed-forward layer's ReLU; attention's softmax. `smoothing`: label smoothing.
+    `inner`: width of the feed-forward layer, `layers`: of each side. `norm`: layer normalisation before each sublayer (and at the end), or
+    after adding its result. Dropout rates by place: sum of embedding and position; result of each sublayer; feed-forward layer's ReLU;
+    attention's softmax. `smoothing`: label smoothing.
     """
 
     width: int
@@ -99,7 +97,10 @@ def build(  # noqa: PLR0913 - the options that a user may give the model
     dropout_attention: Rate | None = None,
     smoothing: Rate = 0.1,
 ) -> ModelSpec:
-    """Fit the network to the data; `dropout`: default of all rates, None for the size's. Raises UsageError."""
+    """Fit the network to the data; `dropout`: default of all rates, None for the size's.
+
+    Raises UsageError.
+    """
     by_place = {
         "dropout_embedding": dropout_embedding,
         "dropout_residual": dropout_residual,
@@ -150,7 +151,11 @@ def _vocabulary(data: DataInfo) -> int:
 
 
 def _layers(settings: Settings, pieces: int) -> LayerSpecs:
-    """`multiply_adds` is for a source piece and a target piece, without attention's scores."""
+    """Return the layers' specs; `multiply_adds` is for a source piece and a target piece.
+
+    It is without attention's scores. Initial values are those of the reference implementation (tensor2tensor, and OpenSeq2Seq after it).
+    Attention has no biases: the gradient of a key's bias is 0, and Adam with a small ε would turn its rounding errors into full steps.
+    """
     width, inner, specs = settings.width, settings.inner, LayerSpecs()
     specs.embedding(EMBEDDING, pieces, width, logits=True)
     for side, crossed in (("encoder", False), ("decoder", True)):
@@ -247,7 +252,10 @@ class _Pass:
         return key, value
 
     def decoded(self, tokens_bt: Any, memory: Memory, start: Any = 0, cache: Cache | None = None) -> tuple[Any, Cache]:
-        """Return logits_btv of the next tokens, and the cache. With a cache the tokens are one position, else whole targets."""
+        """Return logits_btv of the next tokens, and the cache.
+
+        With a cache the tokens are one position, else whole targets.
+        """
         x_btd, pairs = self.embedded(tokens_bt, start), []
         for number in range(self.settings.layers):
             name = f"decoder.{number}.self_attention"
@@ -290,7 +298,10 @@ Tensors = Mapping[str, Any]
 def forward_functions(
     layers: Callable[..., SequenceNetworkLayers],
 ) -> tuple[Callable[..., Any], Callable[..., Memory], Callable[..., tuple[Any, Cache]]]:
-    """Return a forward module's `forward`, `encode` and `decode_step`, over a framework's layers."""
+    """Return a forward module's `forward`, `encode` and `decode_step`.
+
+    They are over a framework's layers.
+    """
 
     def forward(parameters: Tensors, inputs: Tensors, context: ForwardContext[Any]) -> Any:
         """Return logits_btv for each target position, from the source and the target before it."""

@@ -1,6 +1,6 @@
-"""numbers: English and German words for numbers, ordinals, years and dates; a translation that can be learnt in minutes.
+"""numbers: English and German words for numbers, ordinals, years and dates.
 
-The words come from num2words. Dates are put together here, since it has none.
+A translation that can be learnt in minutes. The words come from num2words; dates are put together here, since it has none.
 """
 
 from __future__ import annotations
@@ -100,7 +100,10 @@ def _raw(count: int, stream: int) -> Any:
 
 
 def _drawn(count: int, stream: int) -> list[int]:
-    """Return all numbers below 1000, then different ones up to the largest, mostly of few digits."""
+    """Return all numbers below 1000, then different ones up to the largest.
+
+    Most of these have few digits.
+    """
     found = dict.fromkeys(range(1000))
     exponents, places = _raw(8 * count, stream), iter(_raw(8 * count, stream + 10).tolist())
     for exponent in (exponents % np.uint64(4)).tolist():

@@ -1,4 +1,4 @@
-"""Prepares sentence pairs for the store: a vocabulary, the encoded columns, and the test lines."""
+"""Prepares sentence pairs for the store: a vocabulary, encoded columns, and the test lines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ _KEYS = 1 << 20  # drawn at a time
 
 
 def chosen(count: int, most: int, seed: int) -> NDArray[np.int64]:
-    """Return at most `most` of 0 … count − 1, ascending. Equal seeds give equal numbers on every machine."""
+    """Return at most `most` of 0 … count − 1, ascending.
+
+    Equal seeds give equal numbers on every machine.
+    """
     if count <= most:
         return np.arange(count)
     random = np.random.Philox(np.random.SeedSequence([seed, count]))
@@ -71,10 +74,11 @@ def prepared_pairs(
     bleu_tokenizer: str = "13a",
     packages: Sequence[str] = (),
 ) -> PreparedColumns:
-    """Return the columns of a translation. The vocabulary is made here, the rest when the store asks.
+    """Return the columns of a translation.
 
-    `bytes_too`, `longest` and `work` as in `train_vocabulary` and `PairEncoder`. `packages`, with sentencepiece, are those whose versions
-    determine the text; `vocabulary.json` lists them. Raises UsageError if no vocabulary can be made.
+    The vocabulary is made here, the rest when the store asks. `bytes_too`, `longest` and `work` as in `train_vocabulary` and `PairEncoder`.
+    `packages`, with sentencepiece, are those whose versions determine the text; `vocabulary.json` lists them. Raises UsageError if no
+    vocabulary can be made.
     """
     readers, counts = splits.readers, splits.counts
     model, description = _vocabulary(readers["train"], counts["train"], vocabulary_size, bytes_too=bytes_too, work=work, packages=packages)
@@ -205,7 +209,10 @@ def reference_lines(content: bytes) -> list[str]:
 
 
 def wrong_scoring_files(files: Mapping[str, bytes], vocabulary_sizes: Mapping[str, int], test_examples: int) -> str | None:
-    """Return why translations into the text of `files` cannot be scored, or None. Raises MissingPackageError."""
+    """Return why translations into the text of `files` cannot be scored, or None.
+
+    Raises MissingPackageError.
+    """
     if missing := [name for name in SCORING_FILES if name not in files]:
         return f"it has no attachment {' and no '.join(missing)}, which translations are scored by"
     try:

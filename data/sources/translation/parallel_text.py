@@ -1,8 +1,8 @@
-"""parallel-text:PREFIX:en-de: sentences in PREFIX.en and their translations, line by line, in PREFIX.de, or in .gz files.
+"""parallel-text:PREFIX:en-de: sentences in PREFIX.en, translations by line in PREFIX.de.
 
-A language is a code, optionally with a region or script: de, zho, zh_CN, zh-Hant. It determines BLEU's tokenizer, unless ``bleu=zh`` names
-one. The test split is PREFIX.test.en and PREFIX.test.de, or with ``held-out=N`` N pairs of the text, drawn once and for all; then training
-pairs share no text with it.
+Files may be .gz. A language is a code, optionally with a region or script: de, zho, zh_CN, zh-Hant. It determines BLEU's tokenizer, unless
+``bleu=zh`` names one. The test split is PREFIX.test.en and PREFIX.test.de, or with ``held-out=N`` N pairs of the text, drawn once and for
+all; then training pairs share no text with it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ _ODD_RATIO = 1.8
 
 
 def aligned_count(source: Path, target: Path) -> int:
-    """Return the number of lines of both files. Raises UsageError if they are empty or differ in it."""
+    """Return the number of lines of both files.
+
+    Raises UsageError if they are empty or differ in it.
+    """
     counts = count_lines(source), count_lines(target)
     if counts[0] != counts[1]:
         found = first_suspicious_line(source, target)
@@ -53,7 +56,10 @@ def aligned_count(source: Path, target: Path) -> int:
 
 
 def first_suspicious_line(source: Path, target: Path) -> tuple[int, str] | None:
-    """Return the first line, from 1, from which lengths look unlike translations, and why. None if no line does."""
+    """Return the first line, from 1, from which lengths look unlike translations, and why.
+
+    None if no line does.
+    """
     odd: deque[tuple[int, str]] = deque()
     for number, lines in enumerate(zip(read_lines(source), read_lines(target), strict=False), 1):
         why = _oddity(*lines)
@@ -106,7 +112,10 @@ _KNOWN = "of which a text is in the test split"
 
 @dataclass(frozen=True)
 class _ParallelText:
-    """The text in `prefix`.LANGUAGE, skipping pairs of over `longest` pieces. `bleu`: tokenizer, None if unknown."""
+    """The text in `prefix`.LANGUAGE, skipping pairs of over `longest` pieces.
+
+    `bleu`: tokenizer, None if unknown.
+    """
 
     prefix: Path | None = None
     languages: tuple[str, str] = ("en", "de")
@@ -197,7 +206,10 @@ class _ParallelText:
         return (f"the language {self.languages[1]!r} is not known, so BLEU takes the tokenizer 13a; choose one with bleu=13a, char or zh",)
 
     def _files(self) -> dict[Split, tuple[Path, Path]]:
-        """Return source and target of each split with files. Raises UsageError for missing or duplicate ones."""
+        """Return source and target of each split with files.
+
+        Raises UsageError for missing or duplicate ones.
+        """
         train = _pair(f"{self.prefix}", self.languages)
         test = _pair(f"{self.prefix}.test", self.languages)
         if train is None:
@@ -233,7 +245,10 @@ def _pair(stem: str, languages: tuple[str, str]) -> tuple[Path, Path] | None:
 
 
 def _read(files: tuple[Path, Path], total: int) -> Iterator[tuple[str, str] | str]:
-    """Yield the `total` pairs of two files; see `PairReader`. Raises UsageError if their number has changed."""
+    """Yield the `total` pairs of two files; see `PairReader`.
+
+    Raises UsageError if their number has changed.
+    """
     count = 0
     for source, target in zip_longest(*map(read_lines, files), fillvalue=_NO_LINE):
         count += 1
@@ -257,7 +272,10 @@ def _read(files: tuple[Path, Path], total: int) -> Iterator[tuple[str, str] | st
 
 
 def _not_too_large(entries: Iterable[tuple[str, str] | str], what: str) -> Iterator[tuple[str, str] | str]:
-    """Yield test entries. Raises UsageError, naming their origin `what`, for more text than a store keeps."""
+    """Yield test entries.
+
+    Raises UsageError, naming their origin `what`, for more text than a store keeps.
+    """
     sizes = [0, 0]
     for entry in entries:
         if not isinstance(entry, str):
@@ -276,7 +294,10 @@ def _as_bytes(entry: tuple[str, str] | str) -> tuple[bytes, bytes] | str:
 
 
 def _held_out(files: tuple[Path, Path], total: int, places: NDArray[np.int64]) -> PairSplits:
-    """Use the pairs at `places`, from 0, ascending, as test split. Raises UsageError for a large one."""
+    """Use the pairs at `places`, from 0, ascending, as test split.
+
+    Raises UsageError for a large one.
+    """
     apart = np.zeros(total, np.bool_)
     apart[places] = True
     entries = (entry for number, entry in enumerate(_read(files, total)) if apart[number])

@@ -1,8 +1,5 @@
 """Byte-pair encoding by sentencepiece, one vocabulary for both languages.
 
-The text is not normalised: `Vocabulary.decode` inverts `Vocabulary.encode`, except that U+2581, sentencepiece's mark of a space, becomes
-one, and that characters missing in a vocabulary without byte pieces become ⁇.
-
 Training uses one thread, so the same lines always make the same pieces. Other fields of the model file differ among sentencepiece's
 releases; `pieces_sha256` identifies a vocabulary.
 """
@@ -41,7 +38,10 @@ BYTE_PIECES = 256
 
 
 def pieces_digest(data: Dataset) -> str | None:
-    """Return `Vocabulary.pieces_sha256`, if the dataset has pieces. Raises UsageError if sentencepiece is needed and missing."""
+    """Return `Vocabulary.pieces_sha256`, if the dataset has pieces.
+
+    Raises UsageError if sentencepiece is needed and missing.
+    """
     if DESCRIPTION in data.attachments:
         with suppress(UnreadableError):  # third-party attachments may be anything
             description = parse_json(data.attachment(DESCRIPTION))
@@ -51,7 +51,11 @@ def pieces_digest(data: Dataset) -> str | None:
 
 
 class Vocabulary:
-    """The pieces in a sentencepiece model. Raises ValueError for other bytes."""
+    """The pieces in a sentencepiece model. Raises ValueError for other bytes.
+
+    Text is not normalised: `decode` inverts `encode`, except that U+2581, sentencepiece's mark of a space, becomes one, and that characters
+    missing in a vocabulary without byte pieces become ⁇.
+    """
 
     def __init__(self, model: bytes) -> None:
         package = text_package("sentencepiece")
@@ -109,7 +113,7 @@ def _why_none(told: str, smallest: int) -> str:
 
 
 def train_vocabulary(lines: Iterable[str], size: int, *, bytes_too: bool) -> bytes:
-    """Return the model of a vocabulary of exactly `size` pieces, made from these lines in this order.
+    """Return the model of a vocabulary of exactly `size` pieces, from these lines in order.
 
     With `bytes_too`, 256 of them are bytes, which encode characters without pieces; otherwise every character of the lines has a piece.
     Raises UsageError if no such vocabulary exists, TrainerError if memory runs out, and what reading the lines raises.
@@ -152,7 +156,10 @@ class PairEncoder:
     test_lines: tuple[list[bytes], list[bytes]] = field(default_factory=lambda: ([], []))
 
     def blocks(self, split: Split, read: PairReader, total: int) -> Iterator[Mapping[str, Column]]:
-        """Yield the columns ``source`` and ``target`` in parts. Raises UsageError if no pair is left."""
+        """Yield the columns ``source`` and ``target`` in parts.
+
+        Raises UsageError if no pair is left.
+        """
         progress = ReadingProgress(f"encoding the {split} split", total)
         begin, kept = 0, False
         for number, part in enumerate(parts(read(), PART_PAIRS, PART_BYTES, entry_bytes)):

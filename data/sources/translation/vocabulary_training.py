@@ -1,4 +1,4 @@
-"""Makes a vocabulary in a process of its own, which can be killed: sentencepiece computes for minutes and ignores signals.
+"""Makes a vocabulary in a separate process: sentencepiece takes minutes, ignoring signals.
 
 ``python -m crosstrain.data.sources.translation.vocabulary_training PARENT PIECES BYTES`` reads lines from standard input, each after its
 length in UTF-8 as four bytes, until `_END`. It answers with a line of JSON, `null` or sentencepiece's refusal, and the model. It ends with
@@ -36,7 +36,10 @@ class RefusedTextError(Exception):
 
 
 def trained_model(lines: Iterable[str], size: int, *, bytes_too: bool) -> bytes:
-    """Return `tokenizer.train_vocabulary`'s model. Raises RefusedTextError, TrainerError if the process dies, errors of `lines`."""
+    """Return `tokenizer.train_vocabulary`'s model.
+
+    Raises RefusedTextError, TrainerError if the process dies, errors of `lines`.
+    """
     with tempfile.TemporaryFile() as said:
         command = python(__name__, str(os.getpid()), str(size), str(int(bytes_too)))
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, start_new_session=True)
@@ -134,7 +137,10 @@ def _limit_memory() -> None:
 
 
 def main(parent: int, size: int, *, bytes_too: bool) -> None:
-    """Make the vocabulary. sentencepiece's output goes to standard error, as standard output is the answer."""
+    """Make the vocabulary.
+
+    sentencepiece's output goes to standard error, as standard output is the answer.
+    """
     die_with_parent(parent)
     _limit_memory()
     answer_to = os.dup(1)

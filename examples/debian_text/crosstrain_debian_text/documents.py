@@ -1,4 +1,7 @@
-"""Text of translated documents: pages with the same markup in both languages, and gettext's catalogues."""
+"""Text of translated documents: pages with equal markup in both languages, and catalogues.
+
+The catalogues are gettext's.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +99,7 @@ def _identifier(attributes: str) -> str:
 
 
 def paired(source: list[Block], target: list[Block]) -> Iterator[tuple[str, str]]:
-    """Yield matching texts of two pages, by position if all markup is the same, else by identifier."""
+    """Yield matching texts of two pages: by position if all markup is the same, else by id."""
     if [block.tag for block in source] == [block.tag for block in target]:
         yield from ((one.text, other.text) for one, other in zip(source, target, strict=True))
         return
@@ -130,7 +133,10 @@ _ESCAPED = {"n": "\n", "t": "\t", "r": "\r"}
 
 
 def read_mo(content: bytes) -> Iterator[tuple[str, str]]:
-    """Yield (original, translation) of a .mo catalogue, skipping undecodable messages. Raises ValueError if it is invalid."""
+    """Yield (original, translation) of a .mo catalogue, skipping undecodable messages.
+
+    Raises ValueError if it is invalid.
+    """
     order = _MAGICS.get(content[:4])
     if order is None or len(content) < 20:
         raise ValueError("no catalogue")

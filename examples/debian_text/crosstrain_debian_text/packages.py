@@ -59,10 +59,10 @@ class Package:
 
 
 def fetch(names: Sequence[str], folder: Path) -> tuple[list[Path], list[str]]:
-    """Download the available packages into `folder`. Return their files and the unavailable names.
+    """Download the available packages into `folder`.
 
-    Keeps files from an earlier attempt, unless outdated or damaged. Raises UsageError without apt or any package, and TrainerError, which
-    keeps the folder for another attempt, if apt fails.
+    Return their files and the unavailable names. Keeps files from an earlier attempt, unless outdated or damaged. Raises UsageError without
+    apt or any package, and TrainerError, which keeps the folder for another attempt, if apt fails.
     """
     for tool in ("apt-get", "apt-cache", "dpkg-deb"):
         if shutil.which(tool) is None:
@@ -88,7 +88,10 @@ def fetch(names: Sequence[str], folder: Path) -> tuple[list[Path], list[str]]:
 
 
 def _sound_files(names: Mapping[str, str], folder: Path) -> dict[str, Path]:
-    """Return the packages' files by name, and remove others. Apt keeps damaged files of the right size."""
+    """Return the packages' files by name, and remove others.
+
+    Apt keeps damaged files of the right size.
+    """
     found: dict[str, Path] = {}
     for path in sorted(folder.glob("*.deb")):
         name = names.get(_sha256(path))
@@ -138,7 +141,10 @@ def described(path: Path) -> Package:
 
 
 def read_files(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
-    """Yield name and content of `wanted` regular files, except too large ones. Raises UsageError for an invalid package."""
+    """Yield name and content of `wanted` regular files, except too large ones.
+
+    Raises UsageError for an invalid package.
+    """
     read_bytes = 0
     command = ["dpkg-deb", "--fsys-tarfile", str(path.absolute())]
     with (
@@ -173,7 +179,10 @@ def read_files(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str,
 
 
 class _Header(tarfile.TarInfo):
-    """A header allowed by deb(5), with bounded names. tarfile would stop at invalid ones, and read any size into memory."""
+    """A header allowed by deb(5), with bounded names.
+
+    tarfile would stop at invalid ones, and read any size into memory.
+    """
 
     _LONG = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
     _FILES = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)

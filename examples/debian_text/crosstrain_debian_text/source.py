@@ -1,6 +1,7 @@
-"""debian-text:en-de: real sentences of English and German, extracted on the user's machine from its Debian archive.
+"""debian-text:en-de: real sentences of English and German from the user's Debian archive.
 
-None of the text is part of this program. The packages have their own licences, which are printed when they are read and apply to the text.
+They are extracted on the user's machine; none of the text is part of this program. The packages have their own licences, which are printed
+when they are read and apply to the text.
 """
 
 from __future__ import annotations
@@ -63,7 +64,10 @@ class _DebianText:
         return found
 
     def load_in(self, work: Path, data_dir: Path | None) -> PreparedColumns:
-        """Fetch the packages unless `data_dir` holds some, and read them. Keeps finished parts in `work`."""
+        """Fetch the packages unless `data_dir` holds some, and read them.
+
+        Keeps finished parts in `work`.
+        """
         text_package("sentencepiece")  # before fetching half a gigabyte
         missing: list[str] = []
         if data_dir is None:
@@ -98,7 +102,10 @@ def _pieces(text: str) -> int:
 
 
 def _split(pairs: Sequence[tuple[str, str]]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Return (train, test): at most a tenth, drawn with a fixed seed, is test. Train shares no text with it."""
+    """Return (train, test): at most a tenth, drawn with a fixed seed, is test.
+
+    Train shares no text with it.
+    """
     keys = np.random.Philox(np.random.SeedSequence([22, len(pairs)])).random_raw(len(pairs))
     test: list[tuple[str, str]] = []
     sources: set[str] = set()
