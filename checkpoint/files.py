@@ -78,10 +78,10 @@ def read_manifest(folder: Path) -> dict[str, FileDigest]:
         raise ValueError("is missing") from error
     if not isinstance(fields, dict) or fields.pop(_SELF, None) != json_digest(fields):
         raise ValueError("differs from its own sha256")
-    found = fields.get("schema")
-    if not isinstance(found, int) or found not in _ALGORITHMS:
-        raise ValueError(f"has schema {found!r}; this release reads {' and '.join(map(str, _ALGORITHMS))}")
-    algorithm = _ALGORITHMS[found]
+    schema = fields.get("schema")
+    if not isinstance(schema, int) or schema not in _ALGORITHMS:
+        raise ValueError(f"has schema {schema!r}; this release reads {' and '.join(map(str, _ALGORITHMS))}")
+    algorithm = _ALGORITHMS[schema]
     try:
         files = _FILES.validate_python(fields.get("files"))
     except ValidationError as error:

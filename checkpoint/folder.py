@@ -33,9 +33,9 @@ def list_checkpoints(run_path: Path) -> list[Path]:
     folder = run_path / CHECKPOINTS
     entries = _entries(folder)
     while True:
-        found = _checkpoints_among([folder / name for name in entries])
+        checkpoints = _checkpoints_among([folder / name for name in entries])
         if (now := _entries(folder)) == entries:
-            return [found[name] for name in sorted(found, key=lambda name: int(name.removeprefix("step-")), reverse=True)]
+            return [checkpoints[name] for name in sorted(checkpoints, key=lambda name: int(name.removeprefix("step-")), reverse=True)]
         entries = now
 
 
@@ -49,8 +49,8 @@ def _entries(folder: Path) -> dict[str, int]:
 
 def _checkpoints_among(paths: Sequence[Path]) -> dict[str, Path]:
     aside = [path for path in paths if fnmatch(path.name, ".step-*.old-*")]
-    found = {published_name(path): path for path in aside if _NAME.fullmatch(published_name(path)) and _holds_files(path)}
-    return found | {path.name: path for path in paths if _NAME.fullmatch(path.name) and path.is_dir()}
+    hidden = {published_name(path): path for path in aside if _NAME.fullmatch(published_name(path)) and _holds_files(path)}
+    return hidden | {path.name: path for path in paths if _NAME.fullmatch(path.name) and path.is_dir()}
 
 
 def _holds_files(folder: Path) -> bool:
@@ -147,12 +147,12 @@ def prune(run_path: Path, keep: int, keep_best: MetricInfo | None = None, keep_b
     Return the removed paths. Raises OSError.
     """
     paths = list_checkpoints(run_path)
-    kept = set(paths[:keep])
+    retained = set(paths[:keep])
     if keep_best is not None:
-        kept.update(best_checkpoints(run_path, keep_best)[:keep_best_count])
+        retained.update(best_checkpoints(run_path, keep_best)[:keep_best_count])
     removed: list[Path] = []
     for path in paths:
-        if path not in kept and (descriptor := lock(path)) is not None:
+        if path not in retained and (descriptor := lock(path)) is not None:
             try:
                 remove(path)
             finally:

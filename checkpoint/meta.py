@@ -290,19 +290,19 @@ def trained_vocabulary(checkpoint: Path, meta: Meta) -> bytes:
     """
     run = checkpoint.parent.parent
     try:
-        found = read_vocabulary(run)
+        model = read_vocabulary(run)
     except UnreadableError as error:
         raise UsageError(f"run: {str(run)!r}: {error}; text cannot be made pieces of by it.") from error
-    if found is None:
+    if model is None:
         raise UsageError(
             f"checkpoint: {str(checkpoint)!r} lies in no run with a {VOCABULARY}, without which nobody could make pieces of a text."
             " Give the run directory."
         )
     try:
-        vocabulary = Vocabulary(found)
+        vocabulary = Vocabulary(model)
     except ValueError as error:
         raise UsageError(f"run: {str(run / VOCABULARY)!r} is {error}; text cannot be made pieces of by it.") from error
     sizes, pieces = set(meta.data["vocabulary_sizes"].values()), meta.data.get("pieces_sha256")
     if sizes != {vocabulary.size} or pieces not in (None, vocabulary.pieces_sha256):
         raise UsageError(f"run: {str(run / VOCABULARY)!r} is not the vocabulary that the model was trained with.")
-    return found
+    return model

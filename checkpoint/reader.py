@@ -81,8 +81,10 @@ def model_problem(spec: ModelSpec, meta: Meta) -> list[str]:
         known, built = _shapes(meta.model[kind]), _shapes(now[kind])
         for name in [*built, *known]:
             if built.get(name) != known.get(name):
-                one = kind.removesuffix("s")
-                return [f"{one} {name} has shape {built.get(name, 'none')} in the model and {known.get(name, 'none')} in the checkpoint"]
+                singular = kind.removesuffix("s")
+                return [
+                    f"{singular} {name} has shape {built.get(name, 'none')} in the model and {known.get(name, 'none')} in the checkpoint"
+                ]
     return []
 
 
@@ -164,9 +166,9 @@ def _verified(path: Path, listed: frozenset[str]) -> Checkpoint:
     except (OSError, ValueError) as error:
         raise DamagedCheckpointError(path, META, str(error)) from error
     parameters, buffers = (_shapes(meta.model[kind]) for kind in ("parameters", "buffers"))
-    found = _map(path, PARAMETERS)
-    _check(path, PARAMETERS, found, chain(parameters.items(), buffers.items()))
-    arrays = {f"{'buffers' if name in buffers else 'parameters'}/{name}": array for name, array in found.items()}
+    stored = _map(path, PARAMETERS)
+    _check(path, PARAMETERS, stored, chain(parameters.items(), buffers.items()))
+    arrays = {f"{'buffers' if name in buffers else 'parameters'}/{name}": array for name, array in stored.items()}
     if OPTIMIZER in listed:
         slots = _map(path, OPTIMIZER)
         kinds = dict.fromkeys(name.partition("/")[0] for name in slots)
@@ -179,16 +181,18 @@ def _shapes(described: list[tuple[str, list[int]]]) -> dict[str, tuple[int, ...]
     return {name: tuple(shape) for name, shape in described}
 
 
-def _check(path: Path, file: str, found: Mapping[str, NDArray[Any]], described: Iterable[tuple[str, tuple[int, ...]]]) -> None:
+def _check(path: Path, file: str, arrays: Mapping[str, NDArray[Any]], described: Iterable[tuple[str, tuple[int, ...]]]) -> None:
     known = set()
     for name, shape in described:
-        if name not in found:
+        if name not in arrays:
             raise DamagedCheckpointError(path, file, f"is missing {_shown(name)}, which {META} has with the shape {_shown(shape)}")
-        if found[name].shape != shape or found[name].dtype != np.float32:
-            there = f"{found[name].dtype} of the shape {found[name].shape}"
-            raise DamagedCheckpointError(path, file, f"has {_shown(name)} as {there}, and {META} as float32 of the shape {_shown(shape)}")
+        if arrays[name].shape != shape or arrays[name].dtype != np.float32:
+            description = f"{arrays[name].dtype} of the shape {arrays[name].shape}"
+            raise DamagedCheckpointError(
+                path, file, f"has {_shown(name)} as {description}, and {META} as float32 of the shape {_shown(shape)}"
+            )
         known.add(name)
-    for name in found:
+    for name in arrays:
         if name not in known:
             raise DamagedCheckpointError(path, file, f"has {_shown(name)}, of which {META} says nothing")
 

@@ -39,15 +39,15 @@ class Selection:
     weights: WeightsKind | None = None
 
     @property
-    def given(self) -> tuple[str, ...]:
+    def given_options(self) -> tuple[str, ...]:
         """Options that differ from their defaults."""
-        asked = {
+        options = {
             "--best": self.best,
             "--checkpoint": self.checkpoint is not None,
             "--average-checkpoints": self.average > 1,
             "--weights": self.weights is not None,
         }
-        return tuple(option for option, given in asked.items() if given)
+        return tuple(option for option, is_given in options.items() if is_given)
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def choose(source: Path, selection: Selection) -> ChosenWeights:
     Raises UsageError for too few sound ones, or a damaged one given by name.
     """
     if is_checkpoint(source):
-        for option in selection.given:
+        for option in selection.given_options:
             if option != "--weights":
                 raise UsageError(f"{option}: chooses among the checkpoints of a run, and {str(source)!r} is a checkpoint. Give the run.")
         return _checked([read_checkpoint(source)], selection, ())
@@ -147,16 +147,16 @@ def _chosen_among_several(run: Path, selection: Selection) -> ChosenWeights:
 
 
 def _named(run: Path, selection: Selection) -> Path:
-    asked = selection.checkpoint or ""
+    requested = selection.checkpoint or ""
     if selection.best or selection.average > 1:
-        other = "--best" if selection.best else "--average-checkpoints"
+        option = "--best" if selection.best else "--average-checkpoints"
         raise UsageError(
-            f"--checkpoint: got {asked!r}, which names the one to take, and {other}, which has it chosen; give one of the two."
+            f"--checkpoint: got {requested!r}, which names the one to take, and {option}, which has it chosen; give one of the two."
         )
     known = {path.name: path for path in list_checkpoints(run)}
-    name = checkpoint_name(int(asked)) if asked.isascii() and asked.isdigit() and len(asked) <= 20 else asked
+    name = checkpoint_name(int(requested)) if requested.isascii() and requested.isdigit() and len(requested) <= 20 else requested
     if name not in known:
-        raise UsageError.of("--checkpoint", asked, ", ".join(known) or "none, as the run has no checkpoint", list(known))
+        raise UsageError.of("--checkpoint", requested, ", ".join(known) or "none, as the run has no checkpoint", list(known))
     return known[name]
 
 

@@ -103,8 +103,8 @@ class CheckpointWriter:
     def _begin_files(self, draft: Path) -> None:
         for name in dict.fromkeys([PARAMETERS, *(entry.file for entry in self._entries)]):
             file = self._files[name] = _HashedFile(draft / name)
-            own = [(entry.name, entry.dtype, entry.shape, entry.bytes) for entry in self._entries if entry.file == name]
-            file.write(header(own, {"format": "np", "step": str(self._meta.step)}))
+            arrays = [(entry.name, entry.dtype, entry.shape, entry.bytes) for entry in self._entries if entry.file == name]
+            file.write(header(arrays, {"format": "np", "step": str(self._meta.step)}))
 
     def write(self, chunk: bytes | bytearray | memoryview) -> None:
         """Write the next bytes of the arrays. Raises ValueError for more than the entries hold."""

@@ -134,9 +134,9 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
         return _invoke_shown(list(sys.argv[1:] if arguments is None else arguments))
 
 
-def _invoke_shown(given: list[str]) -> int:
+def _invoke_shown(arguments: list[str]) -> int:
     try:
-        code = _invoke(given)
+        code = _invoke(arguments)
         sys.stdout.flush()
     except OutputError as error:  # from the last flush
         return _fail(str(error), error.exit_code)
@@ -158,9 +158,9 @@ def _invoke_shown(given: list[str]) -> int:
     return code
 
 
-def _invoke(given: list[str]) -> int:
+def _invoke(arguments: list[str]) -> int:
     try:
-        result: Any = trainer.main(args=given, prog_name="trainer", standalone_mode=False, obj=tuple(given), color=True)
+        result: Any = trainer.main(args=arguments, prog_name="trainer", standalone_mode=False, obj=tuple(arguments), color=True)
     except TrainerError as error:
         return _fail(str(error), error.exit_code)
     except click.exceptions.NoArgsIsHelpError as error:

@@ -34,12 +34,12 @@ _PLAIN = re.compile(r"[\w.,=+@%-]+", re.ASCII)  # names that need no quoting in 
 def completing_command(name: str, load: Callable[[str], click.Command]) -> click.Command:
     """Return a command without function for completion; `load` imports it if not cached."""
     place, state = _place(), _state()
-    kept = _kept(place, state)
-    if name not in kept:
-        kept[name] = _described(load(name), name)
+    cached = _kept(place, state)
+    if name not in cached:
+        cached[name] = _described(load(name), name)
         with suppress(OSError):  # only slower without a cache
-            _keep(place, {"state": state, "commands": kept})
-    return _command(name, kept[name])
+            _keep(place, {"state": state, "commands": cached})
+    return _command(name, cached[name])
 
 
 def _keep(place: Path, document: Mapping[str, Any]) -> None:
@@ -73,9 +73,9 @@ def _state() -> list[Any]:
 
 def _described(command: click.Command, name: str) -> Described:
     described: Described = {
-        "options": [_option(one, name) for one in command.params if isinstance(one, click.Option)],
-        "arguments": [{"nargs": one.nargs, **_values(one, name)} for one in command.params if isinstance(one, click.Argument)],
-        "commands": {each: _described(one, name) for each, one in command.commands.items()} if isinstance(command, click.Group) else None,
+        "options": [_option(option, name) for option in command.params if isinstance(option, click.Option)],
+        "arguments": [{"nargs": part.nargs, **_values(part, name)} for part in command.params if isinstance(part, click.Argument)],
+        "commands": {key: _described(sub, name) for key, sub in command.commands.items()} if isinstance(command, click.Group) else None,
     }
     listed = getattr(command, "stands_for", None)  # a group with the options of one of its commands
     if listed is not None:
@@ -126,32 +126,32 @@ def _export_formats() -> Iterator[str]:
 
 def _command(name: str, described: Described) -> click.Command:
     parameters: list[click.Parameter] = []
-    for number, one in enumerate(described["options"]):
-        offered = None if one["flag"] else partial(_offered, one["values"], one["beside"])
-        names = [f"option_{number}", *one["names"]]
-        nargs = {} if one["flag"] else {"nargs": one["nargs"], "multiple": one["multiple"]}
-        parameters.append(click.Option(names, is_flag=one["flag"], help=one["help"], shell_complete=offered, **nargs))
-    for number, one in enumerate(described["arguments"]):
-        offered = partial(_offered, one["values"], one["beside"])
-        parameters.append(click.Argument([f"argument_{number}"], nargs=one["nargs"], required=False, shell_complete=offered))
+    for number, option in enumerate(described["options"]):
+        offered = None if option["flag"] else partial(_offered, option["values"], option["beside"])
+        names = [f"option_{number}", *option["names"]]
+        nargs = {} if option["flag"] else {"nargs": option["nargs"], "multiple": option["multiple"]}
+        parameters.append(click.Option(names, is_flag=option["flag"], help=option["help"], shell_complete=offered, **nargs))
+    for number, argument in enumerate(described["arguments"]):
+        offered = partial(_offered, argument["values"], argument["beside"])
+        parameters.append(click.Argument([f"argument_{number}"], nargs=argument["nargs"], required=False, shell_complete=offered))
     if described["commands"] is None:
         return click.Command(name, params=parameters)
-    return click.Group(name, params=parameters, commands=[_command(*one) for one in described["commands"].items()])
+    return click.Group(name, params=parameters, commands=[_command(*item) for item in described["commands"].items()])
 
 
 def _offered(
     values: list[str], beside: str | None, context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    found = [value for value in values if value.startswith(incomplete)]
+    offered = [value for value in values if value.startswith(incomplete)]
     if beside == "run":
-        found += islice(_runs(context, incomplete), MAX_NAMES)
+        offered += islice(_runs(context, incomplete), MAX_NAMES)
     if beside == "checkpoint":
         return [CompletionItem(name) for name in _checkpoints(context, incomplete)]
-    if beside is not None and found:
-        found += sorted(islice(_entries(incomplete, folders_only=beside == "run"), MAX_NAMES))
-    if beside is not None and not found:
+    if beside is not None and offered:
+        offered += sorted(islice(_entries(incomplete, folders_only=beside == "run"), MAX_NAMES))
+    if beside is not None and not offered:
         return [CompletionItem(incomplete, type="file")]  # the shell completes paths itself
-    return [CompletionItem(value) for value in dict.fromkeys(found)]
+    return [CompletionItem(value) for value in dict.fromkeys(offered)]
 
 
 def _runs(context: click.Context, incomplete: str) -> Iterator[str]:
@@ -166,7 +166,7 @@ def _runs(context: click.Context, incomplete: str) -> Iterator[str]:
 
 
 def _folder_with_runs(context: click.Context) -> str:
-    typed = [context.params.get(one.name or "") for one in context.command.params if "--out" in one.opts]
+    typed = [context.params.get(parameter.name or "") for parameter in context.command.params if "--out" in parameter.opts]
     return str(typed[0]) if typed and typed[0] else os.environ.get("TRAINER_OUT") or "runs"
 
 

@@ -79,10 +79,10 @@ def out_option(text: str) -> Callable[[Function], Function]:
     return click.option("--out", type=GivenPath(), default=Path("runs"), envvar="TRAINER_OUT", show_default=True, help=text)
 
 
-def check_choice(option: str, given: str | None, allowed: Sequence[str]) -> None:
+def check_choice(option: str, value: str | None, allowed: Sequence[str]) -> None:
     """Raise UsageError for a value that is not allowed; None is."""
-    if given is not None and given not in allowed:
-        raise UsageError.of(option, given, ", ".join(allowed), allowed)
+    if value is not None and value not in allowed:
+        raise UsageError.of(option, value, ", ".join(allowed), allowed)
 
 
 def trust_option(begins: str) -> Callable[[Function], Function]:

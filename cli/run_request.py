@@ -55,8 +55,8 @@ def find_run_or_checkpoint(path: Path) -> Path:
             return folder
         if folder.parent.name == CHECKPOINTS and is_run(folder.parent.parent):
             run = folder.parent.parent
-            found = ", ".join(one.name for one in list_checkpoints(run)) or "none"
-            raise UsageError(f"checkpoint: there is no {str(folder)!r}; checkpoints of the run {run.name!r}: {found}.")
+            names = ", ".join(checkpoint.name for checkpoint in list_checkpoints(run)) or "none"
+            raise UsageError(f"checkpoint: there is no {str(folder)!r}; checkpoints of the run {run.name!r}: {names}.")
     return find_run(str(path), out)
 
 
@@ -131,23 +131,23 @@ class TypedRun:
     @cached_property
     def further_places(self) -> Mapping[str, str]:
         """Other options for the nodes' location, such as ``ray_address``, by name."""
-        given = [self.personal[name] for name in FURTHER_PLACES if name in self.personal]
-        return {one.option.name: one.value for one in given if not one.of_own_file or self.counts(one)}
+        options = [self.personal[name] for name in FURTHER_PLACES if name in self.personal]
+        return {option.option.name: option.value for option in options if not option.of_own_file or self.counts(option)}
 
     @cached_property
     def _launcher(self) -> str:
         return str(given_settings(given_options(self.ctx), os.environ, self.config).get("launcher", "auto"))
 
-    def counts(self, given: GivenOption) -> bool:
+    def counts(self, option: GivenOption) -> bool:
         """Return whether an option for the nodes applies: typed, or for the run's launcher."""
-        if given.typed:
+        if option.typed:
             return True
         if self._launcher not in FOLLOW_OTHERS:
-            return takes_option(self._launcher, given.option.name)
-        if not given.of_own_file:
+            return takes_option(self._launcher, option.option.name)
+        if not option.of_own_file:
             return True
         started = self.rendezvous is not None or self.node_rank is not None or detect(os.environ, None, None, None) is not None
-        return takes_option(self._launcher, given.option.name) and not started and not placed_without(given.option.name, os.environ)
+        return takes_option(self._launcher, option.option.name) and not started and not placed_without(option.option.name, os.environ)
 
     @cached_property
     def options(self) -> dict[str, Any]:
@@ -252,18 +252,18 @@ def request_elsewhere(typed: TypedRun, resolved: Resolved, place: Membership) ->
     secret = read_secret(typed.secret_file)
     job, sources = apply_membership(resolved.job, resolved.sources, place)
     if typed.automatic is not None:
-        asked = automatic_request(apply_membership(typed.automatic.job, typed.automatic.sources, place)[0])
+        request = automatic_request(apply_membership(typed.automatic.job, typed.automatic.sources, place)[0])
     else:
-        asked = job_request(job) if typed.resume is None else resume_request(typed.resume, typed.given_settings, place)
-    return sources, LaunchRequest(job, note, place, secret, asked)
+        request = job_request(job) if typed.resume is None else resume_request(typed.resume, typed.given_settings, place)
+    return sources, LaunchRequest(job, note, place, secret, request)
 
 
 def _shown(resolved: Resolved, personal: Mapping[str, GivenOption]) -> dict[str, tuple[Any, str]]:
-    found = {key: (value, resolved.sources[key]) for key, value in resolved.job.model_dump(mode="json").items()}
+    shown = {key: (value, resolved.sources[key]) for key, value in resolved.job.model_dump(mode="json").items()}
     for name, option in PERSONAL_OPTIONS.items():
-        given = personal.get(name)
-        found[name] = (None, "default") if given is None else (option.shown(given.value), given.source)
-    return found
+        given_option = personal.get(name)
+        shown[name] = (None, "default") if given_option is None else (option.shown(given_option.value), given_option.source)
+    return shown
 
 
 def settings_as_json(resolved: Resolved, personal: Mapping[str, GivenOption]) -> str:

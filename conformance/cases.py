@@ -90,8 +90,8 @@ def kill_task_once(path: Path, task: str) -> None:
 def _pid_of(path: Path, task: str) -> int | None:
     samples = path / "system.jsonl"
     lines = samples.read_bytes().splitlines(keepends=True) if samples.exists() else []
-    found = [parse_json(line) for line in lines if line.endswith(b"\n")]
-    return next((entry["pid"] for record in found for entry in record["tasks"] if entry["task"] == task), None)
+    records = [parse_json(line) for line in lines if line.endswith(b"\n")]
+    return next((entry["pid"] for record in records for entry in record["tasks"] if entry["task"] == task), None)
 
 
 # The float64 reference of logistic regression shares only data order, initial values and learning rates with the product.

@@ -66,11 +66,11 @@ class _Servers:
         received = receive_packet(launcher)
         if received is None:
             return
-        said, descriptors = received
+        request, descriptors = received
         try:
-            equal = said["state"] == self._state
+            equal = request["state"] == self._state
             if equal:
-                self._server(Job.model_validate(said["job"])).lend(launcher, descriptors[0], said["variables"])
+                self._server(Job.model_validate(request["job"])).lend(launcher, descriptors[0], request["variables"])
             launcher.send(json.dumps({"lent": equal}).encode())
         finally:
             for descriptor in descriptors:

@@ -136,7 +136,7 @@ class LauncherConformance:
         launcher = self.launched(hosts=hosts).make()
         assert isinstance(launcher, LooksAtHosts), "the launcher cannot look at hosts: it has no `look`"
         try:
-            found = launcher.look(START_SECONDS)
+            findings = launcher.look(START_SECONDS)
         finally:
             launcher.close()
-        assert {one.host for one in found if one.state == "bad" and one.unreached} == {self.unknown_host}
+        assert {finding.host for finding in findings if finding.state == "bad" and finding.unreached} == {self.unknown_host}

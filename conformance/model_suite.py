@@ -45,10 +45,10 @@ class FirstStep:
     buffers: Mapping[str, NDArray[np.float32]]
 
 
-def pairs(found: Mapping[str, T]) -> Iterator[tuple[str, T, T]]:
+def pairs(results: Mapping[str, T]) -> Iterator[tuple[str, T, T]]:
     """Yield the first backend's result with each other one, and both names."""
-    (first, ours), *others = found.items()
-    for name, theirs in others:
+    (first, ours), *remaining = results.items()
+    for name, theirs in remaining:
         yield f"{first} and {name}", ours, theirs
 
 
@@ -192,8 +192,8 @@ class ModelConformance:
         if not build_model(self.model, open_dataset(self.data).info).classes:
             pytest.skip(f"model {self.model} is no classifier, so that there are no logits of examples to compare")
         run = next(iter(train(1).values()))
-        found = self.on_all(lambda backend: self.logits(run, backend, tmp_path))
-        for names, ours, theirs in pairs(found):
+        logits = self.on_all(lambda backend: self.logits(run, backend, tmp_path))
+        for names, ours, theirs in pairs(logits):
             assert norm_wise_difference({"logits": ours}, {"logits": theirs}) <= LOGITS_TOLERANCE, names
             assert np.all(np.isfinite(theirs)), names
             assert theirs.std() > 0, names
@@ -201,9 +201,9 @@ class ModelConformance:
     @pytest.mark.cluster
     def test_logits_of_positions_agree(self, passes: Passes) -> None:
         """All backends compute equal logits per position."""
-        for found in passes.values():
-            assert np.all(np.isfinite(found[PLAIN]))
-            assert found[PLAIN].std() > 0
+        for logits in passes.values():
+            assert np.all(np.isfinite(logits[PLAIN]))
+            assert logits[PLAIN].std() > 0
         for names, ours, theirs in pairs(passes):
             difference = norm_wise_difference({PLAIN: ours[PLAIN]}, {PLAIN: theirs[PLAIN]})
             assert difference <= LOGITS_TOLERANCE, (
@@ -213,8 +213,8 @@ class ModelConformance:
     @pytest.mark.cluster
     def test_more_padding_changes_nothing(self, passes: Passes) -> None:
         """Padding affects no position of an example."""
-        for backend, found in passes.items():
-            difference = norm_wise_difference({PLAIN: found[PADDED]}, {PLAIN: found[PLAIN]})
+        for backend, logits in passes.items():
+            difference = norm_wise_difference({PLAIN: logits[PADDED]}, {PLAIN: logits[PLAIN]})
             assert difference <= PADDING_TOLERANCE, (
                 f"{backend}: logits differ by {difference:.1e} of the norm with more padding; look at what attends to positions"
                 " behind an example's end or sums over them (`_lengths` says where that is)"
@@ -223,10 +223,10 @@ class ModelConformance:
     @pytest.mark.cluster
     def test_decoding_step_by_step_is_the_forward_pass(self, passes: Passes) -> None:
         """Stepwise decoding of a translation model equals its forward pass."""
-        if not any(STEPWISE in found for found in passes.values()):
+        if not any(STEPWISE in logits for logits in passes.values()):
             pytest.skip(f"model {self.model} does not translate {self.data}")
-        for backend, found in passes.items():
-            difference = norm_wise_difference({PLAIN: found[STEPWISE]}, {PLAIN: found[PLAIN]})
+        for backend, logits in passes.items():
+            difference = norm_wise_difference({PLAIN: logits[STEPWISE]}, {PLAIN: logits[PLAIN]})
             assert difference <= LOGITS_TOLERANCE, (
                 f"{backend}: logits of `decode_step` differ by {difference:.1e} of the norm from those of `forward`; look at the position"
                 " that it counts from, at what its cache keeps, and at what `forward` lets a position see of those behind it"
@@ -238,6 +238,6 @@ class ModelConformance:
         path = out / f"{backend}.npz"
         done = trainer("evaluate", str(run.path), "--trust-run", "--backend", backend, "--predictions", str(path), "--json")
         assert done.returncode == 0, done.stderr
-        with np.load(path) as found:
-            logits: NDArray[np.float32] = found["logits"]
+        with np.load(path) as arrays:
+            logits: NDArray[np.float32] = arrays["logits"]
         return logits

@@ -64,8 +64,8 @@ WARM_SECONDS, WARM_SHARE = 0.1, 0.05  # first step's limit: seconds or fraction 
 @cache
 def reference(optimizer: str, global_batch: int, **further: Any) -> Trained:
     """Train the reference once per process; `further` are fields of its job."""
-    asked = {"steps": STEPS, "global_batch_size": global_batch, **OPTIMIZERS[optimizer], **further}
-    job = Job.model_validate({"backend": "reference", **asked})
+    fields = {"steps": STEPS, "global_batch_size": global_batch, **OPTIMIZERS[optimizer], **further}
+    job = Job.model_validate({"backend": "reference", **fields})
     return train_logistic_regression(job, open_dataset(job.data))
 
 
@@ -139,14 +139,12 @@ class BackendConformance:
         if not self.capabilities.forks:
             pytest.skip("this backend's tasks import it one by one")
         server = ForkServerProcess(Job.model_validate({"backend": self.backend, "nodes": 2}))
-        found: queue.SimpleQueue[int] = queue.SimpleQueue()
+        pids: queue.SimpleQueue[int] = queue.SimpleQueue()
         try:
             with server.connect({}, "-") as connection:
-                supervisor = Supervisor(
-                    lambda *_: None, lambda *_: None, lambda name, pid: found.put(pid), ForkServerConnection(connection)
-                )
+                supervisor = Supervisor(lambda *_: None, lambda *_: None, lambda name, pid: pids.put(pid), ForkServerConnection(connection))
                 supervisor.start("worker-0", tmp_path / "worker-0.log", task_environment(os.environ, tmp_path, None))
-                parent = psutil.Process(found.get(timeout=100)).ppid()
+                parent = psutil.Process(pids.get(timeout=100)).ppid()
                 supervisor.stop(0.0)
         finally:
             server.close()
@@ -180,18 +178,18 @@ class BackendConformance:
         for field, beyond in OPTIONAL_CAPABILITIES.items():
             if field in ("deterministic", "exchange") and mode == "async":
                 continue  # async has no fixed order, and uses a parameter server
-            asked = {"mode": mode, **beyond}
-            job = Job.model_validate({"backend": self.backend, **asked})
+            fields = {"mode": mode, **beyond}
+            job = Job.model_validate({"backend": self.backend, **fields})
             try:
                 refuse_unsupported(job, self.backend, self.capabilities)
             except UsageError as error:
-                said = str(error)
+                message = str(error)
             else:
                 continue
-            assert said.startswith(f"{field}: "), said
+            assert message.startswith(f"{field}: "), message
             if runs:
                 runs -= 1
-                refused = trainer("run", "--backend", self.backend, "--out", str(tmp_path), *options_of(asked))
+                refused = trainer("run", "--backend", self.backend, "--out", str(tmp_path), *options_of(fields))
                 assert refused.returncode == 2, refused.stderr
                 assert refused.stderr.startswith(f"error: {flag_name(field)}: "), refused.stderr
                 assert list(tmp_path.iterdir()) == []
@@ -260,8 +258,8 @@ class BackendConformance:
         self._check_equal(run, reference("adam", 10))
 
     def _require(self, **declared: bool) -> None:
-        for name, found in declared.items():
-            if not found:
+        for name, is_declared in declared.items():
+            if not is_declared:
                 pytest.skip(f"backend {self.backend} declares no {name.replace('_', ' ')}")
 
     def _check_equal(self, run: FinishedRun, expected: Trained, loss_tolerance: float = LOSS_TOLERANCE) -> None:
@@ -282,8 +280,8 @@ class BackendConformance:
             pytest.skip(f"backend {self.backend} does not declare {precision}")
         self._require_forward(self.precision_model)
         options: dict[str, Any] = {"model": self.precision_model, "global_batch_size": 30, "steps": 20, **OPTIMIZERS["sgd"]}
-        asked = {**options, "precision": precision, "network": self.network}
-        tried = trainer("run", "--backend", self.backend, "--out", str(tmp_path), "--quiet", "--json", *options_of(asked))
+        fields = {**options, "precision": precision, "network": self.network}
+        tried = trainer("run", "--backend", self.backend, "--out", str(tmp_path), "--quiet", "--json", *options_of(fields))
         if tried.returncode == 2:
             assert tried.stderr.startswith("error: --precision: "), tried.stderr
             return
@@ -300,10 +298,10 @@ class BackendConformance:
         self._require_forward(self.buffers_model)
         run = self.train(tmp_path, model=self.buffers_model, nodes=2, global_batch_size=16, steps=3, lr=1e-3, eval_every="end")
         initial = build_model(self.buffers_model, open_dataset("digits").info).initial_buffers()
-        kept = find_checkpoint(run.path)[0].buffers
-        assert {name: values.shape for name, values in kept.items()} == {name: values.shape for name, values in initial.items()}
-        assert all(np.all(np.isfinite(values)) for values in kept.values())
-        assert any(np.any(kept[name] != values) for name, values in initial.items())
+        buffers = find_checkpoint(run.path)[0].buffers
+        assert {name: values.shape for name, values in buffers.items()} == {name: values.shape for name, values in initial.items()}
+        assert all(np.all(np.isfinite(values)) for values in buffers.values())
+        assert any(np.any(buffers[name] != values) for name, values in initial.items())
         done = trainer("evaluate", str(run.path), "--backend", self.backend, "--json")
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["loss"] == pytest.approx(run.summary["eval"]["loss"], rel=LOSS_TOLERANCE)
@@ -315,11 +313,11 @@ class BackendConformance:
         self._require(repeatable_training=self.capabilities.deterministic)
         self._require_forward(self.buffers_model)
         options: dict[str, Any] = {"model": self.buffers_model, "nodes": 2, "global_batch_size": 16, "steps": 3, "eval_every": "end"}
-        one, two = (self.train(tmp_path, deterministic=True, **options) for _ in range(2))
-        np.testing.assert_array_equal(one.losses, two.losses)
-        kept, again = (find_checkpoint(run.path)[0].arrays for run in (one, two))
-        assert kept.keys() == again.keys()
-        for name, value in kept.items():
+        first, second = (self.train(tmp_path, deterministic=True, **options) for _ in range(2))
+        np.testing.assert_array_equal(first.losses, second.losses)
+        arrays, again = (find_checkpoint(run.path)[0].arrays for run in (first, second))
+        assert arrays.keys() == again.keys()
+        for name, value in arrays.items():
             np.testing.assert_array_equal(value, again[name])
 
     @pytest.mark.cluster
@@ -330,14 +328,14 @@ class BackendConformance:
         self._require(repeatable_training=self.capabilities.deterministic)
         options: dict[str, Any] = {"model": self.dropout_model, "data": "synthetic-images:size=64,classes=10,train=64,test=16"}
         options |= {"global_batch_size": 8, "steps": 2, "eval_every": "end", "save_final": False}
-        one = self.train(tmp_path, deterministic=True, **options)
+        single = self.train(tmp_path, deterministic=True, **options)
         two = self.train(tmp_path, deterministic=True, nodes=2, **options)
-        other = self.train(tmp_path, **options)
-        assert relative_difference(two.losses, one.losses) <= DROPOUT_LOSS_TOLERANCE
+        random = self.train(tmp_path, **options)
+        assert relative_difference(two.losses, single.losses) <= DROPOUT_LOSS_TOLERANCE
         if self.capabilities.accumulation:
             parts = self.train(tmp_path, deterministic=True, accumulate=3, **options)
-            assert relative_difference(parts.losses, one.losses) <= DROPOUT_LOSS_TOLERANCE
-        assert relative_difference(other.losses[:1], one.losses[:1]) > DROPOUT_LOSS_TOLERANCE
+            assert relative_difference(parts.losses, single.losses) <= DROPOUT_LOSS_TOLERANCE
+        assert relative_difference(random.losses[:1], single.losses[:1]) > DROPOUT_LOSS_TOLERANCE
 
     def _require_forward(self, model: str) -> None:
         if self.backend not in forward_backends(model):
@@ -387,15 +385,15 @@ class BackendConformance:
         """
         for mode in sorted(self.capabilities.modes):
             run = self.train(tmp_path / mode, mode=mode, nodes=2, global_batch_size=22, steps=60, calibrate=True)
-            found = RunReader(run.path).calibration()
-            assert found is not None, [record for record in RunReader(run.path).events() if record.event == "calibration_failed"]
-            assert [worker["worker"] for worker in found["workers"]] == [0, 1]
-            assert found["payload_bytes"] == sum(weights.nbytes for weights in run.weights.values())
-            for worker in found["workers"]:
+            calibration = RunReader(run.path).calibration()
+            assert calibration is not None, [record for record in RunReader(run.path).events() if record.event == "calibration_failed"]
+            assert [worker["worker"] for worker in calibration["workers"]] == [0, 1]
+            assert calibration["payload_bytes"] == sum(weights.nbytes for weights in run.weights.values())
+            for worker in calibration["workers"]:
                 for component in ("data", "compute", "half_compute", "communicate", "message"):
                     assert worker[f"{component}_seconds"] > 0, (component, worker)
                 if mode == "sync" and "direct" in self.capabilities.exchanges and run.summary["device_used"] == "cpu":
-                    assert (worker["direct_step_seconds"] is None) == bool(found["direct_untried"]), found
+                    assert (worker["direct_step_seconds"] is None) == bool(calibration["direct_untried"]), calibration
                     assert worker["direct_step_seconds"] is None or worker["direct_step_seconds"] > 0
             for shares in run.summary["time_shares"]["workers"]:
                 whole = sum(shares[f"{component}_seconds"] for component in ("data", "compute", "peers", "communicate"))

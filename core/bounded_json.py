@@ -143,12 +143,12 @@ def _integer(text: str) -> float:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in fields:
             raise UnreadableError(f"has the key {_path((key,))!r} twice")
-        found[key] = value
-    return found
+        fields[key] = value
+    return fields
 
 
 _LONG_INTEGER = re.compile(rb"\d{19}")  # may exceed 64 bits; only then all are checked, which doubles the time
@@ -216,21 +216,21 @@ def parse_toml(data: bytes, key: str, place: str) -> dict[str, Any]:
     if any(line.count(b".") > MAX_DOTS for line in data.splitlines()):
         raise UsageError(f"{wrong} has a line with more than {MAX_DOTS:,} dots, the most that is read of one.")
     try:
-        found = tomllib.loads(hand_written(data))
-        _check_toml(found)
+        values = tomllib.loads(hand_written(data))
+        _check_toml(values)
     except RecursionError:
         raise UsageError(f"{wrong} is not valid TOML: it is nested too deep.") from None
     except ValueError as error:  # no TOML, no UTF-8, or a number with too many digits for Python
         raise UsageError(f"{wrong} is not valid TOML: {error}.") from None
-    return found
+    return values
 
 
-def _check_toml(found: Any) -> None:
+def _check_toml(root: Any) -> None:
     """Raise ValueError for a number or nesting beyond what is read.
 
     A dotted key nests without brackets.
     """
-    waiting = [(found, 0)]
+    waiting = [(root, 0)]
     while waiting:
         value, level = waiting.pop()
         if isinstance(value, dict | list):

@@ -17,18 +17,18 @@ _BREAKS = re.compile("[\t\n]")
 
 def shown(text: str) -> str:
     r"""Return a text with escapes such as ``\x1b`` for what a terminal would obey."""
-    return _OBEYED.sub(lambda found: _spelled(ord(found[0])), text)
+    return _OBEYED.sub(lambda match: _spelled(ord(match[0])), text)
 
 
 def one_line(text: str) -> str:
     r"""Return a text with escapes also for line ends and tabs, so that no name forges a line."""
-    return _BREAKS.sub(lambda found: _spelled(ord(found[0])), shown(text))
+    return _BREAKS.sub(lambda match: _spelled(ord(match[0])), shown(text))
 
 
 def json_text(value: Any, *, indent: int | None = None, letters: bool = False) -> str:
     r"""Return a value as JSON with escapes that a `ShownStream` keeps; `letters` are unescaped."""
     text = json.dumps(value, indent=indent, ensure_ascii=not letters)
-    return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _OBEYED.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def _spelled(code: int) -> str:

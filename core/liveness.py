@@ -98,7 +98,7 @@ def _stacks() -> str:
     for ident, frame in sorted(sys._current_frames().items(), key=lambda item: item[0] == main):
         if ident != threading.get_ident():
             frames = traceback.extract_stack(frame)[-FRAMES:]
-            shown += [f"thread {names.get(ident, ident)}", *(f'  "{one.filename}", line {one.lineno}, in {one.name}' for one in frames)]
+            shown += [f"thread {names.get(ident, ident)}", *(f'  "{call.filename}", line {call.lineno}, in {call.name}' for call in frames)]
     return "\n".join(shown)
 
 
@@ -171,8 +171,8 @@ def told_of(error: BaseException | None) -> str | None:
 
 def worker_in(line: str) -> str | None:
     """Return the worker that TensorFlow names in such a line, maybe not the one that raises."""
-    found = _TF_WORKER.search(line)
-    return f"worker-{found[1]}" if found else None
+    match = _TF_WORKER.search(line)
+    return f"worker-{match[1]}" if match else None
 
 
 def kernel_oom_kills() -> int | None:

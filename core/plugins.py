@@ -161,10 +161,10 @@ SEPARATE: Mapping[Kind, Mapping[str, str]] = {  # installation of what has a pac
 
 def available(kind: Kind) -> dict[str, Plugin]:
     """Return all plugins of one kind by name, built-ins first; none is imported."""
-    found = dict(_built_in(kind))
+    plugins = dict(_built_in(kind))
     for point in _entry_points(tuple(sys.path)).select(group=GROUPS[kind]):
-        found.setdefault(point.name, Plugin(point.name, point.value, provider=point.dist.name if point.dist else ""))
-    return found
+        plugins.setdefault(point.name, Plugin(point.name, point.value, provider=point.dist.name if point.dist else ""))
+    return plugins
 
 
 @cache
@@ -231,14 +231,14 @@ def load(plugin: Plugin, kind: Kind) -> Any:
         _third_party[module_name.partition(".")[0]] = plugin, kind
     try:
         module: ModuleType = importlib.import_module(module_name)
-        found = getattr(module, attribute) if attribute else module
+        loaded = getattr(module, attribute) if attribute else module
     except (Exception, SystemExit) as error:  # a plugin may raise anything while it is imported
         problem = f"{kind} {plugin.name!r} could not be loaded from {plugin.target!r}: {type(error).__name__}: {error}"
-        told = f" It comes with the package {plugin.provider!r}, whose documentation says what else it needs." if plugin.provider else ""
-        raise UsageError(f"{problem}{'.' if told else ''}{told}") from error
-    if kind == "model" and not callable(found):
-        raise UsageError(f"model: {plugin.name!r} ({plugin.target}) is {type(found).__name__}, not a function that builds a model.")
-    return found
+        remedy = f" It comes with the package {plugin.provider!r}, whose documentation says what else it needs." if plugin.provider else ""
+        raise UsageError(f"{problem}{'.' if remedy else ''}{remedy}") from error
+    if kind == "model" and not callable(loaded):
+        raise UsageError(f"model: {plugin.name!r} ({plugin.target}) is {type(loaded).__name__}, not a function that builds a model.")
+    return loaded
 
 
 @contextmanager
@@ -291,7 +291,7 @@ def forward_backends(model: str) -> list[str]:
     """Return the backends with a model's forward function. Raises UsageError for a bad path."""
     model = model_base(model)
     known = available("forward")
-    own = "." in model and model not in available("model")
-    if own and not module_exists(model):
+    is_module = "." in model and model not in available("model")
+    if is_module and not module_exists(model):
         raise UsageError(f"model: got {model!r}, {NO_MODULE}")
-    return [name for name in available("backend") if f"{model}/{name}" in known or (own and module_exists(f"{model}.{name}"))]
+    return [name for name in available("backend") if f"{model}/{name}" in known or (is_module and module_exists(f"{model}.{name}"))]

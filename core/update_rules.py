@@ -49,7 +49,7 @@ def refuse_without_width(job: Job, width: int | None) -> None:
     if SCHEDULES[job.schedule].needs_width and width is None:
         raise UsageError(
             f"schedule: got {job.schedule!r}, whose rate depends on the width of the model, and {job.model!r} has none; allowed there: "
-            f"{', '.join(name for name, each in SCHEDULES.items() if not each.needs_width)}. A model says its width in ModelSpec.width."
+            f"{', '.join(name for name, known in SCHEDULES.items() if not known.needs_width)}. A model says its width in ModelSpec.width."
         )
 
 

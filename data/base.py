@@ -72,8 +72,8 @@ class DataInfo:
         for column in self.columns:
             if column.name == name:
                 return column
-        there = ", ".join(column.name for column in self.columns)
-        raise UsageError(f"data: {self.name!r} has no column {name!r}; it has {there}.")
+        names = ", ".join(column.name for column in self.columns)
+        raise UsageError(f"data: {self.name!r} has no column {name!r}; it has {names}.")
 
     @property
     def images(self) -> ImageFeatures:

@@ -128,8 +128,8 @@ def bucket_edges(lengths: NDArray[np.int64], most: int = MAX_BUCKETS) -> NDArray
 
     def waste(first: int) -> NDArray[np.int64]:
         """Return the padding of buckets from value `first` to each last value."""
-        found: NDArray[np.int64] = values[first:] * (number[first + 1 :] - number[first]) - (total[first + 1 :] - total[first])
-        return found
+        padding: NDArray[np.int64] = values[first:] * (number[first + 1 :] - number[first]) - (total[first + 1 :] - total[first])
+        return padding
 
     wastes = [waste(first) for first in range(size)]
     best = wastes[0]
@@ -202,7 +202,7 @@ def padded_positions(indices: Indices, offsets: NDArray[np.integer], lengths: ND
     sizes = np.diff(offsets)
     if not sizes.any():
         return 0, 0
-    own = lengths[indices]
-    longest = np.maximum.reduceat(own, np.asarray(offsets[:-1])[sizes > 0])
+    lengths_here = lengths[indices]
+    longest = np.maximum.reduceat(lengths_here, np.asarray(offsets[:-1])[sizes > 0])
     positions = int((longest * sizes[sizes > 0]).sum())
-    return positions, positions - int(own.sum())
+    return positions, positions - int(lengths_here.sum())

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.job import Job
-from .batching import Arranged, BatchRule, Bounds, Buckets, Indices, batch_rule, padded_positions
+from .batching import Arranged, BatchRule, Bounds, BucketedTokens, Buckets, Indices, batch_rule, padded_positions
 from .preprocessing import Augmentation, Changes
 
 PADDING_STEPS = 2000  # updates over which padding is counted; gives the share of all to three digits
@@ -157,8 +157,8 @@ class Sampler:
         begins = [0, *(begin for begin, _, _ in arranged), skip]
         if any(after < before for before, after in pairwise(begins)) or skip > self.size:
             raise ValueError(f"the order {arranged} is none of the first {skip} examples of {self.size}")
-        own = self.rule.buckets
-        budget = (0, 0) if own is None else (own.tokens, own.batches)
+        buckets = self.rule.buckets
+        budget = (0, 0) if buckets is None else (buckets.tokens, buckets.batches)
         return arranged if budget == (arranged[-1][1:] if arranged else (0, 0)) else (*arranged, (skip, *budget))
 
     def order(self, epoch: int) -> Indices:
@@ -176,7 +176,7 @@ class Sampler:
         bounds = self._bounds_after(skip, epoch, arranged)[first : first + count + 1]
         offsets = (bounds - bounds[0]).astype(np.int32)
         order, changes = self._epoch(epoch)
-        if self._is_arranged(arranged):
+        if isinstance(self.rule, BucketedTokens) or arranged:
             order, _ = self._arrange(epoch, skip, arranged)
         indices, examples = order[bounds[0] : bounds[-1]], np.diff(offsets)
         weights = examples.astype(np.float64)
@@ -207,9 +207,6 @@ class Sampler:
             self._cached = (epoch, permutation(self.seed, epoch, self.size), changes)
         return self._cached[1:]
 
-    def _is_arranged(self, arranged: Arranged) -> bool:
-        return self.rule.buckets is not None or bool(arranged)
-
     @cached_property
     def _by_length(self) -> Buckets:
         if self.lengths is None:
@@ -225,14 +222,14 @@ class Sampler:
                 if tokens:
                     order[begin:], sizes = self._by_length.arranged(order[begin:], tokens, batches, [self.seed, epoch, 1, begin])
                     bounds = np.concatenate([[begin], begin + np.cumsum(sizes)])
-            if self.rule.buckets is None:
+            if not isinstance(self.rule, BucketedTokens):
                 bounds = self.rule.cut(order, skip)
             self._laid = (key, order, np.concatenate([[skip], bounds[bounds > skip]]))
         return self._laid[1:]
 
     def _bounds_after(self, skip: int, epoch: int, arranged: Arranged = ()) -> Bounds:
         """Cached by `skip` if all epochs have equal steps, else for the last epoch."""
-        if self._is_arranged(arranged):
+        if isinstance(self.rule, BucketedTokens) or arranged:
             return self._arrange(epoch, skip, arranged)[1]
         by_count = self.rule.by_count
         key = (0 if by_count else epoch, skip)
@@ -241,7 +238,7 @@ class Sampler:
                 raise ValueError(f"{skip} examples cannot be skipped of an epoch that has {self.size}")
             order = np.broadcast_to(np.int32(0), self.size) if by_count else self.order(epoch)
             if not by_count:
-                self._bounds = {kept: bounds for kept, bounds in self._bounds.items() if kept[0] in (0, epoch)}
+                self._bounds = {cached_key: bounds for cached_key, bounds in self._bounds.items() if cached_key[0] in (0, epoch)}
             self._bounds[key] = self.rule.cut(order, skip)
         return self._bounds[key]
 
@@ -254,8 +251,8 @@ def padding_share(sampler: Sampler, micro_batches: int) -> float | None:
     if sampler.lengths is None:
         return None
     count = min(PADDING_STEPS, sampler.steps_per_epoch)
-    one = [sampler.whole(0, 0, count)]
-    parts = one if sampler.rule.mode == "async" else [sampler.for_rank(0, 0, count, rank) for rank in range(sampler.workers)]
+    whole = [sampler.whole(0, 0, count)]
+    parts = whole if sampler.rule.mode == "async" else [sampler.for_rank(0, 0, count, rank) for rank in range(sampler.workers)]
     cut = [part.in_micro_batches(micro_batches)[0] for part in parts]
     counted = [padded_positions(part.indices, part.offsets, lengths) for part in cut for lengths in sampler.lengths.values()]
     return sum(padding for _, padding in counted) / sum(positions for positions, _ in counted)

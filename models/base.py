@@ -82,7 +82,9 @@ class ModelSpec:
                 raise UsageError(f"model: {self.name!r} has a parameter or buffer called {name!r}; allowed: {allowed}")
             if name in names[:position]:
                 raise UsageError(f"model: {self.name!r} has two parameters or buffers called {name!r}; give each a name of its own")
-            if longer := next((other for other in names if isinstance(other, str) and other.startswith(f"{name}.")), None):
+            if longer := next(
+                (longer_name for longer_name in names if isinstance(longer_name, str) and longer_name.startswith(f"{name}.")), None
+            ):
                 raise UsageError(f"model: {self.name!r} has {name!r} and {longer!r}: no export holds both; rename one of them")
 
     @property

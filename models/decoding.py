@@ -86,11 +86,11 @@ class _Beams:
     def pieces(self, row: int, count: int) -> tuple[int, ...]:
         return tuple(self.pieces_nt[row, :count].tolist())
 
-    def keep(self, kept: _Continuations, place: int) -> None:
-        self.sentence_n = self.sentence_n[kept.row_m]
-        self.rows_n, self.last_n, self.total_n = kept
-        self.pieces_nt = self.pieces_nt[kept.row_m]
-        self.pieces_nt[:, place] = kept.piece_m
+    def keep(self, continuations: _Continuations, place: int) -> None:
+        self.sentence_n = self.sentence_n[continuations.row_m]
+        self.rows_n, self.last_n, self.total_n = continuations
+        self.pieces_nt = self.pieces_nt[continuations.row_m]
+        self.pieces_nt[:, place] = continuations.piece_m
 
 
 def search(stepper: Stepper, sources: Sequence[Pieces], decoding: Decoding, n_best: int = 1) -> list[list[Hypothesis]]:
@@ -136,11 +136,11 @@ class _Search:
     def add_ended(self, ended: _Continuations, place: int) -> None:
         """Rank hypotheses ending at `place` among the finished ones, behind those of equal score."""
         for row, _, total in ended.rows():
-            found = self.finished[self.beams.sentence_n[row]]
+            hypotheses = self.finished[self.beams.sentence_n[row]]
             score = total / self.decoding.penalty(place + 1)
-            found.append(Hypothesis(self.beams.pieces(row, place), score, total, ended=True))
-            found.sort(key=lambda hypothesis: -hypothesis.score)
-            del found[self.n_best :]
+            hypotheses.append(Hypothesis(self.beams.pieces(row, place), score, total, ended=True))
+            hypotheses.sort(key=lambda hypothesis: -hypothesis.score)
+            del hypotheses[self.n_best :]
 
     def active(self, continuations: _Continuations, place: int) -> NDArray[np.bool_]:
         """Return which continuations stay active, bool [m]; at the longest length they are finished."""
@@ -156,17 +156,17 @@ class _Search:
         return active_m
 
     def _cut_off(self, sentence: int, continuations: _Continuations, place: int) -> None:
-        found = self.finished[sentence]
+        hypotheses = self.finished[sentence]
         for row, piece, total in continuations.rows():
-            if len(found) == self.n_best:
+            if len(hypotheses) == self.n_best:
                 break
             pieces = (*self.beams.pieces(row, place), piece)
-            found.append(Hypothesis(pieces, total / self.decoding.penalty(len(pieces)), total, ended=False))
+            hypotheses.append(Hypothesis(pieces, total / self.decoding.penalty(len(pieces)), total, ended=False))
 
     def _is_decided(self, sentence: int, best_total: np.float64) -> bool:
         """Return whether no continuation can beat the finished hypotheses."""
-        found = self.finished[sentence]
-        return len(found) == self.n_best and bool(found[-1].score >= best_total / self.decoding.penalty(self.limits[sentence]))
+        hypotheses = self.finished[sentence]
+        return len(hypotheses) == self.n_best and bool(hypotheses[-1].score >= best_total / self.decoding.penalty(self.limits[sentence]))
 
 
 def _continuations(beams: _Beams, log_probabilities_nv: LogProbabilities, beam: int) -> tuple[_Continuations, list[int]]:
@@ -217,12 +217,12 @@ def batches(lengths: Sequence[int], decoding: Decoding) -> Iterator[NDArray[np.i
 
 def decode(stepper: Stepper, sources: Sequence[Pieces], decoding: Decoding, n_best: int = 1) -> list[list[Hypothesis]]:
     """Return the hypotheses of any number of sentences, in their order; see `search`."""
-    found: list[list[Hypothesis]] = [[] for _ in sources]
+    results: list[list[Hypothesis]] = [[] for _ in sources]
     for chosen in batches([len(source) for source in sources], decoding):
         numbers = chosen.tolist()
         for number, hypotheses in zip(numbers, search(stepper, [sources[i] for i in numbers], decoding, n_best), strict=True):
-            found[number] = hypotheses
-    return found
+            results[number] = hypotheses
+    return results
 
 
 MAX_BEAM = 64  # larger beams take more memory and give worse translations
@@ -256,8 +256,8 @@ class Decoding:
     @property
     def signature(self) -> str:
         """The settings in records: ``greedy,+50`` or ``beam4,penalty0.6,+50``."""
-        found = "greedy" if self.beam == 1 else f"beam{self.beam},penalty{self.length_penalty:g}"
-        return f"{found},+{self.extra_length}"
+        method = "greedy" if self.beam == 1 else f"beam{self.beam},penalty{self.length_penalty:g}"
+        return f"{method},+{self.extra_length}"
 
 
 GREEDY = Decoding(beam=1)  # for evaluations during a run
@@ -294,8 +294,8 @@ class TranslationQuality:
 
         They must be additive over sentences, as several processes score parts.
         """
-        found = language.sentence_sums(hypotheses, references, self.tokenizer)
-        return dict(zip(language.SUMS, found.tolist(), strict=True))
+        values = language.sentence_sums(hypotheses, references, self.tokenizer)
+        return dict(zip(language.SUMS, values.tolist(), strict=True))
 
     def signature(self, decoding: Decoding, sentences: int) -> str:
         """Return what makes scores comparable: sacrebleu's signature, decoding, sentences.
@@ -311,8 +311,8 @@ class TranslationQuality:
     def wrong_with(self, sums: Mapping[str, float], sentences: float) -> str | None:
         """Return why these cannot be the sums of this number of sentences, or None."""
         if missing := [name for name in self.sums if name not in sums]:
-            there = ", ".join(sorted(sums)) or "of no name"
-            return f"no {' and no '.join(missing)}: sums {there}, instead of {', '.join(sorted(self.sums))}"
+            names = ", ".join(sorted(sums)) or "of no name"
+            return f"no {' and no '.join(missing)}: sums {names}, instead of {', '.join(sorted(self.sums))}"
         if more := sorted(set(sums) - set(self.sums)):
             return f"the sums {', '.join(more)} in addition to {', '.join(sorted(self.sums))}"
         for name, value in sums.items():
@@ -333,14 +333,14 @@ def checked_sums(quality: TranslationQuality, hypotheses: Sequence[str], referen
     """
     what = f"the model's {type(quality).__name__}.sentence_sums"
     try:
-        found = {name: float(value) for name, value in quality.sentence_sums(hypotheses, references).items()}
+        sums = {name: float(value) for name, value in quality.sentence_sums(hypotheses, references).items()}
     except TrainerError:
         raise
     except Exception as error:
         raise RunFailedError(f"{what} fails: {type(error).__name__}: {error}") from error
-    if (wrong := quality.wrong_with(found, len(hypotheses))) is not None:
+    if (wrong := quality.wrong_with(sums, len(hypotheses))) is not None:
         raise RunFailedError(f"{what} returned {wrong}")
-    return found
+    return sums
 
 
 def refuse_unscorable(data: Dataset, quality: TranslationQuality) -> None:
@@ -375,11 +375,11 @@ class TranslationScorer:
 
     @cached_property
     def _test_references(self) -> list[str]:
-        found = reference_lines(self._data.attachment(TEST_REFERENCES))
-        if len(found) != (examples := self._data.info.sizes["test"]):
-            problem = f"{TEST_REFERENCES} of {self._data.info.name!r} has {len(found)} lines, and the test split {examples} examples"
+        lines = reference_lines(self._data.attachment(TEST_REFERENCES))
+        if len(lines) != (examples := self._data.info.sizes["test"]):
+            problem = f"{TEST_REFERENCES} of {self._data.info.name!r} has {len(lines)} lines, and the test split {examples} examples"
             raise RuntimeError(problem)
-        return found
+        return lines
 
     def references(self, split: Split, start: int, stop: int) -> list[str]:
         """Return the references of sentences start … stop − 1.
@@ -401,7 +401,7 @@ class TranslationScorer:
 
         Without a hypothesis the translation is empty.
         """
-        found = decode(stepper, self.sources(split, start, stop), decoding)
-        texts = [self.vocabulary.decode(best[0].pieces) if best else "" for best in found]
+        results = decode(stepper, self.sources(split, start, stop), decoding)
+        texts = [self.vocabulary.decode(best[0].pieces) if best else "" for best in results]
         sums = checked_sums(self._quality, texts, self.references(split, start, stop))
-        return Scored(sums, sum(not best for best in found))
+        return Scored(sums, sum(not best for best in results))

@@ -130,7 +130,9 @@ class Objective:
 
         They are from its losses, [batch] ones, and its columns.
         """
-        lengths = {name: value for given in columns if isinstance(given, dict) for name, value in given.items() if name.endswith(LENGTHS)}
+        lengths = {
+            name: value for column in columns if isinstance(column, dict) for name, value in column.items() if name.endswith(LENGTHS)
+        }
         tokens = {name.removesuffix(LENGTHS) + TOKENS: value for name, value in lengths.items()}
         return {LOSS_SUM: losses_b, COUNTED: ones_b, **tokens}
 
@@ -143,8 +145,8 @@ class Objective:
             raise UsageError(f"model: example_sums returned no {', '.join(missing)}, which the objective {self.name!r} adds up")
         for name in self.sums:
             if ranks[name] != 1:
-                found = "is no tensor" if ranks[name] is None else f"has {ranks[name]} dimensions"
-                raise UsageError(f"model: {name!r} of example_sums {found}; a number for each example is needed, [batch]")
+                problem = "is no tensor" if ranks[name] is None else f"has {ranks[name]} dimensions"
+                raise UsageError(f"model: {name!r} of example_sums {problem}; a number for each example is needed, [batch]")
 
     def named(self, sums: Sequence[float]) -> dict[str, float]:
         """Return a vector of `sums` by name. Raises ValueError for another length."""
@@ -189,8 +191,8 @@ class Objective:
         except TrainerError:
             raise
         except Exception as error:
-            found = ", ".join(f"{name} {value:g}" for name, value in sums.items())
-            raise RunFailedError(f"metric {metric.name!r} cannot be computed from {found}: {type(error).__name__}: {error}") from error
+            sums_text = ", ".join(f"{name} {value:g}" for name, value in sums.items())
+            raise RunFailedError(f"metric {metric.name!r} cannot be computed from {sums_text}: {type(error).__name__}: {error}") from error
 
 
 CLASSIFICATION = Objective("classification", CROSS_ENTROPY, (LOSS_SUM, "correct", COUNTED), (ACCURACY,))  # one label per example

@@ -30,10 +30,10 @@ SECRET = ("--notify", "--on-failure")  # options whose values may contain a pass
 
 
 def _instead(option: str) -> str:
-    own = {name for parameter in click.get_current_context().command.params for name in parameter.opts}
-    if option == "--repeats" and "--array" in own:
+    options = {name for parameter in click.get_current_context().command.params for name in parameter.opts}
+    if option == "--repeats" and "--array" in options:
         return "--array 0-4 is a run for each of five seeds"
-    return "give it to that itself, before --" if option in own else ELSEWHERE.get(option, "leave it out")
+    return "give it to that itself, before --" if option in options else ELSEWHERE.get(option, "leave it out")
 
 
 def checked(

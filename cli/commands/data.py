@@ -91,9 +91,9 @@ def info_command(name: str, data_dir: Path | None, vocabulary: int | None, as_js
         click.echo(json_text(facts, indent=2))
         return
     for key, value in facts.items():
-        rows = [(f"{key} {part}", each) for part, each in value.items()] if isinstance(value, dict) else [(key, value)]
-        for label, each in rows:
-            click.echo(one_line(f"{label.replace('_', ' '):30}{_shown(each)}"))
+        rows = [(f"{key} {part}", fact) for part, fact in value.items()] if isinstance(value, dict) else [(key, value)]
+        for label, fact in rows:
+            click.echo(one_line(f"{label.replace('_', ' '):30}{_shown(fact)}"))
 
 
 @data.command("verify")

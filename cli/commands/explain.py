@@ -45,11 +45,11 @@ def explain(run: str, out: Path, planned_steps: int | None, planned_epochs: int 
             raise UsageError("planned-steps and planned-epochs: are about one run; name one of the sweep")
         _explain_several(folder, out, as_json=as_json)
         return
-    found = as_recorded(Run(find_run(run, out)))
-    explanation = explain_run(found)
-    warn_of_lost_updates([found])
+    recorded = as_recorded(Run(find_run(run, out)))
+    explanation = explain_run(recorded)
+    warn_of_lost_updates([recorded])
     advice = advise(explanation)
-    answered = answers(found, explanation, Wanted(planned_steps, planned_epochs))
+    answered = answers(recorded, explanation, Wanted(planned_steps, planned_epochs))
     if as_json:
         words = {"text": headline(explanation), "notes": notes(explanation), "advice": [asdict(entry) for entry in advice]}
         document = {**explanation.to_json(), **words, "questions": answers_json(answered)}

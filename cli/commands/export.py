@@ -59,7 +59,7 @@ def export(
     if describe == (format_name is not None):
         raise UsageError(f"--format: give one of {', '.join(_writers())}; or --describe to list the files.")
     if describe:
-        for option in (*(["--model"] if model else []), *selection.given):
+        for option in (*(["--model"] if model else []), *selection.given_options):
             raise UsageError(f"{option}: belongs to --format; --describe loads no model")
         _describe(source, as_json=as_json)
         return
@@ -82,7 +82,7 @@ def export(
 
 def _writers() -> dict[str, Plugin | None]:
     """Return the backend that writes each format, None if no framework does."""
-    found: dict[str, Plugin | None] = dict.fromkeys(PLAIN_FORMATS)
+    writers: dict[str, Plugin | None] = dict.fromkeys(PLAIN_FORMATS)
     for plugin in available("backend").values():
         try:
             formats = declared_capabilities(plugin).export_formats
@@ -90,8 +90,8 @@ def _writers() -> dict[str, Plugin | None]:
             note(str(error))
             continue
         for name in formats:
-            found.setdefault(name, plugin)
-    return found
+            writers.setdefault(name, plugin)
+    return writers
 
 
 def _writer(name: str) -> str:
@@ -192,13 +192,13 @@ def _describe(source: Path, *, as_json: bool) -> None:
 
 
 def _problems(source: Path) -> Mapping[str, str]:
-    found: dict[str, str] = {}
+    problems: dict[str, str] = {}
     for path in [source] if is_checkpoint(source) else list_checkpoints(source):
         try:
             read_checkpoint(path)
         except DamagedCheckpointError as error:
-            found[path.name] = str(error)
-    return found
+            problems[path.name] = str(error)
+    return problems
 
 
 def _size(count: int) -> str:

@@ -90,7 +90,7 @@ def manifest() -> None:
     help="Seconds from a pod's notice to its end: 20, and those in which a checkpoint is written (5 GB at 50 MB/s).",
 )
 def manifest_kubernetes(
-    config: str, more: tuple[str, ...], nodes: int, name: str | None, cpus: str | None, memory: str | None, gpus: int, **asked: Any
+    config: str, more: tuple[str, ...], nodes: int, name: str | None, cpus: str | None, memory: str | None, gpus: int, **options: Any
 ) -> None:
     """Print a Kubernetes manifest that trains CONFIG (a file, or the name of a shipped one) on pods as nodes.
 
@@ -101,7 +101,7 @@ def manifest_kubernetes(
     resolved = checked("`trainer manifest kubernetes`", config, more, nodes, chosen, {}, DECIDED)
     resolved.refuse_idle_flags()
     _refuse_password(resolved)
-    claim, restarts = asked["claim"], asked.pop("restarts")
+    claim, restarts = options["claim"], options.pop("restarts")
     _check_gpus(resolved, gpus)
     run = KubernetesRun(
         chosen,
@@ -111,7 +111,7 @@ def manifest_kubernetes(
         resources=Resources(cpus, memory, gpus),
         restarts=restarts if restarts is not None else RESTARTS if claim is not None else 0,
         processes=max(resolved.job.workers_by_node),
-        **asked,
+        **options,
     )
     click.echo(manifest_text(run), nl=False)
     if not sys.stdout.isatty():
@@ -145,15 +145,16 @@ def _check_gpus(resolved: Resolved, gpus: int) -> None:
 
 
 def _tell_notices(run: KubernetesRun) -> None:
-    found = resolve_personal(("notify", "on_failure"), {}, os.environ)
-    if "notify" in found:
+    personal = resolve_personal(("notify", "on_failure"), {}, os.environ)
+    if "notify" in personal:
         note(
-            f"{found['notify'].key} is set here, and is not in the pods, which take it from the key {NOTIFY_KEY} of the Secret "
+            f"{personal['notify'].key} is set here, and is not in the pods, which take it from the key {NOTIFY_KEY} of the Secret "
             f"{run.secret or run.name} where that has one (docs/clusters.md, Notifications)"
         )
-    if "on_failure" in found:
+    if "on_failure" in personal:
         note(
-            f"{found['on_failure'].key} is set here, and no pod runs it; {NOTIFY_KEY} in the Secret {run.secret or run.name} has them post"
+            f"{personal['on_failure'].key} is set here, and no pod runs it; "
+            f"{NOTIFY_KEY} in the Secret {run.secret or run.name} has them post"
         )
 
 

@@ -89,8 +89,8 @@ def predict(
     fitted, validation = fit(observed, _exchange(exchange, chosen)), read_validation()
     rows = predicted(fitted, question, validation)
     if as_json:
-        found: dict[str, Any] = finite_json(document(fitted, question, rows, validation))
-        click.echo(json_text(found, indent=1))
+        predictions: dict[str, Any] = finite_json(document(fitted, question, rows, validation))
+        click.echo(json_text(predictions, indent=1))
     else:
         echo_wrapped(to_text(prediction_table(fitted, question, rows, validation)))
 

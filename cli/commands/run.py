@@ -215,9 +215,9 @@ def _refuse_contradictions(resume: Path | None, like: str | None, *, force: bool
 def _join_resumed(typed: TypedRun, resume: Path, place: Membership) -> int:
     from ...launch.launchers.joining import join_run, resume_request
 
-    given = typed.given_settings
+    settings = typed.given_settings
     with TerminationAsInterrupt():
-        return join_run(resume_request(resume, given, place), place, read_secret(typed.secret_file), _start_timeout(resume, given))
+        return join_run(resume_request(resume, settings, place), place, read_secret(typed.secret_file), _start_timeout(resume, settings))
 
 
 def _resolved_job(typed: TypedRun, *, force: bool, trust_run: bool) -> tuple[Resolved, Resumption | None]:
@@ -251,9 +251,9 @@ def _tell_notes(typed: TypedRun, resolved: Resolved, resumption: Resumption | No
         note(f"{typed.config} describes a sweep: this is its base job; `trainer sweep {typed.config}` runs all of its points")
 
 
-def _start_timeout(resume: Path, given: Mapping[str, Any]) -> float:
-    if "start_timeout" in given:
-        return float(given["start_timeout"])
+def _start_timeout(resume: Path, settings: Mapping[str, Any]) -> float:
+    if "start_timeout" in settings:
+        return float(settings["start_timeout"])
     standing = recorded_start_timeout(resume)
     return standing if standing is not None else float(Job.model_fields["start_timeout"].default)
 

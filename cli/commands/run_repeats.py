@@ -29,14 +29,14 @@ def repeat(job: Job, arguments: Sequence[str], repeats: int, *, as_json: bool) -
     taken = [path for path in (job.out / f"{name}-r{number}" for number in range(1, repeats + 1)) if path.exists()]
     if taken:
         raise UsageError(f"name: {taken[0].name!r} is taken in {str(job.out)!r}; give another --name")
-    given = _without(arguments, "--repeats")
+    common = _without(arguments, "--repeats")
     summaries: list[dict[str, Any]] = []
     with SignalsToChild() as signals:
         for number in range(repeats):
             seed = job.seed + number
             note(f"run {number + 1} of {repeats}: seed {seed}")
-            own = ["--seed", str(seed), "--name", f"{name}-r{number + 1}", "--json"]
-            exit_code, output = run_child([*given, *own], signals)
+            for_seed = ["--seed", str(seed), "--name", f"{name}-r{number + 1}", "--json"]
+            exit_code, output = run_child([*common, *for_seed], signals)
             if exit_code != 0:
                 if number + 1 < repeats:
                     note(_not_started(job, arguments, name, number + 1, repeats))
@@ -63,7 +63,7 @@ def _not_started(job: Job, arguments: Sequence[str], name: str, begun: int, repe
 
 
 def _without(arguments: Sequence[str], *options: str) -> list[str]:
-    kept: list[str] = []
+    remaining: list[str] = []
     left_out = False
     for argument in arguments:
         if left_out or argument.startswith(tuple(f"{option}=" for option in options)):
@@ -71,8 +71,8 @@ def _without(arguments: Sequence[str], *options: str) -> list[str]:
         elif argument in options:
             left_out = True
         else:
-            kept.append(argument)
-    return kept
+            remaining.append(argument)
+    return remaining
 
 
 def _as_text(together: dict[str, Any], summaries: Sequence[dict[str, Any]]) -> str:

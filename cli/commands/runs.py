@@ -108,27 +108,27 @@ def list_command(
     if not out.is_dir() and (ctx.get_parameter_source("out") != ParameterSource.DEFAULT or there_to_work_in() != "."):
         raise UsageError(f"--out: there is no folder {str(out)!r}. Give the folder with the runs.")
     known = list_runs(out) if out.is_dir() else []
-    others = metric_figures(known)
-    conditions = [Condition.parse(text, others) for text in where]
+    metrics = metric_figures(known)
+    conditions = [Condition.parse(text, metrics) for text in where]
     for name in _SETTINGS:
         _tell_unknown(name, settings[name], known)
     chosen = [row for row in known if all(_is_one_of(row, name, settings[name]) for name in _SETTINGS)]
     chosen = [row for row in chosen if earliest is None or _made_since(row, earliest)]
-    ordered = in_order(fitting(chosen, conditions), sort, others)[:limit]
+    ordered = in_order(fitting(chosen, conditions), sort, metrics)[:limit]
     if as_json:
         click.echo(json_text({"runs": ordered}, indent=1))
     elif ordered:
-        asked = [condition.figure for condition in conditions] + ([parse_order(sort, others)[0]] if sort else [])
-        _print_table(ordered, asked, wide=wide)
+        figures = [condition.figure for condition in conditions] + ([parse_order(sort, metrics)[0]] if sort else [])
+        _print_table(ordered, figures, wide=wide)
     elif known:
         note(f"none of the runs in {str(out)!r} fits (there {'is' if len(known) == 1 else 'are'} {len(known)})")
     else:
         note(f"{str(out)!r} has no runs")
 
 
-def _print_table(rows: Sequence[Row], asked: Sequence[str], *, wide: bool) -> None:
+def _print_table(rows: Sequence[Row], figures: Sequence[str], *, wide: bool) -> None:
     width = min(COLUMNS, shutil.get_terminal_size().columns) if sys.stdout.isatty() else COLUMNS
-    text, left_out = runs_table(rows, None if wide else width, asked)
+    text, left_out = runs_table(rows, None if wide else width, figures)
     click.echo(text, nl=False)
     if left_out:
         note(f"not shown, to fit into {width} columns: {', '.join(left_out)}; --wide shows them")
@@ -143,16 +143,16 @@ def _check_closed(settings: Mapping[str, Sequence[str]]) -> None:
 
 def _is_one_of(row: Row, name: str, wanted: Sequence[str]) -> bool:
     value = str(row[name] or "").lower()
-    return not wanted or any(value == asked.lower() or value.partition(":")[0] == asked.lower() for asked in wanted)
+    return not wanted or any(value == allowed.lower() or value.partition(":")[0] == allowed.lower() for allowed in wanted)
 
 
 def _tell_unknown(name: str, wanted: Sequence[str], known: Sequence[Row]) -> None:
     if name in _CLOSED or not known:
         return
-    there = sorted({str(row[name]) for row in known if row[name] is not None})
+    values = sorted({str(row[name]) for row in known if row[name] is not None})
     for value in wanted:
         if not any(_is_one_of(row, name, [value]) for row in known):
-            note(f"no run has {name} {value!r}; there are: {one_line(', '.join(there))}.{did_you_mean(value, there)}")
+            note(f"no run has {name} {value!r}; there are: {one_line(', '.join(values))}.{did_you_mean(value, values)}")
 
 
 def _made_since(row: Row, earliest: datetime) -> bool:
@@ -168,11 +168,11 @@ def _made_since(row: Row, earliest: datetime) -> bool:
 @_out
 def show_command(run: str, as_json: bool, out: Path) -> None:
     """Show a run: figures, files, machine, checkpoints, and the command that repeats it."""
-    found = describe(find_run(run, out))
+    described = describe(find_run(run, out))
     if as_json:
-        click.echo(json_text(finite_json(found), indent=1))
+        click.echo(json_text(finite_json(described), indent=1))
     else:
-        echo_wrapped("".join(f"{line}\n" for line in _lines(found)))
+        echo_wrapped("".join(f"{line}\n" for line in _lines(described)))
 
 
 @runs.command("delete", short_help="Delete runs, after asking.")
@@ -187,8 +187,8 @@ def delete_command(names: Sequence[str], yes: bool, out: Path) -> None:
     """
     output_is_a_copy()
     sweeps = {name: find_sweep(name, out) for name in names}
-    found = [find_run(name, out) for name, sweep in sweeps.items() if sweep is None]
-    delete(found, [sweep for sweep in sweeps.values() if sweep is not None], yes=yes)
+    single_runs = [find_run(name, out) for name, sweep in sweeps.items() if sweep is None]
+    delete(single_runs, [sweep for sweep in sweeps.values() if sweep is not None], yes=yes)
 
 
 @runs.command("export", short_help="Write the records of runs as CSV or Parquet.")
@@ -279,31 +279,31 @@ def _checkpoint(run: Path, path: Path) -> dict[str, Any]:
     }
 
 
-def _lines(found: Mapping[str, Any]) -> Iterator[str]:
-    yield found["run"]
+def _lines(described: Mapping[str, Any]) -> Iterator[str]:
+    yield described["run"]
     yield ""
-    if found["summary"] is not None:
-        yield to_text(one_run(found["summary"], found["job"], Path(found["path"]))).rstrip("\n")
-    if found["summary"] is None or found["state"] != found["summary"].get("state"):
-        yield f"state: {found['state']}; {'no summary yet' if found['state'] in ('starting', 'running') else 'no summary'}"
-    if found["cause"]:
-        yield f"cause: {one_line(found['cause'])}"
-    yield from (f"damaged: {one_line(problem)}" for problem in found["damaged"])
+    if described["summary"] is not None:
+        yield to_text(one_run(described["summary"], described["job"], Path(described["path"]))).rstrip("\n")
+    if described["summary"] is None or described["state"] != described["summary"].get("state"):
+        yield f"state: {described['state']}; {'no summary yet' if described['state'] in ('starting', 'running') else 'no summary'}"
+    if described["cause"]:
+        yield f"cause: {one_line(described['cause'])}"
+    yield from (f"damaged: {one_line(problem)}" for problem in described["damaged"])
     yield ""
-    for number, node in enumerate(found["nodes"] or ()):
+    for number, node in enumerate(described["nodes"] or ()):
         yield one_line(f"node {number}: {_node(node)}")
-    if (code := code_text(found["code"])) is not None:
+    if (code := code_text(described["code"])) is not None:
         yield one_line(f"code: {code}")
-    times = found["resumed"]
+    times = described["resumed"]
     resumed = f"; resumed {times} time{'s' if times > 1 else ''}" if times else ""
-    yield f"made: {found['created_at'] or 'unknown'}{resumed}"
-    size = f"{len(found['files'])} files, {bytes_text(found['bytes'])}"
-    yield f"files: {one_line(found['path'])} ({size}; trainer export --describe lists them)"
-    for checkpoint in found["checkpoints"]:
+    yield f"made: {described['created_at'] or 'unknown'}{resumed}"
+    size = f"{len(described['files'])} files, {bytes_text(described['bytes'])}"
+    yield f"files: {one_line(described['path'])} ({size}; trainer export --describe lists them)"
+    for checkpoint in described["checkpoints"]:
         step = "cannot be read" if checkpoint["step"] is None else f"{count_text(checkpoint['step'])} updates"
         yield f"checkpoint: {checkpoint['path']} ({step}, {bytes_text(checkpoint['bytes'])})"
-    if found["command"]:
-        yield f"again: {one_line(found['command'])}"
+    if described["command"]:
+        yield f"again: {one_line(described['command'])}"
 
 
 def _node(node: Mapping[str, Any]) -> str:
@@ -329,13 +329,13 @@ def _targets(runs: Sequence[Run], file_format: str, what: str | None, output: st
     if what is None:
         folder = Path(output or f"{name}-tables")
         return {table: folder / f"{table}.{file_format}" for table in TABLES}
-    own = f"{name}-{what}.{file_format}"
+    default = f"{name}-{what}.{file_format}"
     if output is None:
-        return {what: Path(own)}
+        return {what: Path(default)}
     path = Path(output)
     if path.suffix[1:] in FORMATS and path.suffix[1:] != file_format:
         raise UsageError(f"--output: {output!r} would hold {file_format}; give it another name, or --format {path.suffix[1:]}.")
-    return {what: path / own if path.is_dir() or output.endswith("/") else path}
+    return {what: path / default if path.is_dir() or output.endswith("/") else path}
 
 
 _MARKS = ("job.json", "status.json")  # identify a run directory; removed last, so that an interrupted deletion still has them
@@ -372,13 +372,13 @@ def _hold(sweep: Path, held: ExitStack) -> None:
 
 def _runs_of(sweep: Path) -> list[Path]:
     """Return a sweep's runs. Raises UsageError for links, whose target may be another user's."""
-    found = [folder / name for folder in (sweep, sweep / EARLIER) for name in sorted(run_names(folder))]
-    for run in found:
+    runs = [folder / name for folder in (sweep, sweep / EARLIER) for name in sorted(run_names(folder))]
+    for run in runs:
         if os.path.realpath(run.parent) != os.path.join(os.path.realpath(sweep), os.path.relpath(run.parent, sweep)).removesuffix("/."):
             raise UsageError(
                 f"run: {str(run)!r} is not in the sweep's folder but behind a link, {str(run.parent)!r}; remove the link first."
             )
-    return found
+    return runs
 
 
 def _end(sweeps: Sequence[Path]) -> None:

@@ -85,7 +85,7 @@ def submit_slurm(
         _refuse_seed(resolved)
     refuse_virtual_nodes(job, "Slurm")
     fewer = job.max_restarts > 0 and job.min_nodes is not None and job.min_nodes < nodes
-    asked = SlurmJob(name, nodes, time_limit, warning_seconds, partition, array, options, outlives_nodes=fewer)
+    slurm_job = SlurmJob(name, nodes, time_limit, warning_seconds, partition, array, options, outlives_nodes=fewer)
     out = job.out.absolute()
     if "%" in str(out):
         raise UsageError(f"out: got {str(out)!r}; Slurm has a meaning of its own for % in the name of a log, choose another folder")
@@ -93,7 +93,7 @@ def submit_slurm(
     command = python_command("crosstrain.cli.main", "run", "--config", whole, *more, interpreter=None if python is None else str(python))
     if job.saved_every is None:
         command += ["--checkpoint-every", CHECKPOINTS]
-    text = script_text(asked, command, str(out / f"{name}-{'%A_%a' if array else '%j'}.log"))
+    text = script_text(slurm_job, command, str(out / f"{name}-{'%A_%a' if array else '%j'}.log"))
     if dry_run:
         click.echo(text, nl=False)
         return

@@ -95,7 +95,7 @@ def watch(run: str, out: Path, interval: float | None, wait_seconds: float, as_j
 
 def _await_run(text: str, out: Path, wait_seconds: float) -> Path:
     deadline = time.monotonic() + wait_seconds
-    told = False
+    is_noted = False
     while True:
         try:
             return find_run(text, out)
@@ -104,9 +104,9 @@ def _await_run(text: str, out: Path, wait_seconds: float) -> Path:
         except UsageError:
             if time.monotonic() >= deadline or any(map(_is_no_run, (Path(text), out / text))):
                 raise
-        if not told:
+        if not is_noted:
             note(f"there is no run {text!r} yet; waiting {wait_seconds:g} s for it (--wait)")
-            told = True
+            is_noted = True
         time.sleep(POLL_SECONDS)
 
 

@@ -41,7 +41,7 @@ def schema(field: str) -> dict[str, Any]:
 
 def _alternatives(field: str) -> list[dict[str, Any]]:
     described = _properties()[field]
-    return [dict(each) for each in described.get("anyOf", (described,)) if each.get("type") != "null"]
+    return [dict(alternative) for alternative in described.get("anyOf", (described,)) if alternative.get("type") != "null"]
 
 
 def choices(field: str) -> tuple[str, ...]:
@@ -130,23 +130,23 @@ def over(layer: Mapping[str, Given], lower: Mapping[str, Given], alternatives: S
     Each of several `alternatives` replaces the others.
     """
     replaced = {name for names in alternatives if any(name in layer for name in names) for name in names}
-    return {**{name: given for name, given in lower.items() if name not in replaced}, **layer}
+    return {**{name: value for name, value in lower.items() if name not in replaced}, **layer}
 
 
-def as_usage_error(error: ValidationError, given: Mapping[str, GivenValue]) -> UsageError:
+def as_usage_error(error: ValidationError, values: Mapping[str, GivenValue]) -> UsageError:
     """Return the message for the first problem; `given` has the user's values by field."""
     first = error.errors(include_url=False)[0]
     cause = first.get("ctx", {}).get("error")
     if not first["loc"]:
-        return _between_fields(str(cause or first["msg"]), given)
+        return _between_fields(str(cause or first["msg"]), values)
     field = str(first["loc"][0])
-    value = given.get(field, GivenValue(first["input"], flag_name(field), "default"))
+    value = values.get(field, GivenValue(first["input"], flag_name(field), "default"))
     return UsageError.of(value.key, value_shown(value.value), str(cause or allowed(field)), choices(field), value.place)
 
 
-def _between_fields(message: str, given: Mapping[str, GivenValue]) -> UsageError:
+def _between_fields(message: str, given_values: Mapping[str, GivenValue]) -> UsageError:
     head, _, rule = message.partition(": ")
-    values = [given[field] for field in head.split(" and ") if field in given]
+    values = [given_values[field] for field in head.split(" and ") if field in given_values]
     if not values or not rule:
         return UsageError(f"{message}.")
     keys = " and ".join(value.key for value in values)

@@ -105,20 +105,20 @@ ALTERNATIVES = (("hosts", "hostfile", "ray_address"),)  # a higher layer's repla
 
 def shown_command(command: list[str]) -> list[str]:
     """Return a command line for a run's files, without addresses and commands with passwords."""
-    kept: list[str] = []
+    words: list[str] = []
     recorded: Callable[[str], str] | None = None
     by_flag = {option.flag: option.recorded for option in PERSONAL_OPTIONS.values()}
     for word in command:
         flag, equals, value = word.partition("=")
         if recorded is not None:
-            kept.append(recorded(word))
+            words.append(recorded(word))
             recorded = None
         elif equals and flag in by_flag:
-            kept.append(f"{flag}={by_flag[flag](value)}")
+            words.append(f"{flag}={by_flag[flag](value)}")
         else:
             recorded = by_flag.get(word)
-            kept.append(word)
-    return kept
+            words.append(word)
+    return words
 
 
 OWN_FILE = "file "  # prefix of sources
@@ -160,7 +160,7 @@ def own_file(environ: Mapping[str, str]) -> Path:
 def resolve_personal(names: Collection[str], flags: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, GivenOption]:
     """Return the given options among `names`. Raises UsageError, also for an unsafe own file."""
     path = own_file(environ)
-    found: dict[str, GivenOption] = {}
+    options: dict[str, GivenOption] = {}
     for layer in (
         {name: GivenOption(PERSONAL_OPTIONS[name], value, f"{OWN_FILE}{path}") for name, value in _read(path).items()},
         {
@@ -170,22 +170,22 @@ def resolve_personal(names: Collection[str], flags: Mapping[str, Any], environ: 
         },
         {name: GivenOption(PERSONAL_OPTIONS[name], str(value), "flag") for name, value in flags.items() if value is not None},
     ):
-        found = over(layer, found, ALTERNATIVES)
-    return {name: _checked(found[name]) for name in names if name in found}
+        options = over(layer, options, ALTERNATIVES)
+    return {name: _checked(options[name]) for name in names if name in options}
 
 
-def _checked(given: GivenOption) -> GivenOption:
-    if not given.value:
-        raise UsageError(f"{given.key}: got an empty text; leave it out, or give a value.")
+def _checked(option: GivenOption) -> GivenOption:
+    if not option.value:
+        raise UsageError(f"{option.key}: got an empty text; leave it out, or give a value.")
     try:
-        given.option.check(given.value)
+        option.option.check(option.value)
     except ValueError as error:
-        raise UsageError(f"{given.key}: {error}.") from None
-    if given.option.is_path and given.of_own_file:
-        if not Path(given.value).expanduser().is_absolute():
-            raise UsageError(f"{given.key}: got {given.value!r}; allowed: a whole path, which means the same from every folder.")
-        return GivenOption(given.option, str(Path(given.value).expanduser()), given.source)
-    return given
+        raise UsageError(f"{option.key}: {error}.") from None
+    if option.option.is_path and option.of_own_file:
+        if not Path(option.value).expanduser().is_absolute():
+            raise UsageError(f"{option.key}: got {option.value!r}; allowed: a whole path, which means the same from every folder.")
+        return GivenOption(option.option, str(Path(option.value).expanduser()), option.source)
+    return option
 
 
 def _read(path: Path) -> dict[str, str]:
@@ -217,10 +217,10 @@ def _refuse_of_others(path: Path, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise UsageError(f"{path}: is no file; your own options are read from one.")
     folders = {path.parent, path.resolve().parent}
-    for place, found in [(path, status), *((folder, folder.stat()) for folder in sorted(folders))]:
+    for place, place_status in [(path, status), *((folder, folder.stat()) for folder in sorted(folders))]:
         remedy = f"it decides which programs are run, so it counts only where nobody else can write it: chmod go-w {str(place)!r}"
-        if found.st_uid not in (os.geteuid(), 0):
-            raise UsageError(f"{place}: belongs to another user (number {found.st_uid}); {remedy}, as its owner.")
-        others = stat.S_IWGRP | stat.S_IWOTH
-        if found.st_mode & others and not (stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX):
-            raise UsageError(f"{place}: can be written by others (mode {stat.S_IMODE(found.st_mode):o}); {remedy}.")
+        if place_status.st_uid not in (os.geteuid(), 0):
+            raise UsageError(f"{place}: belongs to another user (number {place_status.st_uid}); {remedy}, as its owner.")
+        writable = stat.S_IWGRP | stat.S_IWOTH
+        if place_status.st_mode & writable and not (stat.S_ISDIR(place_status.st_mode) and place_status.st_mode & stat.S_ISVTX):
+            raise UsageError(f"{place}: can be written by others (mode {stat.S_IMODE(place_status.st_mode):o}); {remedy}.")

@@ -54,8 +54,8 @@ SWEEP = "sweep"  # a file's table for `trainer sweep`; no setting of a job
 
 def shipped() -> dict[str, Traversable]:
     """Return the shipped configurations by name."""
-    found = {Path(entry.name).stem: entry for entry in files("crosstrain.configs").iterdir() if entry.name.endswith(".toml")}
-    return dict(sorted(found.items()))
+    configs = {Path(entry.name).stem: entry for entry in files("crosstrain.configs").iterdir() if entry.name.endswith(".toml")}
+    return dict(sorted(configs.items()))
 
 
 def read_config(config: Path | str) -> tuple[str, dict[str, Any]]:
@@ -198,23 +198,23 @@ def resolve(
 
     `config` is a TOML path or a shipped name; ``backend = auto`` becomes the first installed one. Raises UsageError.
     """
-    given = over(_given(flags, environ, config), _from_run(resumed), _ALTERNATIVES)
+    values = over(_given(flags, environ, config), _from_run(resumed), _ALTERNATIVES)
     if resumed is not None:
-        resumed.admit({field: value.value for field, value in given.items() if value.origin == resumed.origin})
-        given = {field: resumed.absolute(field, value) for field, value in given.items()}
-    for field, value in given.items():
+        resumed.admit({field: value.value for field, value in values.items() if value.origin == resumed.origin})
+        values = {field: resumed.absolute(field, value) for field, value in values.items()}
+    for field, value in values.items():
         _refuse_boolean(field, value)
     try:
-        job = Job.model_validate({field: value.value for field, value in given.items()})
+        job = Job.model_validate({field: value.value for field, value in values.items()})
     except ValidationError as error:
-        raise as_usage_error(error, given) from None
-    sources = {field: given[field].origin if field in given else "default" for field in Job.model_fields}
+        raise as_usage_error(error, values) from None
+    sources = {field: values[field].origin if field in values else "default" for field in Job.model_fields}
     for field, kind in _PLUGIN_FIELDS.items():
-        _check_name(kind, field, getattr(job, field), given)
-    own = {field: value for field, value in given.items() if resumed is None or value.origin != resumed.origin}
+        _check_name(kind, field, getattr(job, field), values)
+    new_values = {field: value for field, value in values.items() if resumed is None or value.origin != resumed.origin}
     try:
-        found = replace(_with_backend(job, sources), idle=_idle(job, own))
-        return _uncompiled(found, own) if job.deterministic and job.compile != "off" else found
+        resolved = replace(_with_backend(job, sources), idle=_idle(job, new_values))
+        return _uncompiled(resolved, new_values) if job.deterministic and job.compile != "off" else resolved
     except UsageError as error:
         raise type(error)(named(str(error), sources)) from None
 
@@ -241,15 +241,15 @@ def _by_itself(field: str, value: GivenValue) -> Any:
         return str(value.value)
 
 
-def _uncompiled(found: Resolved, own: Mapping[str, GivenValue]) -> Resolved:
+def _uncompiled(resolved: Resolved, new_values: Mapping[str, GivenValue]) -> Resolved:
     """Drop an untyped compile setting of a deterministic job: compiled code rounds differently."""
-    value, deterministic = own.get("compile"), own.get("deterministic")
+    value, deterministic = new_values.get("compile"), new_values.get("deterministic")
     if value is None or value.origin == _FLAG or (deterministic is not None and deterministic.origin == value.origin):
-        return found
+        return resolved
     place = value.place or value.key
     note = f"{value.key}: {value.value} (from {place}) is ignored with --deterministic; --compile {value.value} typed enables both"
-    sources = {**found.sources, "compile": f"default (without that of {place}, as deterministic is given)"}
-    return replace(found, job=found.job.model_copy(update={"compile": "off"}), sources=sources, notes=(*found.notes, note))
+    sources = {**resolved.sources, "compile": f"default (without that of {place}, as deterministic is given)"}
+    return replace(resolved, job=resolved.job.model_copy(update={"compile": "off"}), sources=sources, notes=(*resolved.notes, note))
 
 
 def _from_run(resumed: ResumedRun | None) -> dict[str, GivenValue]:
@@ -259,19 +259,19 @@ def _from_run(resumed: ResumedRun | None) -> dict[str, GivenValue]:
     return {field: GivenValue(value, field, origin, origin) for field, value in resumed.fields.items() if value is not None}
 
 
-def _idle(job: Job, given: Mapping[str, GivenValue]) -> dict[str, str]:
+def _idle(job: Job, given_values: Mapping[str, GivenValue]) -> dict[str, str]:
     values = job.model_dump()
-    found = {}
+    problems = {}
     for name, needed in idle_settings(values).items():
-        if name in given:
-            value = given[name]
+        if name in given_values:
+            value = given_values[name]
             has = "false" if values[needed.field] is False else values[needed.field] or "not given"
             place = f" (from {value.place})" if value.place else ""
-            found[name] = (
+            problems[name] = (
                 f"{value.key}: got {str(value.value)!r}{place}, which does nothing, as {needed.field} is {has}; "
                 f"it belongs to {flags_of(needed)}."
             )
-    return found
+    return problems
 
 
 def _from_flags(flags: Mapping[str, Any]) -> dict[str, GivenValue]:
@@ -284,7 +284,7 @@ def _from_flags(flags: Mapping[str, Any]) -> dict[str, GivenValue]:
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, GivenValue]:
     fields = {environment_name(field): field for field in Job.model_fields}
-    found: dict[str, GivenValue] = {}
+    values: dict[str, GivenValue] = {}
     for name in sorted(environ):
         if name in _SWITCHES and environ[name] not in ("", "on", "off"):
             raise UsageError(f"{name}: got {environ[name]!r}; allowed: on or off.")
@@ -294,8 +294,8 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, GivenValue]:
             plain = {known.removeprefix(ENVIRONMENT_PREFIX): known for known in (*fields, *RESERVED_VARIABLES)}
             near = nearest(name.removeprefix(ENVIRONMENT_PREFIX), plain)
             raise UsageError(_unknown(name, "no setting has this environment variable", plain[near] if near else None))
-        found[fields[name]] = GivenValue(environ[name], name, f"environment {name}")
-    return found
+        values[fields[name]] = GivenValue(environ[name], name, f"environment {name}")
+    return values
 
 
 def _from_file(config: Path | str | None) -> dict[str, GivenValue]:
@@ -344,10 +344,10 @@ def _refuse_boolean(field: str, value: GivenValue) -> None:
         raise UsageError.of(value.key, value_shown(value.value), allowed(field), source=value.place)
 
 
-def _check_name(kind: Kind, field: str, name: str, given: Mapping[str, GivenValue]) -> None:
+def _check_name(kind: Kind, field: str, name: str, values: Mapping[str, GivenValue]) -> None:
     if field == "backend" and name == "auto":
         return
-    value = given.get(field, GivenValue(name, flag_name(field), "default"))
+    value = values.get(field, GivenValue(name, flag_name(field), "default"))
     try:
         find(kind, name)
     except MissingPackageError:

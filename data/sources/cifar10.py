@@ -82,19 +82,19 @@ class Cifar10Source:
 def _unpacked(archive: Path) -> dict[str, bytes]:
     """In memory only, so that nothing unpacked reaches the disk."""
     wanted = {name for names in _BATCHES.values() for name in names}
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     try:
         with tarfile.open(archive, "r:gz") as tar:
             for member in tar:
                 name = Path(member.name).name.removesuffix(".bin")
                 content = tar.extractfile(member) if name in wanted else None
                 if content is not None:
-                    found[name] = content.read()
+                    contents[name] = content.read()
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise _unusable(archive, f"it is no whole archive ({error})") from error
-    if missing := sorted(wanted - set(found)):
+    if missing := sorted(wanted - set(contents)):
         raise _unusable(archive, f"missing: {', '.join(missing)}")
-    return found
+    return contents
 
 
 class _ArraysOnly(pickle.Unpickler):

@@ -68,8 +68,8 @@ class _ImageFolder:
         for key in ("skip-damaged", "links-outside"):
             if values[key] not in ("yes", "no"):
                 raise UsageError.of(f"data: {key} of {_NAME!r}", values[key], "yes, no", ["yes", "no"])
-        given = values["background"].lower()
-        colour = _COLOURS.get(given, given)
+        background = values["background"].lower()
+        colour = _COLOURS.get(background, background)
         if not re.fullmatch("[0-9a-f]{6}", colour):
             allowed = f"{', '.join(_COLOURS)}, or red, green and blue in six hexadecimal digits, such as 808080"
             raise UsageError.of(f"data: background of {_NAME!r}", values["background"], allowed, _COLOURS)
@@ -137,7 +137,7 @@ def _list(data_dir: Path, split: Split, links_outside: bool) -> _Listing:
     if root is None:
         raise UsageError(f"data: {str(data_dir)!r} has no folder {' or '.join(map(repr, names))}; {_NAME} needs {_LAYOUT}.")
     outside: list[Path] = []
-    leads_out = partial(_leads_out, root=os.path.realpath(data_dir), allowed=links_outside, found=outside)
+    leads_out = partial(_leads_out, root=os.path.realpath(data_dir), allowed=links_outside, outside=outside)
     try:
         entries = sorted(entry for entry in root.iterdir() if not entry.name.startswith("."))
         folders = [] if leads_out(root) else [entry for entry in entries if entry.is_dir() and not leads_out(entry)]
@@ -158,14 +158,14 @@ def _list(data_dir: Path, split: Split, links_outside: bool) -> _Listing:
     return _Listing(root, pictures, [entry for entry in entries if not entry.is_dir()])
 
 
-def _leads_out(path: Path, *, root: str, allowed: bool, found: list[Path]) -> bool:
-    """Return whether a path is a forbidden link out of `root`, adding it to `found`.
+def _leads_out(path: Path, *, root: str, allowed: bool, outside: list[Path]) -> bool:
+    """Return whether a path is a forbidden link out of `root`, adding it to `outside`.
 
     Broken links are not.
     """
     if allowed or not path.is_symlink() or not path.exists() or Path(os.path.realpath(path)).is_relative_to(root):
         return False
-    found.append(path)
+    outside.append(path)
     return True
 
 
@@ -181,8 +181,8 @@ def _below(top: Path, above: set[tuple[int, int]], leads_out: Callable[[Path], b
         if (identity := _identity(folder)) in seen:
             continue
         seen.add(identity)
-        with os.scandir(folder) as found:
-            entries = sorted((entry for entry in found if not entry.name.startswith(".")), key=lambda entry: entry.name)
+        with os.scandir(folder) as scanned:
+            entries = sorted((entry for entry in scanned if not entry.name.startswith(".")), key=lambda entry: entry.name)
         for entry in entries:
             path = Path(entry.path)
             if entry.is_symlink() and leads_out(path):

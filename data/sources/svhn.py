@@ -88,8 +88,8 @@ def _blocks(paths: Sequence[Path]) -> Iterator[Block]:
         images_hwcn, labels_n1 = (_variable(path, name) for name in ("X", "y"))
         count = images_hwcn.shape[-1]
         if images_hwcn.dtype != np.uint8 or images_hwcn.shape != (*_IMAGE, count) or labels_n1.shape != (count, 1):
-            found = f"X is {images_hwcn.dtype} {list(images_hwcn.shape)} and y has the shape {list(labels_n1.shape)}"
-            raise _unusable(path, f"{found}; expected are uint8 [32, 32, 3, n] and [n, 1]")
+            shapes = f"X is {images_hwcn.dtype} {list(images_hwcn.shape)} and y has the shape {list(labels_n1.shape)}"
+            raise _unusable(path, f"{shapes}; expected are uint8 [32, 32, 3, n] and [n, 1]")
         labels = labels_n1[:, 0].astype(np.int64)
         if count and not 1 <= labels.min() <= labels.max() <= 10:
             raise _unusable(path, f"its labels lie in {labels.min()}…{labels.max()}, not in 1…10")
@@ -103,12 +103,12 @@ def _variable(path: Path, name: str) -> np.ndarray[Any, Any]:
     from scipy.io import loadmat  # needed once, when the store is made
 
     try:
-        found: np.ndarray[Any, Any] = loadmat(str(path), variable_names=[name])[name]
+        array: np.ndarray[Any, Any] = loadmat(str(path), variable_names=[name])[name]
     except MemoryError:
         raise
     except Exception as error:  # a binary reader may raise anything for another format
         raise _unusable(path, f"{name} cannot be read from it ({type(error).__name__}: {error})") from error
-    return found
+    return array
 
 
 def _unusable(path: Path, why: str) -> UsageError:

@@ -146,7 +146,7 @@ def _written(folder: Path, name: str, version: int, data_dir: Path | None, loade
         raise BrokenSourceError(first_problem(error)) from error
 
 
-def _write_images(folder: Path, prepared: PreparedBlocks, given: Statistics | None) -> dict[str, Any]:
+def _write_images(folder: Path, prepared: PreparedBlocks, statistics: Statistics | None) -> dict[str, Any]:
     entries: dict[str, FileEntry] = {}
     sizes: dict[Split, int] = {}
     names = called(tuple, prepared.class_names)
@@ -163,12 +163,12 @@ def _write_images(folder: Path, prepared: PreparedBlocks, given: Statistics | No
     left_out = checked_texts(prepared.left_out, "left_out")
     notes = checked_texts(prepared.notes, "notes") + absent
     counted = pixels.statistics()
-    mean, std = _sound(given or counted, counted[1])
+    mean, std = _sound(statistics or counted, counted[1])
     if constant := [str(channel) for channel, deviation in enumerate(counted[1]) if deviation == 0]:
         notes += (f"all train images have one value in channel {', '.join(constant)}, which is not scaled (std 1)",)
     notes += check_class_names(names)
-    own = {field: getattr(prepared, field) for field in ("input_shape", "classes", "flippable", "class_names")}
-    return {**own, "sizes": sizes, "mean": mean, "std": std, "left_out": left_out, "notes": notes, "files": entries}
+    fields = {field: getattr(prepared, field) for field in ("input_shape", "classes", "flippable", "class_names")}
+    return {**fields, "sizes": sizes, "mean": mean, "std": std, "left_out": left_out, "notes": notes, "files": entries}
 
 
 def _absent_classes(split: Split, labels: Sequence[int], names: Sequence[str]) -> str:
@@ -247,7 +247,9 @@ def _sound(statistics: Statistics, counted: Sequence[float]) -> Statistics:
     if len(mean) != channels or len(std) != channels:
         raise BrokenSourceError(f"mean and std have {len(mean)} and {len(std)} numbers for {channels} channels")
     if 0 in counted:
-        std = tuple(1.0 if found == deviation == 0 else deviation for found, deviation in zip(counted, std, strict=True))
+        std = tuple(
+            1.0 if counted_deviation == deviation == 0 else deviation for counted_deviation, deviation in zip(counted, std, strict=True)
+        )
     if not np.isfinite([*mean, *std]).all() or min(std) <= 0:
         raise BrokenSourceError(f"mean {mean} and std {std} must be finite, std greater than 0")
     if min(mean) < 0 or max(mean) > 1 or max(std) > 1:

@@ -146,8 +146,8 @@ def _text_sha256(dataset: StoredDataset) -> str | None:
         return None
     with suppress(UnreadableError):  # third-party datasets may have such an attachment
         sources = parse_json(dataset.attachment(_TEXT_SOURCES))
-        if isinstance(sources, dict) and isinstance(said := sources.get("pairs_sha256"), str):
-            return said
+        if isinstance(sources, dict) and isinstance(digest := sources.get("pairs_sha256"), str):
+            return digest
     return None
 
 
@@ -166,8 +166,8 @@ class Preparation:
 def preparations_of(name: str, source: DatasetSource, *, any_version: bool = False) -> list[Preparation]:
     """Return a dataset's preparations without a store; arguments as in `location.stores_of`."""
     root, pattern = cache_root(), key_pattern(name, source, any_version=any_version)
-    found = (_LEFTOVER.fullmatch(folder.name) for folder in root.glob(".*") if folder.is_dir())
-    keys = sorted({match[1] for match in found if match and pattern.fullmatch(match[1])})
+    matches = (_LEFTOVER.fullmatch(folder.name) for folder in root.glob(".*") if folder.is_dir())
+    keys = sorted({match[1] for match in matches if match and pattern.fullmatch(match[1])})
     return [
         Preparation(root / key, sum(map(folder_bytes, leftovers(root / key))), is_locked(root, key))
         for key in keys
@@ -197,9 +197,9 @@ def find_stores(name: str) -> list[Path]:
 
     Raises UsageError if there are none.
     """
-    found = resolve(name)
-    begun = [preparation.store for preparation in preparations_of(found.name, found.source, any_version=True)]
-    folders = [*stores_of(found.name, found.source, any_version=True), *begun]
+    resolved = resolve(name)
+    begun = [preparation.store for preparation in preparations_of(resolved.name, resolved.source, any_version=True)]
+    folders = [*stores_of(resolved.name, resolved.source, any_version=True), *begun]
     if not folders:
         raise UsageError(f"data: there is no store of {name!r} in {str(cache_root())!r}, so there is nothing to remove.")
     return folders

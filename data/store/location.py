@@ -40,12 +40,12 @@ def cache_root() -> Path:
 
     It may not exist.
     """
-    if given := os.environ.get(CACHE_VARIABLE):
-        return Path(given).expanduser().absolute()
-    own = user_cache()
-    if own is None:
+    if configured := os.environ.get(CACHE_VARIABLE):
+        return Path(configured).expanduser().absolute()
+    cache = user_cache()
+    if cache is None:
         raise UsageError(f"data: this user has no home folder for prepared datasets; set {CACHE_VARIABLE} to a folder for them.")
-    return own / "data"
+    return cache / "data"
 
 
 def user_cache() -> Path | None:
@@ -111,9 +111,9 @@ def stores_of(name: str, source: DatasetSource, *, any_version: bool = False) ->
 
 def key_pattern(name: str, source: DatasetSource, *, any_version: bool = False) -> re.Pattern[str]:
     """Return the pattern of the folder names of a dataset's stores; arguments as in `stores_of`."""
-    base, own = _key_parts(name)
+    base, plain_arguments = _key_parts(name)
     version = r"\d+(\.\d+)?" if any_version else re.escape(f"{SCHEMA}.{source.version}")
-    arguments = re.escape(own) if own else r"(\+[^/]*)?"
+    arguments = re.escape(plain_arguments) if plain_arguments else r"(\+[^/]*)?"
     return re.compile(f"{re.escape(base)}-v{version}{arguments}(-[0-9a-f]{{{_FINGERPRINT_LENGTH}}})?")
 
 
@@ -194,11 +194,11 @@ def resolve(name: str, data_dir: Path | None = None) -> Resolved:
 
     Raises UsageError for invalid ones, or a folder given twice.
     """
-    found = _resolved(name, data_dir)
-    for key, text in (("data", found.name), ("data_dir", str(found.data_dir))):
+    resolved = _resolved(name, data_dir)
+    for key, text in (("data", resolved.name), ("data_dir", str(resolved.data_dir))):
         if not is_text(text):
             raise UsageError(f"{key}: got '{spelled(text)}', which is not UTF-8; rename the folder, or give a link to it.")
-    return found
+    return resolved
 
 
 def _resolved(name: str, data_dir: Path | None) -> Resolved:
@@ -208,13 +208,13 @@ def _resolved(name: str, data_dir: Path | None) -> Resolved:
         return Resolved(base, source, data_dir)
     if not isinstance(source, TakesArguments):
         raise UsageError(f"data: got {name!r}, but {base!r} takes no arguments. Leave {colon + text!r} out.")
-    given = of_source(base, source.with_arguments, text)
-    full_name = _full_name(base, given)
-    if not (isinstance(given, HasFolder) and given.folder):
-        return Resolved(full_name, given, data_dir)
+    with_arguments = of_source(base, source.with_arguments, text)
+    full_name = _full_name(base, with_arguments)
+    if not (isinstance(with_arguments, HasFolder) and with_arguments.folder):
+        return Resolved(full_name, with_arguments, data_dir)
     if data_dir is not None:
         raise UsageError(f"data_dir: got {str(data_dir)!r}, but {name!r} names a folder too; give one of the two.")
-    return Resolved(full_name, given, given.folder, folder_in_name=True)
+    return Resolved(full_name, with_arguments, with_arguments.folder, folder_in_name=True)
 
 
 def _declared_source(plugin: plugins.Plugin) -> DatasetSource:
@@ -286,9 +286,9 @@ def _with_vocabulary(name: str, size: int) -> str:
     if named in _names_of_other_sizes(base, source, size):
         raise UsageError(f"vocabulary: got {size}, but {named!r} is the name that its source has with another size as well. {_DUTIES}")
     with _refused_as_vocabulary(size):
-        found = resolve(named).name
-    if found != named:
-        raise UsageError(f"vocabulary: got {size}, but the name {named!r} that {base!r} has with it leads to {found!r}. {_DUTIES}")
+        found_name = resolve(named).name
+    if found_name != named:
+        raise UsageError(f"vocabulary: got {size}, but the name {named!r} that {base!r} has with it leads to {found_name!r}. {_DUTIES}")
     return named
 
 
@@ -299,12 +299,12 @@ def _refused_as_vocabulary(size: int) -> Iterator[None]:
         yield
     except UsageError as error:
         allowed = str(error).partition("; allowed: ")[2]
-        said = f"; allowed: {allowed}" if allowed else f", and its source refuses that: {str(error).removeprefix('data: ')}"
-        raise UsageError(f"vocabulary: got {size}{said}") from error
+        reason = f"; allowed: {allowed}" if allowed else f", and its source refuses that: {str(error).removeprefix('data: ')}"
+        raise UsageError(f"vocabulary: got {size}{reason}") from error
 
 
 def _names_of_other_sizes(base: str, source: HasVocabulary, size: int) -> Iterator[str]:
     """Yield the names of a source with other sizes; that of the default size may not contain it."""
-    for other in (size - 1, size + 1):
+    for near_size in (size - 1, size + 1):
         with suppress(UsageError):
-            yield _full_name(base, of_source(base, source.with_vocabulary, other))
+            yield _full_name(base, of_source(base, source.with_vocabulary, near_size))

@@ -257,14 +257,14 @@ def check_sizes(folder: Path, manifest: StoreManifest) -> list[FileCheck]:
     for name, entry in manifest.every_file.items():
         try:
             with open_regular(folder / name) as file:
-                found = os.fstat(file.fileno()).st_size
+                size = os.fstat(file.fileno()).st_size
         except FileNotFoundError:
             checks.append(FileCheck(name, None, "is missing"))
             continue
         except UnreadableError as error:
             checks.append(FileCheck(name, None, str(error)))
             continue
-        checks.append(FileCheck(name, found, None if found == entry.bytes else f"has {found} bytes instead of {entry.bytes}"))
+        checks.append(FileCheck(name, size, None if size == entry.bytes else f"has {size} bytes instead of {entry.bytes}"))
     return checks
 
 
@@ -280,11 +280,11 @@ def check_digests(folder: Path, manifest: StoreManifest) -> list[FileCheck]:
 
 def identity(folder: Path, manifest: StoreManifest) -> Identity:
     """Return size, inode, and times of change of content and status of each file."""
-    found: Identity = {}
+    identities: Identity = {}
     for name in (*manifest.every_file, MANIFEST):
         status = (folder / name).stat()
-        found[name] = [status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
-    return found
+        identities[name] = [status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
+    return identities
 
 
 def digests_verified(folder: Path, now: Identity) -> bool:

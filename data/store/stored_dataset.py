@@ -88,8 +88,8 @@ class StoredDataset:
         Raises UsageError for an unknown name, DamagedStoreError if it has changed.
         """
         if name not in self._attachments:
-            there = ", ".join(self._attachments) or "none"
-            raise UsageError(f"data: {self.info.name!r} has no attachment {name!r}; it has {there}.")
+            names = ", ".join(self._attachments) or "none"
+            raise UsageError(f"data: {self.info.name!r} has no attachment {name!r}; it has {names}.")
         entry = self._attachments[name]
         with open_regular(self.path / name) as file:
             content = file.read(entry.bytes + 1)
@@ -161,13 +161,13 @@ def open_dataset(name: str, data_dir: Path | None = None, *, verify: Literal["ch
     Sizes, shapes and the manifest are always checked; digests if a file has changed since they were verified, or ``always``. Raises
     UsageError for an unknown name or missing originals, DamagedStoreError naming the damaged file.
     """
-    found = resolve(name, data_dir)
-    key = store_key(found.name, found.source, found.data_dir, in_name=found.folder_in_name)
+    resolved = resolve(name, data_dir)
+    key = store_key(resolved.name, resolved.source, resolved.data_dir, in_name=resolved.folder_in_name)
     folder = cache_root() / key
     if folder.exists():
         return _open(folder, name, data_dir, always=verify == "always")
     began = time.monotonic()
-    build_store(cache_root(), key, found.name, found.source, found.data_dir, again=False)
+    build_store(cache_root(), key, resolved.name, resolved.source, resolved.data_dir, again=False)
     made_seconds = time.monotonic() - began
     return replace(_open(folder, name, data_dir, always=verify == "always"), made_seconds=made_seconds)
 
@@ -177,9 +177,9 @@ def prepare(name: str, data_dir: Path | None = None, again: bool = False) -> Pat
 
     Errors: `open_dataset`.
     """
-    found = resolve(name, data_dir)
-    key = store_key(found.name, found.source, found.data_dir, in_name=found.folder_in_name)
-    build_store(cache_root(), key, found.name, found.source, found.data_dir, again=again)
+    resolved = resolve(name, data_dir)
+    key = store_key(resolved.name, resolved.source, resolved.data_dir, in_name=resolved.folder_in_name)
+    build_store(cache_root(), key, resolved.name, resolved.source, resolved.data_dir, again=again)
     return cache_root() / key
 
 
@@ -188,11 +188,11 @@ def verify(name: str) -> list[StoreReport]:
 
     Raises UsageError if there is none. A name without arguments matches all arguments.
     """
-    found = resolve(name)
-    folders = stores_of(found.name, found.source)
+    resolved = resolve(name)
+    folders = stores_of(resolved.name, resolved.source)
     if not folders:
         raise UsageError(f"data: {name!r} is not prepared yet, so there is nothing to verify. Prepare it with: trainer data prepare {name}")
-    return [verify_store(found.name, folder) for folder in folders]
+    return [verify_store(resolved.name, folder) for folder in folders]
 
 
 def _open(folder: Path, name: str, data_dir: Path | None, *, always: bool) -> StoredDataset:
@@ -206,10 +206,10 @@ def _open(folder: Path, name: str, data_dir: Path | None, *, always: bool) -> St
     changed = always or not digests_verified(folder, before)
     if changed:
         _expect_sound(check_digests(folder, manifest), folder, name, data_dir)
-    found = _mapped(folder, manifest, name, data_dir, look_inside=changed)
+    dataset = _mapped(folder, manifest, name, data_dir, look_inside=changed)
     if changed:
         remember(folder, before)
-    return found
+    return dataset
 
 
 def _mapped(folder: Path, manifest: StoreManifest, name: str, data_dir: Path | None, *, look_inside: bool) -> StoredDataset:
@@ -224,12 +224,12 @@ def _mapped(folder: Path, manifest: StoreManifest, name: str, data_dir: Path | N
         columns[key] = Column(array, None if offsets is None else cast("NDArray[np.int64]", arrays[offsets]))
     attachments = manifest.attachments if isinstance(manifest, ColumnManifest) else {}
     info = manifest.info()
-    for (split, column), found in columns.items():
-        problem = found.wrong_with(info.column(column))
-        if problem is None and len(found) != manifest.sizes[split]:
-            problem = f"{column} has {len(found)} examples instead of {manifest.sizes[split]}"
+    for (split, column), array_column in columns.items():
+        problem = array_column.wrong_with(info.column(column))
+        if problem is None and len(array_column) != manifest.sizes[split]:
+            problem = f"{column} has {len(array_column)} examples instead of {manifest.sizes[split]}"
         if problem is None and look_inside:
-            problem = _out_of_range(info, column, found)
+            problem = _out_of_range(info, column, array_column)
         if problem is not None:
             raise _damaged(folder, name, data_dir, [FileCheck(f"split {split}", None, f"is not what the manifest says: {problem}")])
     return StoredDataset(info, folder, file_sha256(folder / MANIFEST), manifest.left_out, columns, attachments, notes=manifest.notes)
@@ -248,12 +248,12 @@ def _extremes(values: NDArray[np.generic]) -> tuple[int, int]:
     """Reads a map in parts, so that none stays in memory."""
     if not isinstance(values, np.memmap) or values.ndim != 1 or values.filename is None:
         return int(values.min()), int(values.max())
-    found: list[int] = []
+    extremes: list[int] = []
     for start in range(0, len(values), _PART):
         shape = (min(_PART, len(values) - start),)
         part = np.memmap(values.filename, values.dtype, "r", values.offset + start * values.itemsize, shape)
-        found += [int(part.min()), int(part.max())]
-    return min(found), max(found)
+        extremes += [int(part.min()), int(part.max())]
+    return min(extremes), max(extremes)
 
 
 def _map(folder: Path, file: str, manifest: StoreManifest, name: str, data_dir: Path | None) -> NDArray[np.generic]:
@@ -266,8 +266,8 @@ def _map(folder: Path, file: str, manifest: StoreManifest, name: str, data_dir: 
         raise _damaged(folder, name, data_dir, [FileCheck(file, None, "is no array file")])
     entry = manifest.files[file]
     if array.shape != entry.shape or str(array.dtype) != entry.dtype:
-        found = f"holds {array.dtype} {list(array.shape)} instead of {entry.dtype} {list(entry.shape)}"
-        raise _damaged(folder, name, data_dir, [FileCheck(file, None, found)])
+        difference = f"holds {array.dtype} {list(array.shape)} instead of {entry.dtype} {list(entry.shape)}"
+        raise _damaged(folder, name, data_dir, [FileCheck(file, None, difference)])
     return array
 
 
@@ -302,9 +302,9 @@ def _expect_sound(checks: Sequence[FileCheck], folder: Path, name: str, data_dir
 
 
 def _damaged(folder: Path, name: str, data_dir: Path | None, checks: Sequence[FileCheck]) -> DamagedStoreError:
-    found = "; ".join(f"{check.name} {check.problem}" for check in checks if check.problem)
+    problems = "; ".join(f"{check.name} {check.problem}" for check in checks if check.problem)
     return DamagedStoreError(
-        f"data: the store of {name!r} in {str(folder)!r} is damaged: {found}. Make it again with: {_remedy(name, data_dir)}"
+        f"data: the store of {name!r} in {str(folder)!r} is damaged: {problems}. Make it again with: {_remedy(name, data_dir)}"
     )
 
 

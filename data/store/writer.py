@@ -54,10 +54,10 @@ def yielded(function: Callable[[], Iterable[T]], name: str) -> Iterator[T]:
 
     Raises BrokenSourceError, with `name`, if it is no iterable.
     """
-    found = called(function)
-    if not isinstance(found, Iterable):
-        raise BrokenSourceError(f"{name} returned {type(found).__name__}, not blocks one after another")
-    iterator = called(iter, found)
+    blocks = called(function)
+    if not isinstance(blocks, Iterable):
+        raise BrokenSourceError(f"{name} returned {type(blocks).__name__}, not blocks one after another")
+    iterator = called(iter, blocks)
     end = object()
     while (block := called(next, iterator, end)) is not end:
         yield block
@@ -89,12 +89,12 @@ def check_prepared(loaded: object, function: str) -> None:
         raise BrokenSourceError(f"its {function} returned {_kind(loaded)}, not one of PreparedArrays, PreparedBlocks and PreparedColumns")
     if isinstance(loaded, PreparedArrays):
         for name, arrays in (("images", loaded.images), ("labels", loaded.labels)):
-            _check_splits(name, arrays, "an array", lambda found: isinstance(found, np.ndarray))
+            _check_splits(name, arrays, "an array", lambda array: isinstance(array, np.ndarray))
         return
     _check_splits("blocks", loaded.blocks, "a function", callable)
     for name in ("left_out", "notes", *(["attachments"] if isinstance(loaded, PreparedColumns) else [])):
-        if not callable(given := getattr(loaded, name)):
-            raise BrokenSourceError(f"its {name} is {_kind(given)}, not a function")
+        if not callable(function_value := getattr(loaded, name)):
+            raise BrokenSourceError(f"its {name} is {_kind(function_value)}, not a function")
     if isinstance(loaded, PreparedColumns):
         _check_columns(loaded)
     elif not (isinstance(loaded.input_shape, tuple) and len(loaded.input_shape) == 3 and all(map(_is_count, loaded.input_shape))):
@@ -103,14 +103,14 @@ def check_prepared(loaded: object, function: str) -> None:
         raise BrokenSourceError(f"its classes are {loaded.classes!r}, not a whole number from 1 up")
 
 
-def _check_splits(name: str, found: object, kind: str, right: Callable[[object], bool]) -> None:
-    if not isinstance(found, Mapping):
-        raise BrokenSourceError(f"its {name} are {_kind(found)}, not a mapping with {kind} for each of {' and '.join(SPLITS)}")
-    if set(found) != set(SPLITS):
-        raise BrokenSourceError(f"its {name} have the splits {sorted(map(str, found))}, not {' and '.join(SPLITS)}")
+def _check_splits(name: str, values: object, kind: str, right: Callable[[object], bool]) -> None:
+    if not isinstance(values, Mapping):
+        raise BrokenSourceError(f"its {name} are {_kind(values)}, not a mapping with {kind} for each of {' and '.join(SPLITS)}")
+    if set(values) != set(SPLITS):
+        raise BrokenSourceError(f"its {name} have the splits {sorted(map(str, values))}, not {' and '.join(SPLITS)}")
     for split in SPLITS:
-        if not right(found[split]):
-            raise BrokenSourceError(f"its {name} have {_kind(found[split])} for {split}, not {kind}")
+        if not right(values[split]):
+            raise BrokenSourceError(f"its {name} have {_kind(values[split])} for {split}, not {kind}")
 
 
 def _check_columns(loaded: PreparedColumns) -> None:
@@ -124,14 +124,14 @@ def _check_columns(loaded: PreparedColumns) -> None:
         raise BrokenSourceError(f"its vocabulary_sizes are {sizes!r}, not a whole number from 1 up for each column of tokens")
 
 
-def check_attachments(found: object) -> Mapping[str, bytes]:
+def check_attachments(attachments: object) -> Mapping[str, bytes]:
     """Return attachments. Raises BrokenSourceError unless they are bytes by name."""
-    if not isinstance(found, Mapping):
-        raise BrokenSourceError(f"its attachments returned {_kind(found)}, not a mapping from names to bytes")
-    for name, content in found.items():
+    if not isinstance(attachments, Mapping):
+        raise BrokenSourceError(f"its attachments returned {_kind(attachments)}, not a mapping from names to bytes")
+    for name, content in attachments.items():
         if not isinstance(name, str) or not isinstance(content, bytes):
             raise BrokenSourceError(f"its attachment {name!r} is {_kind(content)}, not bytes under a name")
-    return found
+    return attachments
 
 
 def check_class_names(names: Sequence[object]) -> tuple[str, ...]:
@@ -146,10 +146,10 @@ def check_class_names(names: Sequence[object]) -> tuple[str, ...]:
 
 def checked_texts(function: Callable[[], Iterable[str]], name: str) -> tuple[str, ...]:
     """Return the texts of a source's `name`. Raises BrokenSourceError for anything else."""
-    found = called(lambda: text if isinstance(text := function(), str) else tuple(text))
-    if isinstance(found, str) or not all(isinstance(line, str) for line in found):
+    texts = called(lambda: text if isinstance(text := function(), str) else tuple(text))
+    if isinstance(texts, str) or not all(isinstance(line, str) for line in texts):
         raise BrokenSourceError(f"its {name} returned something else than texts")
-    return tuple(map(spelled, found))
+    return tuple(map(spelled, texts))
 
 
 def wrong_translation(prepared: PreparedColumns) -> str | None:
@@ -193,12 +193,12 @@ def wrong_sentences(column: Column, first: int) -> str | None:
     return None
 
 
-def _is_count(found: object) -> bool:
-    return isinstance(found, int | np.integer) and not isinstance(found, bool) and int(found) >= 1
+def _is_count(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) >= 1
 
 
-def _kind(found: object) -> str:
-    return "None" if found is None else f"of the type {type(found).__name__}"
+def _kind(value: object) -> str:
+    return "None" if value is None else f"of the type {type(value).__name__}"
 
 
 HEADER_BYTES = 128  # room for any shape; numpy's format requires a multiple of 64

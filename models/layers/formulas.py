@@ -39,7 +39,7 @@ class StorageLayout:
 def convolutions(spec: ModelSpec) -> dict[str, StorageLayout]:
     """Return the layout of every convolution's weight: [h, w, in, out]."""
     four = [parameter for parameter in spec.parameters if len(parameter.shape) == 4]
-    return {one.name: StorageLayout(one.shape, (2, 3, 1, 0), tuple(one.shape[axis] for axis in (2, 3, 1, 0))) for one in four}
+    return {weight.name: StorageLayout(weight.shape, (2, 3, 1, 0), tuple(weight.shape[axis] for axis in (2, 3, 1, 0))) for weight in four}
 
 
 def after_flatten(spec: ModelSpec, name: str, channels: int) -> dict[str, StorageLayout]:
@@ -102,8 +102,8 @@ def exponent_step(width: int) -> float:
 
 def frequencies(width: int) -> NDArray[np.float64]:
     """Return float64 [width / 2] from 1 to 1/10000, evenly spaced on a logarithmic scale."""
-    found: NDArray[np.float64] = np.exp(np.arange(width // 2) * exponent_step(width))
-    return found
+    result: NDArray[np.float64] = np.exp(np.arange(width // 2) * exponent_step(width))
+    return result
 
 
 def position_codes(count: int, width: int) -> NDArray[np.float32]:

@@ -76,14 +76,14 @@ class _Numbers:
 def number_pairs() -> list[tuple[str, str]]:
     """Return pairs of English and German text, each English text once, in a fixed random order."""
     words = text_package("num2words").num2words
-    found: dict[str, str] = {}
+    german_by_english: dict[str, str] = {}
     for kind, numbers in (("cardinal", _drawn(_CARDINALS, 1)), ("ordinal", _drawn(_ORDINALS, 2)), ("year", list(_YEARS))):
         for number in numbers:
             english, german = (words(number, lang=language, to=kind) for language in ("en", "de"))
-            found.setdefault(english, german)
+            german_by_english.setdefault(english, german)
     for english, german in _dates(words):
-        found.setdefault(english, german)
-    pairs = list(found.items())
+        german_by_english.setdefault(english, german)
+    pairs = list(german_by_english.items())
     return [pairs[place] for place in np.argsort(_raw(len(pairs), 3), kind="stable").tolist()]
 
 
@@ -104,14 +104,14 @@ def _drawn(count: int, stream: int) -> list[int]:
 
     Most of these have few digits.
     """
-    found = dict.fromkeys(range(1000))
+    numbers = dict.fromkeys(range(1000))
     exponents, places = _raw(8 * count, stream), iter(_raw(8 * count, stream + 10).tolist())
     for exponent in (exponents % np.uint64(4)).tolist():
-        if len(found) >= count:
+        if len(numbers) >= count:
             break
         top = min(_MAX_SIZE, 10 ** (3 + exponent))
-        found.setdefault(next(places) % (top + 1))
-    return list(found)
+        numbers.setdefault(next(places) % (top + 1))
+    return list(numbers)
 
 
 def _dates(words: Any) -> Iterator[tuple[str, str]]:

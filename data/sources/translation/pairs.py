@@ -149,8 +149,8 @@ class _Sample:
 def _vocabulary(read: PairReader, count: int, size: int, *, bytes_too: bool, work: Path, packages: Sequence[str]) -> tuple[bytes, bytes]:
     """Return model and description, those in `work` if they are of the same lines."""
     places = _sampled_places(read, count)
-    if (kept := _kept(work, _Sample(read, count, places), size)) is not None:
-        return kept
+    if (stored := _kept(work, _Sample(read, count, places), size)) is not None:
+        return stored
     sample = _Sample(read, count, places)
 
     def lines() -> Iterator[str]:

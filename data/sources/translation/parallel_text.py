@@ -40,11 +40,11 @@ def aligned_count(source: Path, target: Path) -> int:
     """
     counts = count_lines(source), count_lines(target)
     if counts[0] != counts[1]:
-        found = first_suspicious_line(source, target)
+        suspicious = first_suspicious_line(source, target)
         where = (
             "The lengths of their lines do not show where they diverge."
-            if found is None
-            else f"The first suspicious line is {found[0]:,}: {found[1]}."
+            if suspicious is None
+            else f"The first suspicious line is {suspicious[0]:,}: {suspicious[1]}."
         )
         raise UsageError(
             f"data: {str(source)!r} has {counts[0]:,} lines and {str(target)!r} has {counts[1]:,}, so that they are no translations of "
@@ -72,15 +72,15 @@ def first_suspicious_line(source: Path, target: Path) -> tuple[int, str] | None:
     return None
 
 
-def _oddity(one: bytes | None, other: bytes | None) -> str | None:
+def _oddity(source: bytes | None, target: bytes | None) -> str | None:
     """None is a line that is too long."""
-    sizes = [None if line is None else len(line.strip()) for line in (one, other)]
-    told = [f"more than {MAX_LINE_BYTES:,} bytes" if size is None else f"{size} bytes" for size in sizes]
+    sizes = [None if line is None else len(line.strip()) for line in (source, target)]
+    texts = [f"more than {MAX_LINE_BYTES:,} bytes" if size is None else f"{size} bytes" for size in sizes]
     least, most = sorted(MAX_LINE_BYTES + 1 if size is None else size for size in sizes)
     if least == 0:
-        return None if most == 0 else f"it is empty in one file and has {told[sizes[0] == 0]} in the other"
+        return None if most == 0 else f"it is empty in one file and has {texts[sizes[0] == 0]} in the other"
     odd = most > 20 and most > _ODD_RATIO * least
-    return f"it has {told[0]} in one file and {told[1]} in the other" if odd else None
+    return f"it has {texts[0]} in one file and {texts[1]} in the other" if odd else None
 
 
 _NAME = "parallel-text"
@@ -234,14 +234,14 @@ def _file_names(stem: str, languages: tuple[str, str]) -> str:
 
 def _pair(stem: str, languages: tuple[str, str]) -> tuple[Path, Path] | None:
     """Return the files of both languages, if any. Raises UsageError for one alone or twice."""
-    found = [[path for path in map(Path, (f"{stem}.{code}", f"{stem}.{code}.gz")) if os.path.exists(path)] for code in languages]
-    if not any(found):
+    files = [[path for path in map(Path, (f"{stem}.{code}", f"{stem}.{code}.gz")) if os.path.exists(path)] for code in languages]
+    if not any(files):
         return None
-    for language, paths in zip(languages, found, strict=True):
+    for language, paths in zip(languages, files, strict=True):
         if len(paths) != 1:
             problem = f"there is no {stem}.{language}" if not paths else f"there are both {paths[0]} and {paths[1]}"
             raise UsageError(f"data: {problem}; {_NAME} reads one file a language.")
-    return found[0][0], found[1][0]
+    return files[0][0], files[1][0]
 
 
 def _read(files: tuple[Path, Path], total: int) -> Iterator[tuple[str, str] | str]:

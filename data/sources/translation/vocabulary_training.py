@@ -40,9 +40,9 @@ def trained_model(lines: Iterable[str], size: int, *, bytes_too: bool) -> bytes:
 
     Raises RefusedTextError, TrainerError if the process dies, errors of `lines`.
     """
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as log:
         command = python(__name__, str(os.getpid()), str(size), str(int(bytes_too)))
-        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, start_new_session=True)
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True)
         if child.stdin is None or child.stdout is None:
             raise RuntimeError("a process without the pipes that it was to have")
         try:
@@ -55,11 +55,11 @@ def trained_model(lines: Iterable[str], size: int, *, bytes_too: bool) -> bytes:
             with suppress(BrokenPipeError):
                 child.stdin.close()
             child.stdout.close()
-        said.seek(0)
-        told = said.read().decode(errors="replace")
+        log.seek(0)
+        message = log.read().decode(errors="replace")
     if code:
-        raise TrainerError(f"data: the vocabulary of {size} pieces was not made: {_end_in_words(code, told)}")
-    sys.stderr.write(told)
+        raise TrainerError(f"data: the vocabulary of {size} pieces was not made: {_end_in_words(code, message)}")
+    sys.stderr.write(message)
     head, _, model = answer.partition(b"\n")
     if (refused := parse_json(head)) is not None:
         raise RefusedTextError(refused)
@@ -79,15 +79,15 @@ def _feed(stream: IO[bytes], lines: Iterable[str]) -> None:
         stream.flush()
 
 
-def _end_in_words(code: int, told: str) -> str:
+def _end_in_words(code: int, message: str) -> str:
     killed = signal.Signals(-code).name if code < 0 else None
-    if "bad_alloc" in told or "MemoryError" in told or killed == "SIGKILL":
+    if "bad_alloc" in message or "MemoryError" in message or killed == "SIGKILL":
         how = "was killed, as the system does where memory runs out" if killed == "SIGKILL" else "had not enough memory"
         return (
             f"the process that makes it {how}; it may take up to {MAX_MEMORY_BYTES >> 30} GiB. Most is needed by text whose words are very"
             " long and all different; leave such lines out, or give it more memory."
         )
-    last = told.strip().splitlines()[-1:]
+    last = message.strip().splitlines()[-1:]
     how = f"was killed by {killed}" if killed else f"ended with code {code}"
     return f"the process that makes it {how}{''.join(f': {line}' for line in last)}"
 

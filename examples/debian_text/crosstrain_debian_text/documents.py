@@ -94,20 +94,20 @@ class _PageReader:
 
 
 def _identifier(attributes: str) -> str:
-    found = _ID.search(attributes)
-    return found[1] if found else ""
+    match = _ID.search(attributes)
+    return match[1] if match else ""
 
 
 def paired(source: list[Block], target: list[Block]) -> Iterator[tuple[str, str]]:
     """Yield matching texts of two pages: by position if all markup is the same, else by id."""
     if [block.tag for block in source] == [block.tag for block in target]:
-        yield from ((one.text, other.text) for one, other in zip(source, target, strict=True))
+        yield from ((block.text, translation.text) for block, translation in zip(source, target, strict=True))
         return
     named = {block.identifier: block for block in target if block.identifier}
-    for one in source:
-        other = named.get(one.identifier) if one.identifier else None
-        if other is not None and other.tag == one.tag:
-            yield one.text, other.text
+    for block in source:
+        translation = named.get(block.identifier) if block.identifier else None
+        if translation is not None and translation.tag == block.tag:
+            yield block.text, translation.text
 
 
 def _without_comments(page: str) -> str:
@@ -189,15 +189,15 @@ def read_po(text: str) -> Iterator[tuple[str, str]]:
     current, fuzzy = "", False
     for line in (*text.split("\n"), ""):
         line = line.strip()
-        found = _PO_LINE.match(line)
-        if found is not None and not line.startswith("#"):
-            if found[1]:
-                current = found[1] + (f"[{found[2]}]" if found[2] else "")
+        match = _PO_LINE.match(line)
+        if match is not None and not line.startswith("#"):
+            if match[1]:
+                current = match[1] + (f"[{match[2]}]" if match[2] else "")
                 if current in ("msgctxt", "msgid") and any(key.startswith("msgstr") for key in parts):
                     yield from _entry(parts, fuzzy=fuzzy)
                     parts, fuzzy = {}, False
             if current:
-                parts.setdefault(current, []).append(_ESCAPE.sub(lambda one: _ESCAPED.get(one[1], one[1]), found[3]))
+                parts.setdefault(current, []).append(_ESCAPE.sub(lambda escape: _ESCAPED.get(escape[1], escape[1]), match[3]))
         elif not line:
             yield from _entry(parts, fuzzy=fuzzy)
             parts, current, fuzzy = {}, "", False
@@ -246,8 +246,8 @@ def cleaned_message(source: str, target: str) -> tuple[str, str]:
     texts = [_without_markup(text) for text in (source, target)]
     marked = [[word for word in _WORD_WITH_MARKS.findall(text) for _ in _MARK.finditer(word)] for text in texts]
     mark = _MARK if all(len(words) == 1 for words in marked) and marked[0] != marked[1] else _MARK_BEFORE
-    one, other = (cleaned_paragraph(_WORD_WITH_MARKS.sub(lambda word: mark.sub("", word[0]), text)) for text in texts)
-    return one, other
+    cleaned_source, cleaned_target = (cleaned_paragraph(_WORD_WITH_MARKS.sub(lambda word: mark.sub("", word[0]), text)) for text in texts)
+    return cleaned_source, cleaned_target
 
 
 def cleaned_paragraph(text: str) -> str:

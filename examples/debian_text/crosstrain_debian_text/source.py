@@ -58,10 +58,10 @@ class _DebianText:
         return _DebianText(_pieces(str(size)))
 
     def originals(self, data_dir: Path) -> Sequence[Path]:
-        found = sorted(data_dir.glob("*.deb"))
-        if not found:
+        packages = sorted(data_dir.glob("*.deb"))
+        if not packages:
             raise UsageError(f"data_dir: {str(data_dir)!r} holds no .deb files; leave --data-dir out, and apt fetches them.")
-        return found
+        return packages
 
     def load_in(self, work: Path, data_dir: Path | None) -> PreparedColumns:
         """Fetch the packages unless `data_dir` holds some, and read them.
