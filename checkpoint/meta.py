@@ -28,7 +28,7 @@ from ..core.job import Job
 from ..core.settings.job_fields import allowed
 from ..data.base import MAX_CLASSES, DataInfo, ImageFeatures, TextFeatures
 from ..data.columns import ColumnSpec
-from ..data.preprocessing import wrong_statistics
+from ..data.preprocessing import statistics_problem
 from ..data.sources.translation.tokenizer import Vocabulary
 from ..models.base import ModelSpec
 from ..records.store.vocabulary import VOCABULARY, read_vocabulary
@@ -108,7 +108,7 @@ class _ImageData(_Data):
     def _sized(self) -> Self:
         if math.prod(self.input_shape) > MAX_PIXELS:
             raise ValueError(f"input_shape: an example of more than {MAX_PIXELS:,} numbers")
-        if problem := wrong_statistics(self.mean, self.std, self.input_shape[0]):
+        if problem := statistics_problem(self.mean, self.std, self.input_shape[0]):
             raise ValueError(problem)
         if self.class_names and len(self.class_names) != self.classes:
             raise ValueError(f"class_names: {len(self.class_names)} names for {self.classes} classes")

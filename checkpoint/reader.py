@@ -117,18 +117,18 @@ class Checkpoint:
     @property
     def parameters(self) -> dict[str, NDArray[Any]]:
         """Parameters by canonical name."""
-        return self._of("parameters/")
+        return self._arrays_below("parameters/")
 
     @property
     def buffers(self) -> dict[str, NDArray[Any]]:
         """Buffers by canonical name."""
-        return self._of("buffers/")
+        return self._arrays_below("buffers/")
 
     def slot(self, name: str) -> dict[str, NDArray[Any]]:
         """Return an optimizer's slot by canonical parameter name; empty if it is missing."""
-        return self._of(f"slots/{name}/")
+        return self._arrays_below(f"slots/{name}/")
 
-    def _of(self, prefix: str) -> dict[str, NDArray[Any]]:
+    def _arrays_below(self, prefix: str) -> dict[str, NDArray[Any]]:
         return {key.removeprefix(prefix): array for key, array in self.arrays.items() if key.startswith(prefix)}
 
 

@@ -188,7 +188,7 @@ def _slots(checkpoint: Checkpoint) -> set[str]:
 
 
 @contextmanager
-def held(source: Path, selection: Selection) -> Iterator[ChosenWeights]:
+def locked_weights(source: Path, selection: Selection) -> Iterator[ChosenWeights]:
     """Select weights, and protect their checkpoints from an active run within the block."""
     while True:
         chosen = choose(source, selection)

@@ -73,7 +73,7 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         if ctx.resilient_parsing:
-            from .kept_commands import completing_command
+            from .completion import completing_command
 
             return completing_command(cmd_name, load_command)
         return load_command(cmd_name)

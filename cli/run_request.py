@@ -132,7 +132,7 @@ class TypedRun:
     def further_places(self) -> Mapping[str, str]:
         """Other options for the nodes' location, such as ``ray_address``, by name."""
         options = [self.personal[name] for name in FURTHER_PLACES if name in self.personal]
-        return {option.option.name: option.value for option in options if not option.of_own_file or self.counts(option)}
+        return {option.option.name: option.value for option in options if not option.is_from_file or self.counts(option)}
 
     @cached_property
     def _launcher(self) -> str:
@@ -144,7 +144,7 @@ class TypedRun:
             return True
         if self._launcher not in FOLLOW_OTHERS:
             return takes_option(self._launcher, option.option.name)
-        if not option.of_own_file:
+        if not option.is_from_file:
             return True
         started = self.rendezvous is not None or self.node_rank is not None or detect(os.environ, None, None, None) is not None
         return takes_option(self._launcher, option.option.name) and not started and not placed_without(option.option.name, os.environ)
@@ -158,7 +158,7 @@ class TypedRun:
             if typed.get(key, value) != value:
                 whose = self.named_hosts
                 assert whose is not None
-                remedy = "; --launcher local leaves the hosts alone" if whose.of_own_file else ""
+                remedy = "; --launcher local leaves the hosts alone" if whose.is_from_file else ""
                 raise UsageError(f"{key}: got {typed[key]}, but {whose.key} says {value}; leave it out or make them agree{remedy}")
         if self.automatic is not None and self.resume is not None:
             typed = {key: value for key, value in typed.items() if key not in ("out", "name")}  # these named the run
@@ -196,7 +196,7 @@ def _launcher(typed: TypedRun, job: Job) -> LauncherPlugin:
 def check_place(typed: TypedRun, job: Job, place: Membership | None) -> None:
     """Reject options of another way of starting the nodes; report such variables."""
     if place is None:
-        _check_own_nodes(typed, job)
+        _check_started_nodes(typed, job)
     elif typed.hosts and (named := typed.named_hosts) is not None:
         remedy = "leave one of the two out" if named.typed else f"unset {named.option.variable}"
         raise UsageError(f"{named.key}: starts the nodes, but {place.contract} has started them already; {remedy}")
@@ -207,25 +207,25 @@ def check_place(typed: TypedRun, job: Job, place: Membership | None) -> None:
         note(f"to look at the runs: tensorboard --logdir {shlex.quote(str(job.out))}")
 
 
-def _check_own_nodes(typed: TypedRun, job: Job) -> None:
+def _check_started_nodes(typed: TypedRun, job: Job) -> None:
     launcher, named, python = _launcher(typed, job), typed.named_hosts, typed.personal.get("python")
     if job.launcher == "auto" and not launcher.own_cluster:
         refuse_step(os.environ, typed.ctx.obj or ("run",), parse_hosts)
     if typed.secret_file is not None:
-        _tell_unused(typed, "secret_file", "this run starts all of its nodes itself", "--rendezvous and --node-rank")
-    if named is not None and not typed.counts(named) and not named.of_own_file:
-        _tell_unused(typed, named.option.name, f"--launcher {job.launcher} has its nodes elsewhere", "--launcher ssh")
+        _reject_unused(typed, "secret_file", "this run starts all of its nodes itself", "--rendezvous and --node-rank")
+    if named is not None and not typed.counts(named) and not named.is_from_file:
+        _reject_unused(typed, named.option.name, f"--launcher {job.launcher} has its nodes elsewhere", "--launcher ssh")
     has_other_hosts = typed.hosts or allocated(job.launcher, os.environ)[0] or "python" in launcher.takes
-    if python is not None and not python.of_own_file and not has_other_hosts:
-        _tell_unused(typed, "python", "this run has no other hosts", "--hosts")
+    if python is not None and not python.is_from_file and not has_other_hosts:
+        _reject_unused(typed, "python", "this run has no other hosts", "--hosts")
     for name in typed.further_places:
         if typed.hosts:
             raise UsageError(f"{flag_name(name)} and --hosts: both say where the nodes are; give one of them")
         if name not in launcher.takes:
-            _tell_unused(typed, name, f"--launcher {job.launcher} does not take it", f"--launcher {who_takes(name)}")
+            _reject_unused(typed, name, f"--launcher {job.launcher} does not take it", f"--launcher {who_takes(name)}")
 
 
-def _tell_unused(typed: TypedRun, option: str, why: str, belongs_to: str) -> None:
+def _reject_unused(typed: TypedRun, option: str, why: str, belongs_to: str) -> None:
     why = f"{why}, and nothing uses it"
     if typed.ctx.get_parameter_source(option) == ParameterSource.COMMANDLINE:
         raise UsageError(f"--{option.replace('_', '-')}: {why}; leave it out, or give {belongs_to}")
@@ -280,15 +280,15 @@ def settings_as_text(resolved: Resolved, personal: Mapping[str, GivenOption]) ->
     return "\n".join(f"{key:<{width}}  {value:<{value_width}}  {source}" for key, value, source in rows)
 
 
-class Standing(Enum):
+class ResumeState(Enum):
     """The state of the run that ``--resume auto`` names."""
 
-    BEGINS = "begins"
-    GOES_ON = "goes on"
-    HAS_SUCCEEDED = "has succeeded"
+    STARTS = "starts"
+    RESUMES = "resumes"
+    SUCCEEDED = "succeeded"
 
 
-def standing_run(job: Job) -> tuple[Standing, Path]:
+def run_to_resume(job: Job) -> tuple[ResumeState, Path]:
     """Return the state of the run that the job names, and its directory.
 
     Moves a run without checkpoint aside. Raises UsageError if the job has no name, the run is in progress, or the path is taken.
@@ -297,17 +297,17 @@ def standing_run(job: Job) -> tuple[Standing, Path]:
         raise UsageError("--resume auto resumes the run of the same name; give the run a --name")
     path = job.out / job.name
     if not path.exists():
-        return Standing.BEGINS, path
+        return ResumeState.STARTS, path
     if not is_run(path):
         raise UsageError(f"--resume auto: {str(path)!r} is no run; give another --name")
     reader = RunReader(path)
     if reader.state() == "succeeded":
-        return Standing.HAS_SUCCEEDED, path
+        return ResumeState.SUCCEEDED, path
     if list_checkpoints(path):
-        return Standing.GOES_ON, path
+        return ResumeState.RESUMES, path
     refuse_at_work(reader)
     aside = next(place for number in range(1, 10_000) if not (place := path.with_name(f"{path.name}.before-{number}")).exists())
     with writing(path.parent):
         path.rename(aside)
     note(f"the run {path.name} ended before its first checkpoint and restarts; the old directory is now {aside}")
-    return Standing.BEGINS, path
+    return ResumeState.STARTS, path

@@ -78,10 +78,10 @@ class _Servers:
 
     def _server(self, job: Job) -> ForkServerProcess:
         key = (job.backend, job.deterministic, job.threads)
-        standing = self._servers.get(key)
-        if standing is None or standing.ended:
-            standing = self._servers[key] = ForkServerProcess(job)
-        return standing
+        server = self._servers.get(key)
+        if server is None or server.ended:
+            server = self._servers[key] = ForkServerProcess(job)
+        return server
 
 
 def main(descriptor: int, parent: int) -> None:

@@ -77,7 +77,7 @@ class _Passes:
             inputs |= {name: self.tensors.tensor(values), f"{name}{LENGTHS}": self.tensors.tensor(examples.lengths)}
         return inputs
 
-    def own_positions(self, result: Array) -> Array:
+    def without_padding(self, result: Array) -> Array:
         """Drop positions after an example's end, for results by target position."""
         if not self.data.info.column(self.spec.target).varies:
             return result
@@ -86,7 +86,7 @@ class _Passes:
 
     def forward(self, padding: int) -> Array:
         result = self.module.forward(self.parameters, self.inputs(self.spec.inputs, padding), self.context)
-        return self.own_positions(self.tensors.array(result))
+        return self.without_padding(self.tensors.array(result))
 
     def stepwise(self, source: str, target: str) -> Array:
         """Return the logits of each target position, decoded piece by piece."""
@@ -99,7 +99,7 @@ class _Passes:
             logits_bv, cache = functions.decode_step(self.parameters, tokens, position, memory, cache, self.context)
             logits.append(self.tensors.array(logits_bv))
             tokens_b = targets_bt[:, position]
-        return self.own_positions(np.stack(logits, axis=1))
+        return self.without_padding(np.stack(logits, axis=1))
 
 
 def _moved(spec: ModelSpec) -> dict[str, Array]:

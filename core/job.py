@@ -58,7 +58,7 @@ MAX_RUN_NAME_BYTES = 200  # file systems allow 255, and --repeats adds a number
 MAX_NUMBER = MAX_AMOUNT
 MAX_ACCUMULATED = 65_536
 MAX_EXAMPLES = 2**53  # of an update: what a float64 counts exactly
-MAX_SIZE = 1e30  # a float32 holds it, and some factors besides
+MAX_SIZE = 1e30  # a float32 holds it, also times some factors
 
 
 def _typed_number(value: object) -> object:

@@ -147,7 +147,7 @@ REMEDY = (
     "a smaller --batch-size, or of text --batch-tokens, needs less (--accumulate N makes updates as large again from N such batches), "
     "and so do fewer workers on a node"
 )
-_TOLD = re.compile(  # messages of torch, TensorFlow, the C++ library, numpy and the system; frameworks raise general errors
+_OUT_OF_MEMORY = re.compile(  # messages of torch, TensorFlow, the C++ library, numpy and the system; frameworks raise general errors
     r"can't allocate memory|cannot allocate memory|out of memory|failed to allocate memory|OOM when allocating|std::bad_alloc"
     r"|unable to allocate .* for an array",
     re.IGNORECASE,
@@ -160,7 +160,7 @@ def told_of(error: BaseException | None) -> str | None:
     seen: set[int] = set()  # an error may be its own cause
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        line = next((line.strip() for line in str(error).splitlines() if _TOLD.search(line)), None)
+        line = next((line.strip() for line in str(error).splitlines() if _OUT_OF_MEMORY.search(line)), None)
         if line is not None:
             return line[:1000]
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):

@@ -89,7 +89,7 @@ class Declaration:
     mllog: str | None = None  # key in MLPerf's log, with fields of the job in braces
 
     @classmethod
-    def of(cls, field: FieldInfo) -> Self:
+    def from_field(cls, field: FieldInfo) -> Self:
         """Return the declaration of a field. Raises KeyError for one not declared by `setting`."""
         for item in field.metadata:
             if isinstance(item, cls):

@@ -158,7 +158,7 @@ class Buckets:
     bucket_of: NDArray[np.uint8]
 
     @classmethod
-    def of(cls, lengths: NDArray[np.int64]) -> Buckets:
+    def from_lengths(cls, lengths: NDArray[np.int64]) -> Buckets:
         """Return the buckets of examples of these lengths. Raises ValueError for an empty example."""
         if len(lengths) and lengths.min() < 1:
             raise ValueError(f"example {int(np.argmin(lengths))} has no tokens, so that batches cannot be filled by them")

@@ -17,7 +17,7 @@ from ..core.errors import UsageError
 from .base import DataInfo, PreparedArrays, Split
 
 
-def wrong_statistics(mean: Sequence[float], std: Sequence[float], channels: int) -> str | None:
+def statistics_problem(mean: Sequence[float], std: Sequence[float], channels: int) -> str | None:
     """Return why these cannot normalise pixels to finite float32, or None."""
     if not len(mean) == len(std) == channels:
         return f"mean and std: have {len(mean)} and {len(std)} numbers, and have to have {channels}, one a channel"
@@ -108,15 +108,15 @@ _BITS = np.uint64(24)  # of each 64-bit number: 24 for dy, 24 for dx, 1 for flip
 class Augmentation:
     """Allowed moves in pixels, in either direction, and mirroring."""
 
-    most_dy: int
-    most_dx: int
+    max_dy: int
+    max_dx: int
     flip: bool
 
     def draws(self, seed: int, epoch: int, size: int) -> Changes:
         """Return one epoch's changes of all `size` training examples, int32 [n, 3] in dataset order."""
         bits = np.random.Philox(np.random.SeedSequence([seed, epoch], spawn_key=(_STREAM,))).random_raw(size)
         changes = np.zeros((size, 3), dtype=np.int32)
-        for column, most in enumerate((self.most_dy, self.most_dx)):
+        for column, most in enumerate((self.max_dy, self.max_dx)):
             part = (bits >> (np.uint64(column) * _BITS)) & np.uint64(2**24 - 1)
             changes[:, column] = (part * np.uint64(2 * most + 1) >> _BITS).astype(np.int32) - most
         if self.flip:

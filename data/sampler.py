@@ -211,7 +211,7 @@ class Sampler:
     def _by_length(self) -> Buckets:
         if self.lengths is None:
             raise ValueError("batches by tokens need the lengths of the examples")
-        return Buckets.of(np.maximum.reduce(list(self.lengths.values())))
+        return Buckets.from_lengths(np.maximum.reduce(list(self.lengths.values())))
 
     def _arrange(self, epoch: int, skip: int, arranged: Arranged) -> tuple[Indices, Bounds]:
         """Return the order of an epoch and the bounds of its steps; the last result is cached."""

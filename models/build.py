@@ -200,10 +200,10 @@ def build_model(name: str, data: DataInfo) -> ModelSpec:
     if not spec.inputs:
         raise UsageError(f"model: {name!r} reads no column; its `inputs` are empty")
     names = [column.name for column in data.columns]
-    if lacking := [column for column in (*spec.inputs, spec.target) if column not in names]:
+    if missing := [column for column in (*spec.inputs, spec.target) if column not in names]:
         raise UsageError(
             f"model: {name!r} reads the columns {', '.join(dict.fromkeys((*spec.inputs, spec.target)))}, and {data.name!r} has no "
-            f"{' and no '.join(dict.fromkeys(lacking))}; it has {', '.join(names)}. Choose another dataset: trainer data list"
+            f"{' and no '.join(dict.fromkeys(missing))}; it has {', '.join(names)}. Choose another dataset: trainer data list"
         )
     _check_translation(name, spec, data)
     return spec

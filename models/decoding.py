@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..core.errors import RunFailedError, TrainerError, UsageError
 from ..data.base import Dataset, Split
-from ..data.sources.translation.pairs import SCORING_FILES, TEST_REFERENCES, reference_lines, wrong_scoring_files
+from ..data.sources.translation.pairs import SCORING_FILES, TEST_REFERENCES, reference_lines, scoring_problem
 from ..data.sources.translation.tokenizer import VOCABULARY, Vocabulary
 from ..data.text import BEGIN, END, PADDING
 from ..metrics import Metric
@@ -21,7 +21,7 @@ from ..metrics import base as language
 
 __path__: list[str] = []  # `core/plugins.py` finds former modules below this one
 
-# Greedy and beam search in numpy, over many sentences at once.
+# Greedy and beam search in numpy, over many sentences together.
 # A sentence is done at its longest allowed length, or earlier by a bound that changes no result: log-probabilities only fall as pieces are
 # added, and the penalty is largest at the longest length, so no hypothesis can finish above (its log-probability now) / penalty(longest
 # length). Sums are float64 per sentence, and ties go to the better hypothesis, then to the lower piece number, so a sentence's result
@@ -348,7 +348,7 @@ def refuse_unscorable(data: Dataset, quality: TranslationQuality) -> None:
     sizes = data.info.text.vocabulary_sizes
     columns = {name: sizes[name] for name in (quality.source, quality.target) if name in sizes}
     files = {name: data.attachment(name) for name in SCORING_FILES if name in data.attachments}
-    if (wrong := wrong_scoring_files(files, columns, data.info.sizes["test"])) is not None:
+    if (wrong := scoring_problem(files, columns, data.info.sizes["test"])) is not None:
         raise UsageError(
             f"data: translations of {data.info.name!r} cannot be scored: {wrong}. Its source has to be mended, and made again."
         )

@@ -54,7 +54,7 @@ def doctor(ctx: click.Context, /, as_json: bool, fresh: bool, launcher: str | No
     counted = {name: option for name, option in personal.items() if _counts(option, launcher)}
     if launcher is not None or counted.keys() & {*NAMING_NODES}:
         ctx.exit(_check_hosts(launcher, counted, timeout, as_json=as_json))
-    _tell_others(personal)
+    _note_other_hosts(personal)
     checks, can_train = check_machine(fresh=fresh)
     if as_json:
         click.echo(json_text({"can_train": can_train, "python": platform.python_version(), "checks": list(map(asdict, checks))}, indent=2))
@@ -68,10 +68,10 @@ def _counts(option: GivenOption, launcher: str | None) -> bool:
     name = option.option.name
     if option.typed or name not in NAMING_NODES:
         return True
-    return not option.of_own_file if launcher is None else takes_option(launcher, name)
+    return not option.is_from_file if launcher is None else takes_option(launcher, name)
 
 
-def _tell_others(personal: Mapping[str, GivenOption]) -> None:
+def _note_other_hosts(personal: Mapping[str, GivenOption]) -> None:
     if personal.keys() & {*NAMING_NODES}:
         note("your own file names hosts for runs; this is about this machine, and --hosts, --hostfile or --launcher about them")
         return

@@ -15,7 +15,7 @@ import click
 from ...backends.export import PLAIN, PLAIN_FORMATS
 from ...backends.loading import declared_capabilities, load_backend
 from ...checkpoint import CHECKPOINTS, DamagedCheckpointError, is_checkpoint, list_checkpoints, read_checkpoint
-from ...checkpoint.selection import ChosenWeights, Selection, held
+from ...checkpoint.selection import ChosenWeights, Selection, locked_weights
 from ...core.console import json_text, note
 from ...core.errors import TrainerError, UsageError
 from ...core.plugins import Plugin, available
@@ -65,10 +65,10 @@ def export(
         return
     output_is_a_copy()
     backend = _writer(format_name or "")
-    with held(find_run_or_checkpoint(source), selection) as chosen:
+    with locked_weights(find_run_or_checkpoint(source), selection) as chosen:
         for error in chosen.damaged:
             note(f"{error} Another one is taken.")
-        target = output or _beside(chosen, format_name or "")
+        target = output or _default_target(chosen, format_name or "")
         link = EXPORTS if output is None and target.parent.name == EXPORTS and target.parent.is_symlink() else None
         recorded = chosen.meta.job["model"]
         name_settings({"model": "flag" if model is not None else f"checkpoint {chosen.path.name}"})
@@ -104,7 +104,7 @@ def _writer(name: str) -> str:
     return backend.name
 
 
-def _beside(chosen: ChosenWeights, format_name: str) -> Path:
+def _default_target(chosen: ChosenWeights, format_name: str) -> Path:
     name, checkpoint = f"{chosen.label}-{format_name}", chosen.path
     return checkpoint.parent.parent / EXPORTS / name if checkpoint.parent.name == CHECKPOINTS else checkpoint.with_name(name)
 

@@ -107,7 +107,7 @@ def manifest_kubernetes(
         chosen,
         nodes,
         command=tuple(_command(config, more, resolved, nodes, chosen, claim, gpus)),
-        config=_own_config(config),
+        config=_config_text(config),
         resources=Resources(cpus, memory, gpus),
         restarts=restarts if restarts is not None else RESTARTS if claim is not None else 0,
         processes=max(resolved.job.workers_by_node),
@@ -116,7 +116,7 @@ def manifest_kubernetes(
     click.echo(manifest_text(run), nl=False)
     if not sys.stdout.isatty():
         note(f"the pods wait for their Secret; once, before the manifest is applied: {run.secret_command}")
-    _tell_notices(run)
+    _note_notifications(run)
     for field in Job.model_fields:
         if (variable := f"TRAINER_{field.upper()}") in os.environ:
             note(f"{variable} is set here, and is not in the pods; give {flag_name(field)} where the run is to have it")
@@ -144,7 +144,7 @@ def _check_gpus(resolved: Resolved, gpus: int) -> None:
         note(f"--gpus {gpus}: a pod has {counted}, one GPU each; --procs-per-node {gpus} uses them all")
 
 
-def _tell_notices(run: KubernetesRun) -> None:
+def _note_notifications(run: KubernetesRun) -> None:
     personal = resolve_personal(("notify", "on_failure"), {}, os.environ)
     if "notify" in personal:
         note(
@@ -171,7 +171,7 @@ def _command(config: str, more: tuple[str, ...], resolved: Resolved, nodes: int,
     return command
 
 
-def _own_config(config: str) -> str | None:
+def _config_text(config: str) -> str | None:
     path = Path(config)
     if not path.exists():
         return None

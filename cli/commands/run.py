@@ -44,7 +44,7 @@ from ..options import (
     trust_option,
 )
 from ..run_request import (
-    Standing,
+    ResumeState,
     TypedRun,
     check_place,
     find_run_or_checkpoint,
@@ -52,9 +52,9 @@ from ..run_request import (
     place_of,
     recorded_start_timeout,
     request_elsewhere,
+    run_to_resume,
     settings_as_json,
     settings_as_text,
-    standing_run,
     within_allocation,
 )
 from ..streams import echo_wrapped, output_is_a_copy
@@ -142,7 +142,7 @@ def run(
     if not print_config:
         output_is_a_copy()
     if resume == AUTO:
-        typed, succeeded = _standing(typed)
+        typed, succeeded = _find_run_to_resume(typed)
         if succeeded is not None:
             return _print_succeeded(succeeded, as_json=as_json)
     if typed.resume is not None and not print_config:
@@ -154,7 +154,7 @@ def run(
     if print_config:
         click.echo(settings_as_json(resolved, typed.personal) if as_json else settings_as_text(resolved, typed.personal))
         return 0
-    _tell_notes(typed, resolved, resumption)
+    _print_notes(typed, resolved, resumption)
     place = _checked_place(typed, resolved, repeats)
     if repeats is not None:
         from .run_repeats import repeat
@@ -188,17 +188,17 @@ def _drive_or_join(typed: TypedRun, resolved: Resolved, place: Membership | None
     return _run_with_launcher(request, sources, command, resumption, notifier, quiet=typed.quiet, as_json=as_json)
 
 
-def _standing(typed: TypedRun) -> tuple[TypedRun, Path | None]:
+def _find_run_to_resume(typed: TypedRun) -> tuple[TypedRun, Path | None]:
     """Replace ``--resume auto`` by the run to resume, if any; also return a run that succeeded."""
     new = replace(typed, resume=None)
     resolved = resolve(new.options, os.environ, new.config)
     place = place_of(new, resolved.job.model_dump())
     if place is not None and not place.is_driver:
         return replace(new, automatic=resolved), None
-    standing, path = standing_run(resolved.job)
-    if standing is Standing.HAS_SUCCEEDED:
+    state, path = run_to_resume(resolved.job)
+    if state is ResumeState.SUCCEEDED:
         return new, path
-    return replace(new, automatic=resolved, resume=path if standing is Standing.GOES_ON else None), None
+    return replace(new, automatic=resolved, resume=path if state is ResumeState.RESUMES else None), None
 
 
 def _refuse_contradictions(resume: Path | None, like: str | None, *, force: bool, trust_run: bool, repeats: int | None) -> None:
@@ -240,7 +240,7 @@ def _like(typed: TypedRun, *, trust_run: bool) -> ResumedRun | None:
     return earlier_run(find_run(typed.like, Path(out)), trusted=trust_run)
 
 
-def _tell_notes(typed: TypedRun, resolved: Resolved, resumption: Resumption | None) -> None:
+def _print_notes(typed: TypedRun, resolved: Resolved, resumption: Resumption | None) -> None:
     for text in () if resumption is None else resumption.notes:
         note(text)
     if typed.quiet:
@@ -254,8 +254,8 @@ def _tell_notes(typed: TypedRun, resolved: Resolved, resumption: Resumption | No
 def _start_timeout(resume: Path, settings: Mapping[str, Any]) -> float:
     if "start_timeout" in settings:
         return float(settings["start_timeout"])
-    standing = recorded_start_timeout(resume)
-    return standing if standing is not None else float(Job.model_fields["start_timeout"].default)
+    recorded = recorded_start_timeout(resume)
+    return recorded if recorded is not None else float(Job.model_fields["start_timeout"].default)
 
 
 def _with_lasting_names(resolved: Resolved) -> Resolved:
@@ -299,7 +299,7 @@ def _run_with_launcher(
         except BaseException as error:
             notifier.send_end(RunNews.before_start(job.name, error))  # unless the driver has sent it
             if as_json and isinstance(error, RunFailedError | InterruptedRunError) and error.run is not None:
-                _print_what_there_is(error.run)
+                _print_partial_result(error.run)
             raise
         finally:
             launcher.close()
@@ -330,7 +330,7 @@ def _print_succeeded(path: Path, *, as_json: bool) -> int:
     return 0
 
 
-def _print_what_there_is(path: Path) -> None:
+def _print_partial_result(path: Path) -> None:
     reader = RunReader(path)
     ended = {name: reader.status()[name] for name in ("state", "cause", "task", "exit_code")}
     _print_json(path, {**ended, **(reader.summary() or {})})

@@ -46,7 +46,7 @@ _CLOSED = {"mode": ("sync", "async"), "state": STATES}
 
 
 class _ListingGroup(click.Group):
-    stands_for = "list"  # the command whose options shell completion offers
+    default_command = "list"  # the command whose options shell completion offers
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names):
@@ -111,7 +111,7 @@ def list_command(
     metrics = metric_figures(known)
     conditions = [Condition.parse(text, metrics) for text in where]
     for name in _SETTINGS:
-        _tell_unknown(name, settings[name], known)
+        _note_unknown(name, settings[name], known)
     chosen = [row for row in known if all(_is_one_of(row, name, settings[name]) for name in _SETTINGS)]
     chosen = [row for row in chosen if earliest is None or _made_since(row, earliest)]
     ordered = in_order(fitting(chosen, conditions), sort, metrics)[:limit]
@@ -146,7 +146,7 @@ def _is_one_of(row: Row, name: str, wanted: Sequence[str]) -> bool:
     return not wanted or any(value == allowed.lower() or value.partition(":")[0] == allowed.lower() for allowed in wanted)
 
 
-def _tell_unknown(name: str, wanted: Sequence[str], known: Sequence[Row]) -> None:
+def _note_unknown(name: str, wanted: Sequence[str], known: Sequence[Row]) -> None:
     if name in _CLOSED or not known:
         return
     values = sorted({str(row[name]) for row in known if row[name] is not None})
@@ -344,24 +344,24 @@ _GONE = re.compile(r"\..+\.gone-\w{8}")
 
 def delete(runs: Sequence[Path], sweeps: Sequence[Path], *, yes: bool) -> None:
     """Delete runs and sweeps, confirmed unless `yes`. Raises UsageError before any deletion."""
-    sweeps = _once(sweeps)
+    sweeps = _distinct(sweeps)
     with ExitStack() as held:
         for sweep in sweeps:
-            _hold(sweep, held)
+            _lock_sweep(sweep, held)
         whole = {os.path.realpath(sweep) for sweep in sweeps}
         around = {Path(os.path.realpath(run)).parent for run in runs}
         for sweep in sorted(folder for folder in around if (folder / SWEEP_FILE).exists() and str(folder) not in whole):
-            _hold(sweep, held)  # it counts its runs
+            _lock_sweep(sweep, held)  # it counts its runs
         theirs = [run for sweep in sweeps for run in _runs_of(sweep)]
-        if _delete(_once([*runs, *theirs]), yes=yes):
-            _end(sweeps)
+        if _delete(_distinct([*runs, *theirs]), yes=yes):
+            _remove_sweep_folders(sweeps)
 
 
-def _once(paths: Sequence[Path]) -> list[Path]:
+def _distinct(paths: Sequence[Path]) -> list[Path]:
     return list({os.path.abspath(path): path for path in paths}.values())
 
 
-def _hold(sweep: Path, held: ExitStack) -> None:
+def _lock_sweep(sweep: Path, held: ExitStack) -> None:
     if sweep.is_symlink():
         raise UsageError(f"run: {str(sweep)!r} is a link; give the sweep's folder that it leads to, {str(sweep.resolve())!r}.")
     descriptor = lock(sweep)
@@ -381,7 +381,7 @@ def _runs_of(sweep: Path) -> list[Path]:
     return runs
 
 
-def _end(sweeps: Sequence[Path]) -> None:
+def _remove_sweep_folders(sweeps: Sequence[Path]) -> None:
     for sweep in sweeps:
         for index in sweep.glob(".index.*"):
             if index.is_symlink() or not index.is_dir():

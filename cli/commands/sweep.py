@@ -165,8 +165,8 @@ def sweep(
     _refuse_elsewhere(points)
     _refuse_unknown(points)
     if not quiet:
-        _tell_idle(points, request)
-        _tell_unequal(points)
+        _note_idle(points, request)
+        _note_unequal_budgets(points)
     if dry_run:
         check_free(folder)
         _print_plan(points, request, folder, as_json=as_json)
@@ -206,7 +206,7 @@ def make_grid(config: str | None, grids: Sequence[str], repeats: int | None) -> 
             raise UsageError(f"--grid: {name} is given twice; write all its values in one")
         axes[name] = values
     typed = Grid(axes, (), repeats)
-    return typed.over(read_grid(config)) if config is not None else typed.checked()
+    return typed.merged_over(read_grid(config)) if config is not None else typed.checked()
 
 
 def _folder_name(name: str | None, config: str | None, job: Job) -> str:
@@ -217,7 +217,7 @@ def _folder_name(name: str | None, config: str | None, job: Job) -> str:
     return name
 
 
-def _tell_idle(points: Sequence[Point], request: Request) -> None:
+def _note_idle(points: Sequence[Point], request: Request) -> None:
     requirements: dict[str, list[Requirement]] = {}
     for point in points:
         for name, needed in idle_settings(point.job.model_dump()).items():
@@ -227,7 +227,7 @@ def _tell_idle(points: Sequence[Point], request: Request) -> None:
         note(f"{name}: does nothing in {len(without)} of {len(points)} points; it belongs to {flags_of(without[0])}")
 
 
-def _tell_unequal(points: Sequence[Point]) -> None:
+def _note_unequal_budgets(points: Sequence[Point]) -> None:
     amounts_by_mode: dict[str, set[int]] = {}
     for job in (point.job for point in points if point.job.batch_tokens is None):
         if job.steps is not None:
@@ -248,9 +248,9 @@ def _refuse_elsewhere(points: Sequence[Point]) -> None:
         raise UsageError("sweep: starts runs on nodes of its own; it goes neither with torchrun, TF_CONFIG nor a rendezvous")
     for option in resolve_personal(("hosts", "hostfile"), {}, os.environ).values():
         if any(takes_option(point.job.launcher, option.option.name) for point in points):
-            remedy = "give --launcher local" if option.of_own_file else f"unset {option.option.variable}, or give --launcher local"
+            remedy = "give --launcher local" if option.is_from_file else f"unset {option.option.variable}, or give --launcher local"
             raise UsageError(f"sweep: starts runs on nodes of this machine, and {option.key} names hosts for them; {remedy}")
-        if not option.of_own_file:
+        if not option.is_from_file:
             note(f"{option.option.variable}: the sweep has its nodes elsewhere, and nothing uses it")
     if follows and (tasks := step_tasks(os.environ)) > 1:
         raise UsageError(
@@ -307,11 +307,11 @@ def _print_outcome(sweep: SweepFolder, *, tables: bool, as_json: bool) -> None:
 
 
 def _verdict(sweep: SweepFolder, finished: bool) -> int:
-    go_on = f"To go on: trainer sweep --resume {shlex.quote(str(sweep.path))}{trust_flag(*sweep.request.settings())}"
+    remedy = f"To go on: trainer sweep --resume {shlex.quote(str(sweep.path))}{trust_flag(*sweep.request.settings())}"
     missing = [entry for entry in sweep.entries if entry.state != "succeeded"]
     if not finished:
-        raise InterruptedRunError(f"interrupted by the user; {len(missing)} of {len(sweep.entries)} points are missing. {go_on}")
+        raise InterruptedRunError(f"interrupted by the user; {len(missing)} of {len(sweep.entries)} points are missing. {remedy}")
     if missing:
         causes = "; ".join(f"{entry.point.name} ({entry.cause})" for entry in missing)
-        raise RunFailedError(f"{len(missing)} of {len(sweep.entries)} points did not succeed: {causes}. {go_on}")
+        raise RunFailedError(f"{len(missing)} of {len(sweep.entries)} points did not succeed: {causes}. {remedy}")
     return 0

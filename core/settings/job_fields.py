@@ -16,7 +16,7 @@ from ..setting import Declaration, Requirement, Role
 
 ENVIRONMENT_PREFIX = "TRAINER_"
 Given = TypeVar("Given")
-DECLARED: Mapping[str, Declaration] = {name: Declaration.of(field) for name, field in Job.model_fields.items()}
+DECLARED: Mapping[str, Declaration] = {name: Declaration.from_field(field) for name, field in Job.model_fields.items()}
 
 
 def flag_name(field: str) -> str:
@@ -124,7 +124,7 @@ class GivenValue:
     place: str | None = None  # text after the value in messages, for a file
 
 
-def over(layer: Mapping[str, Given], lower: Mapping[str, Given], alternatives: Sequence[Sequence[str]]) -> dict[str, Given]:
+def merge_layers(layer: Mapping[str, Given], lower: Mapping[str, Given], alternatives: Sequence[Sequence[str]]) -> dict[str, Given]:
     """Return a layer's values over those of a lower one.
 
     Each of several `alternatives` replaces the others.

@@ -17,7 +17,7 @@ from ..console import one_line
 from ..errors import UsageError
 from ..suggestions import did_you_mean
 from ..topics import Topic
-from .job_fields import check_url, environment_name, flag_name, over, shown_url
+from .job_fields import check_url, environment_name, flag_name, merge_layers, shown_url
 
 # Shared configurations and runs cannot set these options, which select machines, programs and addresses.
 MAX_CHARACTERS = 65_536  # of a value: a list of thousands of hosts
@@ -121,7 +121,7 @@ def shown_command(command: list[str]) -> list[str]:
     return words
 
 
-OWN_FILE = "file "  # prefix of sources
+FILE_PREFIX = "file "  # prefix of sources
 MAX_BYTES = 1 << 18
 
 
@@ -144,12 +144,12 @@ class GivenOption:
         return self.source == "flag"
 
     @property
-    def of_own_file(self) -> bool:
+    def is_from_file(self) -> bool:
         """Whether it is in the user's own file, and so for every run."""
-        return self.source.startswith(OWN_FILE)
+        return self.source.startswith(FILE_PREFIX)
 
 
-def own_file(environ: Mapping[str, str]) -> Path:
+def personal_file(environ: Mapping[str, str]) -> Path:
     """Return the user's own file below XDG_CONFIG_HOME or ``~/.config``; it may not exist."""
     base = Path(environ.get("XDG_CONFIG_HOME", ""))
     if not base.is_absolute():  # the XDG base directory specification ignores relative paths
@@ -159,10 +159,10 @@ def own_file(environ: Mapping[str, str]) -> Path:
 
 def resolve_personal(names: Collection[str], flags: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, GivenOption]:
     """Return the given options among `names`. Raises UsageError, also for an unsafe own file."""
-    path = own_file(environ)
+    path = personal_file(environ)
     options: dict[str, GivenOption] = {}
     for layer in (
-        {name: GivenOption(PERSONAL_OPTIONS[name], value, f"{OWN_FILE}{path}") for name, value in _read(path).items()},
+        {name: GivenOption(PERSONAL_OPTIONS[name], value, f"{FILE_PREFIX}{path}") for name, value in _read(path).items()},
         {
             name: GivenOption(option, environ[option.variable], f"environment {option.variable}")
             for name, option in PERSONAL_OPTIONS.items()
@@ -170,7 +170,7 @@ def resolve_personal(names: Collection[str], flags: Mapping[str, Any], environ: 
         },
         {name: GivenOption(PERSONAL_OPTIONS[name], str(value), "flag") for name, value in flags.items() if value is not None},
     ):
-        options = over(layer, options, ALTERNATIVES)
+        options = merge_layers(layer, options, ALTERNATIVES)
     return {name: _checked(options[name]) for name in names if name in options}
 
 
@@ -181,7 +181,7 @@ def _checked(option: GivenOption) -> GivenOption:
         option.option.check(option.value)
     except ValueError as error:
         raise UsageError(f"{option.key}: {error}.") from None
-    if option.option.is_path and option.of_own_file:
+    if option.option.is_path and option.is_from_file:
         if not Path(option.value).expanduser().is_absolute():
             raise UsageError(f"{option.key}: got {option.value!r}; allowed: a whole path, which means the same from every folder.")
         return GivenOption(option.option, str(Path(option.value).expanduser()), option.source)
@@ -191,7 +191,7 @@ def _checked(option: GivenOption) -> GivenOption:
 def _read(path: Path) -> dict[str, str]:
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # a pipe would wait for a writer
-            _refuse_of_others(path, os.fstat(file.fileno()))
+            _refuse_unsafe_file(path, os.fstat(file.fileno()))
             data = file.read(MAX_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         return {}
@@ -212,7 +212,7 @@ def _read(path: Path) -> dict[str, str]:
     return values
 
 
-def _refuse_of_others(path: Path, status: os.stat_result) -> None:
+def _refuse_unsafe_file(path: Path, status: os.stat_result) -> None:
     """Raise UsageError if others than this user or root can write or replace the file."""
     if not stat.S_ISREG(status.st_mode):
         raise UsageError(f"{path}: is no file; your own options are read from one.")

@@ -42,11 +42,11 @@ from .job_fields import (
     flags_of,
     idle_settings,
     is_boolean,
-    over,
+    merge_layers,
     schema,
     value_shown,
 )
-from .personal import PERSONAL_OPTIONS, own_file
+from .personal import PERSONAL_OPTIONS, personal_file
 
 MAX_CONFIG_BYTES = 1 << 20
 SWEEP = "sweep"  # a file's table for `trainer sweep`; no setting of a job
@@ -84,7 +84,7 @@ def _locate(config: Path | str) -> tuple[str, Traversable]:
 # Errors name fields (``data_dir: …``); where the sources are known, that becomes ``--data-dir: …``.
 
 
-def key_of(field: str, origin: str) -> str:
+def setting_key(field: str, origin: str) -> str:
     """Return the option, variable or file key of a field from `origin` (`sources.Resolved`)."""
     if origin.startswith(("flag", "default")):
         return flag_name(field)
@@ -99,7 +99,7 @@ def named(message: str, sources: Mapping[str, str]) -> str:
     fields = head.split(" and ")
     if not sign or not all(field in sources for field in fields):
         return message
-    return f"{' and '.join(key_of(field, sources[field]) for field in fields)}: {rest}"
+    return f"{' and '.join(setting_key(field, sources[field]) for field in fields)}: {rest}"
 
 
 TOLD_VARIABLES: Mapping[str, str] = {  # for --on-failure; empty: unknown
@@ -180,10 +180,10 @@ class ResumedRun:
         if not _is_relative(field, value):
             return value
         text = value.value.strip()
-        stands = {"steps": self.steps, "epochs": self.epochs, "examples": self.examples}[field]
-        if stands is None:
+        done = {"steps": self.steps, "epochs": self.epochs, "examples": self.examples}[field]
+        if done is None:
             raise UsageError(f"{value.key}: got {text!r}, but nothing is known of {self.name} to count from; give the number in all")
-        return replace(value, value=stands + int(text[1:]), origin=f"{value.origin} ({text} from {stands})")
+        return replace(value, value=done + int(text[1:]), origin=f"{value.origin} ({text} from {done})")
 
 
 def _is_relative(field: str, value: GivenValue) -> bool:
@@ -198,7 +198,7 @@ def resolve(
 
     `config` is a TOML path or a shipped name; ``backend = auto`` becomes the first installed one. Raises UsageError.
     """
-    values = over(_given(flags, environ, config), _from_run(resumed), _ALTERNATIVES)
+    values = merge_layers(_given(flags, environ, config), _from_run(resumed), _ALTERNATIVES)
     if resumed is not None:
         resumed.admit({field: value.value for field, value in values.items() if value.origin == resumed.origin})
         values = {field: resumed.absolute(field, value) for field, value in values.items()}
@@ -226,7 +226,7 @@ def given_settings(flags: Mapping[str, Any], environ: Mapping[str, str], config:
 
 def _given(flags: Mapping[str, Any], environ: Mapping[str, str], config: Path | str | None) -> dict[str, GivenValue]:
     file, variables, typed = _from_file(config), _from_environment(environ), _from_flags(flags)
-    return over(typed, over(variables, file, _ALTERNATIVES), _ALTERNATIVES)
+    return merge_layers(typed, merge_layers(variables, file, _ALTERNATIVES), _ALTERNATIVES)
 
 
 def _by_itself(field: str, value: GivenValue) -> Any:
@@ -309,7 +309,7 @@ def _from_file(config: Path | str | None) -> dict[str, GivenValue]:
             option = PERSONAL_OPTIONS[key]
             raise UsageError(
                 f"{key} (in {label}): is never taken from a file of settings, as such files are handed around; give {option.flag} or "
-                f"{option.variable}, or write it into your own file ({own_file(os.environ)})"
+                f"{option.variable}, or write it into your own file ({personal_file(os.environ)})"
             )
         if key not in Job.model_fields:
             name = one_line(key) or repr(key)

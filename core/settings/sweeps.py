@@ -45,7 +45,7 @@ class Grid:
     cases: Sequence[Mapping[str, Any]] = ()
     repeats: int | None = None
 
-    def over(self, lower: Grid) -> Grid:
+    def merged_over(self, lower: Grid) -> Grid:
         """Merge this grid over another: its axes of the same name and its cases replace others."""
         return Grid(
             {**lower.axes, **self.axes}, self.cases or lower.cases, self.repeats if self.repeats is not None else lower.repeats
@@ -144,7 +144,7 @@ def _known(where: str, name: str) -> None:
 def plan(grid: Grid, flags: Mapping[str, Any], environ: Mapping[str, str], config: Path | str | None) -> tuple[Point, ...]:
     """Return the points in their order, each validated as a job. Raises UsageError.
 
-    Each seed covers all points before the next one, so that changes of the machine affect all points alike.
+    Each seed covers all points before the next one, so that changes of the machine affect all points equally.
     """
     if grid.points > MAX_POINTS:
         raise UsageError(f"sweep: the grid has {grid.points:,} points; a sweep has at most {MAX_POINTS:,}.")

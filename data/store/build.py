@@ -19,23 +19,33 @@ from ...core.console import note, one_line, spelled
 from ...core.errors import TrainerError, UsageError
 from ..base import DatasetSource, LoadsInParts, PreparedArrays, PreparedBlocks, PreparedColumns, Split
 from ..preprocessing import PixelCounts
-from ..sources.translation.pairs import wrong_scoring_files
+from ..sources.translation.pairs import scoring_problem
 from .location import CACHE_VARIABLE, locked, originals_fingerprint, put_aside
-from .manifest import SPLITS, ColumnEntry, ColumnManifest, FileEntry, Manifest, StoredFile, StoreManifest, write_manifest, wrong_attachment
+from .manifest import (
+    SPLITS,
+    ColumnEntry,
+    ColumnManifest,
+    FileEntry,
+    Manifest,
+    StoredFile,
+    StoreManifest,
+    attachment_problem,
+    write_manifest,
+)
 from .writer import (
     SIDES,
     BrokenSourceError,
     ColumnWriter,
     FailedSourceError,
     SplitWriter,
-    called,
+    call_source,
     check_attachments,
     check_class_names,
     check_prepared,
     checked_texts,
+    iterate_blocks,
     sync_folder,
-    wrong_translation,
-    yielded,
+    translation_problem,
 )
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]
@@ -91,10 +101,10 @@ def _make(root: Path, key: str, name: str, source: DatasetSource, data_dir: Path
 def _loaded(source: DatasetSource, work: Path, data_dir: Path | None) -> Prepared:
     if isinstance(source, LoadsInParts):
         work.mkdir(exist_ok=True)
-        loaded = called(source.load_in, work, data_dir)
+        loaded = call_source(source.load_in, work, data_dir)
         check_prepared(loaded, "load_in")
     else:
-        loaded = called(source.load, data_dir)
+        loaded = call_source(source.load, data_dir)
         check_prepared(loaded, "load")
     return loaded
 
@@ -149,12 +159,12 @@ def _written(folder: Path, name: str, version: int, data_dir: Path | None, loade
 def _write_images(folder: Path, prepared: PreparedBlocks, statistics: Statistics | None) -> dict[str, Any]:
     entries: dict[str, FileEntry] = {}
     sizes: dict[Split, int] = {}
-    names = called(tuple, prepared.class_names)
+    names = call_source(tuple, prepared.class_names)
     absent: tuple[str, ...] = ()
     pixels = PixelCounts(prepared.input_shape[0])
     for split in SPLITS:
         with SplitWriter(folder, split, prepared.input_shape, prepared.classes, pixels if split == "train" else None) as writer:
-            for block in yielded(prepared.blocks[split], f"its blocks of {split}"):
+            for block in iterate_blocks(prepared.blocks[split], f"its blocks of {split}"):
                 writer.add(block)
             entries |= writer.finish()
             sizes[split] = writer.count
@@ -180,20 +190,20 @@ def _absent_classes(split: Split, labels: Sequence[int], names: Sequence[str]) -
 def _write_columns(folder: Path, prepared: PreparedColumns) -> dict[str, Any]:
     features, vocabulary_sizes = prepared.features, dict(prepared.features.vocabulary_sizes)
     translates = bool(features.languages)
-    if translates and (wrong := wrong_translation(prepared)) is not None:
+    if translates and (wrong := translation_problem(prepared)) is not None:
         raise BrokenSourceError(wrong)
     entries: dict[str, FileEntry] = {}
     sizes: dict[Split, int] = {}
     for split in SPLITS:
         with ColumnWriter(folder, split, prepared.columns, vocabulary_sizes, SIDES if translates else ()) as writer:
-            for block in yielded(prepared.blocks[split], f"its blocks of {split}"):
+            for block in iterate_blocks(prepared.blocks[split], f"its blocks of {split}"):
                 writer.add(block)
             entries |= writer.finish()
             sizes[split] = writer.count
-    attachments = check_attachments(called(prepared.attachments))
+    attachments = check_attachments(call_source(prepared.attachments))
     if translates:
         translated = {name: size for name, size in vocabulary_sizes.items() if name in ("source", "target")}
-        if (wrong := wrong_scoring_files(attachments, translated, sizes["test"])) is not None:
+        if (wrong := scoring_problem(attachments, translated, sizes["test"])) is not None:
             raise BrokenSourceError(f"it says its languages {', '.join(features.languages)}, and {wrong}")
     return {
         "columns": tuple(ColumnEntry(name=column.name, dtype=column.dtype, shape=column.shape) for column in prepared.columns),
@@ -211,7 +221,7 @@ def _write_columns(folder: Path, prepared: PreparedColumns) -> dict[str, Any]:
 def _write_attachments(folder: Path, contents: Mapping[str, bytes]) -> dict[str, StoredFile]:
     entries: dict[str, StoredFile] = {}
     for name, content in contents.items():
-        if problem := wrong_attachment(name, len(content)):
+        if problem := attachment_problem(name, len(content)):
             raise BrokenSourceError(f"its attachment {problem}")
         with (folder / name).open("xb") as file:
             file.write(content)

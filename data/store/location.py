@@ -20,7 +20,7 @@ from ...core.errors import UsageError
 from ...core.job import Job
 from ..base import DatasetSource, HasFolder, HasVocabulary, TakesArguments
 from .manifest import SCHEMA
-from .writer import of_source
+from .writer import call_named_source
 
 CACHE_VARIABLE = "TRAINER_DATA_CACHE"
 _PLAIN_ARGUMENTS = re.compile(r"[\w=,.]{1,80}", re.ASCII)
@@ -81,7 +81,7 @@ def store_key(name: str, source: DatasetSource, data_dir: Path | None, *, in_nam
 def originals_fingerprint(source: DatasetSource, data_dir: Path) -> str:
     """Return the fingerprint of a source's original files. Raises UsageError if one is missing."""
     if isinstance(source, HasOriginals):
-        files = of_source(source.name, lambda: list(source.originals(data_dir)))
+        files = call_named_source(source.name, lambda: list(source.originals(data_dir)))
         if missing := [str(file) for file in files if not os.path.lexists(file)]:
             raise UsageError(f"data_dir: {source.name!r} needs files that do not exist: {', '.join(missing[:5])}.")
     else:
@@ -208,7 +208,7 @@ def _resolved(name: str, data_dir: Path | None) -> Resolved:
         return Resolved(base, source, data_dir)
     if not isinstance(source, TakesArguments):
         raise UsageError(f"data: got {name!r}, but {base!r} takes no arguments. Leave {colon + text!r} out.")
-    with_arguments = of_source(base, source.with_arguments, text)
+    with_arguments = call_named_source(base, source.with_arguments, text)
     full_name = _full_name(base, with_arguments)
     if not (isinstance(with_arguments, HasFolder) and with_arguments.folder):
         return Resolved(full_name, with_arguments, data_dir)
@@ -282,7 +282,7 @@ def _with_vocabulary(name: str, size: int) -> str:
     if not isinstance(source, TakesArguments):
         raise UsageError(f"vocabulary: got {size}, but the source of {base!r} has no with_arguments to find it again by. {_DUTIES}")
     with _refused_as_vocabulary(size):
-        named = _full_name(base, of_source(base, source.with_vocabulary, size))
+        named = _full_name(base, call_named_source(base, source.with_vocabulary, size))
     if named in _names_of_other_sizes(base, source, size):
         raise UsageError(f"vocabulary: got {size}, but {named!r} is the name that its source has with another size as well. {_DUTIES}")
     with _refused_as_vocabulary(size):
@@ -307,4 +307,4 @@ def _names_of_other_sizes(base: str, source: HasVocabulary, size: int) -> Iterat
     """Yield the names of a source with other sizes; that of the default size may not contain it."""
     for near_size in (size - 1, size + 1):
         with suppress(UsageError):
-            yield _full_name(base, of_source(base, source.with_vocabulary, near_size))
+            yield _full_name(base, call_named_source(base, source.with_vocabulary, near_size))

@@ -19,7 +19,7 @@ from ...core.console import is_text, spelled
 from ...core.drafts import replacing
 from ..base import IMAGE, LABEL, MAX_ATTACHMENT_BYTES, MAX_CLASSES, DataInfo, ImageFeatures, Split, TextFeatures
 from ..columns import ColumnSpec
-from ..preprocessing import wrong_statistics
+from ..preprocessing import statistics_problem
 
 SCHEMA = 2
 MANIFEST = "manifest.json"
@@ -77,7 +77,7 @@ class Manifest(BaseModel):
 
     @model_validator(mode="after")
     def _sound(self) -> Self:
-        if problem := wrong_statistics(self.mean, self.std, self.input_shape[0]):
+        if problem := statistics_problem(self.mean, self.std, self.input_shape[0]):
             raise ValueError(problem)
         if self.class_names and len(self.class_names) != self.classes:
             raise ValueError(f"class_names: {len(self.class_names)} names for {self.classes} classes")
@@ -142,7 +142,7 @@ class ColumnManifest(BaseModel):
         if len(set(names)) != len(names) or not set(self.vocabulary_sizes) <= set(names):
             raise ValueError("columns: names repeat, or a vocabulary belongs to none of them")
         for name, entry in self.attachments.items():
-            if problem := wrong_attachment(name, entry.bytes):
+            if problem := attachment_problem(name, entry.bytes):
                 raise ValueError(f"attachments: {problem}")
         return self
 
@@ -181,7 +181,7 @@ def offsets_file(split: Split, column: str) -> str:
     return f"{split}.{column}.offsets.npy"
 
 
-def wrong_attachment(name: str, size: int) -> str | None:
+def attachment_problem(name: str, size: int) -> str | None:
     """Return why a store cannot have an attachment of this name and size, or None."""
     if not _ATTACHMENT_NAME.fullmatch(name) or name.endswith(".npy") or name in (MANIFEST, STAMP):
         return f"{name[:100]!r} is no name for one"
@@ -296,7 +296,7 @@ def digests_verified(folder: Path, now: Identity) -> bool:
     return bool(stamp == now)
 
 
-def remember(folder: Path, verified: Mapping[str, list[int]]) -> None:
+def write_stamp(folder: Path, verified: Mapping[str, list[int]]) -> None:
     """Stamp files as verified; `verified`: their identity before.
 
     Without write access every open computes the digests.

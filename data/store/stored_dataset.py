@@ -40,7 +40,7 @@ from .manifest import (
     file_sha256,
     identity,
     read_manifest,
-    remember,
+    write_stamp,
 )
 
 _PART = 1 << 23  # elements of a map examined at a time
@@ -208,7 +208,7 @@ def _open(folder: Path, name: str, data_dir: Path | None, *, always: bool) -> St
         _expect_sound(check_digests(folder, manifest), folder, name, data_dir)
     dataset = _mapped(folder, manifest, name, data_dir, look_inside=changed)
     if changed:
-        remember(folder, before)
+        write_stamp(folder, before)
     return dataset
 
 
@@ -290,7 +290,7 @@ def verify_store(name: str, folder: Path) -> StoreReport:
     if before is not None and not any(check.problem for check in checks):
         try:
             _mapped(folder, manifest, manifest.name, None, look_inside=True)
-            remember(folder, before)
+            write_stamp(folder, before)
         except DamagedStoreError as error:
             checks.append(FileCheck("contents", None, str(error)))
     return StoreReport(manifest.name, str(folder), (manifest_check, *checks))

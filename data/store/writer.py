@@ -36,7 +36,7 @@ class FailedSourceError(BrokenSourceError):
     """
 
 
-def called(function: Callable[..., T], *arguments: object) -> T:
+def call_source(function: Callable[..., T], *arguments: object) -> T:
     """Call a source.
 
     Errors other than TrainerError, disk, network and memory become FailedSourceError.
@@ -49,24 +49,24 @@ def called(function: Callable[..., T], *arguments: object) -> T:
         raise FailedSourceError(raised(error)) from error
 
 
-def yielded(function: Callable[[], Iterable[T]], name: str) -> Iterator[T]:
-    """Yield a source's blocks; see `called`.
+def iterate_blocks(function: Callable[[], Iterable[T]], name: str) -> Iterator[T]:
+    """Yield a source's blocks; see `call_source`.
 
     Raises BrokenSourceError, with `name`, if it is no iterable.
     """
-    blocks = called(function)
+    blocks = call_source(function)
     if not isinstance(blocks, Iterable):
         raise BrokenSourceError(f"{name} returned {type(blocks).__name__}, not blocks one after another")
-    iterator = called(iter, blocks)
+    iterator = call_source(iter, blocks)
     end = object()
-    while (block := called(next, iterator, end)) is not end:
+    while (block := call_source(next, iterator, end)) is not end:
         yield block
 
 
-def of_source(name: str, function: Callable[..., T], *arguments: object) -> T:
-    """Call a function of the source `name`; see `called`. Raises UsageError if its code fails."""
+def call_named_source(name: str, function: Callable[..., T], *arguments: object) -> T:
+    """Call a function of the source `name`; see `call_source`. Raises UsageError if its code fails."""
     try:
-        return called(function, *arguments)
+        return call_source(function, *arguments)
     except FailedSourceError as error:
         raise UsageError(f"data: the source of {name!r} is broken: {error}.") from error
 
@@ -140,19 +140,19 @@ def check_class_names(names: Sequence[object]) -> tuple[str, ...]:
     forms = Counter(unicodedata.normalize("NFC", name) for name in exact)
     if repeated := [spelled(name) for name, count in exact.items() if count > 1]:
         raise BrokenSourceError(f"class_names: {repeated[0]!r} is the name of several classes")
-    alike = (name for name, count in forms.items() if count > 1)
-    return tuple(f"two classes are called {spelled(name)!r}, in different Unicode forms (NFC and NFD)" for name in alike)
+    similar = (name for name, count in forms.items() if count > 1)
+    return tuple(f"two classes are called {spelled(name)!r}, in different Unicode forms (NFC and NFD)" for name in similar)
 
 
 def checked_texts(function: Callable[[], Iterable[str]], name: str) -> tuple[str, ...]:
     """Return the texts of a source's `name`. Raises BrokenSourceError for anything else."""
-    texts = called(lambda: text if isinstance(text := function(), str) else tuple(text))
+    texts = call_source(lambda: text if isinstance(text := function(), str) else tuple(text))
     if isinstance(texts, str) or not all(isinstance(line, str) for line in texts):
         raise BrokenSourceError(f"its {name} returned something else than texts")
     return tuple(map(spelled, texts))
 
 
-def wrong_translation(prepared: PreparedColumns) -> str | None:
+def translation_problem(prepared: PreparedColumns) -> str | None:
     """Return why data with languages is no translation, or None."""
     features, columns = prepared.features, {column.name: column for column in prepared.columns}
     if not isinstance(features.languages, tuple) or len(features.languages) != 2:
@@ -172,7 +172,7 @@ def wrong_translation(prepared: PreparedColumns) -> str | None:
     return None
 
 
-def wrong_sentences(column: Column, first: int) -> str | None:
+def sentences_problem(column: Column, first: int) -> str | None:
     """Return why sentences are invalid, or None: each has one END, last, and no padding.
 
     `first`: number of earlier sentences.
@@ -358,7 +358,7 @@ class ColumnWriter(_ArrayFiles):
             least, most, size = int(column.values.min()), int(column.values.max()), self._vocabulary_sizes[spec.name]
             if least < 0 or most >= size:
                 raise BrokenSourceError(f"{self._split} {spec.name} lie in {least}…{most}, not in 0…{size - 1}")
-        if spec.name in self._sentences and (problem := wrong_sentences(column, self.count)):
+        if spec.name in self._sentences and (problem := sentences_problem(column, self.count)):
             raise BrokenSourceError(f"{self._split} {spec.name}: {problem}")
 
     def finish(self) -> dict[str, FileEntry]:

@@ -138,9 +138,9 @@ def _objective(data: DataInfo) -> Objective:
 
 def _vocabulary(data: DataInfo) -> int:
     sizes = data.text.vocabulary_sizes
-    if lacking := [column for column in (SOURCE, TARGET) if column not in sizes]:
+    if missing := [column for column in (SOURCE, TARGET) if column not in sizes]:
         raise UsageError(
-            f"model: 'transformer' reads the columns {SOURCE} and {TARGET}, and {data.name!r} has no {' and no '.join(lacking)}."
+            f"model: 'transformer' reads the columns {SOURCE} and {TARGET}, and {data.name!r} has no {' and no '.join(missing)}."
         )
     if sizes[SOURCE] != sizes[TARGET]:
         raise UsageError(
@@ -221,7 +221,7 @@ class _Pass:
         mixed_bqd = self.layers.attention(query_bhqe, *pair, mask, rate, number, causal=causal, low=True)
         return self.layers.linear(mixed_bqd, f"{name}.output")
 
-    def own_heads(self, x_btd: Any, name: str) -> tuple[Any, Any, Any]:
+    def self_attention_heads(self, x_btd: Any, name: str) -> tuple[Any, Any, Any]:
         """Return query, key and value of a self-attention."""
         query, key, value = self.layers.heads(self.layers.linear(x_btd, f"{name}.query_key_value", low=True), 3, self.settings.heads)
         return query, key, value
@@ -240,7 +240,7 @@ class _Pass:
         attended, x_bsd = self.layers.attended(lengths_b, source_bs), self.embedded(source_bs)
         for number in range(self.settings.layers):
             name = f"encoder.{number}.self_attention"
-            query, key, value = self.own_heads(self.before(x_bsd, name), name)
+            query, key, value = self.self_attention_heads(self.before(x_bsd, name), name)
             x_bsd = self.after(x_bsd, self.attention(query, (key, value), attended, name), name)
             x_bsd = self.feed_forward(x_bsd, f"encoder.{number}")
         x_bsd = self.end(x_bsd, "encoder")
@@ -259,7 +259,7 @@ class _Pass:
         x_btd, pairs = self.embedded(tokens_bt, start), []
         for number in range(self.settings.layers):
             name = f"decoder.{number}.self_attention"
-            query, key, value = self.own_heads(self.before(x_btd, name), name)
+            query, key, value = self.self_attention_heads(self.before(x_btd, name), name)
             if cache is not None:
                 before_key, before_value = cache[number]
                 key, value = self.layers.appended(before_key, key), self.layers.appended(before_value, value)

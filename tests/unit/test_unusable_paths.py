@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from report_runs import make_run
 from test_unreadable_folders import without_privileges
 
+from crosstrain.cli.completion import _values
 from crosstrain.cli.group import COMMANDS, invoke, load_command
-from crosstrain.cli.kept_commands import _values
 from crosstrain.core.drafts import replacing
 
 RUN = "RUN"
@@ -50,7 +50,7 @@ def taking_paths():
     for first in COMMANDS:
         for name, command in leaves(load_command(first), (first,)):
             for parameter in command.params:
-                if _values(parameter, name.split()[-1])["beside"] is not None:
+                if _values(parameter, name.split()[-1])["completes"] is not None:
                     yield name, parameter.opts[0] if isinstance(parameter, click.Option) else "", command
     for command in ("data prepare", "data info"):
         for source in ("image-folder", "parallel-text", "npz"):

@@ -149,7 +149,7 @@ class _Sample:
 def _vocabulary(read: PairReader, count: int, size: int, *, bytes_too: bool, work: Path, packages: Sequence[str]) -> tuple[bytes, bytes]:
     """Return model and description, those in `work` if they are of the same lines."""
     places = _sampled_places(read, count)
-    if (stored := _kept(work, _Sample(read, count, places), size)) is not None:
+    if (stored := _stored_vocabulary(work, _Sample(read, count, places), size)) is not None:
         return stored
     sample = _Sample(read, count, places)
 
@@ -186,7 +186,7 @@ def _vocabulary(read: PairReader, count: int, size: int, *, bytes_too: bool, wor
     return model, description
 
 
-def _kept(work: Path, sample: _Sample, size: int) -> tuple[bytes, bytes] | None:
+def _stored_vocabulary(work: Path, sample: _Sample, size: int) -> tuple[bytes, bytes] | None:
     try:
         model, description = (work / VOCABULARY).read_bytes(), (work / DESCRIPTION).read_bytes()
         vocabulary, facts = Vocabulary(model), parse_json(description)
@@ -208,7 +208,7 @@ def reference_lines(content: bytes) -> list[str]:
     return content.decode().removesuffix("\n").split("\n")
 
 
-def wrong_scoring_files(files: Mapping[str, bytes], vocabulary_sizes: Mapping[str, int], test_examples: int) -> str | None:
+def scoring_problem(files: Mapping[str, bytes], vocabulary_sizes: Mapping[str, int], test_examples: int) -> str | None:
     """Return why translations into the text of `files` cannot be scored, or None.
 
     Raises MissingPackageError.

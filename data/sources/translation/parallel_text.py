@@ -133,8 +133,8 @@ class _ParallelText:
             return _NAME
         values = {"vocabulary": str(self.vocabulary), "longest": str(self.longest), "held-out": str(self.held_out), "bleu": f"{self.bleu}"}
         usual = _tokenizer(self.languages[1])
-        unsaid = usual if usual in (None, _EARLIER_TOKENIZERS.get(self.languages[1], "13a")) else "auto"
-        arguments = write_arguments(values, {**_DEFAULTS, "bleu": f"{unsaid}"})
+        implied = usual if usual in (None, _EARLIER_TOKENIZERS.get(self.languages[1], "13a")) else "auto"
+        arguments = write_arguments(values, {**_DEFAULTS, "bleu": f"{implied}"})
         return f"{_NAME}:{self.prefix}:{'-'.join(self.languages)}{'?' if arguments else ''}{arguments}"
 
     @property

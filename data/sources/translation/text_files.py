@@ -120,7 +120,7 @@ def text_package(name: str) -> ModuleType:
         ) from error
 
 
-class LeftOut:
+class SkippedPairs:
     """Counts skipped pairs by split and reason; lines are numbered from 1."""
 
     def __init__(self) -> None:

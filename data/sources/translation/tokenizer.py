@@ -28,7 +28,7 @@ from ....core.errors import UsageError
 from ...base import Dataset, Split
 from ...columns import Column
 from ...text import BEGIN, END, PADDING, UNKNOWN
-from .text_files import LeftOut, ReadingProgress, entry_bytes, parts, text_bytes, text_package
+from .text_files import ReadingProgress, SkippedPairs, entry_bytes, parts, text_bytes, text_package
 from .vocabulary_training import RefusedTextError, trained_model
 
 VOCABULARY = "vocabulary.model"  # attachment with the pieces of a dataset of text
@@ -152,7 +152,7 @@ class PairEncoder:
     longest: int
     work: Path
     line_numbers: Mapping[Split, NDArray[np.int64]] = field(default_factory=dict)
-    left_out: LeftOut = field(default_factory=LeftOut)
+    left_out: SkippedPairs = field(default_factory=SkippedPairs)
     test_lines: tuple[list[bytes], list[bytes]] = field(default_factory=lambda: ([], []))
 
     def blocks(self, split: Split, read: PairReader, total: int) -> Iterator[Mapping[str, Column]]:

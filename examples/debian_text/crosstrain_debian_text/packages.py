@@ -82,8 +82,8 @@ def fetch(names: Sequence[str], folder: Path) -> tuple[list[Path], list[str]]:
         message = next((line for line in reversed(done.stderr.splitlines()) if line.startswith("E:")), f"exit code {done.returncode}")
         raise TrainerError(f"data: apt-get download failed: {message}. Try again, with a network and after `apt-get update`.")
     files = _sound_files({known[name]["SHA256"]: name for name in wanted}, folder)
-    if lacking := [wanted[name] for name in wanted if name not in files]:
-        raise TrainerError(f"data: apt-get download ended well, but there is no sound file of {', '.join(lacking)}. Try again.")
+    if missing := [wanted[name] for name in wanted if name not in files]:
+        raise TrainerError(f"data: apt-get download ended well, but there is no sound file of {', '.join(missing)}. Try again.")
     return list(files.values()), [name for name in names if name not in known]
 
 
