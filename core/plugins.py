@@ -227,8 +227,9 @@ def load(plugin: Plugin, kind: Kind) -> Any:
     module_name, _, attribute = plugin.target.partition(":")
     if kind == "model" and plugin.name == module_name and not module_exists(module_name):
         raise UsageError(f"model: got {module_name!r}, {NO_MODULE}")
-    if plugin not in BUILT_IN[kind]:
-        _third_party[module_name.partition(".")[0]] = plugin, kind
+    package = module_name.partition(".")[0]
+    if plugin not in BUILT_IN[kind] and package != __name__.partition(".")[0]:
+        _third_party[package] = plugin, kind
     try:
         module: ModuleType = importlib.import_module(module_name)
         loaded = getattr(module, attribute) if attribute else module

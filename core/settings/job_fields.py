@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 
 from ..errors import UsageError
-from ..job import Job
+from ..job import Job, saved_every
 from ..setting import Declaration, Requirement, Role
 
 ENVIRONMENT_PREFIX = "TRAINER_"
@@ -42,6 +42,11 @@ def schema(field: str) -> dict[str, Any]:
 def _alternatives(field: str) -> list[dict[str, Any]]:
     described = _properties()[field]
     return [dict(alternative) for alternative in described.get("anyOf", (described,)) if alternative.get("type") != "null"]
+
+
+def takes_list(field: str) -> bool:
+    """Return whether a field takes several values."""
+    return any(alternative.get("type") == "array" for alternative in _alternatives(field))
 
 
 def choices(field: str) -> tuple[str, ...]:
@@ -111,7 +116,10 @@ def flags_of(needed: Requirement) -> str:
 
 def idle_settings(job: Mapping[str, Any]) -> dict[str, Requirement]:
     """Return a job's settings without effect, and what each requires."""
-    return {field: needed for field, needed in TAKES_EFFECT.items() if not needed.holds(job)}
+    idle = {field: needed for field, needed in TAKES_EFFECT.items() if not needed.holds(job)}
+    if not (job["save_final"] or job["keep_best"] or saved_every(job["checkpoint_every"], job["max_restarts"])):
+        idle["keep"] = Requirement("checkpoint_every", shown="1epoch")
+    return idle
 
 
 @dataclass(frozen=True, slots=True)

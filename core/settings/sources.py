@@ -43,7 +43,7 @@ from .job_fields import (
     idle_settings,
     is_boolean,
     merge_layers,
-    schema,
+    takes_list,
     value_shown,
 )
 from .personal import PERSONAL_OPTIONS, personal_file
@@ -213,7 +213,7 @@ def resolve(
         _check_name(kind, field, getattr(job, field), values)
     new_values = {field: value for field, value in values.items() if resumed is None or value.origin != resumed.origin}
     try:
-        resolved = replace(_with_backend(job, sources), idle=_idle(job, new_values))
+        resolved = _noting_exchange(replace(_with_backend(job, sources), idle=_idle(job, new_values)), new_values)
         return _uncompiled(resolved, new_values) if job.deterministic and job.compile != "off" else resolved
     except UsageError as error:
         raise type(error)(named(str(error), sources)) from None
@@ -250,6 +250,14 @@ def _uncompiled(resolved: Resolved, new_values: Mapping[str, GivenValue]) -> Res
     note = f"{value.key}: {value.value} (from {place}) is ignored with --deterministic; --compile {value.value} typed enables both"
     sources = {**resolved.sources, "compile": f"default (without that of {place}, as deterministic is given)"}
     return replace(resolved, job=resolved.job.model_copy(update={"compile": "off"}), sources=sources, notes=(*resolved.notes, note))
+
+
+def _noting_exchange(resolved: Resolved, new_values: Mapping[str, GivenValue]) -> Resolved:
+    """Note a direct exchange without peers, which is not refused, as a sweep over nodes may begin with one."""
+    value, job = new_values.get("exchange"), resolved.job
+    if value is None or job.exchange != "direct" or job.mode != "sync" or job.workers > 1:
+        return resolved
+    return replace(resolved, notes=(*resolved.notes, f"{value.key}: {value.value} has no effect with one worker"))
 
 
 def _from_run(resumed: ResumedRun | None) -> dict[str, GivenValue]:
@@ -329,7 +337,7 @@ def refuse_misplaced(label: str, values: Mapping[str, Any]) -> None:
 
 def is_axis(key: str, value: Any) -> bool:
     """Return whether a file has several values of a setting that takes one."""
-    return isinstance(value, list) and key in Job.model_fields and schema(key).get("type") != "array"
+    return isinstance(value, list) and key in Job.model_fields and not takes_list(key)
 
 
 def _unknown(key: str, problem: str, near: str | None) -> str:
