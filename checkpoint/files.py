@@ -139,14 +139,14 @@ def map_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """
     with open_regular(path) as file:
         try:
-            return _mapped(np.memmap(file, np.uint8, "r"))
+            return _parse_arrays(np.memmap(file, np.uint8, "r"))
         except ValidationError as error:
             raise ValueError(f"is no safetensors file ({first_problem(error)})") from error
         except (struct.error, ValueError) as error:
             raise ValueError(f"is no safetensors file ({error})") from error
 
 
-def _mapped(whole: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
+def _parse_arrays(whole: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
     (length,) = _LENGTH.unpack(whole[: _LENGTH.size].tobytes())
     if length > min(MAX_BYTES, len(whole) - _LENGTH.size):
         raise ValueError(f"its header claims {length:,} bytes")
@@ -157,14 +157,14 @@ def _mapped(whole: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
     arrays: dict[str, NDArray[Any]] = {}
     position = 0
     for name, entry in sorted(_ENTRIES.validate_python(described).items(), key=lambda item: item[1].data_offsets):
-        arrays[name] = _array(values, position, name, entry)
+        arrays[name] = _parse_array(values, position, name, entry)
         position = entry.data_offsets[1]
     if position != len(values):
         raise ValueError(f"its arrays have {position:,} bytes, and {len(values):,} follow the header")
     return arrays
 
 
-def _array(values: NDArray[np.uint8], position: int, name: str, entry: _Entry) -> NDArray[Any]:
+def _parse_array(values: NDArray[np.uint8], position: int, name: str, entry: _Entry) -> NDArray[Any]:
     """Return one array, which must begin where the previous one ends, so that none overlap."""
     start, stop = entry.data_offsets
     dtype = _NUMPY_TYPES.get(entry.dtype)

@@ -31,15 +31,15 @@ def list_checkpoints(run_path: Path) -> list[Path]:
     is read until two listings agree.
     """
     folder = run_path / CHECKPOINTS
-    entries = _entries(folder)
+    entries = _list_entries(folder)
     while True:
-        checkpoints = _checkpoints_among([folder / name for name in entries])
-        if (now := _entries(folder)) == entries:
+        checkpoints = _find_checkpoints([folder / name for name in entries])
+        if (now := _list_entries(folder)) == entries:
             return [checkpoints[name] for name in sorted(checkpoints, key=lambda name: int(name.removeprefix("step-")), reverse=True)]
         entries = now
 
 
-def _entries(folder: Path) -> dict[str, int]:
+def _list_entries(folder: Path) -> dict[str, int]:
     try:
         with os.scandir(folder) as entries:
             return {entry.name: entry.inode() for entry in entries}
@@ -47,13 +47,13 @@ def _entries(folder: Path) -> dict[str, int]:
         return {}
 
 
-def _checkpoints_among(paths: Sequence[Path]) -> dict[str, Path]:
+def _find_checkpoints(paths: Sequence[Path]) -> dict[str, Path]:
     aside = [path for path in paths if fnmatch(path.name, ".step-*.old-*")]
-    hidden = {published_name(path): path for path in aside if _NAME.fullmatch(published_name(path)) and _holds_files(path)}
+    hidden = {published_name(path): path for path in aside if _NAME.fullmatch(published_name(path)) and _has_files(path)}
     return hidden | {path.name: path for path in paths if _NAME.fullmatch(path.name) and path.is_dir()}
 
 
-def _holds_files(folder: Path) -> bool:
+def _has_files(folder: Path) -> bool:
     try:
         return any(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):  # removed since its name was read, or never created
@@ -137,7 +137,7 @@ def best_checkpoints(run_path: Path, metric: MetricInfo) -> list[Path]:
 
     Of equal ones the earliest comes first.
     """
-    figures = {path: figure for path in reversed(list_checkpoints(run_path)) if (figure := _figure(path, metric.name)) is not None}
+    figures = {path: figure for path in reversed(list_checkpoints(run_path)) if (figure := _read_metric(path, metric.name)) is not None}
     return sorted(figures, key=lambda path: -figures[path] if metric.better == "higher" else figures[path])
 
 
@@ -161,7 +161,7 @@ def prune(run_path: Path, keep: int, keep_best: MetricInfo | None = None, keep_b
     return removed
 
 
-def _figure(path: Path, name: str) -> float | None:
+def _read_metric(path: Path, name: str) -> float | None:
     meta = peek_meta(path)
     value = None if meta is None or meta.metrics is None else meta.metrics.get(name)
     return None if value is None or math.isnan(value) else value

@@ -215,14 +215,14 @@ def described_data(info: DataInfo, digest: str, data_dir: Path | None, pieces_sh
         "name": info.name,
         "data_dir": None if data_dir is None else str(data_dir),
         "digest": digest,
-        **_described_features(info),
+        **_describe_features(info),
         **({} if pieces_sha256 is None else {"pieces_sha256": pieces_sha256}),
         "sizes": dict(info.sizes),
         "synthetic": info.synthetic,
     }
 
 
-def _described_features(info: DataInfo) -> dict[str, Any]:
+def _describe_features(info: DataInfo) -> dict[str, Any]:
     features = info.features
     if isinstance(features, TextFeatures):
         columns = [{"name": column.name, "dtype": column.dtype, "shape": list(column.shape)} for column in info.columns]

@@ -154,10 +154,10 @@ def read_checkpoint(path: Path) -> Checkpoint:
             raise DamagedCheckpointError(path, name, f"cannot be read ({error.strerror})") from error
         except UnreadableError as error:
             raise DamagedCheckpointError(path, name, str(error)) from error
-    return _verified(path, listed=frozenset(files))
+    return _verify(path, listed=frozenset(files))
 
 
-def _verified(path: Path, listed: frozenset[str]) -> Checkpoint:
+def _verify(path: Path, listed: frozenset[str]) -> Checkpoint:
     for name in (META, PARAMETERS):
         if name not in listed:
             raise DamagedCheckpointError(path, MANIFEST, f"does not list {name}")
@@ -185,19 +185,19 @@ def _check(path: Path, file: str, arrays: Mapping[str, NDArray[Any]], described:
     known = set()
     for name, shape in described:
         if name not in arrays:
-            raise DamagedCheckpointError(path, file, f"is missing {_shown(name)}, which {META} has with the shape {_shown(shape)}")
+            raise DamagedCheckpointError(path, file, f"is missing {_shorten(name)}, which {META} has with the shape {_shorten(shape)}")
         if arrays[name].shape != shape or arrays[name].dtype != np.float32:
             description = f"{arrays[name].dtype} of the shape {arrays[name].shape}"
             raise DamagedCheckpointError(
-                path, file, f"has {_shown(name)} as {description}, and {META} as float32 of the shape {_shown(shape)}"
+                path, file, f"has {_shorten(name)} as {description}, and {META} as float32 of the shape {_shorten(shape)}"
             )
         known.add(name)
     for name in arrays:
         if name not in known:
-            raise DamagedCheckpointError(path, file, f"has {_shown(name)}, of which {META} says nothing")
+            raise DamagedCheckpointError(path, file, f"has {_shorten(name)}, of which {META} says nothing")
 
 
-def _shown(what: object) -> str:
+def _shorten(what: object) -> str:
     return repr(what)[:100]
 
 

@@ -121,16 +121,16 @@ def choose(source: Path, selection: Selection) -> ChosenWeights:
         for option in selection.given_options:
             if option != "--weights":
                 raise UsageError(f"{option}: chooses among the checkpoints of a run, and {str(source)!r} is a checkpoint. Give the run.")
-        return _checked([read_checkpoint(source)], selection, ())
+        return _check_weights([read_checkpoint(source)], selection, ())
     if selection.checkpoint is not None:
-        return _checked([read_checkpoint(_named(source, selection))], selection, ())
-    return _chosen_among_several(source, selection)
+        return _check_weights([read_checkpoint(_find_named(source, selection))], selection, ())
+    return _choose_among_several(source, selection)
 
 
-def _chosen_among_several(run: Path, selection: Selection) -> ChosenWeights:
+def _choose_among_several(run: Path, selection: Selection) -> ChosenWeights:
     sound, damaged = read_sound(lambda: best_checkpoints(run, best_by(run)) if selection.best else list_checkpoints(run), selection.average)
     if len(sound) == selection.average:
-        return _checked(sound, selection, tuple(damaged))
+        return _check_weights(sound, selection, tuple(damaged))
     if sound:
         which = "evaluated and sound" if selection.best else "sound"
         number = f"1 checkpoint that is {which}" if len(sound) == 1 else f"{len(sound)} checkpoints that are {which}"
@@ -146,7 +146,7 @@ def _chosen_among_several(run: Path, selection: Selection) -> ChosenWeights:
     raise no_checkpoint(run, damaged)
 
 
-def _named(run: Path, selection: Selection) -> Path:
+def _find_named(run: Path, selection: Selection) -> Path:
     requested = selection.checkpoint or ""
     if selection.best or selection.average > 1:
         option = "--best" if selection.best else "--average-checkpoints"
@@ -167,7 +167,7 @@ def best_by(run: Path) -> MetricInfo:
     return next((info for info in infos if info.name == job.get("keep_best")), infos[0])
 
 
-def _checked(checkpoints: list[Checkpoint], selection: Selection, damaged: tuple[DamagedCheckpointError, ...]) -> ChosenWeights:
+def _check_weights(checkpoints: list[Checkpoint], selection: Selection, damaged: tuple[DamagedCheckpointError, ...]) -> ChosenWeights:
     """Raises UsageError if a checkpoint is missing these weights, or is of another model."""
     weights: WeightsKind = selection.weights or ("ema" if EMA in _slots(checkpoints[0]) else "trained")
     wanted = _shapes(checkpoints[0])

@@ -97,7 +97,7 @@ class CheckpointWriter:
         remove_leftovers(parent)
         draft = self._draft = Path(tempfile.mkdtemp(prefix=f".{checkpoint_name(meta.step)}.draft-", dir=parent))
         self._lock = lock(draft)
-        with self._unfinished():
+        with self._abort_on_error():
             self._begin_files(draft)
 
     def _begin_files(self, draft: Path) -> None:
@@ -109,7 +109,7 @@ class CheckpointWriter:
     def write(self, chunk: bytes | bytearray | memoryview) -> None:
         """Write the next bytes of the arrays. Raises ValueError for more than the entries hold."""
         rest = memoryview(chunk).cast("B")
-        with self._unfinished():
+        with self._abort_on_error():
             while rest:
                 entry = self._next_entry()
                 part = rest[: entry.bytes - self._filled]
@@ -132,7 +132,7 @@ class CheckpointWriter:
 
     def seal(self) -> None:
         """Sync all files to disk without publishing them. Raises ValueError if bytes are missing."""
-        with self._unfinished() as draft:
+        with self._abort_on_error() as draft:
             missing = sum(entry.bytes for entry in self._entries[self._position :]) - self._filled
             if missing:
                 raise ValueError(f"{missing} bytes of the checkpoint's arrays are missing")
@@ -147,7 +147,7 @@ class CheckpointWriter:
     def publish(self) -> Path:
         """Publish a sealed checkpoint, replacing any of the same step; return its path."""
         final = self._parent / checkpoint_name(self._meta.step)
-        with self._unfinished() as draft:
+        with self._abort_on_error() as draft:
             old = rename_hidden(final, "old") if final.exists() else None
             draft.rename(final)
             sync_folder(self._parent)
@@ -157,7 +157,7 @@ class CheckpointWriter:
         return final
 
     @contextmanager
-    def _unfinished(self) -> Iterator[Path]:
+    def _abort_on_error(self) -> Iterator[Path]:
         """Raises ValueError after `abort` or `publish`."""
         if self._draft is None:
             raise ValueError("the checkpoint was given up or finished before")

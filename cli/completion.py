@@ -36,7 +36,7 @@ def completing_command(name: str, load: Callable[[str], click.Command]) -> click
     place, state = _cache_file(), _installation()
     cached = _read_cache(place, state)
     if name not in cached:
-        cached[name] = _described(load(name), name)
+        cached[name] = _describe(load(name), name)
         with suppress(OSError):  # only slower without a cache
             _write_cache(place, {"state": state, "commands": cached})
     return _command(name, cached[name])
@@ -71,11 +71,11 @@ def _installation() -> list[Any]:
     return [[str(path), os.stat(path).st_mtime_ns] for path in (*sorted(files), *installed)]
 
 
-def _described(command: click.Command, name: str) -> Described:
+def _describe(command: click.Command, name: str) -> Described:
     described: Described = {
         "options": [_option(option, name) for option in command.params if isinstance(option, click.Option)],
         "arguments": [{"nargs": part.nargs, **_values(part, name)} for part in command.params if isinstance(part, click.Argument)],
-        "commands": {key: _described(sub, name) for key, sub in command.commands.items()} if isinstance(command, click.Group) else None,
+        "commands": {key: _describe(sub, name) for key, sub in command.commands.items()} if isinstance(command, click.Group) else None,
     }
     listed = getattr(command, "default_command", None)  # a group with the options of one of its commands
     if listed is not None:
@@ -127,19 +127,19 @@ def _export_formats() -> Iterator[str]:
 def _command(name: str, described: Described) -> click.Command:
     parameters: list[click.Parameter] = []
     for number, option in enumerate(described["options"]):
-        offered = None if option["flag"] else partial(_offered, option["values"], option["completes"])
+        offered = None if option["flag"] else partial(_offer, option["values"], option["completes"])
         names = [f"option_{number}", *option["names"]]
         nargs = {} if option["flag"] else {"nargs": option["nargs"], "multiple": option["multiple"]}
         parameters.append(click.Option(names, is_flag=option["flag"], help=option["help"], shell_complete=offered, **nargs))
     for number, argument in enumerate(described["arguments"]):
-        offered = partial(_offered, argument["values"], argument["completes"])
+        offered = partial(_offer, argument["values"], argument["completes"])
         parameters.append(click.Argument([f"argument_{number}"], nargs=argument["nargs"], required=False, shell_complete=offered))
     if described["commands"] is None:
         return click.Command(name, params=parameters)
     return click.Group(name, params=parameters, commands=[_command(*item) for item in described["commands"].items()])
 
 
-def _offered(
+def _offer(
     values: list[str], completes: str | None, context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     offered = [value for value in values if value.startswith(incomplete)]

@@ -80,15 +80,15 @@ def recorded_start_timeout(path: Path) -> float | None:
 
 def readable_runs(texts: Sequence[str], out: Path) -> list[Run]:
     """Return the runs of `texts`; of folders the readable ones, with notes. Raises UsageError."""
-    return _usable(*find_readable_runs(texts, out), "unreadable files")
+    return _note_skipped(*find_readable_runs(texts, out), "unreadable files")
 
 
 def finished_runs(texts: Sequence[str], out: Path) -> list[Run]:
     """Return the runs with figures of `texts`; note a folder's others. Raises UsageError."""
-    return _usable(*find_readable_runs(texts, out, with_figures=True), "no readable figures")
+    return _note_skipped(*find_readable_runs(texts, out, with_figures=True), "no readable figures")
 
 
-def _usable(runs: list[Run], left_out: Sequence[Run], problem: str) -> list[Run]:
+def _note_skipped(runs: list[Run], left_out: Sequence[Run], problem: str) -> list[Run]:
     if left_out:
         note(f"skipped ({problem}): {', '.join(run.path.name for run in left_out)}")
     warn_of_lost_updates(runs)
@@ -258,7 +258,7 @@ def request_elsewhere(typed: TypedRun, resolved: Resolved, place: Membership) ->
     return sources, LaunchRequest(job, note, place, secret, request)
 
 
-def _shown(resolved: Resolved, personal: Mapping[str, GivenOption]) -> dict[str, tuple[Any, str]]:
+def _settings_shown(resolved: Resolved, personal: Mapping[str, GivenOption]) -> dict[str, tuple[Any, str]]:
     shown = {key: (value, resolved.sources[key]) for key, value in resolved.job.model_dump(mode="json").items()}
     for name, option in PERSONAL_OPTIONS.items():
         given_option = personal.get(name)
@@ -268,13 +268,13 @@ def _shown(resolved: Resolved, personal: Mapping[str, GivenOption]) -> dict[str,
 
 def settings_as_json(resolved: Resolved, personal: Mapping[str, GivenOption]) -> str:
     """Return all settings as a JSON document: by name, the value and its source."""
-    shown = _shown(resolved, personal)
+    shown = _settings_shown(resolved, personal)
     return json_text({key: {"value": value, "source": source} for key, (value, source) in shown.items()}, indent=2)
 
 
 def settings_as_text(resolved: Resolved, personal: Mapping[str, GivenOption]) -> str:
     """Return one line per setting, in columns: name, value as JSON, source."""
-    rows = [(key, json_text(value), source) for key, (value, source) in _shown(resolved, personal).items()]
+    rows = [(key, json_text(value), source) for key, (value, source) in _settings_shown(resolved, personal).items()]
     width = max(len(key) for key, _, _ in rows)
     value_width = max(len(value) for key, value, _ in rows if key not in PERSONAL_OPTIONS)
     return "\n".join(f"{key:<{width}}  {value:<{value_width}}  {source}" for key, value, source in rows)

@@ -247,7 +247,7 @@ def arriving_lines(descriptor: int, stopped: Callable[[], bool]) -> Iterator[lis
     """Yield groups of arrived lines (None: too long). Raises InterruptedRunError if `stopped`."""
     lines, open_ = _Lines(), True
     while open_ or lines.whole:
-        while open_ and not lines.enough and _readable(descriptor, stopped, wait=not lines.whole):
+        while open_ and not lines.enough and _await_input(descriptor, stopped, wait=not lines.whole):
             try:
                 chunk = os.read(descriptor, CHUNK_BYTES)
             except OSError as error:
@@ -260,7 +260,7 @@ def arriving_lines(descriptor: int, stopped: Callable[[], bool]) -> Iterator[lis
             yield lines.take()
 
 
-def _readable(descriptor: int, stopped: Callable[[], bool], *, wait: bool) -> bool:
+def _await_input(descriptor: int, stopped: Callable[[], bool], *, wait: bool) -> bool:
     while True:
         if stopped():
             raise InterruptedRunError("interrupted by the user")

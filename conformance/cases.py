@@ -127,7 +127,7 @@ def train_logistic_regression(job: Job, data: Dataset) -> Trained:
         batch = sampler.whole(epoch, in_epoch, 1)
         x_bi = _inputs(data.info, images_nchw[batch.indices], batch.changes)
         losses[step], gradients = _loss_and_gradients(weights, x_bi, labels[batch.indices])
-        update.apply(_clipped(gradients, job.clip_norm), rates[step])
+        update.apply(_clip(gradients, job.clip_norm), rates[step])
         for name, value in average.items():  # formula of docs/training.md
             decay = min(job.ema_decay, (2.0 + step) / (11.0 + step))
             average[name] = decay * value + (1.0 - decay) * weights[name]
@@ -139,7 +139,7 @@ def evaluation_loss(weights: Values, data: Dataset) -> float:
     return _loss_and_gradients(weights, _inputs(data.info, data.images("test"), None), data.labels("test"))[0]
 
 
-def _clipped(gradients: Values, limit: float) -> Values:
+def _clip(gradients: Values, limit: float) -> Values:
     """Clip the global gradient norm as torch.nn.utils.clip_grad_norm_; 0 disables it."""
     if not limit:
         return gradients

@@ -102,7 +102,7 @@ class _Passes:
         return self.without_padding(np.stack(logits, axis=1))
 
 
-def _moved(spec: ModelSpec) -> dict[str, Array]:
+def _move_vectors(spec: ModelSpec) -> dict[str, Array]:
     draw = np.random.default_rng(0)
     return {
         name: (value + MOVED * draw.standard_normal(value.shape)).astype(np.float32) if value.ndim == 1 else value
@@ -122,7 +122,7 @@ def main(backend: str, model: str, data: str, file: str) -> None:
         dataset,
         load(forward_plugin(model, backend), "forward"),
         tensors,
-        {name: tensors.tensor(value) for name, value in _moved(spec).items()},
+        {name: tensors.tensor(value) for name, value in _move_vectors(spec).items()},
         ForwardContext(training=False, buffers=buffers, settings=spec.settings),
         min(EXAMPLES, dataset.info.sizes["test"]),
     )

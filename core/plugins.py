@@ -253,10 +253,10 @@ def plugin_code(plugin: Plugin, kind: Kind, part: str) -> Iterator[None]:
     except TrainerError:
         raise
     except (Exception, SystemExit) as error:
-        raise UsageError(_raised_by(plugin, kind, error, part)) from error
+        raise UsageError(_error_message(plugin, kind, error, part)) from error
 
 
-def _raised_by(plugin: Plugin, kind: Kind, error: BaseException, part: str) -> str:
+def _error_message(plugin: Plugin, kind: Kind, error: BaseException, part: str) -> str:
     return f"{kind}: {plugin.described} has raised {raised(error)} in {part}; that is for its authors to mend"
 
 
@@ -268,7 +268,7 @@ def plugin_problem(error: BaseException) -> str | None:
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
         behind = _third_party.get(frame.f_globals.get("__name__", "").partition(".")[0])
         if behind is not None:
-            return _raised_by(*behind, error, f"`{frame.f_code.co_name}`")
+            return _error_message(*behind, error, f"`{frame.f_code.co_name}`")
     return None
 
 

@@ -105,10 +105,10 @@ def nearest(text: str, allowed: Iterable[str]) -> str | None:
     for name in names.values():
         if len(words) > 1 and words == _words(name):
             return name
-    slips = {name: count for name in names if (count := _slips(wanted, name)) <= _forgiven(wanted, name)}
+    slips = {name: count for name in names if (count := _edit_distance(wanted, name)) <= _max_slips(wanted, name)}
     if slips:
         return names[min(slips, key=lambda name: (slips[name], not name.startswith(wanted)))]
-    parts = [name for name, ours in names.items() if _begins(wanted, name) or words <= _words(ours)]
+    parts = [name for name, ours in names.items() if _has_prefix(wanted, name) or words <= _words(ours)]
     return names[min(parts, key=lambda name: abs(len(name) - len(wanted)))] if parts else None
 
 
@@ -118,7 +118,7 @@ def did_you_mean(text: str, allowed: Iterable[str]) -> str:
     return f" Did you mean {near!r}?" if near else ""
 
 
-def _begins(first: str, second: str) -> bool:
+def _has_prefix(first: str, second: str) -> bool:
     shorter, longer = sorted((first, second), key=len)
     return len(shorter) >= MIN_PART and longer.startswith(shorter)
 
@@ -127,13 +127,13 @@ def _words(name: str) -> set[str]:
     return {word for word in re.split(r"[-_+ ]+", name.lower()) if len(word) >= MIN_PART} or {name}
 
 
-def _forgiven(first: str, second: str) -> int:
+def _max_slips(first: str, second: str) -> int:
     """Return the allowed typing errors: one in short names, none if little would remain."""
     shorter = min(len(first), len(second))
     return 0 if shorter < 2 else max(1, shorter // 3) if shorter > 2 else int(first[0] == second[0])
 
 
-def _slips(first: str, second: str) -> int:
+def _edit_distance(first: str, second: str) -> int:
     """Return the edit distance, with a swap as one edit (optimal string alignment)."""
     two_before: list[int] = []
     before = list(range(len(second) + 1))

@@ -163,7 +163,7 @@ class Sampler:
 
     def order(self, epoch: int) -> Indices:
         """Return the epoch's permutation, int32 [size]; the last one is cached."""
-        return self._epoch(epoch)[0]
+        return self._draw_epoch(epoch)[0]
 
     def whole(self, epoch: int, first: int, count: int, skip: int = 0, arranged: Arranged = ()) -> Batches:
         """Return steps first … first + count − 1 (sync: global batches, async: worker batches).
@@ -175,7 +175,7 @@ class Sampler:
             raise ValueError(f"steps {first}…{first + count} are not within the {steps} steps of an epoch after {skip} examples")
         bounds = self._bounds_after(skip, epoch, arranged)[first : first + count + 1]
         offsets = (bounds - bounds[0]).astype(np.int32)
-        order, changes = self._epoch(epoch)
+        order, changes = self._draw_epoch(epoch)
         if isinstance(self.rule, BucketedTokens) or arranged:
             order, _ = self._arrange(epoch, skip, arranged)
         indices, examples = order[bounds[0] : bounds[-1]], np.diff(offsets)
@@ -201,7 +201,7 @@ class Sampler:
         changes = None if whole.changes is None else whole.changes[positions]
         return Batches(whole.indices[positions], offsets, whole.examples, whole.weights, changes)
 
-    def _epoch(self, epoch: int) -> tuple[Indices, Changes | None]:
+    def _draw_epoch(self, epoch: int) -> tuple[Indices, Changes | None]:
         if self._cached is None or self._cached[0] != epoch:
             changes = self.augment.draws(self.seed, epoch, self.size) if self.augment else None
             self._cached = (epoch, permutation(self.seed, epoch, self.size), changes)

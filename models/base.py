@@ -146,11 +146,11 @@ def initial_values(parameters: tuple[ParameterSpec, ...], seed: int) -> dict[str
     values: dict[str, Array] = {}
     for position, parameter in enumerate(parameters):
         generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, position])))
-        values[parameter.name] = _drawn(parameter, generator).reshape(parameter.shape)
+        values[parameter.name] = _draw(parameter, generator).reshape(parameter.shape)
     return values
 
 
-def _drawn(parameter: ParameterSpec, generator: np.random.Generator) -> Array:
+def _draw(parameter: ParameterSpec, generator: np.random.Generator) -> Array:
     """In pieces, as the float64 draws of the largest dense layers would take 10⁸ × 8 bytes."""
     drawn = np.full(parameter.size, parameter.constant, np.float32)
     for begin in range(0, parameter.size if parameter.bound or parameter.deviation else 0, DRAWN_AT_ONCE):

@@ -121,7 +121,7 @@ def read_arguments(text: str, arguments: Mapping[str, Argument]) -> dict[str, Va
 
     Raises UsageError for unknown or repeated arguments and invalid values.
     """
-    pairs = _given(text, SIZE in arguments)
+    pairs = _split_arguments(text, SIZE in arguments)
     if pairs and not arguments:
         raise UsageError(f"model: got {text!r}, but {model_base(text)!r} takes no arguments. Leave {text[len(model_base(text)) :]!r} out.")
     values: dict[str, Value] = {}
@@ -139,7 +139,7 @@ def read_arguments(text: str, arguments: Mapping[str, Argument]) -> dict[str, Va
     return values
 
 
-def _given(text: str, sized: bool) -> list[tuple[str, str]]:
+def _split_arguments(text: str, sized: bool) -> list[tuple[str, str]]:
     base = model_base(text)
     before, question_mark, after = text[len(base) :].partition("?")
     pairs: list[tuple[str, str]] = []

@@ -52,4 +52,6 @@ def checked(
     if Path(config).exists() and not Path(config).is_file():
         raise UsageError(f"CONFIG: {config!r} is no regular file, and {where} reads it again later; write the settings into a file")
     context = run.make_context("run", [*more, "--config", config, "--nodes", str(nodes), "--name", name])
-    return resolve(given_options(context), environ, config)
+    resolved = resolve(given_options(context), environ, config)
+    resolved.refuse_idle_flags()
+    return resolved

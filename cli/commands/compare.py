@@ -91,9 +91,11 @@ def compare(
         return
     if over is not None or smooth is not None or points is not None:
         raise UsageError("--over, --smooth and --points: say what a curve is like; name it with --curves loss, for example.")
-    rules = [setting_rule(text) for text in _listed("--by", by, "settings, such as nodes or batch_size")]
+    rules = [setting_rule(text) for text in _split_list("--by", by, "settings, such as nodes or batch_size")]
     comparison = compare_runs(finished, fold=fold, by=rules)
-    columns = [column(text, metric_columns(comparison.runs)) for text in _listed("--metric", metric, "figures, such as accuracy or memory")]
+    columns = [
+        column(text, metric_columns(comparison.runs)) for text in _split_list("--metric", metric, "figures, such as accuracy or memory")
+    ]
     if csv_too:
         click.echo(as_csv(comparison, columns), nl=False)
         return
@@ -115,7 +117,7 @@ def compare(
         click.echo("" if words is None else closing_text(words, width), nl=False)
 
 
-def _listed(option: str, text: str | None, allowed: str) -> list[str]:
+def _split_list(option: str, text: str | None, allowed: str) -> list[str]:
     if text is None:
         return []
     parts = [part for part in text.split(",") if part.strip()]

@@ -51,7 +51,7 @@ def doctor(ctx: click.Context, /, as_json: bool, fresh: bool, launcher: str | No
     """
     personal = given_personal(ctx)
     name_settings({"launcher": "flag"})
-    counted = {name: option for name, option in personal.items() if _counts(option, launcher)}
+    counted = {name: option for name, option in personal.items() if _is_relevant(option, launcher)}
     if launcher is not None or counted.keys() & {*NAMING_NODES}:
         ctx.exit(_check_hosts(launcher, counted, timeout, as_json=as_json))
     _note_other_hosts(personal)
@@ -64,7 +64,7 @@ def doctor(ctx: click.Context, /, as_json: bool, fresh: bool, launcher: str | No
     ctx.exit(0 if can_train else 1)
 
 
-def _counts(option: GivenOption, launcher: str | None) -> bool:
+def _is_relevant(option: GivenOption, launcher: str | None) -> bool:
     name = option.option.name
     if option.typed or name not in NAMING_NODES:
         return True

@@ -99,7 +99,6 @@ def manifest_kubernetes(
     """
     chosen = name if name is not None else re.sub(r"[^a-z0-9-]+", "-", Path(config).stem.lower()).strip("-")
     resolved = checked("`trainer manifest kubernetes`", config, more, nodes, chosen, {}, DECIDED)
-    resolved.refuse_idle_flags()
     _refuse_password(resolved)
     claim, restarts = options["claim"], options.pop("restarts")
     _check_gpus(resolved, gpus)

@@ -149,13 +149,13 @@ def run(
         place = place_of(typed, typed.given_settings)
         if place is not None and not place.is_driver:
             return _join_resumed(typed, typed.resume, place)
-    resolved, resumption = _resolved_job(typed, force=force, trust_run=trust_run)
+    resolved, resumption = _resolve_job(typed, force=force, trust_run=trust_run)
     resolved.refuse_idle_flags()
     if print_config:
         click.echo(settings_as_json(resolved, typed.personal) if as_json else settings_as_text(resolved, typed.personal))
         return 0
     _print_notes(typed, resolved, resumption)
-    place = _checked_place(typed, resolved, repeats)
+    place = _check_membership(typed, resolved, repeats)
     if repeats is not None:
         from .run_repeats import repeat
 
@@ -163,7 +163,7 @@ def run(
     return _drive_or_join(typed, resolved, place, resumption, as_json=as_json)
 
 
-def _checked_place(typed: TypedRun, resolved: Resolved, repeats: int | None) -> Membership | None:
+def _check_membership(typed: TypedRun, resolved: Resolved, repeats: int | None) -> Membership | None:
     place = place_of(typed, resolved.job.model_dump() if typed.resume is None else typed.given_settings)
     check_place(typed, resolved.job, place)
     if place is not None and place.contract == BY_HAND and resolved.sources["nodes"].startswith("default"):
@@ -220,11 +220,11 @@ def _join_resumed(typed: TypedRun, resume: Path, place: Membership) -> int:
         return join_run(resume_request(resume, settings, place), place, read_secret(typed.secret_file), _start_timeout(resume, settings))
 
 
-def _resolved_job(typed: TypedRun, *, force: bool, trust_run: bool) -> tuple[Resolved, Resumption | None]:
+def _resolve_job(typed: TypedRun, *, force: bool, trust_run: bool) -> tuple[Resolved, Resumption | None]:
     if typed.resume is None:
-        resolved = resolve(typed.options, os.environ, typed.config, _like(typed, trust_run=trust_run))
+        resolved = resolve(typed.options, os.environ, typed.config, _read_like(typed, trust_run=trust_run))
         name_settings(resolved.sources)
-        return _with_lasting_names(resolved), None
+        return _write_out_names(resolved), None
     name_settings(dict.fromkeys(typed.options, "flag"))
     target = find_run_or_checkpoint(typed.resume)
     resumption = load_resumption(target, typed.options, os.environ, typed.config, force=force, trusted=trust_run)
@@ -232,7 +232,7 @@ def _resolved_job(typed: TypedRun, *, force: bool, trust_run: bool) -> tuple[Res
     return resumption.resolved, resumption
 
 
-def _like(typed: TypedRun, *, trust_run: bool) -> ResumedRun | None:
+def _read_like(typed: TypedRun, *, trust_run: bool) -> ResumedRun | None:
     if typed.like is None:
         return None
     name_settings(dict.fromkeys(typed.options, "flag"))
@@ -258,7 +258,7 @@ def _start_timeout(resume: Path, settings: Mapping[str, Any]) -> float:
     return recorded if recorded is not None else float(Job.model_fields["start_timeout"].default)
 
 
-def _with_lasting_names(resolved: Resolved) -> Resolved:
+def _write_out_names(resolved: Resolved) -> Resolved:
     """Make data and model names independent of the working directory."""
     job = resolved.job
     if ":" not in job.data and job.data_dir is None and job.vocabulary is None and model_base(job.model) == job.model:

@@ -113,7 +113,7 @@ def list_command(
     for name in _SETTINGS:
         _note_unknown(name, settings[name], known)
     chosen = [row for row in known if all(_is_one_of(row, name, settings[name]) for name in _SETTINGS)]
-    chosen = [row for row in chosen if earliest is None or _made_since(row, earliest)]
+    chosen = [row for row in chosen if earliest is None or _is_since(row, earliest)]
     ordered = in_order(fitting(chosen, conditions), sort, metrics)[:limit]
     if as_json:
         click.echo(json_text({"runs": ordered}, indent=1))
@@ -155,7 +155,7 @@ def _note_unknown(name: str, wanted: Sequence[str], known: Sequence[Row]) -> Non
             note(f"no run has {name} {value!r}; there are: {one_line(', '.join(values))}.{did_you_mean(value, values)}")
 
 
-def _made_since(row: Row, earliest: datetime) -> bool:
+def _is_since(row: Row, earliest: datetime) -> bool:
     try:
         return datetime.fromisoformat(row["created_at"] or "").astimezone() >= earliest
     except ValueError:  # a damaged run has no value

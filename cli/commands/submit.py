@@ -79,7 +79,6 @@ def submit_slurm(
     directory. The script is kept next to the runs, as NAME.sbatch.
     """
     resolved = checked("the script of `trainer submit slurm`", config, more, nodes, name, os.environ)
-    resolved.refuse_idle_flags()
     job = resolved.job
     if array is not None:
         _refuse_seed(resolved)

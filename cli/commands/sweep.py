@@ -75,14 +75,14 @@ def points_text(
 
 
 def _swept_settings(settings: Mapping[Path, Mapping[str, Any]]) -> list[Factor]:
-    return [_swept(name, settings) for name in dict.fromkeys(name for values in settings.values() for name in values)]
+    return [_factor_of_setting(name, settings) for name in dict.fromkeys(name for values in settings.values() for name in values)]
 
 
 def _axes(swept: Sequence[Factor]) -> list[Factor]:
     return [rule for rule in swept if rule.key != "seed"]
 
 
-def _swept(field: str, settings: Mapping[Path, Mapping[str, Any]]) -> Factor:
+def _factor_of_setting(field: str, settings: Mapping[Path, Mapping[str, Any]]) -> Factor:
 
     def value(run: Run) -> Any:
         swept_value = settings[run.path].get(field)
@@ -156,7 +156,7 @@ def sweep(
         points = request.plan(os.environ)
     else:
         flags.pop("out", None)
-        flags = _lasting_names(flags)
+        flags = _write_out_names(flags)
         lasting = config if config is None or config in shipped() else os.path.realpath(config)
         request = Request(lasting, flags, make_grid(config, grids, repeats))
         points = request.plan(os.environ)
@@ -186,7 +186,7 @@ def _sweep_folder(text: str) -> Path:
     return folder
 
 
-def _lasting_names(flags: Mapping[str, Any]) -> dict[str, Any]:
+def _write_out_names(flags: Mapping[str, Any]) -> dict[str, Any]:
     lasting = dict(flags)
     if "data_dir" in flags:
         lasting["data_dir"] = str(location.whole_path(Path(flags["data_dir"])))

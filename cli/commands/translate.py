@@ -100,7 +100,7 @@ def translate(
         task.start(State(chosen.parameters(), {}, meta.step, chosen.buffers()))
         if sys.stdin.isatty():
             note("Type a sentence a line; Ctrl-D ends.")
-        for lines in _numbered(arriving_lines(sys.stdin.fileno(), lambda: task.interrupted), vocabulary):
+        for lines in _number_lines(arriving_lines(sys.stdin.fileno(), lambda: task.interrupted), vocabulary):
             sources = [line.pieces for line in lines if line.pieces]
             hypotheses = iter(translated(task, sources, decoding, n_best or 1) if sources else ())
             for line in lines:
@@ -110,7 +110,7 @@ def translate(
         raise TrainerError(f"{writer.untranslated} of {writer.lines} lines could not be translated; the errors are above.")
 
 
-def _numbered(arriving: Iterator[list[bytes | None]], vocabulary: Vocabulary) -> Iterator[list[_Line]]:
+def _number_lines(arriving: Iterator[list[bytes | None]], vocabulary: Vocabulary) -> Iterator[list[_Line]]:
     number = 0
     for raw_lines in arriving:
         lines = []

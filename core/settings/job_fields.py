@@ -65,10 +65,10 @@ def is_boolean(field: str) -> bool:
 def allowed(field: str) -> str:
     """Describe what a field allows: ``a whole number of at least 1``, ``sync, async``."""
     several = ", or several with commas between" if len(_alternatives(field)) > 1 else ""
-    return ", ".join(choices(field)) or f"{_in_words(schema(field))}{several}"
+    return ", ".join(choices(field)) or f"{_describe_schema(schema(field))}{several}"
 
 
-def _in_words(described: dict[str, Any]) -> str:
+def _describe_schema(described: dict[str, Any]) -> str:
     match described.get("type"):
         case "boolean":
             return "true or false"
@@ -77,7 +77,7 @@ def _in_words(described: dict[str, Any]) -> str:
         case "number":
             return f"a number{_bounds(described)}"
         case "array":
-            return f"one value or several with commas between, each {_in_words(described['items'])}"
+            return f"one value or several with commas between, each {_describe_schema(described['items'])}"
         case _:
             return "a path" if described.get("format") == "path" else f"text{_lengths(described)}"
 
@@ -90,11 +90,11 @@ def _bounds(described: dict[str, Any]) -> str:
     lower = (("minimum", "of at least"), ("exclusiveMinimum", "greater than"))
     upper = (("maximum", "at most"), ("exclusiveMaximum", "less than"))
     parts = [f"{words} {described[key]:g}" for key, words in lower if key in described]
-    parts += [f"{words} {_plain(described[key])}" for key, words in upper if key in described]
+    parts += [f"{words} {_write_bound(described[key])}" for key, words in upper if key in described]
     return f" {' and '.join(parts)}" if parts else ""
 
 
-def _plain(bound: float) -> str:
+def _write_bound(bound: float) -> str:
     """Write a bound in full, so that 2**63 does not become 9.2e18."""
     return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
@@ -146,13 +146,13 @@ def as_usage_error(error: ValidationError, values: Mapping[str, GivenValue]) -> 
     first = error.errors(include_url=False)[0]
     cause = first.get("ctx", {}).get("error")
     if not first["loc"]:
-        return _between_fields(str(cause or first["msg"]), values)
+        return _error_between_fields(str(cause or first["msg"]), values)
     field = str(first["loc"][0])
     value = values.get(field, GivenValue(first["input"], flag_name(field), "default"))
     return UsageError.of(value.key, value_shown(value.value), str(cause or allowed(field)), choices(field), value.place)
 
 
-def _between_fields(message: str, given_values: Mapping[str, GivenValue]) -> UsageError:
+def _error_between_fields(message: str, given_values: Mapping[str, GivenValue]) -> UsageError:
     head, _, rule = message.partition(": ")
     values = [given_values[field] for field in head.split(" and ") if field in given_values]
     if not values or not rule:

@@ -23,7 +23,7 @@ from .job_fields import check_url, environment_name, flag_name, merge_layers, sh
 MAX_CHARACTERS = 65_536  # of a value: a list of thousands of hosts
 
 
-def _any_text(text: str) -> None:
+def _check_text(text: str) -> None:
     if "\0" in text or len(text) > MAX_CHARACTERS:
         raise ValueError(f"is longer than {MAX_CHARACTERS:,} characters, or has a zero byte")
 
@@ -37,7 +37,7 @@ class PersonalOption:
     help: str
     topic: Topic
     is_path: bool = False  # names a local file
-    check: Callable[[str], None] = _any_text  # raises ValueError with the problem
+    check: Callable[[str], None] = _check_text  # raises ValueError with the problem
     shown: Callable[[str], str] = str  # without secrets
     recorded: Callable[[str], str] = str  # for the files of a run
 
@@ -171,10 +171,10 @@ def resolve_personal(names: Collection[str], flags: Mapping[str, Any], environ: 
         {name: GivenOption(PERSONAL_OPTIONS[name], str(value), "flag") for name, value in flags.items() if value is not None},
     ):
         options = merge_layers(layer, options, ALTERNATIVES)
-    return {name: _checked(options[name]) for name in names if name in options}
+    return {name: _check_option(options[name]) for name in names if name in options}
 
 
-def _checked(option: GivenOption) -> GivenOption:
+def _check_option(option: GivenOption) -> GivenOption:
     if not option.value:
         raise UsageError(f"{option.key}: got an empty text; leave it out, or give a value.")
     try:

@@ -198,7 +198,7 @@ def resolve(
 
     `config` is a TOML path or a shipped name; ``backend = auto`` becomes the first installed one. Raises UsageError.
     """
-    values = merge_layers(_given(flags, environ, config), _from_run(resumed), _ALTERNATIVES)
+    values = merge_layers(_read_layers(flags, environ, config), _read_run(resumed), _ALTERNATIVES)
     if resumed is not None:
         resumed.admit({field: value.value for field, value in values.items() if value.origin == resumed.origin})
         values = {field: resumed.absolute(field, value) for field, value in values.items()}
@@ -213,23 +213,23 @@ def resolve(
         _check_name(kind, field, getattr(job, field), values)
     new_values = {field: value for field, value in values.items() if resumed is None or value.origin != resumed.origin}
     try:
-        resolved = _noting_exchange(replace(_with_backend(job, sources), idle=_idle(job, new_values)), new_values)
-        return _uncompiled(resolved, new_values) if job.deterministic and job.compile != "off" else resolved
+        resolved = _note_exchange(replace(_resolve_backend(job, sources), idle=_find_idle(job, new_values)), new_values)
+        return _drop_compilation(resolved, new_values) if job.deterministic and job.compile != "off" else resolved
     except UsageError as error:
         raise type(error)(named(str(error), sources)) from None
 
 
 def given_settings(flags: Mapping[str, Any], environ: Mapping[str, str], config: Path | str | None = None) -> dict[str, Any]:
     """Return the given values, each checked by itself, for a run resumed elsewhere."""
-    return {field: _by_itself(field, value) for field, value in _given(flags, environ, config).items()}
+    return {field: _check_alone(field, value) for field, value in _read_layers(flags, environ, config).items()}
 
 
-def _given(flags: Mapping[str, Any], environ: Mapping[str, str], config: Path | str | None) -> dict[str, GivenValue]:
-    file, variables, typed = _from_file(config), _from_environment(environ), _from_flags(flags)
+def _read_layers(flags: Mapping[str, Any], environ: Mapping[str, str], config: Path | str | None) -> dict[str, GivenValue]:
+    file, variables, typed = _read_file(config), _read_environment(environ), _read_flags(flags)
     return merge_layers(typed, merge_layers(variables, file, _ALTERNATIVES), _ALTERNATIVES)
 
 
-def _by_itself(field: str, value: GivenValue) -> Any:
+def _check_alone(field: str, value: GivenValue) -> Any:
     _refuse_boolean(field, value)
     if _is_relative(field, value):
         return str(value.value).strip()
@@ -241,7 +241,7 @@ def _by_itself(field: str, value: GivenValue) -> Any:
         return str(value.value)
 
 
-def _uncompiled(resolved: Resolved, new_values: Mapping[str, GivenValue]) -> Resolved:
+def _drop_compilation(resolved: Resolved, new_values: Mapping[str, GivenValue]) -> Resolved:
     """Drop an untyped compile setting of a deterministic job: compiled code rounds differently."""
     value, deterministic = new_values.get("compile"), new_values.get("deterministic")
     if value is None or value.origin == _FLAG or (deterministic is not None and deterministic.origin == value.origin):
@@ -252,7 +252,7 @@ def _uncompiled(resolved: Resolved, new_values: Mapping[str, GivenValue]) -> Res
     return replace(resolved, job=resolved.job.model_copy(update={"compile": "off"}), sources=sources, notes=(*resolved.notes, note))
 
 
-def _noting_exchange(resolved: Resolved, new_values: Mapping[str, GivenValue]) -> Resolved:
+def _note_exchange(resolved: Resolved, new_values: Mapping[str, GivenValue]) -> Resolved:
     """Note a direct exchange without peers, which is not refused, as a sweep over nodes may begin with one."""
     value, job = new_values.get("exchange"), resolved.job
     if value is None or job.exchange != "direct" or job.mode != "sync" or job.workers > 1:
@@ -260,14 +260,14 @@ def _noting_exchange(resolved: Resolved, new_values: Mapping[str, GivenValue]) -
     return replace(resolved, notes=(*resolved.notes, f"{value.key}: {value.value} has no effect with one worker"))
 
 
-def _from_run(resumed: ResumedRun | None) -> dict[str, GivenValue]:
+def _read_run(resumed: ResumedRun | None) -> dict[str, GivenValue]:
     if resumed is None:
         return {}
     origin = resumed.origin
     return {field: GivenValue(value, field, origin, origin) for field, value in resumed.fields.items() if value is not None}
 
 
-def _idle(job: Job, given_values: Mapping[str, GivenValue]) -> dict[str, str]:
+def _find_idle(job: Job, given_values: Mapping[str, GivenValue]) -> dict[str, str]:
     values = job.model_dump()
     problems = {}
     for name, needed in idle_settings(values).items():
@@ -282,15 +282,15 @@ def _idle(job: Job, given_values: Mapping[str, GivenValue]) -> dict[str, str]:
     return problems
 
 
-def _from_flags(flags: Mapping[str, Any]) -> dict[str, GivenValue]:
+def _read_flags(flags: Mapping[str, Any]) -> dict[str, GivenValue]:
     unknown = [field for field in flags if field not in Job.model_fields]
     if unknown:
         near = nearest(unknown[0], map(flag_name, Job.model_fields))
-        raise UsageError(_unknown(flag_name(unknown[0]), "no such option", near))
+        raise UsageError(_unknown_message(flag_name(unknown[0]), "no such option", near))
     return {field: GivenValue(value, flag_name(field), _FLAG) for field, value in flags.items()}
 
 
-def _from_environment(environ: Mapping[str, str]) -> dict[str, GivenValue]:
+def _read_environment(environ: Mapping[str, str]) -> dict[str, GivenValue]:
     fields = {environment_name(field): field for field in Job.model_fields}
     values: dict[str, GivenValue] = {}
     for name in sorted(environ):
@@ -301,12 +301,12 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, GivenValue]:
         if name not in fields:
             plain = {known.removeprefix(ENVIRONMENT_PREFIX): known for known in (*fields, *RESERVED_VARIABLES)}
             near = nearest(name.removeprefix(ENVIRONMENT_PREFIX), plain)
-            raise UsageError(_unknown(name, "no setting has this environment variable", plain[near] if near else None))
+            raise UsageError(_unknown_message(name, "no setting has this environment variable", plain[near] if near else None))
         values[fields[name]] = GivenValue(environ[name], name, f"environment {name}")
     return values
 
 
-def _from_file(config: Path | str | None) -> dict[str, GivenValue]:
+def _read_file(config: Path | str | None) -> dict[str, GivenValue]:
     if config is None:
         return {}
     label, values = read_config(config)
@@ -321,7 +321,7 @@ def _from_file(config: Path | str | None) -> dict[str, GivenValue]:
             )
         if key not in Job.model_fields:
             name = one_line(key) or repr(key)
-            raise UsageError(_unknown(f"{name} (in {label})", "no setting has this name", nearest(key, Job.model_fields)))
+            raise UsageError(_unknown_message(f"{name} (in {label})", "no setting has this name", nearest(key, Job.model_fields)))
     return {key: GivenValue(value, key, label, label) for key, value in values.items()}
 
 
@@ -340,7 +340,7 @@ def is_axis(key: str, value: Any) -> bool:
     return isinstance(value, list) and key in Job.model_fields and not takes_list(key)
 
 
-def _unknown(key: str, problem: str, near: str | None) -> str:
+def _unknown_message(key: str, problem: str, near: str | None) -> str:
     hint = f" Did you mean {near!r}?" if near else ""
     return f"{key}: {problem}.{hint} `trainer run --print-config` lists every setting."
 
@@ -372,10 +372,10 @@ def _check_name(kind: Kind, field: str, name: str, values: Mapping[str, GivenVal
         raise UsageError(f"{value.key}: got {base!r}{place}, {NO_MODULE}")
 
 
-def _with_backend(job: Job, sources: dict[str, str]) -> Resolved:
+def _resolve_backend(job: Job, sources: dict[str, str]) -> Resolved:
     notes: tuple[str, ...] = ()
     if job.backend == "auto":
-        backend, among = _first_installed()
+        backend, among = _find_backend()
         job = job.model_copy(update={"backend": backend})
         sources = {**sources, "backend": f"{sources['backend']} (auto: the first installed of {', '.join(among)})"}
         notes = (f"backend: {backend} (the first installed of {', '.join(among)}; choose with --backend)",)
@@ -383,21 +383,21 @@ def _with_backend(job: Job, sources: dict[str, str]) -> Resolved:
     return Resolved(job, sources, notes)
 
 
-def _first_installed() -> tuple[str, list[str]]:
+def _find_backend() -> tuple[str, list[str]]:
     ours = {plugin.name: plugin for plugin in BUILT_IN["backend"]}
     for name, plugin in ours.items():
         if plugin.installed:
             return name, list(ours)
     known, problems = available("backend"), []
     for name, plugin in known.items():
-        if name not in ours and (problem := _unusable(plugin)) is None:
+        if name not in ours and (problem := _backend_problem(plugin)) is None:
             return name, list(known)
         problems += [problem] if name not in ours and problem else []
     hints = " or ".join(f"`{plugin.install}`" for plugin in ours.values())
     raise MissingPackageError(" ".join([f"backend: no framework is installed. Install one with {hints}.", *problems]))
 
 
-def _unusable(plugin: Plugin) -> str | None:
+def _backend_problem(plugin: Plugin) -> str | None:
     try:
         with plugin_code(plugin, "backend", "its declaration"):
             declared = getattr(load(plugin, "backend"), "capabilities", None)

@@ -95,7 +95,7 @@ def read_axis(text: str) -> tuple[str, list[str]]:
     values = [value.strip() for value in values_text.split(separator)]
     if not sign or not name or not all(values):
         raise UsageError.of("--grid", text, "FIELD=VALUE,VALUE such as batch_size=5,10,20; with ; between values that contain commas")
-    _known("--grid", name)
+    _check_name("--grid", name)
     return name, values
 
 
@@ -119,7 +119,7 @@ def read_grid(config: Path | str) -> Grid:
     if repeats is not None and (isinstance(repeats, bool) or not isinstance(repeats, int) or not 1 <= repeats <= MAX_REPEATS):
         raise UsageError.of(f"{where}: repeats", repeats, f"a whole number from 1 to {MAX_REPEATS}")
     for name in (*axes, *(name for case in cases for name in case)):
-        _known(where, name)
+        _check_name(where, name)
     return Grid(axes, tuple(cases), repeats).checked()
 
 
@@ -133,7 +133,7 @@ def _refuse_other_keys(table: Mapping[str, Any], where: str) -> None:
             raise UsageError.of(where, key, ", ".join(SWEEP_KEYS), SWEEP_KEYS)
 
 
-def _known(where: str, name: str) -> None:
+def _check_name(where: str, name: str) -> None:
     if name in NOT_SWEPT:
         raise UsageError(f"{where}: {name!r} cannot be swept; it says where the runs lie")
     if name not in Job.model_fields:
@@ -163,7 +163,7 @@ def plan(grid: Grid, flags: Mapping[str, Any], environ: Mapping[str, str], confi
             if grid.repeats is not None and repeat:
                 point_settings["seed"] = jobs[number][1].seed + repeat
             place = f"point {len(jobs) + 1} of {len(combinations) * (grid.repeats or 1)}"
-            jobs.append((point_settings, _resolved(place, point_settings, flags, environ, config)))
+            jobs.append((point_settings, _resolve_point(place, point_settings, flags, environ, config)))
     every_settings = [_settings(point_settings, job, with_seed=grid.repeats is not None) for point_settings, job in jobs]
     seen: set[str] = set()
     for settings in every_settings:
@@ -174,7 +174,7 @@ def plan(grid: Grid, flags: Mapping[str, Any], environ: Mapping[str, str], confi
     return tuple(Point(name, settings, job) for name, settings, (_, job) in zip(names, every_settings, jobs, strict=True))
 
 
-def _resolved(
+def _resolve_point(
     place: str, settings: Mapping[str, Any], flags: Mapping[str, Any], environ: Mapping[str, str], config: Path | str | None
 ) -> Job:
     try:

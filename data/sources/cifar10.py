@@ -69,17 +69,17 @@ class Cifar10Source:
         for file in files:
             expect_md5(file, self.md5[file.name])
         if len(files) == 1:
-            contents = _unpacked(files[0])
-            parse = _records if files[0].name == BINARY else _pickled
+            contents = _unpack(files[0])
+            parse = _read_records if files[0].name == BINARY else _read_pickle
         else:
             contents = {file.name: file.read_bytes() for file in files}
-            parse = _pickled
+            parse = _read_pickle
         origin = files[0] if len(files) == 1 else files[0].parent
-        examples = {split: [_checked(parse, origin, name, contents[name]) for name in names] for split, names in _BATCHES.items()}
+        examples = {split: [_read_batch(parse, origin, name, contents[name]) for name in names] for split, names in _BATCHES.items()}
         return PreparedBlocks((3, 32, 32), 10, {split: blocks.__iter__ for split, blocks in examples.items()}, class_names=CLASSES)
 
 
-def _unpacked(archive: Path) -> dict[str, bytes]:
+def _unpack(archive: Path) -> dict[str, bytes]:
     """In memory only, so that nothing unpacked reaches the disk."""
     wanted = {name for names in _BATCHES.values() for name in names}
     contents: dict[str, bytes] = {}
@@ -107,17 +107,17 @@ class _ArraysOnly(pickle.Unpickler):
         return super().find_class(module_name, global_name)
 
 
-def _pickled(content: bytes) -> Block:
+def _read_pickle(content: bytes) -> Block:
     batch = _ArraysOnly(io.BytesIO(content), encoding="bytes").load()
     return np.asarray(batch[b"data"]), np.asarray(batch[b"labels"], dtype=np.int64)
 
 
-def _records(content: bytes) -> Block:
+def _read_records(content: bytes) -> Block:
     records = np.frombuffer(content, dtype=np.uint8).reshape(-1, 1 + _PIXELS)
     return records[:, 1:], records[:, 0].astype(np.int64)
 
 
-def _checked(parse: Callable[[bytes], Block], origin: Path, name: str, content: bytes) -> Block:
+def _read_batch(parse: Callable[[bytes], Block], origin: Path, name: str, content: bytes) -> Block:
     try:
         images, labels = parse(content)
     except (pickle.UnpicklingError, KeyError, TypeError, ValueError, EOFError, AttributeError, IndexError) as error:

@@ -202,11 +202,11 @@ def _sample(style: GlyphStyle, tiles_nab: NDArray[np.uint8], cosine: Real, sine:
     right_part, lower_part = column - left, row - top
     flat = tiles_nab.ravel()
     first = np.arange(len(tiles_nab), dtype=np.int32)[:, None, None] * (TILE * TILE) + top * TILE + left
-    upper = _between(flat, first, right_part)
-    return (upper + lower_part * (_between(flat, first + TILE, right_part) - upper)) * np.float32(1 / 255)
+    upper = _interpolate(flat, first, right_part)
+    return (upper + lower_part * (_interpolate(flat, first + TILE, right_part) - upper)) * np.float32(1 / 255)
 
 
-def _between(flat: NDArray[np.uint8], index: NDArray[np.int32], part: Real) -> Real:
+def _interpolate(flat: NDArray[np.uint8], index: NDArray[np.int32], part: Real) -> Real:
     here = flat.take(index).astype(np.float32)
     result: Real = here + part * (flat.take(index + 1) - here)
     return result

@@ -87,15 +87,15 @@ class _ImageFolder:
         listings: dict[Split, _Listing] = {split: _list(data_dir, split, self.links_outside) for split in _SPLITS}
         classes = listings["train"].classes
         if unknown := sorted(set(listings["test"].classes) - set(classes)):
-            raise UsageError(f"data: {str(listings['test'].root)!r} has classes that are missing in the train folder: {_joined(unknown)}.")
-        damaged = [f"{_named(file)}: lies in no class folder" for listing in listings.values() for file in listing.strays]
+            raise UsageError(f"data: {str(listings['test'].root)!r} has classes that are missing in the train folder: {_join(unknown)}.")
+        damaged = [f"{_describe_path(file)}: lies in no class folder" for listing in listings.values() for file in listing.strays]
         transparent: list[Path] = []
         block = max(1, _BLOCK_BYTES // (3 * self.size**2))
-        attempt = partial(_attempt, self.size, self.background, transparent)
+        attempt = partial(_decode_file, self.size, self.background, transparent)
         return PreparedBlocks(
             (3, self.size, self.size),
             len(classes),
-            {split: partial(_decoded, listing, classes, attempt, damaged, block) for split, listing in listings.items()},
+            {split: partial(_decode_blocks, listing, classes, attempt, damaged, block) for split, listing in listings.items()},
             class_names=tuple(classes),
             left_out=partial(_left_out, damaged, self.skip_damaged),
             notes=partial(_notes, transparent, _colour_name(self.background)),
@@ -142,19 +142,19 @@ def _list(data_dir: Path, split: Split, links_outside: bool) -> _Listing:
         entries = sorted(entry for entry in root.iterdir() if not entry.name.startswith("."))
         folders = [] if leads_out(root) else [entry for entry in entries if entry.is_dir() and not leads_out(entry)]
         above = {_identity(data_dir), _identity(root)}
-        pictures = {folder.name: sorted(_below(folder, above, leads_out)) for folder in folders}
+        pictures = {folder.name: sorted(_walk(folder, above, leads_out)) for folder in folders}
     except OSError as error:
         raise UsageError(f"data: '{spelled(str(error.filename))}' cannot be read: {error.strerror}.") from error
     if outside:
         count = "1 link leads" if len(outside) == 1 else f"{len(outside):,} links lead"
         advice = f"remove, or take with {_NAME}:PATH?links-outside=yes"
-        raise UsageError(f"data: {count} out of {str(data_dir)!r}; {advice}:{_shown([_named(path) for path in outside])}")
+        raise UsageError(f"data: {count} out of {str(data_dir)!r}; {advice}:{_shown([_describe_path(path) for path in outside])}")
     if wrong := [spelled(name) for name in pictures if not is_text(name)]:
-        raise UsageError(f"data: {str(root)!r} has class folders whose names are not UTF-8: {_joined(wrong)}. Rename them.")
+        raise UsageError(f"data: {str(root)!r} has class folders whose names are not UTF-8: {_join(wrong)}. Rename them.")
     if not pictures:
         raise UsageError(f"data: {str(root)!r} has no class folders; {_NAME} needs {_LAYOUT}.")
     if empty := [name for name, files in pictures.items() if not files]:
-        raise UsageError(f"data: {str(root)!r} has class folders without a file: {_joined(empty)}. Fill or remove them.")
+        raise UsageError(f"data: {str(root)!r} has class folders without a file: {_join(empty)}. Fill or remove them.")
     return _Listing(root, pictures, [entry for entry in entries if not entry.is_dir()])
 
 
@@ -169,7 +169,7 @@ def _leads_out(path: Path, *, root: str, allowed: bool, outside: list[Path]) -> 
     return True
 
 
-def _below(top: Path, above: set[tuple[int, int]], leads_out: Callable[[Path], bool]) -> Iterator[Path]:
+def _walk(top: Path, above: set[tuple[int, int]], leads_out: Callable[[Path], bool]) -> Iterator[Path]:
     """Yield the files at any depth, except hidden ones, following links.
 
     Reads each folder once, and none `above` `top`.
@@ -198,26 +198,26 @@ def _identity(folder: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _named(path: Path) -> str:
+def _describe_path(path: Path) -> str:
     return one_line(spelled(str(path)))
 
 
 def _shown(lines: Sequence[str]) -> str:
-    return "".join(f"\n  {line}" for line in _first(lines, _MAX_SHOWN))
+    return "".join(f"\n  {line}" for line in _cut_lines(lines, _MAX_SHOWN))
 
 
-def _joined(names: Sequence[str]) -> str:
-    return ", ".join(map(one_line, _first(names, _MAX_SHOWN)))
+def _join(names: Sequence[str]) -> str:
+    return ", ".join(map(one_line, _cut_lines(names, _MAX_SHOWN)))
 
 
-def _first(lines: Sequence[str], most: int) -> Sequence[str]:
+def _cut_lines(lines: Sequence[str], most: int) -> Sequence[str]:
     return lines if len(lines) <= most else [*lines[:most], f"and {len(lines) - most:,} more"]
 
 
 Attempt = Callable[[Path], NDArray[np.uint8] | str]
 
 
-def _decoded(listing: _Listing, classes: Sequence[str], attempt: Attempt, damaged: list[str], block: int) -> Iterator[Block]:
+def _decode_blocks(listing: _Listing, classes: Sequence[str], attempt: Attempt, damaged: list[str], block: int) -> Iterator[Block]:
     """Yield pictures in blocks; adds undecodable ones to `damaged`.
 
     Raises UsageError if all are.
@@ -232,7 +232,7 @@ def _decoded(listing: _Listing, classes: Sequence[str], attempt: Attempt, damage
             images, labels = [], []
             for (file, label), outcome in zip(part, outcomes, strict=True):
                 if isinstance(outcome, str):
-                    damaged.append(f"{_named(file)}: {outcome}")
+                    damaged.append(f"{_describe_path(file)}: {outcome}")
                 else:
                     images.append(outcome)
                     labels.append(label)
@@ -243,7 +243,7 @@ def _decoded(listing: _Listing, classes: Sequence[str], attempt: Attempt, damage
         raise UsageError(f"data: no file of {str(listing.root)!r} is a usable picture:{_shown(damaged[-len(rows) :])}")
 
 
-def _attempt(size: int, background: str, transparent: list[Path], file: Path) -> NDArray[np.uint8] | str:
+def _decode_file(size: int, background: str, transparent: list[Path], file: Path) -> NDArray[np.uint8] | str:
     if not file.is_file():
         return "a link that leads nowhere" if file.is_symlink() else "neither a file nor a folder"  # opening a pipe would block
     try:
@@ -258,7 +258,7 @@ def _left_out(damaged: Sequence[str], allowed: bool) -> Sequence[str]:
     if damaged and not allowed:
         count = "1 file is no usable picture" if len(damaged) == 1 else f"{len(damaged):,} files are no usable pictures"
         raise UsageError(f"data: {count}; mend or remove, or leave out with {_NAME}:PATH?skip-damaged=yes:{_shown(damaged)}")
-    return _first(damaged, _MAX_LISTED)
+    return _cut_lines(damaged, _MAX_LISTED)
 
 
 DATASET = _ImageFolder()

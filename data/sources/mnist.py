@@ -48,10 +48,10 @@ class _Mnist:
     def load_in(self, work: Path, data_dir: Path | None) -> PreparedArrays:
         folder = files_of("mnist", data_dir, work, _DOWNLOAD_SECONDS, _FILES_HINT)
         train_images, train_labels, test_images, test_labels = self.originals(folder)
-        images: dict[Split, NDArray[np.uint8]] = {"train": _images(train_images), "test": _images(test_images)}
+        images: dict[Split, NDArray[np.uint8]] = {"train": _read_images(train_images), "test": _read_images(test_images)}
         labels: dict[Split, NDArray[np.int64]] = {
-            "train": _labels(train_labels, len(images["train"])),
-            "test": _labels(test_labels, len(images["test"])),
+            "train": _read_labels(train_labels, len(images["train"])),
+            "test": _read_labels(test_labels, len(images["test"])),
         }
         return digit_arrays(images, labels)
 
@@ -70,7 +70,7 @@ def _find(folder: Path, name: str) -> Path:
     raise UsageError(f"data_dir: {str(folder)!r} has no file {name!r} or {name + '.gz'!r}; {_FILES_HINT}.")
 
 
-def _images(path: Path) -> NDArray[np.uint8]:
+def _read_images(path: Path) -> NDArray[np.uint8]:
     images = read_idx(path, 3)
     if images.shape[1:] != (28, 28) or not len(images):
         raise UsageError(
@@ -79,7 +79,7 @@ def _images(path: Path) -> NDArray[np.uint8]:
     return images[:, None]
 
 
-def _labels(path: Path, images: int) -> NDArray[np.int64]:
+def _read_labels(path: Path, images: int) -> NDArray[np.int64]:
     labels = read_idx(path, 1).astype(np.int64)
     if len(labels) != images:
         raise UsageError(f"data_dir: {str(path)!r} has {len(labels)} labels for {images} images; the files do not belong together.")

@@ -85,7 +85,7 @@ class SvhnSource:
 
 def _blocks(paths: Sequence[Path]) -> Iterator[Block]:
     for path in paths:
-        images_hwcn, labels_n1 = (_variable(path, name) for name in ("X", "y"))
+        images_hwcn, labels_n1 = (_read_variable(path, name) for name in ("X", "y"))
         count = images_hwcn.shape[-1]
         if images_hwcn.dtype != np.uint8 or images_hwcn.shape != (*_IMAGE, count) or labels_n1.shape != (count, 1):
             shapes = f"X is {images_hwcn.dtype} {list(images_hwcn.shape)} and y has the shape {list(labels_n1.shape)}"
@@ -99,7 +99,7 @@ def _blocks(paths: Sequence[Path]) -> Iterator[Block]:
             yield images_hwcn[..., part].transpose(3, 2, 0, 1), labels[part]
 
 
-def _variable(path: Path, name: str) -> np.ndarray[Any, Any]:
+def _read_variable(path: Path, name: str) -> np.ndarray[Any, Any]:
     from scipy.io import loadmat  # needed once, when the store is made
 
     try:

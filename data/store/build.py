@@ -75,14 +75,14 @@ def _make(root: Path, key: str, name: str, source: DatasetSource, data_dir: Path
     begins = not work.exists()
     originals = None if data_dir is None else originals_fingerprint(source, data_dir)
     try:
-        loaded = _loaded(source, work, data_dir)
+        loaded = _load(source, work, data_dir)
     except BaseException as error:
         _settle(work, name, error, begins=begins)
         raise
     draft = Path(tempfile.mkdtemp(prefix=f".{key}.draft-", dir=root))
     try:
         draft.chmod(0o755)  # mkdtemp makes it private; a cache may be shared
-        manifest = _written(draft, name, source.version, data_dir, loaded)
+        manifest = _write(draft, name, source.version, data_dir, loaded)
         write_manifest(draft, manifest)
         sync_folder(draft)  # the manifest's own digest would show a loss of its content
         if data_dir is not None and originals_fingerprint(source, data_dir) != originals:
@@ -98,7 +98,7 @@ def _make(root: Path, key: str, name: str, source: DatasetSource, data_dir: Path
         raise
 
 
-def _loaded(source: DatasetSource, work: Path, data_dir: Path | None) -> Prepared:
+def _load(source: DatasetSource, work: Path, data_dir: Path | None) -> Prepared:
     if isinstance(source, LoadsInParts):
         work.mkdir(exist_ok=True)
         loaded = call_source(source.load_in, work, data_dir)
@@ -142,8 +142,7 @@ def _remove_leftovers(root: Path, key: str) -> None:
             shutil.rmtree(folder)
 
 
-def _written(folder: Path, name: str, version: int, data_dir: Path | None, loaded: Prepared) -> StoreManifest:
-    """Write the arrays; return their manifest."""
+def _write(folder: Path, name: str, version: int, data_dir: Path | None, loaded: Prepared) -> StoreManifest:
     place = spelled(str(data_dir.resolve())) if data_dir else None
     common: dict[str, Any] = {"name": name, "version": version, "data_dir": place, "synthetic": loaded.synthetic}
     try:
@@ -173,7 +172,7 @@ def _write_images(folder: Path, prepared: PreparedBlocks, statistics: Statistics
     left_out = checked_texts(prepared.left_out, "left_out")
     notes = checked_texts(prepared.notes, "notes") + absent
     counted = pixels.statistics()
-    mean, std = _sound(statistics or counted, counted[1])
+    mean, std = _check_statistics(statistics or counted, counted[1])
     if constant := [str(channel) for channel, deviation in enumerate(counted[1]) if deviation == 0]:
         notes += (f"all train images have one value in channel {', '.join(constant)}, which is not scaled (std 1)",)
     notes += check_class_names(names)
@@ -245,7 +244,7 @@ def _as_blocks(arrays: PreparedArrays) -> PreparedBlocks:
     return PreparedBlocks((channels, height, width), arrays.classes, blocks, arrays.synthetic, arrays.flippable, arrays.class_names)
 
 
-def _sound(statistics: Statistics, counted: Sequence[float]) -> Statistics:
+def _check_statistics(statistics: Statistics, counted: Sequence[float]) -> Statistics:
     """Return mean and std, 1 for a constant channel, whose `counted` is 0.
 
     Raises BrokenSourceError.

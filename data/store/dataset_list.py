@@ -57,19 +57,19 @@ def list_datasets() -> list[DatasetStatus]:
         except TrainerError as error:
             rows.append(DatasetStatus(name, "", prepared=False, problem=str(error)))
             continue
-        stores = [_status(name, source, folder) for folder in stores_of(name, source)]
-        stores += [_begun(name, source, preparation) for preparation in preparations_of(name, source)]
+        stores = [_describe_store(name, source, folder) for folder in stores_of(name, source)]
+        stores += [_describe_preparation(name, source, preparation) for preparation in preparations_of(name, source)]
         rows += stores or [DatasetStatus(name, source.description, prepared=False, version=source.version)]
     return rows
 
 
-def _begun(name: str, source: DatasetSource, preparation: Preparation) -> DatasetStatus:
+def _describe_preparation(name: str, source: DatasetSource, preparation: Preparation) -> DatasetStatus:
     begun: Literal["interrupted", "at work"] = "at work" if preparation.at_work else "interrupted"
     path = str(preparation.store)
     return DatasetStatus(name, source.description, prepared=False, version=source.version, bytes=preparation.bytes, path=path, begun=begun)
 
 
-def _status(name: str, source: DatasetSource, folder: Path) -> DatasetStatus:
+def _describe_store(name: str, source: DatasetSource, folder: Path) -> DatasetStatus:
     try:
         manifest = read_manifest(folder)
     except ValueError as error:
@@ -185,10 +185,8 @@ def folder_bytes(folder: Path) -> int:
     """Return the size of all files below a folder, ignoring files that vanish."""
     size = 0
     for file in folder.rglob("*"):
-        try:
+        with suppress(FileNotFoundError):
             size += file.lstat().st_size if file.is_file() else 0
-        except FileNotFoundError:
-            continue
     return size
 
 

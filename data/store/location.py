@@ -194,16 +194,16 @@ def resolve(name: str, data_dir: Path | None = None) -> Resolved:
 
     Raises UsageError for invalid ones, or a folder given twice.
     """
-    resolved = _resolved(name, data_dir)
+    resolved = _resolve(name, data_dir)
     for key, text in (("data", resolved.name), ("data_dir", str(resolved.data_dir))):
         if not is_text(text):
             raise UsageError(f"{key}: got '{spelled(text)}', which is not UTF-8; rename the folder, or give a link to it.")
     return resolved
 
 
-def _resolved(name: str, data_dir: Path | None) -> Resolved:
+def _resolve(name: str, data_dir: Path | None) -> Resolved:
     base, colon, text = name.partition(":")
-    source = _declared_source(plugins.find("dataset", base))
+    source = _load_source(plugins.find("dataset", base))
     if not colon:
         return Resolved(base, source, data_dir)
     if not isinstance(source, TakesArguments):
@@ -217,7 +217,7 @@ def _resolved(name: str, data_dir: Path | None) -> Resolved:
     return Resolved(full_name, with_arguments, with_arguments.folder, folder_in_name=True)
 
 
-def _declared_source(plugin: plugins.Plugin) -> DatasetSource:
+def _load_source(plugin: plugins.Plugin) -> DatasetSource:
     source: DatasetSource = plugins.load(plugin, "dataset")
     with plugins.plugin_code(plugin, "dataset", "its declaration"):
         for member, kind in (("name", str), ("description", str), ("version", int)):
@@ -229,7 +229,6 @@ def _declared_source(plugin: plugins.Plugin) -> DatasetSource:
 
 
 def _full_name(base: str, source: DatasetSource) -> str:
-    """`base`: the plugin's name."""
     rest = source.name.partition(":")[2]
     return f"{base}:{rest}" if rest else base
 

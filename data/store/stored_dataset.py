@@ -94,7 +94,7 @@ class StoredDataset:
         with open_regular(self.path / name) as file:
             content = file.read(entry.bytes + 1)
         if hashlib.sha256(content).hexdigest() != entry.sha256:
-            raise _damaged(self.path, self.info.name, None, [FileCheck(name, len(content), "differs from its sha256")])
+            raise _damage_error(self.path, self.info.name, None, [FileCheck(name, len(content), "differs from its sha256")])
         return content
 
     def normalised_as(self, mean: Sequence[float], std: Sequence[float]) -> StoredDataset:
@@ -200,19 +200,19 @@ def _open(folder: Path, name: str, data_dir: Path | None, *, always: bool) -> St
     try:
         manifest = read_manifest(folder)
     except ValueError as error:
-        raise _damaged(folder, name, data_dir, [FileCheck(MANIFEST, None, str(error))]) from error
+        raise _damage_error(folder, name, data_dir, [FileCheck(MANIFEST, None, str(error))]) from error
     _expect_sound(check_sizes(folder, manifest), folder, name, data_dir)
     before = identity(folder, manifest)
     changed = always or not digests_verified(folder, before)
     if changed:
         _expect_sound(check_digests(folder, manifest), folder, name, data_dir)
-    dataset = _mapped(folder, manifest, name, data_dir, look_inside=changed)
+    dataset = _map_columns(folder, manifest, name, data_dir, look_inside=changed)
     if changed:
         write_stamp(folder, before)
     return dataset
 
 
-def _mapped(folder: Path, manifest: StoreManifest, name: str, data_dir: Path | None, *, look_inside: bool) -> StoredDataset:
+def _map_columns(folder: Path, manifest: StoreManifest, name: str, data_dir: Path | None, *, look_inside: bool) -> StoredDataset:
     """Map files, checking the range of classes and tokens if `look_inside`.
 
     Raises DamagedStoreError for a mismatch.
@@ -231,7 +231,7 @@ def _mapped(folder: Path, manifest: StoreManifest, name: str, data_dir: Path | N
         if problem is None and look_inside:
             problem = _out_of_range(info, column, array_column)
         if problem is not None:
-            raise _damaged(folder, name, data_dir, [FileCheck(f"split {split}", None, f"is not what the manifest says: {problem}")])
+            raise _damage_error(folder, name, data_dir, [FileCheck(f"split {split}", None, f"is not what the manifest says: {problem}")])
     return StoredDataset(info, folder, file_sha256(folder / MANIFEST), manifest.left_out, columns, attachments, notes=manifest.notes)
 
 
@@ -261,13 +261,13 @@ def _map(folder: Path, file: str, manifest: StoreManifest, name: str, data_dir: 
     try:
         array: NDArray[np.generic] = np.load(folder / file, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError, OverflowError, SyntaxError, TokenError) as error:  # numpy parses a header as Python
-        raise _damaged(folder, name, data_dir, [FileCheck(file, None, "is no array file")]) from error
+        raise _damage_error(folder, name, data_dir, [FileCheck(file, None, "is no array file")]) from error
     if not isinstance(array, np.ndarray):  # an archive of several
-        raise _damaged(folder, name, data_dir, [FileCheck(file, None, "is no array file")])
+        raise _damage_error(folder, name, data_dir, [FileCheck(file, None, "is no array file")])
     entry = manifest.files[file]
     if array.shape != entry.shape or str(array.dtype) != entry.dtype:
         difference = f"holds {array.dtype} {list(array.shape)} instead of {entry.dtype} {list(entry.shape)}"
-        raise _damaged(folder, name, data_dir, [FileCheck(file, None, difference)])
+        raise _damage_error(folder, name, data_dir, [FileCheck(file, None, difference)])
     return array
 
 
@@ -289,7 +289,7 @@ def verify_store(name: str, folder: Path) -> StoreReport:
     checks = check_digests(folder, manifest)
     if before is not None and not any(check.problem for check in checks):
         try:
-            _mapped(folder, manifest, manifest.name, None, look_inside=True)
+            _map_columns(folder, manifest, manifest.name, None, look_inside=True)
             write_stamp(folder, before)
         except DamagedStoreError as error:
             checks.append(FileCheck("contents", None, str(error)))
@@ -298,10 +298,10 @@ def verify_store(name: str, folder: Path) -> StoreReport:
 
 def _expect_sound(checks: Sequence[FileCheck], folder: Path, name: str, data_dir: Path | None) -> None:
     if any(check.problem for check in checks):
-        raise _damaged(folder, name, data_dir, checks)
+        raise _damage_error(folder, name, data_dir, checks)
 
 
-def _damaged(folder: Path, name: str, data_dir: Path | None, checks: Sequence[FileCheck]) -> DamagedStoreError:
+def _damage_error(folder: Path, name: str, data_dir: Path | None, checks: Sequence[FileCheck]) -> DamagedStoreError:
     problems = "; ".join(f"{check.name} {check.problem}" for check in checks if check.problem)
     return DamagedStoreError(
         f"data: the store of {name!r} in {str(folder)!r} is damaged: {problems}. Make it again with: {_remedy(name, data_dir)}"

@@ -86,7 +86,9 @@ SIDES = ("source", "target")  # columns of a translation
 def check_prepared(loaded: object, function: str) -> None:
     """Raise BrokenSourceError if a source's `function` may not return this."""
     if not isinstance(loaded, PreparedArrays | PreparedBlocks | PreparedColumns):
-        raise BrokenSourceError(f"its {function} returned {_kind(loaded)}, not one of PreparedArrays, PreparedBlocks and PreparedColumns")
+        raise BrokenSourceError(
+            f"its {function} returned {_describe_type(loaded)}, not one of PreparedArrays, PreparedBlocks and PreparedColumns"
+        )
     if isinstance(loaded, PreparedArrays):
         for name, arrays in (("images", loaded.images), ("labels", loaded.labels)):
             _check_splits(name, arrays, "an array", lambda array: isinstance(array, np.ndarray))
@@ -94,7 +96,7 @@ def check_prepared(loaded: object, function: str) -> None:
     _check_splits("blocks", loaded.blocks, "a function", callable)
     for name in ("left_out", "notes", *(["attachments"] if isinstance(loaded, PreparedColumns) else [])):
         if not callable(function_value := getattr(loaded, name)):
-            raise BrokenSourceError(f"its {name} is {_kind(function_value)}, not a function")
+            raise BrokenSourceError(f"its {name} is {_describe_type(function_value)}, not a function")
     if isinstance(loaded, PreparedColumns):
         _check_columns(loaded)
     elif not (isinstance(loaded.input_shape, tuple) and len(loaded.input_shape) == 3 and all(map(_is_count, loaded.input_shape))):
@@ -105,12 +107,12 @@ def check_prepared(loaded: object, function: str) -> None:
 
 def _check_splits(name: str, values: object, kind: str, right: Callable[[object], bool]) -> None:
     if not isinstance(values, Mapping):
-        raise BrokenSourceError(f"its {name} are {_kind(values)}, not a mapping with {kind} for each of {' and '.join(SPLITS)}")
+        raise BrokenSourceError(f"its {name} are {_describe_type(values)}, not a mapping with {kind} for each of {' and '.join(SPLITS)}")
     if set(values) != set(SPLITS):
         raise BrokenSourceError(f"its {name} have the splits {sorted(map(str, values))}, not {' and '.join(SPLITS)}")
     for split in SPLITS:
         if not right(values[split]):
-            raise BrokenSourceError(f"its {name} have {_kind(values[split])} for {split}, not {kind}")
+            raise BrokenSourceError(f"its {name} have {_describe_type(values[split])} for {split}, not {kind}")
 
 
 def _check_columns(loaded: PreparedColumns) -> None:
@@ -118,7 +120,7 @@ def _check_columns(loaded: PreparedColumns) -> None:
     if not isinstance(columns, tuple) or not columns or not all(isinstance(column, ColumnSpec) for column in columns):
         raise BrokenSourceError("its columns are not a tuple of ColumnSpec")
     if not isinstance(loaded.features, TextFeatures):
-        raise BrokenSourceError(f"its features are {_kind(loaded.features)}, not TextFeatures")
+        raise BrokenSourceError(f"its features are {_describe_type(loaded.features)}, not TextFeatures")
     sizes = loaded.features.vocabulary_sizes
     if not isinstance(sizes, Mapping) or not all(_is_count(size) for size in sizes.values()):
         raise BrokenSourceError(f"its vocabulary_sizes are {sizes!r}, not a whole number from 1 up for each column of tokens")
@@ -127,10 +129,10 @@ def _check_columns(loaded: PreparedColumns) -> None:
 def check_attachments(attachments: object) -> Mapping[str, bytes]:
     """Return attachments. Raises BrokenSourceError unless they are bytes by name."""
     if not isinstance(attachments, Mapping):
-        raise BrokenSourceError(f"its attachments returned {_kind(attachments)}, not a mapping from names to bytes")
+        raise BrokenSourceError(f"its attachments returned {_describe_type(attachments)}, not a mapping from names to bytes")
     for name, content in attachments.items():
         if not isinstance(name, str) or not isinstance(content, bytes):
-            raise BrokenSourceError(f"its attachment {name!r} is {_kind(content)}, not bytes under a name")
+            raise BrokenSourceError(f"its attachment {name!r} is {_describe_type(content)}, not bytes under a name")
     return attachments
 
 
@@ -197,7 +199,7 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) >= 1
 
 
-def _kind(value: object) -> str:
+def _describe_type(value: object) -> str:
     return "None" if value is None else f"of the type {type(value).__name__}"
 
 
@@ -324,7 +326,7 @@ class ColumnWriter(_ArrayFiles):
 
     def add(self, block: Mapping[str, Column]) -> None:
         """Write some examples. Raises BrokenSourceError if they violate the source's interface."""
-        examples = self._checked_size(block)
+        examples = self._check_size(block)
         for spec in self._columns:
             column = block[spec.name]
             self._check_values(spec, column)
@@ -336,7 +338,7 @@ class ColumnWriter(_ArrayFiles):
             self._elements[spec.name] += len(values)
         self.count += examples
 
-    def _checked_size(self, block: Mapping[str, Column]) -> int:
+    def _check_size(self, block: Mapping[str, Column]) -> int:
         if not isinstance(block, Mapping):
             raise BrokenSourceError(f"a {self._split} block is of the type {type(block).__name__}, not a mapping from names to columns")
         if set(block) != {column.name for column in self._columns}:

@@ -89,16 +89,16 @@ class Layers(NetworkLayers):
 
         Add ``<name>.bias`` if there is one.
         """
-        y_bhwc = self._convolved(x_bhwc, name, stride, padding)
+        y_bhwc = self._convolve(x_bhwc, name, stride, padding)
         bias = self._parameters.get(f"{name}.bias")
         return y_bhwc if bias is None else tf.nn.bias_add(y_bhwc, self._low(bias))
 
     def conv_pool(self, x_bhwc: tf.Tensor, name: str, kernel: int, stride: int, padding: int = 0) -> tf.Tensor:
         """Apply convolution, max pooling, bias and ReLU."""
-        y_bhwc = self.max_pool(self._convolved(x_bhwc, name, 1, padding), kernel, stride)
+        y_bhwc = self.max_pool(self._convolve(x_bhwc, name, 1, padding), kernel, stride)
         return tf.nn.relu(tf.nn.bias_add(y_bhwc, self._low(self._parameters[f"{name}.bias"])))
 
-    def _convolved(self, x_bhwc: tf.Tensor, name: str, stride: int, padding: int) -> tf.Tensor:
+    def _convolve(self, x_bhwc: tf.Tensor, name: str, stride: int, padding: int) -> tf.Tensor:
         x_bhwc, kernel_hwio = self._low(x_bhwc), self._kernel(f"{name}.weight")
         same = stride == 1 and all(2 * padding + 1 == side for side in kernel_hwio.shape[:2])
         if padding and not same:

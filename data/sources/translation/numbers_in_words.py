@@ -77,14 +77,14 @@ def number_pairs() -> list[tuple[str, str]]:
     """Return pairs of English and German text, each English text once, in a fixed random order."""
     words = text_package("num2words").num2words
     german_by_english: dict[str, str] = {}
-    for kind, numbers in (("cardinal", _drawn(_CARDINALS, 1)), ("ordinal", _drawn(_ORDINALS, 2)), ("year", list(_YEARS))):
+    for kind, numbers in (("cardinal", _draw_numbers(_CARDINALS, 1)), ("ordinal", _draw_numbers(_ORDINALS, 2)), ("year", list(_YEARS))):
         for number in numbers:
             english, german = (words(number, lang=language, to=kind) for language in ("en", "de"))
             german_by_english.setdefault(english, german)
     for english, german in _dates(words):
         german_by_english.setdefault(english, german)
     pairs = list(german_by_english.items())
-    return [pairs[place] for place in np.argsort(_raw(len(pairs), 3), kind="stable").tolist()]
+    return [pairs[place] for place in np.argsort(_draw_bits(len(pairs), 3), kind="stable").tolist()]
 
 
 def split_apart(pairs: Sequence[tuple[str, str]]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
@@ -95,17 +95,17 @@ def split_apart(pairs: Sequence[tuple[str, str]]) -> tuple[list[tuple[str, str]]
     return train[:_TRAIN], test
 
 
-def _raw(count: int, stream: int) -> Any:
+def _draw_bits(count: int, stream: int) -> Any:
     return np.random.Philox(np.random.SeedSequence([20, stream])).random_raw(count)
 
 
-def _drawn(count: int, stream: int) -> list[int]:
+def _draw_numbers(count: int, stream: int) -> list[int]:
     """Return all numbers below 1000, then different ones up to the largest.
 
     Most of these have few digits.
     """
     numbers = dict.fromkeys(range(1000))
-    exponents, places = _raw(8 * count, stream), iter(_raw(8 * count, stream + 10).tolist())
+    exponents, places = _draw_bits(8 * count, stream), iter(_draw_bits(8 * count, stream + 10).tolist())
     for exponent in (exponents % np.uint64(4)).tolist():
         if len(numbers) >= count:
             break
@@ -117,7 +117,7 @@ def _drawn(count: int, stream: int) -> list[int]:
 def _dates(words: Any) -> Iterator[tuple[str, str]]:
     days = [(words(day, lang="en", to="ordinal"), words(day, lang="de", to="ordinal")) for day in range(32)]
     years = [(words(year, lang="en", to="year"), words(year, lang="de", to="year")) for year in _YEARS]
-    for number in _raw(_DATES, 4).tolist():
+    for number in _draw_bits(_DATES, 4).tolist():
         year, rest = years[number % len(years)], number // len(years)
         english, german, length = _MONTHS[rest % 12]
         day = days[1 + rest // 12 % length]

@@ -81,7 +81,9 @@ def prepared_pairs(
     vocabulary can be made.
     """
     readers, counts = splits.readers, splits.counts
-    model, description = _vocabulary(readers["train"], counts["train"], vocabulary_size, bytes_too=bytes_too, work=work, packages=packages)
+    model, description = _make_vocabulary(
+        readers["train"], counts["train"], vocabulary_size, bytes_too=bytes_too, work=work, packages=packages
+    )
     vocabulary = Vocabulary(model)
     encoder = PairEncoder(vocabulary, longest, work, splits.line_numbers)
     columns = ColumnSpec("source", "uint16", (None,)), ColumnSpec("target", "uint16", (None,))
@@ -101,7 +103,7 @@ def prepared_pairs(
     )
 
 
-def _skipped(read: PairReader) -> str:
+def _describe_skipped(read: PairReader) -> str:
     reasons = Counter(entry for entry in read() if isinstance(entry, str) and entry)
     return ", ".join(f"{count:,} {'pair' if count == 1 else 'pairs'} {reason}" for reason, count in reasons.most_common())
 
@@ -120,7 +122,6 @@ def _entries_at(places: NDArray[np.int64], read: PairReader, progress: ReadingPr
 
 
 def _sampled_places(read: PairReader, count: int) -> NDArray[np.int64]:
-    """Return the places of a vocabulary's sample: evenly drawn, up to the limits."""
     places = chosen(count, MAX_SAMPLED_LINES // 2, SAMPLE_SEED)
     size = sum(map(entry_bytes, _entries_at(places, read, ReadingProgress("measuring the text", count))))
     if size <= MAX_SAMPLED_BYTES:
@@ -146,7 +147,9 @@ class _Sample:
         self.sha256 = digest.hexdigest()
 
 
-def _vocabulary(read: PairReader, count: int, size: int, *, bytes_too: bool, work: Path, packages: Sequence[str]) -> tuple[bytes, bytes]:
+def _make_vocabulary(
+    read: PairReader, count: int, size: int, *, bytes_too: bool, work: Path, packages: Sequence[str]
+) -> tuple[bytes, bytes]:
     """Return model and description, those in `work` if they are of the same lines."""
     places = _sampled_places(read, count)
     if (stored := _stored_vocabulary(work, _Sample(read, count, places), size)) is not None:
@@ -163,7 +166,7 @@ def _vocabulary(read: PairReader, count: int, size: int, *, bytes_too: bool, wor
     except UsageError as error:
         if sample.sha256 is None:  # the text could not be read to its end
             raise
-        skipped = _skipped(read)
+        skipped = _describe_skipped(read)
         if sample.taken:
             raise UsageError(f"{error}{f' Skipped: {skipped}.' if skipped else ''}") from error
         raise UsageError(

@@ -183,11 +183,11 @@ class _ParallelText:
         if self.held_out >= total:
             raise UsageError(f"data: held-out={self.held_out} of {_NAME!r} leaves none of {total:,} pairs to train on; hold out fewer.")
         if self.held_out:
-            splits = _held_out(files["train"], total, chosen(total, self.held_out, _HELD_OUT_SEED))
+            splits = _hold_out(files["train"], total, chosen(total, self.held_out, _HELD_OUT_SEED))
         else:
             counts: dict[Split, int] = {"train": total, "test": aligned_count(*files["test"])}
             splits = PairSplits({split: partial(_read, paths, counts[split]) for split, paths in files.items()}, counts)
-            for _ in _not_too_large(splits.readers["test"](), "its test files"):
+            for _ in _limit_size(splits.readers["test"](), "its test files"):
                 pass
         prepared = prepared_pairs(
             splits,
@@ -271,7 +271,7 @@ def _read(files: tuple[Path, Path], total: int) -> Iterator[tuple[str, str] | st
         raise UsageError(f"data: {str(files[0])!r} or {str(files[1])!r} has changed while it was read; prepare it when it is at rest.")
 
 
-def _not_too_large(entries: Iterable[tuple[str, str] | str], what: str) -> Iterator[tuple[str, str] | str]:
+def _limit_size(entries: Iterable[tuple[str, str] | str], what: str) -> Iterator[tuple[str, str] | str]:
     """Yield test entries.
 
     Raises UsageError, naming their origin `what`, for more text than a store keeps.
@@ -288,12 +288,12 @@ def _not_too_large(entries: Iterable[tuple[str, str] | str], what: str) -> Itera
         yield entry
 
 
-def _as_bytes(entry: tuple[str, str] | str) -> tuple[bytes, bytes] | str:
+def _encode_entry(entry: tuple[str, str] | str) -> tuple[bytes, bytes] | str:
     """UTF-8 takes a quarter of the memory for lines with characters such as emojis."""
     return entry if isinstance(entry, str) else (entry[0].encode(), entry[1].encode())
 
 
-def _held_out(files: tuple[Path, Path], total: int, places: NDArray[np.int64]) -> PairSplits:
+def _hold_out(files: tuple[Path, Path], total: int, places: NDArray[np.int64]) -> PairSplits:
     """Use the pairs at `places`, from 0, ascending, as test split.
 
     Raises UsageError for a large one.
@@ -301,7 +301,7 @@ def _held_out(files: tuple[Path, Path], total: int, places: NDArray[np.int64]) -
     apart = np.zeros(total, np.bool_)
     apart[places] = True
     entries = (entry for number, entry in enumerate(_read(files, total)) if apart[number])
-    packed = [_as_bytes(entry) for entry in _not_too_large(entries, f"held-out={len(places)}")]
+    packed = [_encode_entry(entry) for entry in _limit_size(entries, f"held-out={len(places)}")]
     known = tuple({entry[side] for entry in packed if not isinstance(entry, str)} for side in (0, 1))
 
     def test() -> Iterator[tuple[str, str] | str]:

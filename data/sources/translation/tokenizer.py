@@ -98,7 +98,7 @@ _TOO_FEW = re.compile(r"Vocabulary size is smaller than required_chars\. \d+ vs 
 _NO_SENTENCE = "!sentences_.empty()"
 
 
-def _why_none(message: str, smallest: int) -> str:
+def _explain_refusal(message: str, smallest: int) -> str:
     """Complete the message about an impossible vocabulary with a size that fits."""
     most, fewest = ((match := pattern.search(message)) and int(match[1]) for pattern in (_TOO_MANY, _TOO_FEW))
     if most is not None and most < smallest:
@@ -122,7 +122,7 @@ def train_vocabulary(lines: Iterable[str], size: int, *, bytes_too: bool) -> byt
     try:
         return trained_model(lines, size, bytes_too=bytes_too)
     except RefusedTextError as refused:
-        why = _why_none(str(refused), BYTE_PIECES + 64 if bytes_too else MIN_VOCABULARY)
+        why = _explain_refusal(str(refused), BYTE_PIECES + 64 if bytes_too else MIN_VOCABULARY)
         raise UsageError(f"data: no vocabulary of {size:,} pieces can be made of this text{why}") from refused
 
 
@@ -204,7 +204,7 @@ class PairEncoder:
         return made
 
     def _encode(self, pairs: Sequence[tuple[str, str]]) -> dict[str, NDArray[Any]]:
-        values, lengths = zip(*(self._encoded([pair[side] for pair in pairs]) for side in (0, 1)), strict=True)
+        values, lengths = zip(*(self._encode_lines([pair[side] for pair in pairs]) for side in (0, 1)), strict=True)
         short_n = (lengths[0] <= self.longest) & (lengths[1] <= self.longest)
         arrays: dict[str, NDArray[Any]] = {"dropped": np.flatnonzero(~short_n)}
         for side, name in enumerate(("source", "target")):
@@ -212,7 +212,7 @@ class PairEncoder:
             arrays[f"{name}_lengths"] = lengths[side][short_n]
         return arrays
 
-    def _encoded(self, lines: Sequence[str]) -> tuple[NDArray[np.uint16], NDArray[np.int64]]:
+    def _encode_lines(self, lines: Sequence[str]) -> tuple[NDArray[np.uint16], NDArray[np.int64]]:
         values, lengths = [np.empty(0, np.uint16)], [np.empty(0, np.int64)]
         for some in parts(lines, LINES_AT_ONCE, BYTES_AT_ONCE, text_bytes):
             encoded = self.vocabulary.encode(some)

@@ -92,7 +92,7 @@ def _end_in_words(code: int, message: str) -> str:
     return f"the process that makes it {how}{''.join(f': {line}' for line in last)}"
 
 
-def _arriving(stream: IO[bytes]) -> Iterator[str]:
+def _receive_lines(stream: IO[bytes]) -> Iterator[str]:
     """Yield the received lines. Raises EOFError if they end without `_END`."""
     while (length := stream.read(_LENGTH_BYTES)) != _END:
         if len(length) != _LENGTH_BYTES:
@@ -147,7 +147,7 @@ def main(parent: int, size: int, *, bytes_too: bool) -> None:
     os.dup2(2, 1)
     refused, model = None, b""
     try:
-        model = _train(_arriving(sys.stdin.buffer), size, bytes_too=bytes_too)
+        model = _train(_receive_lines(sys.stdin.buffer), size, bytes_too=bytes_too)
     except RuntimeError as error:
         refused = str(error)
     with os.fdopen(answer_to, "wb") as stream:

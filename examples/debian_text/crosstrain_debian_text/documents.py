@@ -38,7 +38,7 @@ class Block:
 def blocks(page: str) -> list[Block]:
     """Return the blocks of a page that have text, in order, without code and scripts."""
     reader = _PageReader()
-    page = _without_comments(page)
+    page = _strip_comments(page)
     position = 0
     for mark in _MARKUP.finditer(page):
         reader.read(page[position : mark.start()], mark)
@@ -110,7 +110,7 @@ def paired(source: list[Block], target: list[Block]) -> Iterator[tuple[str, str]
             yield block.text, translation.text
 
 
-def _without_comments(page: str) -> str:
+def _strip_comments(page: str) -> str:
     parts: list[str] = []
     position = 0
     while (begin := page.find("<!--", position)) >= 0:
@@ -243,7 +243,7 @@ def cleaned_message(source: str, target: str) -> tuple[str, str]:
     A mark before a word is a mnemonic (``_File``, ``&File``, ``~File``). One within a word is a mnemonic if it is the message's only mark,
     and the translation has one in another word (``E_xit``, ``B_eenden``): names (``apt_preferences``) are the same in both languages.
     """
-    texts = [_without_markup(text) for text in (source, target)]
+    texts = [_strip_markup(text) for text in (source, target)]
     marked = [[word for word in _WORD_WITH_MARKS.findall(text) for _ in _MARK.finditer(word)] for text in texts]
     mark = _MARK if all(len(words) == 1 for words in marked) and marked[0] != marked[1] else _MARK_BEFORE
     cleaned_source, cleaned_target = (cleaned_paragraph(_WORD_WITH_MARKS.sub(lambda word: mark.sub("", word[0]), text)) for text in texts)
@@ -274,7 +274,7 @@ def wrong_with(source: str, target: str) -> str | None:
     return None
 
 
-def _without_markup(text: str) -> str:
+def _strip_markup(text: str) -> str:
     context = _CONTEXT_BEFORE.match(text)
     text = text[context.end() :] if context else text
     if "<" in text:

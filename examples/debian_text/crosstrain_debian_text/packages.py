@@ -169,11 +169,11 @@ def read_files(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str,
             while unpacked.read(1 << 20):  # the rest is padding; dpkg-deb fails if it is not read
                 pass
             if child.wait():
-                raise _damaged(path, f"dpkg-deb ended with exit code {child.returncode}", log)
+                raise _damage_error(path, f"dpkg-deb ended with exit code {child.returncode}", log)
         except (tarfile.TarError, RecursionError) as error:  # RecursionError: a long sequence of long names
             child.kill()
             child.wait()
-            raise _damaged(path, str(error), log) from error
+            raise _damage_error(path, str(error), log) from error
         finally:
             child.kill()  # has ended, unless the caller stopped early
 
@@ -204,7 +204,7 @@ class _Header(tarfile.TarInfo):
         return header
 
 
-def _damaged(path: Path, problem: str, log: IO[bytes]) -> UsageError:
+def _damage_error(path: Path, problem: str, log: IO[bytes]) -> UsageError:
     log.seek(max(0, log.seek(0, os.SEEK_END) - 300))
     message = " ".join(log.read().decode(errors="replace").split())
     return UsageError(f"data: the package {str(path)!r} is damaged: {problem}{f' ({message})' if message else ''}. Fetch it again.")
@@ -228,7 +228,7 @@ class Extraction:
     def pairs(self) -> list[tuple[str, str]]:
         """Return the distinct English and German pairs, in an order that only packages determine."""
         pairs: dict[tuple[str, str], None] = {}
-        for package, pair in self._cleaned():
+        for package, pair in self._read_pairs():
             wrong = wrong_with(*pair)
             if wrong is None and pair in pairs:
                 wrong = "there already"
@@ -239,7 +239,7 @@ class Extraction:
                 self.found[package] += 1
         return list(pairs)
 
-    def _cleaned(self) -> Iterator[tuple[str, tuple[str, str]]]:
+    def _read_pairs(self) -> Iterator[tuple[str, tuple[str, str]]]:
         pages: dict[str, dict[str, tuple[str, bytes]]] = {}
         for path in self.files:
             package = described(path)
