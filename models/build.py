@@ -1,4 +1,9 @@
-"""Models built from their names and arguments."""
+"""Models built from their names and arguments.
+
+Arguments are the keyword-only parameters of a model's `build`: int, float, bool, str or a Literal of texts (``| None`` with the default
+None), each with a default. Ranges, ``Annotated[float, Range(0.0, 1.0)]``, are checked without data. ``wide:big?dropout=0.1`` calls
+``build(data, size="big", dropout=0.1)``.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +20,6 @@ from ..core.units import decimal_number
 from ..data.base import DataInfo
 from ..data.store import location as resolve
 from .base import ModelSpec
-
-# Arguments are the keyword-only parameters of a model's `build`: int, float, bool, str or a Literal of texts (``| None`` with the default
-# None), each with a default. Ranges, ``Annotated[float, Range(0.0, 1.0)]``, are checked without data. ``wide:big?dropout=0.1`` calls
-# ``build(data, size="big", dropout=0.1)``.
 
 SIZE = "size"
 Value = int | float | bool | str | None

@@ -1,4 +1,4 @@
-"""Beam search for translations, and their scoring."""
+"""Greedy and beam search for translations, over many sentences together, and their scoring."""
 
 from __future__ import annotations
 
@@ -20,12 +20,6 @@ from ..metrics import Metric
 from ..metrics import base as language
 
 __path__: list[str] = []  # `core/plugins.py` finds former modules below this one
-
-# Greedy and beam search in numpy, over many sentences together.
-# A sentence is done at its longest allowed length, or earlier by a bound that changes no result: log-probabilities only fall as pieces are
-# added, and the penalty is largest at the longest length, so no hypothesis can finish above (its log-probability now) / penalty(longest
-# length). Sums are float64 per sentence, and ties go to the better hypothesis, then to the lower piece number, so a sentence's result
-# depends only on its own log-probabilities.
 
 Pieces = NDArray[np.integer]
 Indices = NDArray[np.int64]
@@ -95,6 +89,11 @@ class _Beams:
 
 def search(stepper: Stepper, sources: Sequence[Pieces], decoding: Decoding, n_best: int = 1) -> list[list[Hypothesis]]:
     """Return the `n_best` (at most the beam) best hypotheses of each source.
+
+    A sentence is done at its longest allowed length, or earlier by a bound that changes no result: log-probabilities only fall as pieces
+    are added, and the penalty is largest at the longest length, so no hypothesis can finish above (its log-probability now) /
+    penalty(longest length). Sums are float64 per sentence, and ties go to the better hypothesis, then to the lower piece number, so a
+    sentence's result depends only on its log-probabilities.
 
     Those that ended come first, by score, then the most probable ones cut off at the longest allowed length. There are fewer if all others
     have probability 0, and none for non-finite output: NaN or +inf for any piece, or −inf for all. PADDING and BEGIN are never chosen.

@@ -58,9 +58,8 @@ def glyph_tiles() -> NDArray[np.uint8]:
     return tiles
 
 
-# A block depends only on (seed, split, block number), so threads can share the work. Integers of the counter-based generator Philox and
-# plain arithmetic (no sine, no normal distribution) give the same result with every numpy and machine.
-# Shapes: n examples of a block, c channels, h = w = size.
+# A block depends only on (seed, split, block), so threads share the work. Integers of Philox and plain arithmetic (no sine, no normal
+# distribution) give the same on every machine. Shapes: n examples of a block, c channels, h = w = size.
 
 BLOCK = 500  # examples: small enough for the processor's cache, large enough for numpy
 _MAX_THREADS = 8  # with more, threads wait for memory and for each other

@@ -52,18 +52,19 @@ def after_flatten(spec: ModelSpec, name: str, channels: int) -> dict[str, Storag
     return {weight: StorageLayout((outputs, channels, features // channels), (0, 2, 1), (outputs, features))}
 
 
-# Space to depth: a CPU computes 8 or 16 output channels of a pixel at a time, so with 6 most of it idles. Channels last, two neighbouring
-# pixels of an image [b, h, w, c] are one pixel of [b, h, w/2, 2c] in the same memory. A kernel [h, k, in, out] with an odd k becomes [h,
-# (k+1)/2, 2 in, 2 out]: with a column of zeros after it for the left pixel, before it for the right one. The gradient with respect to the
-# images is a convolution too, with the kernel rotated by 180° and inputs and outputs exchanged.
-
 # Faster within these limits, on TensorFlow and torch (docs/benchmarks.md). With more inputs than colours a layer is not the first, so the
 # gradient with respect to its images would cost more than is gained.
 MAX_INPUTS, MAX_OUTPUTS = 4, 8
 
 
 def uses_space_to_depth(width: int, inputs: int, outputs: int, kernel_width: int, stride: int, padding: int) -> bool:
-    """Return whether a convolution of images of this `width` should take two columns at once."""
+    """Return whether a convolution of images of this `width` should take two columns at once.
+
+    A CPU computes 8 or 16 output channels of a pixel at a time, so with 6 most of it idles. Channels last, two neighbouring pixels of an
+    image [b, h, w, c] are one pixel of [b, h, w/2, 2c] in the same memory (space to depth). A kernel [h, k, in, out] with an odd k becomes
+    [h, (k+1)/2, 2 in, 2 out]: with a column of zeros after it for the left pixel, before it for the right one. The gradient with respect to
+    the images is a convolution too, with the kernel rotated by 180° and inputs and outputs exchanged.
+    """
     return inputs <= MAX_INPUTS and _fits(width, outputs, kernel_width, stride, padding)
 
 
