@@ -125,11 +125,6 @@ class CheckpointWriter:
             raise ValueError("more bytes than the arrays of the checkpoint hold")
         return self._entries[self._position]
 
-    def finish(self) -> Path:
-        """Seal and publish the checkpoint; return its path. Raises ValueError if bytes are missing."""
-        self.seal()
-        return self.publish()
-
     def seal(self) -> None:
         """Sync all files to disk without publishing them. Raises ValueError if bytes are missing."""
         with self._abort_on_error() as draft:
@@ -168,7 +163,7 @@ class CheckpointWriter:
             raise
 
     def abort(self) -> None:
-        """Remove what was written; no effect after `finish` or `abort`."""
+        """Remove what was written; no effect after `publish` or `abort`."""
         if self._draft is None:
             return
         for file in self._files.values():
