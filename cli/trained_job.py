@@ -130,9 +130,10 @@ def fitting_data(meta: Meta, job: Job) -> StoredDataset:
                 f"--data: {job.data!r} has {what} {value}, but the model was trained on {trained['name']!r} with {what} {expected}."
                 " Give a dataset of the same shape and classes."
             )
-    known = trained.get("class_names") or info.class_names
-    if info.class_names and list(info.class_names) != list(known):
-        label, name, trained_name = next((i, a, b) for i, (a, b) in enumerate(zip(info.class_names, known, strict=True)) if a != b)
+    names = info.images.class_names
+    known = trained.get("class_names") or names
+    if names and list(names) != list(known):
+        label, name, trained_name = next((i, a, b) for i, (a, b) in enumerate(zip(names, known, strict=True)) if a != b)
         raise UsageError(
             f"--data: class {label} of {job.data!r} is called {name!r}, but the model was trained on {trained['name']!r}, where it is"
             f" {trained_name!r}. Labels would not mean the same; give a dataset with the same classes."

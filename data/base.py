@@ -114,16 +114,6 @@ class DataInfo:
         """Standard deviation of each channel."""
         return self.images.std
 
-    @property
-    def flippable(self) -> bool:
-        """Whether a mirrored image keeps its class."""
-        return self.images.flippable
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """Names of the classes in label order."""
-        return self.images.class_names
-
 
 @dataclass(frozen=True, slots=True)
 class PreparedArrays:

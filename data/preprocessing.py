@@ -132,7 +132,7 @@ def augmentation(kind: str, info: DataInfo) -> Augmentation | None:
     if kind == "none":
         return None
     parts = kind.split("+")
-    if "flip" in parts and not info.flippable:
+    if "flip" in parts and not info.images.flippable:
         raise UsageError(
             f"augment: got {kind!r}, but images of {info.name!r} must not be mirrored: their mirror images mean something else. "
             "Allowed: none, crop."

@@ -36,7 +36,7 @@ def _alternative(option: str) -> str:
     return "give it to that itself, before --" if option in options else ELSEWHERE.get(option, "leave it out")
 
 
-def checked(
+def check_settings(
     where: str, config: str, more: Sequence[str], nodes: int, name: str, environ: Mapping[str, str], decided: Collection[str] = ()
 ) -> Resolved:
     """Return the checked job; `where` starts it and sets `decided`. Raises UsageError."""

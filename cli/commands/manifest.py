@@ -21,7 +21,7 @@ from ...core.topics import Topic
 from ...launch.kubernetes_manifest import CONFIG_FILE, KINDS, NOTIFY_KEY, RUNS_FOLDER, KubernetesRun, Resources, manifest_text
 from ..group import GroupedCommand, topic_option
 from ..options import IntegerRange
-from .batched_run import CHECKPOINTS, checked
+from .batched_run import CHECKPOINTS, check_settings
 
 DECIDED = ("--out", "--bandwidth", "--cores-per-node", "--network", "--python", "--quiet")  # meaningless in pods, or set here
 RESTARTS = 3  # default for runs that can resume
@@ -98,7 +98,7 @@ def manifest_kubernetes(
     restarts all of them. Nothing is sent to a cluster: trainer manifest kubernetes … | kubectl apply -f -
     """
     chosen = name if name is not None else re.sub(r"[^a-z0-9-]+", "-", Path(config).stem.lower()).strip("-")
-    resolved = checked("`trainer manifest kubernetes`", config, more, nodes, chosen, {}, DECIDED)
+    resolved = check_settings("`trainer manifest kubernetes`", config, more, nodes, chosen, {}, DECIDED)
     _refuse_password(resolved)
     claim, restarts = options["claim"], options.pop("restarts")
     _check_gpus(resolved, gpus)

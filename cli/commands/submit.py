@@ -22,7 +22,7 @@ from ...launch.slurm_script import SlurmJob, script_text
 from ..group import GroupedCommand, topic_option
 from ..options import GivenPath, IntegerRange
 from ..streams import output_is_a_copy
-from .batched_run import CHECKPOINTS, checked
+from .batched_run import CHECKPOINTS, check_settings
 
 
 @click.group("submit", short_help="Submit a run to a batch system.")
@@ -78,7 +78,7 @@ def submit_slurm(
     Before the time limit the run saves a checkpoint and ends, and the job is requeued: the next one resumes in the same run
     directory. The script is kept next to the runs, as NAME.sbatch.
     """
-    resolved = checked("the script of `trainer submit slurm`", config, more, nodes, name, os.environ)
+    resolved = check_settings("the script of `trainer submit slurm`", config, more, nodes, name, os.environ)
     job = resolved.job
     if array is not None:
         _refuse_seed(resolved)

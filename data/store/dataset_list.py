@@ -108,8 +108,8 @@ def described(dataset: StoredDataset) -> dict[str, Any]:
     facts: dict[str, Any] = {"name": info.name, "examples": dict(info.sizes), "synthetic": info.synthetic}
     if isinstance(info.features, ImageFeatures):
         facts |= {"shape": list(info.input_shape), "classes": info.classes}
-        if info.class_names:
-            facts["class_names"] = list(info.class_names)
+        if info.features.class_names:
+            facts["class_names"] = list(info.features.class_names)
         counts = {split: np.bincount(dataset.column(split, LABEL).values, minlength=info.classes) for split in SPLITS}
         facts["smallest_class_examples"] = {split: int(count.min()) for split, count in counts.items()}
     else:

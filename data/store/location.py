@@ -62,20 +62,21 @@ def user_cache() -> Path | None:
     return base / "crosstrain"
 
 
-def store_key(name: str, source: DatasetSource, data_dir: Path | None, *, in_name: bool = False) -> str:
+def store_key(dataset: Resolved) -> str:
     """Return a store's folder name, NAME-vSCHEMA.VERSION+ARGUMENTS-ORIGINALS.
 
-    `in_name`: the name has the folder. Raises UsageError for an invalid `data_dir`.
+    Raises UsageError for an invalid `data_dir`.
     """
+    name, data_dir = dataset.name, dataset.data_dir
     base, arguments = _key_parts(name)
-    key = f"{base}-v{SCHEMA}.{source.version}{arguments}"
+    key = f"{base}-v{SCHEMA}.{dataset.source.version}{arguments}"
     if data_dir is None:
         return key
     if not data_dir.is_dir():
-        if in_name:
+        if dataset.folder_in_name:
             raise UsageError(f"data: got {name!r}, but there is no folder {str(data_dir)!r}.")
         raise UsageError(f"data_dir: {str(data_dir)!r} is no folder; give the folder that holds the original files of {name!r}.")
-    return f"{key}-{originals_fingerprint(source, data_dir)}"
+    return f"{key}-{originals_fingerprint(dataset.source, data_dir)}"
 
 
 def originals_fingerprint(source: DatasetSource, data_dir: Path) -> str:

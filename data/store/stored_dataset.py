@@ -162,7 +162,7 @@ def open_dataset(name: str, data_dir: Path | None = None, *, verify: Literal["ch
     UsageError for an unknown name or missing originals, DamagedStoreError naming the damaged file.
     """
     resolved = resolve(name, data_dir)
-    key = store_key(resolved.name, resolved.source, resolved.data_dir, in_name=resolved.folder_in_name)
+    key = store_key(resolved)
     folder = cache_root() / key
     if folder.exists():
         return _open(folder, name, data_dir, always=verify == "always")
@@ -178,7 +178,7 @@ def prepare(name: str, data_dir: Path | None = None, again: bool = False) -> Pat
     Errors: `open_dataset`.
     """
     resolved = resolve(name, data_dir)
-    key = store_key(resolved.name, resolved.source, resolved.data_dir, in_name=resolved.folder_in_name)
+    key = store_key(resolved)
     build_store(cache_root(), key, resolved.name, resolved.source, resolved.data_dir, again=again)
     return cache_root() / key
 
