@@ -66,7 +66,7 @@ OPTIONAL_CAPABILITIES: Mapping[str, Mapping[str, Any]] = {
     "accumulate": {"accumulate": 2},
     "clip_norm": {"clip_norm": 1.0},
     "ema_decay": {"ema_decay": 0.9},
-    "exchange": {"exchange": "direct"},
+    "exchange": {"exchange": "direct", "nodes": 2},
 }
 PATIENCE_SECONDS = 300.0
 LOOK_SECONDS = 0.02
