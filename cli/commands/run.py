@@ -184,8 +184,15 @@ def _drive_or_join(typed: TypedRun, resolved: Resolved, place: Membership | None
 
             with TerminationAsInterrupt():
                 return join_run(request.asked, place, request.secret, request.job.start_timeout)
+    note_lone_exchange(typed, request.job)
     command, notifier = shown_command(["trainer", *(typed.ctx.obj or ())]), Notifier(typed.personal, note)
     return _run_with_launcher(request, sources, command, resumption, notifier, quiet=typed.quiet, as_json=as_json)
+
+
+def note_lone_exchange(typed: TypedRun, job: Job) -> None:
+    """Note a given direct exchange without peers, which a sweep over nodes may begin with."""
+    if not typed.quiet and job.workers == 1 and job.mode == "sync" and typed.given_settings.get("exchange") == "direct":
+        note("exchange: direct has no effect with one worker")
 
 
 def _find_run_to_resume(typed: TypedRun) -> tuple[TypedRun, Path | None]:

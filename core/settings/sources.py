@@ -213,7 +213,7 @@ def resolve(
         _check_name(kind, field, getattr(job, field), values)
     new_values = {field: value for field, value in values.items() if resumed is None or value.origin != resumed.origin}
     try:
-        resolved = _note_exchange(replace(_resolve_backend(job, sources), idle=_find_idle(job, new_values)), new_values)
+        resolved = replace(_resolve_backend(job, sources), idle=_find_idle(job, new_values))
         return _drop_compilation(resolved, new_values) if job.deterministic and job.compile != "off" else resolved
     except UsageError as error:
         raise type(error)(named(str(error), sources)) from None
@@ -250,14 +250,6 @@ def _drop_compilation(resolved: Resolved, new_values: Mapping[str, GivenValue]) 
     note = f"{value.key}: {value.value} (from {place}) is ignored with --deterministic; --compile {value.value} typed enables both"
     sources = {**resolved.sources, "compile": f"default (without that of {place}, as deterministic is given)"}
     return replace(resolved, job=resolved.job.model_copy(update={"compile": "off"}), sources=sources, notes=(*resolved.notes, note))
-
-
-def _note_exchange(resolved: Resolved, new_values: Mapping[str, GivenValue]) -> Resolved:
-    """Note a direct exchange without peers, which is not refused, as a sweep over nodes may begin with one."""
-    value, job = new_values.get("exchange"), resolved.job
-    if value is None or job.exchange != "direct" or job.mode != "sync" or job.workers > 1:
-        return resolved
-    return replace(resolved, notes=(*resolved.notes, f"{value.key}: {value.value} has no effect with one worker"))
 
 
 def _read_run(resumed: ResumedRun | None) -> dict[str, GivenValue]:

@@ -15,8 +15,10 @@ import click
 import psutil
 import pytest
 
+from crosstrain.cli.commands.run import note_lone_exchange, run
 from crosstrain.cli.group import COMMANDS, load_command
 from crosstrain.cli.main import main
+from crosstrain.cli.run_request import TypedRun
 from crosstrain.core.job import Job
 from crosstrain.core.plugins import available
 from crosstrain.core.settings.job_fields import flag_name, is_boolean
@@ -101,6 +103,21 @@ import crosstrain.report.pages.live_server, crosstrain.launch.node.supervisor
 print(sorted({LOADED_WHERE_THEY_ARE_USED} & set(sys.modules)))"""
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout == "False\n[]\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "job", "noted"),
+    [
+        (["--exchange", "direct"], {}, True),
+        (["--exchange", "direct"], {"nodes": 2}, False),
+        (["--exchange", "native"], {}, False),
+        ([], {"exchange": "direct"}, False),
+    ],
+)
+def test_a_direct_exchange_with_one_worker_is_noted(arguments, job, noted, capsys):
+    typed = TypedRun(run.make_context("run", arguments), None, None, None, None, None, {}, quiet=False)
+    note_lone_exchange(typed, Job(**job))
+    assert capsys.readouterr().err == ("exchange: direct has no effect with one worker\n" if noted else "")
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -264,12 +264,6 @@ def test_a_list_of_workers_per_node_in_a_file_is_one_value(tmp_path):
         resolve({}, {}, path)
 
 
-@pytest.mark.parametrize(("values", "noted"), [({}, True), ({"nodes": "2"}, False), ({"mode": "async"}, False)])
-def test_a_direct_exchange_with_one_worker_is_noted(values, noted):
-    resolved = resolve({"backend": "torch", "exchange": "direct", **values}, {})
-    assert ("--exchange: direct has no effect with one worker" in resolved.notes) == noted
-
-
 def test_unknown_variable_and_flag_suggest_the_nearest():
     assert message(environ={"TRAINER_BATCHSIZE": "3"}) == (
         "TRAINER_BATCHSIZE: no setting has this environment variable. Did you mean 'TRAINER_BATCH_SIZE'? " + SEE
