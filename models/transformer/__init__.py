@@ -270,6 +270,14 @@ class _Pass:
         return self.layers.logits(self.end(x_btd, "decoder"), EMBEDDING), tuple(pairs)
 
 
+def network(layers: SequenceNetworkLayers, inputs: Mapping[str, Any], settings: Settings) -> Any:
+    """Return logits_btv for each target position, from the source and the target before it."""
+    forward_pass = _Pass(layers, settings)
+    memory = forward_pass.encoded(inputs[SOURCE], inputs[SOURCE + LENGTHS])
+    logits_btv, _ = forward_pass.decoded(layers.shifted(inputs[TARGET], BEGIN), memory)
+    return logits_btv
+
+
 def encode(layers: SequenceNetworkLayers, source_bs: Any, lengths_b: Any, settings: Settings) -> Memory:
     """Encode padded sources for `decode_step`. The context must not be a training one."""
     return _Pass(layers, settings).encoded(source_bs, lengths_b)
@@ -304,11 +312,7 @@ def forward_functions(
     """
 
     def forward(parameters: Tensors, inputs: Tensors, context: ForwardContext[Any]) -> Any:
-        """Return logits_btv for each target position, from the source and the target before it."""
-        forward_pass = _Pass(layers(parameters, context), context.settings)
-        memory = forward_pass.encoded(inputs[SOURCE], inputs[SOURCE + LENGTHS])
-        logits_btv, _ = forward_pass.decoded(forward_pass.layers.shifted(inputs[TARGET], BEGIN), memory)
-        return logits_btv
+        return network(layers(parameters, context), inputs, context.settings)
 
     def encode_sources(parameters: Tensors, inputs: Tensors, context: ForwardContext[Any]) -> Memory:
         return encode(layers(parameters, context), inputs[SOURCE], inputs[SOURCE + LENGTHS], context.settings)
