@@ -1,4 +1,4 @@
-"""Greedy and beam search for translations, over many sentences together, and their scoring."""
+"""Greedy and beam search for translations, many sentences together, and their scoring."""
 
 from __future__ import annotations
 
