@@ -68,17 +68,20 @@ def write_manifest(folder: Path, files: Mapping[str, FileDigest]) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, FileDigest]:
-    """Return the files that the manifest lists. Raises ValueError if it is missing, torn or altered."""
+    """Return the files that the manifest lists.
+
+    Raises ValueError if it is missing, torn or altered.
+    """
     try:
         fields = read_json(folder / MANIFEST)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ValueError("is missing") from error
     if not isinstance(fields, dict) or fields.pop(_SELF, None) != json_digest(fields):
         raise ValueError("differs from its own sha256")
-    found = fields.get("schema")
-    if not isinstance(found, int) or found not in _ALGORITHMS:
-        raise ValueError(f"has schema {found!r}; this release reads {' and '.join(map(str, _ALGORITHMS))}")
-    algorithm = _ALGORITHMS[found]
+    schema = fields.get("schema")
+    if not isinstance(schema, int) or schema not in _ALGORITHMS:
+        raise ValueError(f"has schema {schema!r}; this release reads {' and '.join(map(str, _ALGORITHMS))}")
+    algorithm = _ALGORITHMS[schema]
     try:
         files = _FILES.validate_python(fields.get("files"))
     except ValidationError as error:
@@ -101,7 +104,10 @@ _ALIGNMENT = 8
 
 
 def header(arrays: Iterable[tuple[str, str, tuple[int, ...], int]], metadata: Mapping[str, str]) -> bytes:
-    """Return the header of (name, numpy type, shape, bytes) arrays. Raises ValueError for an unsupported type or repeated name."""
+    """Return the header of (name, numpy type, shape, bytes) arrays.
+
+    Raises ValueError for an unsupported type or repeated name.
+    """
     described: dict[str, Any] = {"__metadata__": dict(metadata)}
     position = 0
     for name, dtype, shape, size in arrays:
@@ -127,17 +133,20 @@ _METADATA = TypeAdapter(dict[str, str] | None)
 
 
 def map_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """Return read-only maps of a file's arrays by name, in file order. Raises ValueError unless each byte is in exactly one."""
+    """Return read-only maps of a file's arrays by name, in file order.
+
+    Raises ValueError unless each byte is in exactly one.
+    """
     with open_regular(path) as file:
         try:
-            return _mapped(np.memmap(file, np.uint8, "r"))
+            return _parse_arrays(np.memmap(file, np.uint8, "r"))
         except ValidationError as error:
             raise ValueError(f"is no safetensors file ({first_problem(error)})") from error
         except (struct.error, ValueError) as error:
             raise ValueError(f"is no safetensors file ({error})") from error
 
 
-def _mapped(whole: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
+def _parse_arrays(whole: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
     (length,) = _LENGTH.unpack(whole[: _LENGTH.size].tobytes())
     if length > min(MAX_BYTES, len(whole) - _LENGTH.size):
         raise ValueError(f"its header claims {length:,} bytes")
@@ -148,14 +157,14 @@ def _mapped(whole: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
     arrays: dict[str, NDArray[Any]] = {}
     position = 0
     for name, entry in sorted(_ENTRIES.validate_python(described).items(), key=lambda item: item[1].data_offsets):
-        arrays[name] = _array(values, position, name, entry)
+        arrays[name] = _parse_array(values, position, name, entry)
         position = entry.data_offsets[1]
     if position != len(values):
         raise ValueError(f"its arrays have {position:,} bytes, and {len(values):,} follow the header")
     return arrays
 
 
-def _array(values: NDArray[np.uint8], position: int, name: str, entry: _Entry) -> NDArray[Any]:
+def _parse_array(values: NDArray[np.uint8], position: int, name: str, entry: _Entry) -> NDArray[Any]:
     """Return one array, which must begin where the previous one ends, so that none overlap."""
     start, stop = entry.data_offsets
     dtype = _NUMPY_TYPES.get(entry.dtype)

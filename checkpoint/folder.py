@@ -6,9 +6,10 @@ import fcntl
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 
 from ..core.drafts import lock
@@ -30,15 +31,15 @@ def list_checkpoints(run_path: Path) -> list[Path]:
     is read until two listings agree.
     """
     folder = run_path / CHECKPOINTS
-    entries = _entries(folder)
+    entries = _list_entries(folder)
     while True:
-        found = _checkpoints_among([folder / name for name in entries])
-        if (now := _entries(folder)) == entries:
-            return [found[name] for name in sorted(found, key=lambda name: int(name.removeprefix("step-")), reverse=True)]
+        checkpoints = _find_checkpoints([folder / name for name in entries])
+        if (now := _list_entries(folder)) == entries:
+            return [checkpoints[name] for name in sorted(checkpoints, key=lambda name: int(name.removeprefix("step-")), reverse=True)]
         entries = now
 
 
-def _entries(folder: Path) -> dict[str, int]:
+def _list_entries(folder: Path) -> dict[str, int]:
     try:
         with os.scandir(folder) as entries:
             return {entry.name: entry.inode() for entry in entries}
@@ -46,32 +47,54 @@ def _entries(folder: Path) -> dict[str, int]:
         return {}
 
 
-def _checkpoints_among(paths: Sequence[Path]) -> dict[str, Path]:
+def _find_checkpoints(paths: Sequence[Path]) -> dict[str, Path]:
     aside = [path for path in paths if fnmatch(path.name, ".step-*.old-*")]
-    found = {published_name(path): path for path in aside if _NAME.fullmatch(published_name(path)) and _holds_files(path)}
-    return found | {path.name: path for path in paths if _NAME.fullmatch(path.name) and path.is_dir()}
+    hidden = {published_name(path): path for path in aside if _NAME.fullmatch(published_name(path)) and _has_files(path)}
+    return hidden | {path.name: path for path in paths if _NAME.fullmatch(path.name) and path.is_dir()}
 
 
-def _holds_files(folder: Path) -> bool:
+def _has_files(folder: Path) -> bool:
     try:
         return any(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):  # removed since its name was read, or never created
         return False
 
 
-def newest_sound(run_path: Path) -> tuple[Checkpoint, list[DamagedCheckpointError]]:
-    """Return a run's newest sound checkpoint, and the damage of newer ones. Raises UsageError if there is none."""
+def read_sound(paths: Callable[[], Sequence[Path]], count: int = 1) -> tuple[list[Checkpoint], list[DamagedCheckpointError]]:
+    """Read up to `count` sound ones of some checkpoints; also return the damage found before.
+
+    Starts again if an active run removes a checkpoint, as it has a newer one then.
+    """
+    sound: list[Checkpoint] = []
     damaged: list[DamagedCheckpointError] = []
-    for path in list_checkpoints(run_path):
+    for path in paths():
         try:
-            return read_checkpoint(path), damaged
+            sound.append(read_checkpoint(path))
         except DamagedCheckpointError as error:
-            if not path.exists():  # an active run has just removed it for a newer one
-                return newest_sound(run_path)
+            if not path.exists():
+                return read_sound(paths, count)
             damaged.append(error)
+        if len(sound) == count:
+            break
+    return sound, damaged
+
+
+def no_checkpoint(run_path: Path, damaged: Sequence[DamagedCheckpointError]) -> UsageError:
+    """Return the error about a run without a sound checkpoint."""
     if damaged:
-        raise UsageError("\n".join([f"run: {str(run_path)!r} has no sound checkpoint.", *map(str, damaged)]))
-    raise UsageError(f"run: {str(run_path)!r} has no checkpoint. A run saves its last state, and more often with --checkpoint-every.")
+        return UsageError("\n".join([f"run: {str(run_path)!r} has no sound checkpoint.", *map(str, damaged)]))
+    return UsageError(f"run: {str(run_path)!r} has no checkpoint. A run saves its last state, and more often with --checkpoint-every.")
+
+
+def newest_sound(run_path: Path) -> tuple[Checkpoint, list[DamagedCheckpointError]]:
+    """Return a run's newest sound checkpoint, and the damage of newer ones.
+
+    Raises UsageError if there is none.
+    """
+    sound, damaged = read_sound(partial(list_checkpoints, run_path))
+    if not sound:
+        raise no_checkpoint(run_path, damaged)
+    return sound[0], damaged
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -80,7 +103,10 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def find_checkpoint(path: Path) -> tuple[Checkpoint, list[DamagedCheckpointError]]:
-    """Return a checkpoint, or a run's newest sound one and damaged newer ones. Raises UsageError, DamagedCheckpointError."""
+    """Return a checkpoint, or a run's newest sound one and damaged newer ones.
+
+    Raises UsageError, DamagedCheckpointError.
+    """
     if is_checkpoint(path):
         return read_checkpoint(path), []
     if not path.is_dir():
@@ -90,7 +116,10 @@ def find_checkpoint(path: Path) -> tuple[Checkpoint, list[DamagedCheckpointError
 
 @contextmanager
 def read_lock(path: Path) -> Iterator[bool]:
-    """Protect a checkpoint from an active run's pruning within the block. Yield whether it exists."""
+    """Protect a checkpoint from an active run's pruning within the block.
+
+    Yield whether it exists.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -104,20 +133,26 @@ def read_lock(path: Path) -> Iterator[bool]:
 
 
 def best_checkpoints(run_path: Path, metric: MetricInfo) -> list[Path]:
-    """Return a run's evaluated checkpoints, sound or not, best first. Of equal ones the earliest comes first."""
-    figures = {path: figure for path in reversed(list_checkpoints(run_path)) if (figure := _figure(path, metric.name)) is not None}
+    """Return a run's evaluated checkpoints, sound or not, best first.
+
+    Of equal ones the earliest comes first.
+    """
+    figures = {path: figure for path in reversed(list_checkpoints(run_path)) if (figure := _read_metric(path, metric.name)) is not None}
     return sorted(figures, key=lambda path: -figures[path] if metric.better == "higher" else figures[path])
 
 
 def prune(run_path: Path, keep: int, keep_best: MetricInfo | None = None, keep_best_count: int = 1) -> list[Path]:
-    """Remove a run's checkpoints except the `keep` newest, the best, and locked ones. Return the removed paths. Raises OSError."""
+    """Remove a run's checkpoints except the `keep` newest, the best, and locked ones.
+
+    Return the removed paths. Raises OSError.
+    """
     paths = list_checkpoints(run_path)
-    kept = set(paths[:keep])
+    retained = set(paths[:keep])
     if keep_best is not None:
-        kept.update(best_checkpoints(run_path, keep_best)[:keep_best_count])
+        retained.update(best_checkpoints(run_path, keep_best)[:keep_best_count])
     removed: list[Path] = []
     for path in paths:
-        if path not in kept and (descriptor := lock(path)) is not None:
+        if path not in retained and (descriptor := lock(path)) is not None:
             try:
                 remove(path)
             finally:
@@ -126,7 +161,7 @@ def prune(run_path: Path, keep: int, keep_best: MetricInfo | None = None, keep_b
     return removed
 
 
-def _figure(path: Path, name: str) -> float | None:
+def _read_metric(path: Path, name: str) -> float | None:
     meta = peek_meta(path)
     value = None if meta is None or meta.metrics is None else meta.metrics.get(name)
     return None if value is None or math.isnan(value) else value

@@ -28,7 +28,7 @@ from ..core.job import Job
 from ..core.settings.job_fields import allowed
 from ..data.base import MAX_CLASSES, DataInfo, ImageFeatures, TextFeatures
 from ..data.columns import ColumnSpec
-from ..data.preprocessing import wrong_statistics
+from ..data.preprocessing import statistics_problem
 from ..data.sources.translation.tokenizer import Vocabulary
 from ..models.base import ModelSpec
 from ..records.store.vocabulary import VOCABULARY, read_vocabulary
@@ -108,7 +108,7 @@ class _ImageData(_Data):
     def _sized(self) -> Self:
         if math.prod(self.input_shape) > MAX_PIXELS:
             raise ValueError(f"input_shape: an example of more than {MAX_PIXELS:,} numbers")
-        if problem := wrong_statistics(self.mean, self.std, self.input_shape[0]):
+        if problem := statistics_problem(self.mean, self.std, self.input_shape[0]):
             raise ValueError(problem)
         if self.class_names and len(self.class_names) != self.classes:
             raise ValueError(f"class_names: {len(self.class_names)} names for {self.classes} classes")
@@ -208,19 +208,22 @@ def described_model(spec: ModelSpec) -> dict[str, Any]:
 
 
 def described_data(info: DataInfo, digest: str, data_dir: Path | None, pieces_sha256: str | None = None) -> dict[str, Any]:
-    """Return a checkpoint's description of its data. `pieces_sha256`: digest of the vocabulary's pieces."""
+    """Return a checkpoint's description of its data.
+
+    `pieces_sha256`: digest of the vocabulary's pieces.
+    """
     return {
         "name": info.name,
         "data_dir": None if data_dir is None else str(data_dir),
         "digest": digest,
-        **_described_features(info),
+        **_describe_features(info),
         **({} if pieces_sha256 is None else {"pieces_sha256": pieces_sha256}),
         "sizes": dict(info.sizes),
         "synthetic": info.synthetic,
     }
 
 
-def _described_features(info: DataInfo) -> dict[str, Any]:
+def _describe_features(info: DataInfo) -> dict[str, Any]:
     features = info.features
     if isinstance(features, TextFeatures):
         columns = [{"name": column.name, "dtype": column.dtype, "shape": list(column.shape)} for column in info.columns]
@@ -282,22 +285,25 @@ def peek_meta(folder: Path) -> Meta | None:
 
 
 def trained_vocabulary(checkpoint: Path, meta: Meta) -> bytes:
-    """Return the sentencepiece model of a checkpoint's run. Raises UsageError if it is missing or differs."""
+    """Return the sentencepiece model of a checkpoint's run.
+
+    Raises UsageError if it is missing or differs.
+    """
     run = checkpoint.parent.parent
     try:
-        found = read_vocabulary(run)
+        model = read_vocabulary(run)
     except UnreadableError as error:
         raise UsageError(f"run: {str(run)!r}: {error}; text cannot be made pieces of by it.") from error
-    if found is None:
+    if model is None:
         raise UsageError(
             f"checkpoint: {str(checkpoint)!r} lies in no run with a {VOCABULARY}, without which nobody could make pieces of a text."
             " Give the run directory."
         )
     try:
-        vocabulary = Vocabulary(found)
+        vocabulary = Vocabulary(model)
     except ValueError as error:
         raise UsageError(f"run: {str(run / VOCABULARY)!r} is {error}; text cannot be made pieces of by it.") from error
     sizes, pieces = set(meta.data["vocabulary_sizes"].values()), meta.data.get("pieces_sha256")
     if sizes != {vocabulary.size} or pieces not in (None, vocabulary.pieces_sha256):
         raise UsageError(f"run: {str(run / VOCABULARY)!r} is not the vocabulary that the model was trained with.")
-    return found
+    return model

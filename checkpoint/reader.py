@@ -27,7 +27,10 @@ _FILES = {"parameters": PARAMETERS, "buffers": PARAMETERS, "slots": OPTIMIZER}
 
 @dataclass(frozen=True, slots=True)
 class ArrayEntry:
-    """An array `key` (``parameters/NAME``, ``buffers/NAME`` or ``slots/SLOT/NAME``). `dtype` is numpy's type string (``<f4``)."""
+    """An array `key` (``parameters/NAME``, ``buffers/NAME`` or ``slots/SLOT/NAME``).
+
+    `dtype` is numpy's type string (``<f4``).
+    """
 
     key: str
     dtype: str
@@ -74,14 +77,19 @@ _CHANGED_SOURCE = "the source of {name} has changed since the checkpoint was sav
 
 
 def model_problem(spec: ModelSpec, meta: Meta) -> list[str]:
-    """Return the first difference between a model's arrays and a checkpoint's. Empty if there is none."""
+    """Return the first difference between a model's arrays and a checkpoint's.
+
+    Empty if there is none.
+    """
     now = described_model(spec)
     for kind in ("parameters", "buffers"):
         known, built = _shapes(meta.model[kind]), _shapes(now[kind])
         for name in [*built, *known]:
             if built.get(name) != known.get(name):
-                one = kind.removesuffix("s")
-                return [f"{one} {name} has shape {built.get(name, 'none')} in the model and {known.get(name, 'none')} in the checkpoint"]
+                singular = kind.removesuffix("s")
+                return [
+                    f"{singular} {name} has shape {built.get(name, 'none')} in the model and {known.get(name, 'none')} in the checkpoint"
+                ]
     return [] if spec.source == meta.model.get("source", "") else [_CHANGED_SOURCE.format(name=spec.name)]
 
 
@@ -114,23 +122,26 @@ class Checkpoint:
     @property
     def parameters(self) -> dict[str, NDArray[Any]]:
         """Parameters by canonical name."""
-        return self._of("parameters/")
+        return self._arrays_below("parameters/")
 
     @property
     def buffers(self) -> dict[str, NDArray[Any]]:
         """Buffers by canonical name."""
-        return self._of("buffers/")
+        return self._arrays_below("buffers/")
 
     def slot(self, name: str) -> dict[str, NDArray[Any]]:
         """Return an optimizer's slot by canonical parameter name; empty if it is missing."""
-        return self._of(f"slots/{name}/")
+        return self._arrays_below(f"slots/{name}/")
 
-    def _of(self, prefix: str) -> dict[str, NDArray[Any]]:
+    def _arrays_below(self, prefix: str) -> dict[str, NDArray[Any]]:
         return {key.removeprefix(prefix): array for key, array in self.arrays.items() if key.startswith(prefix)}
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Read and verify a checkpoint's listed files. Raises DamagedCheckpointError for the first invalid one."""
+    """Read and verify a checkpoint's listed files.
+
+    Raises DamagedCheckpointError for the first invalid one.
+    """
     try:
         files = read_manifest(path)
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -148,10 +159,10 @@ def read_checkpoint(path: Path) -> Checkpoint:
             raise DamagedCheckpointError(path, name, f"cannot be read ({error.strerror})") from error
         except UnreadableError as error:
             raise DamagedCheckpointError(path, name, str(error)) from error
-    return _verified(path, listed=frozenset(files))
+    return _verify(path, listed=frozenset(files))
 
 
-def _verified(path: Path, listed: frozenset[str]) -> Checkpoint:
+def _verify(path: Path, listed: frozenset[str]) -> Checkpoint:
     for name in (META, PARAMETERS):
         if name not in listed:
             raise DamagedCheckpointError(path, MANIFEST, f"does not list {name}")
@@ -160,9 +171,9 @@ def _verified(path: Path, listed: frozenset[str]) -> Checkpoint:
     except (OSError, ValueError) as error:
         raise DamagedCheckpointError(path, META, str(error)) from error
     parameters, buffers = (_shapes(meta.model[kind]) for kind in ("parameters", "buffers"))
-    found = _map(path, PARAMETERS)
-    _check(path, PARAMETERS, found, chain(parameters.items(), buffers.items()))
-    arrays = {f"{'buffers' if name in buffers else 'parameters'}/{name}": array for name, array in found.items()}
+    stored = _map(path, PARAMETERS)
+    _check(path, PARAMETERS, stored, chain(parameters.items(), buffers.items()))
+    arrays = {f"{'buffers' if name in buffers else 'parameters'}/{name}": array for name, array in stored.items()}
     if OPTIMIZER in listed:
         slots = _map(path, OPTIMIZER)
         kinds = dict.fromkeys(name.partition("/")[0] for name in slots)
@@ -175,21 +186,23 @@ def _shapes(described: list[tuple[str, list[int]]]) -> dict[str, tuple[int, ...]
     return {name: tuple(shape) for name, shape in described}
 
 
-def _check(path: Path, file: str, found: Mapping[str, NDArray[Any]], described: Iterable[tuple[str, tuple[int, ...]]]) -> None:
+def _check(path: Path, file: str, arrays: Mapping[str, NDArray[Any]], described: Iterable[tuple[str, tuple[int, ...]]]) -> None:
     known = set()
     for name, shape in described:
-        if name not in found:
-            raise DamagedCheckpointError(path, file, f"is missing {_shown(name)}, which {META} has with the shape {_shown(shape)}")
-        if found[name].shape != shape or found[name].dtype != np.float32:
-            there = f"{found[name].dtype} of the shape {found[name].shape}"
-            raise DamagedCheckpointError(path, file, f"has {_shown(name)} as {there}, and {META} as float32 of the shape {_shown(shape)}")
+        if name not in arrays:
+            raise DamagedCheckpointError(path, file, f"is missing {_shorten(name)}, which {META} has with the shape {_shorten(shape)}")
+        if arrays[name].shape != shape or arrays[name].dtype != np.float32:
+            description = f"{arrays[name].dtype} of the shape {arrays[name].shape}"
+            raise DamagedCheckpointError(
+                path, file, f"has {_shorten(name)} as {description}, and {META} as float32 of the shape {_shorten(shape)}"
+            )
         known.add(name)
-    for name in found:
+    for name in arrays:
         if name not in known:
-            raise DamagedCheckpointError(path, file, f"has {_shown(name)}, of which {META} says nothing")
+            raise DamagedCheckpointError(path, file, f"has {_shorten(name)}, of which {META} says nothing")
 
 
-def _shown(what: object) -> str:
+def _shorten(what: object) -> str:
     return repr(what)[:100]
 
 

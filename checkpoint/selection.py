@@ -16,7 +16,7 @@ from ..core.update_rules import EMA
 from ..metrics import MetricInfo
 from ..metrics.base import read_metrics
 from ..records.store.run_directory import RunReader
-from .folder import best_checkpoints, is_checkpoint, list_checkpoints, read_lock
+from .folder import best_checkpoints, is_checkpoint, list_checkpoints, no_checkpoint, read_lock, read_sound
 from .meta import Meta
 from .reader import Checkpoint, DamagedCheckpointError, read_checkpoint
 from .writer import checkpoint_name
@@ -39,20 +39,23 @@ class Selection:
     weights: WeightsKind | None = None
 
     @property
-    def given(self) -> tuple[str, ...]:
+    def given_options(self) -> tuple[str, ...]:
         """Options that differ from their defaults."""
-        asked = {
+        options = {
             "--best": self.best,
             "--checkpoint": self.checkpoint is not None,
             "--average-checkpoints": self.average > 1,
             "--weights": self.weights is not None,
         }
-        return tuple(option for option, given in asked.items() if given)
+        return tuple(option for option, is_given in options.items() if is_given)
 
 
 @dataclass(frozen=True)
 class ChosenWeights:
-    """Sound checkpoints of one run to average, the newest or best first. `damaged`: those skipped."""
+    """Sound checkpoints of one run to average, the newest or best first.
+
+    `damaged`: those skipped.
+    """
 
     checkpoints: tuple[Checkpoint, ...]
     weights: WeightsKind
@@ -110,59 +113,50 @@ def _mean(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 def choose(source: Path, selection: Selection) -> ChosenWeights:
-    """Select weights of a run or checkpoint. Raises UsageError for too few sound ones, or a damaged one given by name."""
+    """Select weights of a run or checkpoint.
+
+    Raises UsageError for too few sound ones, or a damaged one given by name.
+    """
     if is_checkpoint(source):
-        for option in selection.given:
+        for option in selection.given_options:
             if option != "--weights":
                 raise UsageError(f"{option}: chooses among the checkpoints of a run, and {str(source)!r} is a checkpoint. Give the run.")
-        return _of([read_checkpoint(source)], selection, ())
+        return _check_weights([read_checkpoint(source)], selection, ())
     if selection.checkpoint is not None:
-        return _of([read_checkpoint(_named(source, selection))], selection, ())
-    return _of_several(source, selection)
+        return _check_weights([read_checkpoint(_find_named(source, selection))], selection, ())
+    return _choose_among_several(source, selection)
 
 
-def _of_several(run: Path, selection: Selection) -> ChosenWeights:
-    """Retries if an active run removes a checkpoint during the search."""
-    found: list[Checkpoint] = []
-    damaged: list[DamagedCheckpointError] = []
-    candidates = best_checkpoints(run, best_by(run)) if selection.best else list_checkpoints(run)
-    for path in candidates:
-        try:
-            found.append(read_checkpoint(path))
-        except DamagedCheckpointError as error:
-            if not path.exists():
-                return _of_several(run, selection)
-            damaged.append(error)
-        if len(found) == selection.average:
-            return _of(found, selection, tuple(damaged))
-    problems = "".join(f"\n{error}" for error in damaged)
-    if found:
+def _choose_among_several(run: Path, selection: Selection) -> ChosenWeights:
+    sound, damaged = read_sound(lambda: best_checkpoints(run, best_by(run)) if selection.best else list_checkpoints(run), selection.average)
+    if len(sound) == selection.average:
+        return _check_weights(sound, selection, tuple(damaged))
+    if sound:
         which = "evaluated and sound" if selection.best else "sound"
-        number = f"1 checkpoint that is {which}" if len(found) == 1 else f"{len(found)} checkpoints that are {which}"
+        number = f"1 checkpoint that is {which}" if len(sound) == 1 else f"{len(sound)} checkpoints that are {which}"
+        problems = "".join(f"\n{error}" for error in damaged)
         raise UsageError(
             f"--average-checkpoints: got {selection.average}, but the run {str(run)!r} has {number}; "
             f"a run keeps as many as its --keep and --keep-best-count say.{problems}"
         )
-    if damaged:
-        raise UsageError(f"run: {str(run)!r} has no sound checkpoint.{problems}")
-    if selection.best and list_checkpoints(run):
+    if selection.best and not damaged and list_checkpoints(run):
         raise UsageError(
             f"--best: none of the checkpoints of {str(run)!r} was evaluated. Evaluations before a save do that (--eval-every)."
         )
-    raise UsageError(f"run: {str(run)!r} has no checkpoint. A run saves its last state, and more often with --checkpoint-every.")
+    raise no_checkpoint(run, damaged)
 
 
-def _named(run: Path, selection: Selection) -> Path:
-    asked = selection.checkpoint or ""
+def _find_named(run: Path, selection: Selection) -> Path:
+    requested = selection.checkpoint or ""
     if selection.best or selection.average > 1:
-        other = "--best" if selection.best else "--average-checkpoints"
+        option = "--best" if selection.best else "--average-checkpoints"
         raise UsageError(
-            f"--checkpoint: got {asked!r}, which names the one to take, and {other}, which has it chosen; give one of the two."
+            f"--checkpoint: got {requested!r}, which names the one to take, and {option}, which has it chosen; give one of the two."
         )
     known = {path.name: path for path in list_checkpoints(run)}
-    name = checkpoint_name(int(asked)) if asked.isascii() and asked.isdigit() and len(asked) <= 20 else asked
+    name = checkpoint_name(int(requested)) if requested.isascii() and requested.isdigit() and len(requested) <= 20 else requested
     if name not in known:
-        raise UsageError.of("--checkpoint", asked, ", ".join(known) or "none, as the run has no checkpoint", list(known))
+        raise UsageError.of("--checkpoint", requested, ", ".join(known) or "none, as the run has no checkpoint", list(known))
     return known[name]
 
 
@@ -173,7 +167,7 @@ def best_by(run: Path) -> MetricInfo:
     return next((info for info in infos if info.name == job.get("keep_best")), infos[0])
 
 
-def _of(checkpoints: list[Checkpoint], selection: Selection, damaged: tuple[DamagedCheckpointError, ...]) -> ChosenWeights:
+def _check_weights(checkpoints: list[Checkpoint], selection: Selection, damaged: tuple[DamagedCheckpointError, ...]) -> ChosenWeights:
     """Raises UsageError if a checkpoint is missing these weights, or is of another model."""
     weights: WeightsKind = selection.weights or ("ema" if EMA in _slots(checkpoints[0]) else "trained")
     wanted = _shapes(checkpoints[0])
@@ -194,7 +188,7 @@ def _slots(checkpoint: Checkpoint) -> set[str]:
 
 
 @contextmanager
-def held(source: Path, selection: Selection) -> Iterator[ChosenWeights]:
+def locked_weights(source: Path, selection: Selection) -> Iterator[ChosenWeights]:
     """Select weights, and protect their checkpoints from an active run within the block."""
     while True:
         chosen = choose(source, selection)

@@ -57,7 +57,7 @@ def discard(hidden: Path) -> None:
 
 
 def remove_leftovers(parent: Path) -> None:
-    """Remove leftovers of killed processes, and restore a renamed checkpoint without a successor."""
+    """Remove leftovers of killed processes; restore a renamed checkpoint without a successor."""
     for kind in _KINDS:
         for folder in parent.glob(f".step-*.{kind}-*"):
             if folder.is_symlink() or not folder.is_dir() or (descriptor := lock(folder)) is None:
@@ -82,10 +82,10 @@ def checkpoint_name(step: int) -> str:
 
 
 class CheckpointWriter:
-    """Writes one checkpoint into `parent` as its arrays arrive. It is published whole or not at all.
+    """Writes one checkpoint into `parent` as its arrays arrive.
 
-    `entries` are the arrays in the order of their bytes. Any call may raise OSError (a full disk), after which nothing of the checkpoint is
-    left.
+    It is published whole or not at all. `entries` are the arrays in the order of their bytes. Any call may raise OSError (a full disk),
+    after which nothing of the checkpoint is left.
     """
 
     def __init__(self, parent: Path, meta: Meta, entries: Sequence[ArrayEntry]) -> None:
@@ -97,19 +97,19 @@ class CheckpointWriter:
         remove_leftovers(parent)
         draft = self._draft = Path(tempfile.mkdtemp(prefix=f".{checkpoint_name(meta.step)}.draft-", dir=parent))
         self._lock = lock(draft)
-        with self._unfinished():
+        with self._abort_on_error():
             self._begin_files(draft)
 
     def _begin_files(self, draft: Path) -> None:
         for name in dict.fromkeys([PARAMETERS, *(entry.file for entry in self._entries)]):
             file = self._files[name] = _HashedFile(draft / name)
-            own = [(entry.name, entry.dtype, entry.shape, entry.bytes) for entry in self._entries if entry.file == name]
-            file.write(header(own, {"format": "np", "step": str(self._meta.step)}))
+            arrays = [(entry.name, entry.dtype, entry.shape, entry.bytes) for entry in self._entries if entry.file == name]
+            file.write(header(arrays, {"format": "np", "step": str(self._meta.step)}))
 
     def write(self, chunk: bytes | bytearray | memoryview) -> None:
         """Write the next bytes of the arrays. Raises ValueError for more than the entries hold."""
         rest = memoryview(chunk).cast("B")
-        with self._unfinished():
+        with self._abort_on_error():
             while rest:
                 entry = self._next_entry()
                 part = rest[: entry.bytes - self._filled]
@@ -125,14 +125,9 @@ class CheckpointWriter:
             raise ValueError("more bytes than the arrays of the checkpoint hold")
         return self._entries[self._position]
 
-    def finish(self) -> Path:
-        """Seal and publish the checkpoint; return its path. Raises ValueError if bytes are missing."""
-        self.seal()
-        return self.publish()
-
     def seal(self) -> None:
         """Sync all files to disk without publishing them. Raises ValueError if bytes are missing."""
-        with self._unfinished() as draft:
+        with self._abort_on_error() as draft:
             missing = sum(entry.bytes for entry in self._entries[self._position :]) - self._filled
             if missing:
                 raise ValueError(f"{missing} bytes of the checkpoint's arrays are missing")
@@ -147,7 +142,7 @@ class CheckpointWriter:
     def publish(self) -> Path:
         """Publish a sealed checkpoint, replacing any of the same step; return its path."""
         final = self._parent / checkpoint_name(self._meta.step)
-        with self._unfinished() as draft:
+        with self._abort_on_error() as draft:
             old = rename_hidden(final, "old") if final.exists() else None
             draft.rename(final)
             sync_folder(self._parent)
@@ -157,7 +152,7 @@ class CheckpointWriter:
         return final
 
     @contextmanager
-    def _unfinished(self) -> Iterator[Path]:
+    def _abort_on_error(self) -> Iterator[Path]:
         """Raises ValueError after `abort` or `publish`."""
         if self._draft is None:
             raise ValueError("the checkpoint was given up or finished before")
@@ -168,7 +163,7 @@ class CheckpointWriter:
             raise
 
     def abort(self) -> None:
-        """Remove what was written; no effect after `finish` or `abort`."""
+        """Remove what was written; no effect after `publish` or `abort`."""
         if self._draft is None:
             return
         for file in self._files.values():
@@ -185,7 +180,10 @@ class CheckpointWriter:
 
 
 class _HashedFile:
-    """A file hashed while written, if possible without the page cache (O_DIRECT), which would take the state's size again."""
+    """A file hashed while written, if possible without the page cache (O_DIRECT).
+
+    The cache would take the state's size again.
+    """
 
     def __init__(self, path: Path) -> None:
         self._file = _open_past_the_cache(path)

@@ -6,8 +6,7 @@ import errno
 import importlib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -25,42 +24,41 @@ _OF_A_PATH = {errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.EROFS, errno.
 SOURCES = "crosstrain.sources"  # key of the sources of settings in a command's context (`options.name_settings`)
 
 
-@dataclass(frozen=True, slots=True)
-class LazyCommand:
-    """The place of a subcommand (``module:attribute`` in `commands`), and its summary."""
-
-    target: str
-    summary: str
-
-    def load(self) -> click.Command:
-        """Import the subcommand."""
-        module, _, attribute = self.target.partition(":")
-        with quiet_interrupts():
-            command: click.Command = getattr(importlib.import_module(f".commands.{module}", __package__), attribute)
-        return command
-
-
-COMMANDS: Mapping[str, LazyCommand] = {
-    "run": LazyCommand("run:run", "Train one job and write a comparable run directory."),
-    "sweep": LazyCommand("sweep:sweep", "Run a parameter sweep and compare the results."),
-    "submit": LazyCommand("submit:submit", "Submit a run to a batch system (Slurm)."),
-    "manifest": LazyCommand("manifest:manifest", "Generate Kubernetes manifests."),
-    "watch": LazyCommand("watch:watch", "Show live progress of a run, or its final status."),
-    "runs": LazyCommand("runs:runs", "List, show, delete and export runs."),
-    "compare": LazyCommand("compare:compare", "Compare finished runs and flag figures that are not comparable."),
-    "report": LazyCommand("report:report", "Write one HTML page with plots and tables of runs."),
-    "plot": LazyCommand("plot:plot", "Write the report's plots as PNG, SVG or PDF."),
-    "explain": LazyCommand("explain:explain", "Explain a run's bottleneck."),
-    "predict": LazyCommand("predict:predict", "Predict scaling to other numbers of nodes and other links."),
-    "export": LazyCommand("export:export", "Export a trained model, or list a run's files."),
-    "evaluate": LazyCommand("evaluate:evaluate", "Evaluate a trained model on a dataset, on any backend."),
-    "translate": LazyCommand("translate:translate", "Translate lines of text with a trained model, on any backend."),
-    "data": LazyCommand("data:data", "List, prepare and verify datasets."),
-    "backends": LazyCommand("backends:backends", "List frameworks with versions and devices."),
-    "models": LazyCommand("models:models", "Show the models and the backends they run on."),
-    "configs": LazyCommand("configs:configs", "List or show the shipped experiments."),
-    "doctor": LazyCommand("doctor:doctor", "Check this machine and suggest fixes for problems."),
+COMMANDS: Mapping[str, str] = {  # summaries; a command is in the module of `commands` with its name
+    "run": "Train one job and write a comparable run directory.",
+    "sweep": "Run a parameter sweep and compare the results.",
+    "submit": "Submit a run to a batch system (Slurm).",
+    "manifest": "Generate Kubernetes manifests.",
+    "watch": "Show live progress of a run, or its final status.",
+    "runs": "List, show, delete and export runs.",
+    "compare": "Compare finished runs and flag figures that are not comparable.",
+    "report": "Write one HTML page with plots and tables of runs.",
+    "plot": "Write the report's plots as PNG, SVG or PDF.",
+    "explain": "Explain a run's bottleneck.",
+    "predict": "Predict scaling to other numbers of nodes and other links.",
+    "export": "Export a trained model, or list a run's files.",
+    "evaluate": "Evaluate a trained model on a dataset, on any backend.",
+    "translate": "Translate lines of text with a trained model, on any backend.",
+    "data": "List, prepare and verify datasets.",
+    "backends": "List frameworks with versions and devices.",
+    "models": "Show the models and the backends they run on.",
+    "configs": "List or show the shipped experiments.",
+    "doctor": "Check this machine and suggest fixes for problems.",
 }
+
+
+def load_command(name: str) -> click.Command:
+    """Import a subcommand."""
+    with quiet_interrupts():
+        command: click.Command = getattr(importlib.import_module(f".commands.{name}", __package__), name)
+    return command
+
+
+def refuse_unknown_command(ctx: click.Context, args: Sequence[str], commands: Iterable[str]) -> None:
+    """Raise click's UsageError, with a suggestion, if the first argument is no command."""
+    if args and args[0] not in (known := list(commands)):
+        hint = did_you_mean(args[0], known)
+        raise click.UsageError(f"got {args[0]!r}; there is no such command; allowed: {', '.join(known)}.{hint}", ctx)
 
 
 class LazyGroup(click.Group):
@@ -75,16 +73,16 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         if ctx.resilient_parsing:
-            from .kept_commands import completing_command
+            from .completion import completing_command
 
-            return completing_command(cmd_name, COMMANDS[cmd_name].load)
-        return COMMANDS[cmd_name].load()
+            return completing_command(cmd_name, load_command)
+        return load_command(cmd_name)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete commands, without importing them, or options."""
         from click.shell_completion import CompletionItem
 
-        offered = [CompletionItem(name, help=one.summary) for name, one in COMMANDS.items() if name.startswith(incomplete)]
+        offered = [CompletionItem(name, help=summary) for name, summary in COMMANDS.items() if name.startswith(incomplete)]
         return offered + click.Command.shell_complete(self, ctx, incomplete)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -96,7 +94,7 @@ class LazyGroup(click.Group):
         except click.UsageError as error:
             name = ctx.invoked_subcommand
             if error.ctx is None and name is not None and name in COMMANDS:  # click's parser does not know the subcommand
-                error.ctx = click.Context(COMMANDS[name].load(), ctx, name)
+                error.ctx = click.Context(load_command(name), ctx, name)
             raise
         except TrainerError as error:
             if SOURCES in ctx.meta:
@@ -107,15 +105,14 @@ class LazyGroup(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         """Suggest a name if the command is unknown."""
-        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
-            hint = did_you_mean(args[0], COMMANDS)
-            raise click.UsageError(f"got {args[0]!r}; there is no such command; allowed: {', '.join(COMMANDS)}.{hint}", ctx)
+        if not args or not args[0].startswith("-"):
+            refuse_unknown_command(ctx, args, COMMANDS)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the table."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, command.summary) for name, command in COMMANDS.items()])
+            formatter.write_dl(list(COMMANDS.items()))
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -137,9 +134,9 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
         return _invoke_shown(list(sys.argv[1:] if arguments is None else arguments))
 
 
-def _invoke_shown(given: list[str]) -> int:
+def _invoke_shown(arguments: list[str]) -> int:
     try:
-        code = _invoke(given)
+        code = _invoke(arguments)
         sys.stdout.flush()
     except OutputError as error:  # from the last flush
         return _fail(str(error), error.exit_code)
@@ -161,9 +158,9 @@ def _invoke_shown(given: list[str]) -> int:
     return code
 
 
-def _invoke(given: list[str]) -> int:
+def _invoke(arguments: list[str]) -> int:
     try:
-        result: Any = trainer.main(args=given, prog_name="trainer", standalone_mode=False, obj=tuple(given), color=True)
+        result: Any = trainer.main(args=arguments, prog_name="trainer", standalone_mode=False, obj=tuple(arguments), color=True)
     except TrainerError as error:
         return _fail(str(error), error.exit_code)
     except click.exceptions.NoArgsIsHelpError as error:

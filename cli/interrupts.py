@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -13,21 +13,22 @@ INTERRUPTED = 130  # the exit code of an interrupted command
 ENDING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # signals by which batch systems and users end a run
 
 
-def _interrupting(*numbers: signal.Signals) -> list[signal.Signals]:
-    return [number for number in numbers if signal.getsignal(number) is signal.default_int_handler]
-
-
 @contextmanager
-def quiet_interrupts() -> Iterator[None]:
-    """Exit with 130 on Ctrl-C, as imports may swallow KeyboardInterrupt. Main thread only."""
-    replaced = _interrupting(signal.SIGINT)
+def _handling(handler: Callable[[int, FrameType | None], None], *numbers: signal.Signals) -> Iterator[None]:
+    """Handle those of some signals that would raise KeyboardInterrupt. Main thread only."""
+    replaced = [number for number in numbers if signal.getsignal(number) is signal.default_int_handler]
     for number in replaced:
-        signal.signal(number, _end)
+        signal.signal(number, handler)
     try:
         yield
     finally:
         for number in replaced:
             signal.signal(number, signal.default_int_handler)
+
+
+def quiet_interrupts() -> AbstractContextManager[None]:
+    """Exit with 130 on Ctrl-C, as imports may swallow KeyboardInterrupt. Main thread only."""
+    return _handling(_end, signal.SIGINT)
 
 
 def _end(number: int, frame: FrameType | None) -> None:
@@ -39,14 +40,10 @@ def _end(number: int, frame: FrameType | None) -> None:
 def deferred_interrupts() -> Iterator[None]:
     """Defer KeyboardInterrupt to the end of a block that starts something. Main thread only."""
     received: list[int] = []
-    replaced = _interrupting(signal.SIGINT, *ENDING)
-    for number in replaced:
-        signal.signal(number, lambda number, frame: received.append(number))
     try:
-        yield
+        with _handling(lambda number, frame: received.append(number), signal.SIGINT, *ENDING):
+            yield
     finally:
-        for number in replaced:
-            signal.signal(number, signal.default_int_handler)
         if received:
             raise KeyboardInterrupt
 
@@ -76,12 +73,12 @@ class RememberedInterrupts(TerminationAsInterrupt):
 
     def __enter__(self) -> Self:
         super().__enter__()
-        self._own = {number: signal.signal(number, self._interrupt) for number in _interrupting(signal.SIGINT, *self._numbers)}
+        self._handling = _handling(self._interrupt, signal.SIGINT, *self._numbers)
+        self._handling.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for number, handler in self._own.items():
-            signal.signal(number, handler)
+        self._handling.__exit__(kind, error, trace)
         super().__exit__(kind, error, trace)
 
     def check(self) -> None:

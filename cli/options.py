@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from ..core.errors import UsageError
 from ..core.job import Job
-from ..core.settings.job_fields import choices, flag_name, is_boolean, schema, topic
+from ..core.settings.job_fields import DECLARED, choices, flag_name, is_boolean, schema
 from ..core.settings.personal import ALTERNATIVES, PERSONAL_OPTIONS, GivenOption, resolve_personal
 from ..core.topics import Topic
 from ..core.units import decimal_number
@@ -34,8 +34,7 @@ class NumberRange(click.FloatRange):
                 value = decimal_number(value)
             except ValueError:
                 self.fail(f"{value!r} is not in the range {self._describe_range()}.", param, ctx)
-        number: float = super().convert(value, param, ctx)
-        return number
+        return float(super().convert(value, param, ctx))
 
 
 class IntegerRange(click.IntRange):
@@ -48,8 +47,7 @@ class IntegerRange(click.IntRange):
         """Return the integer, or fail."""
         if isinstance(value, str) and re.fullmatch("[+-]?[0-9]+", value) is None:
             self.fail(f"{value!r} is not a valid integer.", param, ctx)
-        number: int = super().convert(value, param, ctx)
-        return number
+        return int(super().convert(value, param, ctx))
 
 
 class GivenPath(click.Path):
@@ -81,10 +79,10 @@ def out_option(text: str) -> Callable[[Function], Function]:
     return click.option("--out", type=GivenPath(), default=Path("runs"), envvar="TRAINER_OUT", show_default=True, help=text)
 
 
-def check_choice(option: str, given: str | None, allowed: Sequence[str]) -> None:
+def check_choice(option: str, value: str | None, allowed: Sequence[str]) -> None:
     """Raise UsageError for a value that is not allowed; None is."""
-    if given is not None and given not in allowed:
-        raise UsageError.of(option, given, ", ".join(allowed), allowed)
+    if value is not None and value not in allowed:
+        raise UsageError.of(option, value, ", ".join(allowed), allowed)
 
 
 def trust_option(begins: str) -> Callable[[Function], Function]:
@@ -106,13 +104,11 @@ def decoding_options(function: Function) -> Function:
     return click.option("--beam", type=IntegerRange(1, MAX_BEAM), help=beam)(function)
 
 
-def model_option(function: Function) -> Function:
-    """Add ``--model``, a checkpoint's model as typed, so that the files do not decide it."""
-    return click.option(
-        "--model",
-        metavar="NAME",
-        help="The checkpoint's own model, typed again; replaces --trust-run for a dotted path. [default: as recorded]",
-    )(function)
+model_option = click.option(  # a checkpoint's model as typed, so that the files do not decide it
+    "--model",
+    metavar="NAME",
+    help="The checkpoint's own model, typed again; replaces --trust-run for a dotted path. [default: as recorded]",
+)
 
 
 def check_typed_model(typed: str | None, recorded: str) -> None:
@@ -173,10 +169,10 @@ def given_options(ctx: click.Context) -> dict[str, Any]:
 
 
 def _option(field: str) -> Callable[[Function], Function]:
-    flag = flag_name(field)
+    flag, topic = flag_name(field), DECLARED[field].topic
     if is_boolean(field):
-        return topic_option(topic(field), f"{flag}/--no-{flag[2:]}", field, default=None, help=_help(field))
-    return topic_option(topic(field), flag, field, type=str, default=None, metavar=_metavar(field), help=_help(field))
+        return topic_option(topic, f"{flag}/--no-{flag[2:]}", field, default=None, help=_help(field))
+    return topic_option(topic, flag, field, type=str, default=None, metavar=_metavar(field), help=_help(field))
 
 
 def _metavar(field: str) -> str:

@@ -24,6 +24,7 @@ from ..core.job import Job
 from ..core.settings.job_fields import flag_name
 from ..core.settings.personal import PERSONAL_OPTIONS, GivenOption
 from ..core.settings.sources import Resolved, given_settings
+from ..engine.protocol.transport import read_secret
 from ..launch.driver.resumption import refuse_at_work
 from ..launch.launchers.environments import Membership, detect, refuse_step
 from ..launch.launchers.host_list import Host, parse_hosts
@@ -42,7 +43,7 @@ from ..launch.launchers.ssh import shape_of_hosts
 from ..records.store.jsonl import DamagedRunError
 from ..records.store.run_directory import RunReader
 from ..report.runs.locate import find_readable_runs, find_run, is_run
-from ..report.runs.run import Run
+from ..report.runs.run import Run, lost_updates
 from .options import FURTHER_PLACES, given_hosts, given_options, given_python
 
 
@@ -54,8 +55,8 @@ def find_run_or_checkpoint(path: Path) -> Path:
             return folder
         if folder.parent.name == CHECKPOINTS and is_run(folder.parent.parent):
             run = folder.parent.parent
-            found = ", ".join(one.name for one in list_checkpoints(run)) or "none"
-            raise UsageError(f"checkpoint: there is no {str(folder)!r}; checkpoints of the run {run.name!r}: {found}.")
+            names = ", ".join(checkpoint.name for checkpoint in list_checkpoints(run)) or "none"
+            raise UsageError(f"checkpoint: there is no {str(folder)!r}; checkpoints of the run {run.name!r}: {names}.")
     return find_run(str(path), out)
 
 
@@ -79,15 +80,15 @@ def recorded_start_timeout(path: Path) -> float | None:
 
 def readable_runs(texts: Sequence[str], out: Path) -> list[Run]:
     """Return the runs of `texts`; of folders the readable ones, with notes. Raises UsageError."""
-    return _usable(*find_readable_runs(texts, out), "unreadable files")
+    return _note_skipped(*find_readable_runs(texts, out), "unreadable files")
 
 
 def finished_runs(texts: Sequence[str], out: Path) -> list[Run]:
     """Return the runs with figures of `texts`; note a folder's others. Raises UsageError."""
-    return _usable(*find_readable_runs(texts, out, with_figures=True), "no readable figures")
+    return _note_skipped(*find_readable_runs(texts, out, with_figures=True), "no readable figures")
 
 
-def _usable(runs: list[Run], left_out: Sequence[Run], problem: str) -> list[Run]:
+def _note_skipped(runs: list[Run], left_out: Sequence[Run], problem: str) -> list[Run]:
     if left_out:
         note(f"skipped ({problem}): {', '.join(run.path.name for run in left_out)}")
     warn_of_lost_updates(runs)
@@ -96,8 +97,6 @@ def _usable(runs: list[Run], left_out: Sequence[Run], problem: str) -> list[Run]
 
 def warn_of_lost_updates(runs: Sequence[Run]) -> None:
     """Warn of successful runs that miss updates. Raises DamagedRunError for a bad summary."""
-    from ..report.runs.run import lost_updates
-
     for run in runs:
         if (lost := lost_updates(run)) is not None:
             note(f"warning: {lost}.")
@@ -132,23 +131,23 @@ class TypedRun:
     @cached_property
     def further_places(self) -> Mapping[str, str]:
         """Other options for the nodes' location, such as ``ray_address``, by name."""
-        given = [self.personal[name] for name in FURTHER_PLACES if name in self.personal]
-        return {one.option.name: one.value for one in given if not one.of_own_file or self.counts(one)}
+        options = [self.personal[name] for name in FURTHER_PLACES if name in self.personal]
+        return {option.option.name: option.value for option in options if not option.is_from_file or self.counts(option)}
 
     @cached_property
     def _launcher(self) -> str:
         return str(given_settings(given_options(self.ctx), os.environ, self.config).get("launcher", "auto"))
 
-    def counts(self, given: GivenOption) -> bool:
+    def counts(self, option: GivenOption) -> bool:
         """Return whether an option for the nodes applies: typed, or for the run's launcher."""
-        if given.typed:
+        if option.typed:
             return True
         if self._launcher not in FOLLOW_OTHERS:
-            return takes_option(self._launcher, given.option.name)
-        if not given.of_own_file:
+            return takes_option(self._launcher, option.option.name)
+        if not option.is_from_file:
             return True
         started = self.rendezvous is not None or self.node_rank is not None or detect(os.environ, None, None, None) is not None
-        return takes_option(self._launcher, given.option.name) and not started and not placed_without(given.option.name, os.environ)
+        return takes_option(self._launcher, option.option.name) and not started and not placed_without(option.option.name, os.environ)
 
     @cached_property
     def options(self) -> dict[str, Any]:
@@ -159,7 +158,7 @@ class TypedRun:
             if typed.get(key, value) != value:
                 whose = self.named_hosts
                 assert whose is not None
-                remedy = "; --launcher local leaves the hosts alone" if whose.of_own_file else ""
+                remedy = "; --launcher local leaves the hosts alone" if whose.is_from_file else ""
                 raise UsageError(f"{key}: got {typed[key]}, but {whose.key} says {value}; leave it out or make them agree{remedy}")
         if self.automatic is not None and self.resume is not None:
             typed = {key: value for key, value in typed.items() if key not in ("out", "name")}  # these named the run
@@ -197,7 +196,7 @@ def _launcher(typed: TypedRun, job: Job) -> LauncherPlugin:
 def check_place(typed: TypedRun, job: Job, place: Membership | None) -> None:
     """Reject options of another way of starting the nodes; report such variables."""
     if place is None:
-        _check_own_nodes(typed, job)
+        _check_started_nodes(typed, job)
     elif typed.hosts and (named := typed.named_hosts) is not None:
         remedy = "leave one of the two out" if named.typed else f"unset {named.option.variable}"
         raise UsageError(f"{named.key}: starts the nodes, but {place.contract} has started them already; {remedy}")
@@ -208,25 +207,25 @@ def check_place(typed: TypedRun, job: Job, place: Membership | None) -> None:
         note(f"to look at the runs: tensorboard --logdir {shlex.quote(str(job.out))}")
 
 
-def _check_own_nodes(typed: TypedRun, job: Job) -> None:
+def _check_started_nodes(typed: TypedRun, job: Job) -> None:
     launcher, named, python = _launcher(typed, job), typed.named_hosts, typed.personal.get("python")
     if job.launcher == "auto" and not launcher.own_cluster:
         refuse_step(os.environ, typed.ctx.obj or ("run",), parse_hosts)
     if typed.secret_file is not None:
-        _tell_unused(typed, "secret_file", "this run starts all of its nodes itself", "--rendezvous and --node-rank")
-    if named is not None and not typed.counts(named) and not named.of_own_file:
-        _tell_unused(typed, named.option.name, f"--launcher {job.launcher} has its nodes elsewhere", "--launcher ssh")
+        _reject_unused(typed, "secret_file", "this run starts all of its nodes itself", "--rendezvous and --node-rank")
+    if named is not None and not typed.counts(named) and not named.is_from_file:
+        _reject_unused(typed, named.option.name, f"--launcher {job.launcher} has its nodes elsewhere", "--launcher ssh")
     has_other_hosts = typed.hosts or allocated(job.launcher, os.environ)[0] or "python" in launcher.takes
-    if python is not None and not python.of_own_file and not has_other_hosts:
-        _tell_unused(typed, "python", "this run has no other hosts", "--hosts")
+    if python is not None and not python.is_from_file and not has_other_hosts:
+        _reject_unused(typed, "python", "this run has no other hosts", "--hosts")
     for name in typed.further_places:
         if typed.hosts:
             raise UsageError(f"{flag_name(name)} and --hosts: both say where the nodes are; give one of them")
         if name not in launcher.takes:
-            _tell_unused(typed, name, f"--launcher {job.launcher} does not take it", f"--launcher {who_takes(name)}")
+            _reject_unused(typed, name, f"--launcher {job.launcher} does not take it", f"--launcher {who_takes(name)}")
 
 
-def _tell_unused(typed: TypedRun, option: str, why: str, belongs_to: str) -> None:
+def _reject_unused(typed: TypedRun, option: str, why: str, belongs_to: str) -> None:
     why = f"{why}, and nothing uses it"
     if typed.ctx.get_parameter_source(option) == ParameterSource.COMMANDLINE:
         raise UsageError(f"--{option.replace('_', '-')}: {why}; leave it out, or give {belongs_to}")
@@ -247,50 +246,49 @@ def within_allocation(typed: TypedRun, resolved: Resolved, place: Membership | N
 
 def request_elsewhere(typed: TypedRun, resolved: Resolved, place: Membership) -> tuple[Mapping[str, str], LaunchRequest]:
     """Return the settings' sources and the launch request for nodes started elsewhere."""
-    from ..engine.protocol.transport import read_secret
     from ..launch.launchers.joining import automatic_request, job_request, resume_request
     from ..launch.launchers.rendezvous import apply_membership
 
     secret = read_secret(typed.secret_file)
     job, sources = apply_membership(resolved.job, resolved.sources, place)
     if typed.automatic is not None:
-        asked = automatic_request(apply_membership(typed.automatic.job, typed.automatic.sources, place)[0])
+        request = automatic_request(apply_membership(typed.automatic.job, typed.automatic.sources, place)[0])
     else:
-        asked = job_request(job) if typed.resume is None else resume_request(typed.resume, typed.given_settings, place)
-    return sources, LaunchRequest(job, note, place, secret, asked)
+        request = job_request(job) if typed.resume is None else resume_request(typed.resume, typed.given_settings, place)
+    return sources, LaunchRequest(job, note, place, secret, request)
 
 
-def _shown(resolved: Resolved, personal: Mapping[str, GivenOption]) -> dict[str, tuple[Any, str]]:
-    found = {key: (value, resolved.sources[key]) for key, value in resolved.job.model_dump(mode="json").items()}
+def _settings_shown(resolved: Resolved, personal: Mapping[str, GivenOption]) -> dict[str, tuple[Any, str]]:
+    shown = {key: (value, resolved.sources[key]) for key, value in resolved.job.model_dump(mode="json").items()}
     for name, option in PERSONAL_OPTIONS.items():
-        given = personal.get(name)
-        found[name] = (None, "default") if given is None else (option.shown(given.value), given.source)
-    return found
+        given_option = personal.get(name)
+        shown[name] = (None, "default") if given_option is None else (option.shown(given_option.value), given_option.source)
+    return shown
 
 
 def settings_as_json(resolved: Resolved, personal: Mapping[str, GivenOption]) -> str:
     """Return all settings as a JSON document: by name, the value and its source."""
-    shown = _shown(resolved, personal)
+    shown = _settings_shown(resolved, personal)
     return json_text({key: {"value": value, "source": source} for key, (value, source) in shown.items()}, indent=2)
 
 
 def settings_as_text(resolved: Resolved, personal: Mapping[str, GivenOption]) -> str:
     """Return one line per setting, in columns: name, value as JSON, source."""
-    rows = [(key, json_text(value), source) for key, (value, source) in _shown(resolved, personal).items()]
+    rows = [(key, json_text(value), source) for key, (value, source) in _settings_shown(resolved, personal).items()]
     width = max(len(key) for key, _, _ in rows)
     value_width = max(len(value) for key, value, _ in rows if key not in PERSONAL_OPTIONS)
     return "\n".join(f"{key:<{width}}  {value:<{value_width}}  {source}" for key, value, source in rows)
 
 
-class Standing(Enum):
+class ResumeState(Enum):
     """The state of the run that ``--resume auto`` names."""
 
-    BEGINS = "begins"
-    GOES_ON = "goes on"
-    HAS_SUCCEEDED = "has succeeded"
+    STARTS = "starts"
+    RESUMES = "resumes"
+    SUCCEEDED = "succeeded"
 
 
-def standing_run(job: Job) -> tuple[Standing, Path]:
+def run_to_resume(job: Job) -> tuple[ResumeState, Path]:
     """Return the state of the run that the job names, and its directory.
 
     Moves a run without checkpoint aside. Raises UsageError if the job has no name, the run is in progress, or the path is taken.
@@ -299,17 +297,17 @@ def standing_run(job: Job) -> tuple[Standing, Path]:
         raise UsageError("--resume auto resumes the run of the same name; give the run a --name")
     path = job.out / job.name
     if not path.exists():
-        return Standing.BEGINS, path
+        return ResumeState.STARTS, path
     if not is_run(path):
         raise UsageError(f"--resume auto: {str(path)!r} is no run; give another --name")
     reader = RunReader(path)
     if reader.state() == "succeeded":
-        return Standing.HAS_SUCCEEDED, path
+        return ResumeState.SUCCEEDED, path
     if list_checkpoints(path):
-        return Standing.GOES_ON, path
+        return ResumeState.RESUMES, path
     refuse_at_work(reader)
     aside = next(place for number in range(1, 10_000) if not (place := path.with_name(f"{path.name}.before-{number}")).exists())
     with writing(path.parent):
         path.rename(aside)
     note(f"the run {path.name} ended before its first checkpoint and restarts; the old directory is now {aside}")
-    return Standing.BEGINS, path
+    return ResumeState.STARTS, path

@@ -59,22 +59,22 @@ class _Messages(_Output):
 
 def guard_streams() -> Callable[[int], int]:
     """Guard this process's output; return a function that makes exit code 0 a 1 after losses."""
-    if sys.stdout is None:
-        _occupy(1, os.O_RDONLY)
-        sys.stdout = _over(_Output(1))
-    elif sys.stdout is sys.__stdout__:
-        sys.stdout = _over(_Output(1), sys.stdout)
-    if sys.stderr is None:
-        _occupy(2, os.O_WRONLY)
-        sys.stderr = _over(_Messages(2))
-    elif sys.stderr is sys.__stderr__:
-        sys.stderr = _over(_Messages(2), sys.stderr)
+    sys.stdout = _guard(sys.stdout, sys.__stdout__, _Output, 1, os.O_RDONLY)
+    sys.stderr = _guard(sys.stderr, sys.__stderr__, _Messages, 2, os.O_WRONLY)
 
     def exit_code(code: int) -> int:
         raw = getattr(getattr(sys.stderr, "buffer", None), "raw", None)
         return 1 if code == 0 and isinstance(raw, _Messages) and raw.refused is not None else code
 
     return exit_code
+
+
+def _guard(stream: TextIO | None, original: TextIO | None, kind: type[_Output], descriptor: int, null_flags: int) -> TextIO:
+    if stream is None:
+        _occupy(descriptor, null_flags)
+    elif stream is not original:
+        return stream
+    return _over(kind(descriptor), stream)
 
 
 def output_is_a_copy() -> None:
@@ -115,10 +115,10 @@ def echo_wrapped(text: str) -> None:
 
 def wrapped(text: str, width: int) -> str:
     """Return a text with prose and values in lines of at most `width` characters; tables stay."""
-    return "".join(_wrapped(line, width) for line in text.splitlines(keepends=True))
+    return "".join(_wrap(line, width) for line in text.splitlines(keepends=True))
 
 
-def _wrapped(line: str, width: int) -> str:
+def _wrap(line: str, width: int) -> str:
     body = line.rstrip("\n")
     before = _BEFORE_VALUE.match(body)
     start = before.end() if before is not None else 0

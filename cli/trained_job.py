@@ -71,20 +71,20 @@ def trained_weights(
     return chosen
 
 
-def trained_job(meta: Meta, asked: TaskSettings, *, reads_data: bool = True) -> Job:
+def trained_job(meta: Meta, settings: TaskSettings, *, reads_data: bool = True) -> Job:
     """Return the job that uses a checkpoint; without `reads_data` no data are looked up."""
-    for field, given in (("precision", asked.precision), ("device", asked.device)):
-        check_choice(f"--{field}", given, choices(field))
-    run, length_penalty = meta.job, asked.length_penalty
+    for field, value in (("precision", settings.precision), ("device", settings.device)):
+        check_choice(f"--{field}", value, choices(field))
+    run, length_penalty = meta.job, settings.length_penalty
     job = Job(
-        backend=_backend(meta, asked.backend),
+        backend=_backend(meta, settings.backend),
         model=run["model"],
-        data=asked.data or run["data"],
-        data_dir=asked.data_dir or _known_dir(meta, asked.data),
-        precision=asked.precision or run.get("precision", "fp32"),
-        device=asked.device or run.get("device", "auto"),
+        data=settings.data or run["data"],
+        data_dir=settings.data_dir or _known_dir(meta, settings.data),
+        precision=settings.precision or run.get("precision", "fp32"),
+        device=settings.device or run.get("device", "auto"),
         seed=meta.seed,
-        beam=run.get("beam", BEAM.beam) if asked.beam is None else asked.beam,
+        beam=run.get("beam", BEAM.beam) if settings.beam is None else settings.beam,
         length_penalty=run.get("length_penalty", BEAM.length_penalty) if length_penalty is None else length_penalty,
         monitor=False,
         tensorboard=False,
@@ -92,14 +92,14 @@ def trained_job(meta: Meta, asked: TaskSettings, *, reads_data: bool = True) -> 
     return written_out(job) if reads_data else job
 
 
-def _backend(meta: Meta, asked: str | None) -> str:
+def _backend(meta: Meta, typed: str | None) -> str:
     model = meta.job["model"]
     known = available("backend")
-    if asked is not None:
-        check_choice("--backend", asked, list(known))
-        load_backend(asked)  # raises if its framework is not installed
-        forward_plugin(model, asked)
-        return asked
+    if typed is not None:
+        check_choice("--backend", typed, list(known))
+        load_backend(typed)  # raises if its framework is not installed
+        forward_plugin(model, typed)
+        return typed
     on = forward_backends(model)
     if not on:
         raise UsageError(f"model: {model!r} has no forward function on any backend ({', '.join(known)}).")
@@ -121,21 +121,22 @@ def fitting_data(meta: Meta, job: Job) -> StoredDataset:
         _require_same_columns(info, data_info(trained), job.data)
         _require_same_pieces(dataset, trained, job.data)
         return dataset
-    for what, given, expected in (
+    for what, value, expected in (
         ("images of shape", list(info.input_shape), list(trained["input_shape"])),
         ("classes:", info.classes, trained["classes"]),
     ):
-        if given != expected:
+        if value != expected:
             raise UsageError(
-                f"--data: {job.data!r} has {what} {given}, but the model was trained on {trained['name']!r} with {what} {expected}."
+                f"--data: {job.data!r} has {what} {value}, but the model was trained on {trained['name']!r} with {what} {expected}."
                 " Give a dataset of the same shape and classes."
             )
-    known = trained.get("class_names") or info.class_names
-    if info.class_names and list(info.class_names) != list(known):
-        label, here, there = next((i, a, b) for i, (a, b) in enumerate(zip(info.class_names, known, strict=True)) if a != b)
+    names = info.images.class_names
+    known = trained.get("class_names") or names
+    if names and list(names) != list(known):
+        label, name, trained_name = next((i, a, b) for i, (a, b) in enumerate(zip(names, known, strict=True)) if a != b)
         raise UsageError(
-            f"--data: class {label} of {job.data!r} is called {here!r}, but the model was trained on {trained['name']!r}, where it is"
-            f" {there!r}. Labels would not mean the same; give a dataset with the same classes."
+            f"--data: class {label} of {job.data!r} is called {name!r}, but the model was trained on {trained['name']!r}, where it is"
+            f" {trained_name!r}. Labels would not mean the same; give a dataset with the same classes."
         )
     if (list(info.mean), list(info.std)) != (list(trained["mean"]), list(trained["std"])):
         note(f"data: {job.data} is normalised by the mean and standard deviation of {trained['name']}, as in training")
@@ -157,11 +158,11 @@ def _require_same_columns(info: DataInfo, trained: DataInfo, name: str) -> None:
         vocabularies = of.features.vocabulary_sizes if isinstance(of.features, TextFeatures) else {}
         return ", ".join(f"{column.name} ({vocabularies.get(column.name, column.dtype)})" for column in of.columns)
 
-    here, there = (of.features.languages if isinstance(of.features, TextFeatures) else () for of in (info, trained))
-    if here != there:
-        said = [" to ".join(languages) or "no languages" for languages in (here, there)]
+    languages_here, trained_languages = (of.features.languages if isinstance(of.features, TextFeatures) else () for of in (info, trained))
+    if languages_here != trained_languages:
+        texts = [" to ".join(languages) or "no languages" for languages in (languages_here, trained_languages)]
         raise UsageError(
-            f"--data: {name!r} has {said[0]}, but the model was trained on {trained.name!r} with {said[1]}. Give the same languages."
+            f"--data: {name!r} has {texts[0]}, but the model was trained on {trained.name!r} with {texts[1]}. Give the same languages."
         )
     if (info.columns, info.features) != (trained.columns, trained.features):
         raise UsageError(
@@ -194,10 +195,10 @@ def checkpoint_options(function: Callable[..., None]) -> Callable[..., None]:
     """Add options that select weights; the command gets them as `selection`."""
 
     @functools.wraps(function)
-    def selecting(*, best: bool, checkpoint: str | None, average_checkpoints: int, weights: str | None, **others: Any) -> None:
+    def selecting(*, best: bool, checkpoint: str | None, average_checkpoints: int, weights: str | None, **settings: Any) -> None:
         if weights not in (None, *WEIGHTS):
             raise UsageError.of("--weights", weights, ", ".join(WEIGHTS), WEIGHTS)
-        function(selection=Selection(best, checkpoint, average_checkpoints, weights), **others)
+        function(selection=Selection(best, checkpoint, average_checkpoints, weights), **settings)
 
     for option in reversed(_OPTIONS):
         selecting = option(selecting)
@@ -222,9 +223,9 @@ class _Lines:
     def add(self, chunk: bytes) -> None:
         *ended, rest = (self._rest + chunk).split(b"\n")
         for line in ended:
-            kept = None if self._passing or len(line) > MAX_LINE_BYTES else line.removesuffix(b"\r")
-            self.whole.append(kept)
-            self._bytes += len(kept or b"")
+            whole_line = None if self._passing or len(line) > MAX_LINE_BYTES else line.removesuffix(b"\r")
+            self.whole.append(whole_line)
+            self._bytes += len(whole_line or b"")
             self._passing = False
         self._passing = self._passing or len(rest) > MAX_LINE_BYTES
         self._rest = b"" if self._passing else rest
@@ -247,7 +248,7 @@ def arriving_lines(descriptor: int, stopped: Callable[[], bool]) -> Iterator[lis
     """Yield groups of arrived lines (None: too long). Raises InterruptedRunError if `stopped`."""
     lines, open_ = _Lines(), True
     while open_ or lines.whole:
-        while open_ and not lines.enough and _readable(descriptor, stopped, wait=not lines.whole):
+        while open_ and not lines.enough and _await_input(descriptor, stopped, wait=not lines.whole):
             try:
                 chunk = os.read(descriptor, CHUNK_BYTES)
             except OSError as error:
@@ -260,7 +261,7 @@ def arriving_lines(descriptor: int, stopped: Callable[[], bool]) -> Iterator[lis
             yield lines.take()
 
 
-def _readable(descriptor: int, stopped: Callable[[], bool], *, wait: bool) -> bool:
+def _await_input(descriptor: int, stopped: Callable[[], bool], *, wait: bool) -> bool:
     while True:
         if stopped():
             raise InterruptedRunError("interrupted by the user")

@@ -37,7 +37,10 @@ QUICK = {"adam": 1, "adamw": 2}  # update rules, by number of workers, that are 
 
 
 def every_optimizer() -> list[Any]:
-    """Return each optimizer on 1, 2 and 3 workers: a global batch of 64 as 64, 32 + 32, 22 + 21 + 21."""
+    """Return each optimizer on 1, 2 and 3 workers.
+
+    A global batch of 64 is 64, 32 + 32, 22 + 21 + 21.
+    """
     return [
         pytest.param(name, 64, workers, id=f"{name}-{workers}w", marks=() if QUICK.get(name) == workers else pytest.mark.slow)
         for name in OPTIMIZERS
@@ -63,14 +66,17 @@ OPTIONAL_CAPABILITIES: Mapping[str, Mapping[str, Any]] = {
     "accumulate": {"accumulate": 2},
     "clip_norm": {"clip_norm": 1.0},
     "ema_decay": {"ema_decay": 0.9},
-    "exchange": {"exchange": "direct"},
+    "exchange": {"exchange": "direct", "nodes": 2},
 }
 PATIENCE_SECONDS = 300.0
 LOOK_SECONDS = 0.02
 
 
 def kill_task_once(path: Path, task: str) -> None:
-    """Kill a task of the run at `path`, which may start later, once updates and a sample are recorded."""
+    """Kill a task of the run at `path` once updates and a sample are recorded.
+
+    The run may start later.
+    """
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
         pid = _pid_of(path, task)
@@ -84,8 +90,8 @@ def kill_task_once(path: Path, task: str) -> None:
 def _pid_of(path: Path, task: str) -> int | None:
     samples = path / "system.jsonl"
     lines = samples.read_bytes().splitlines(keepends=True) if samples.exists() else []
-    found = [parse_json(line) for line in lines if line.endswith(b"\n")]
-    return next((entry["pid"] for record in found for entry in record["tasks"] if entry["task"] == task), None)
+    records = [parse_json(line) for line in lines if line.endswith(b"\n")]
+    return next((entry["pid"] for record in records for entry in record["tasks"] if entry["task"] == task), None)
 
 
 # The float64 reference of logistic regression shares only data order, initial values and learning rates with the product.
@@ -94,7 +100,10 @@ Values = dict[str, NDArray[np.float64]]
 
 @dataclass(frozen=True)
 class Trained:
-    """Losses float64 [updates], each before its update; final weights and, with ``ema_decay``, their average."""
+    """Losses, final weights and, with ``ema_decay``, their average.
+
+    Losses are float64 [updates], each before its update.
+    """
 
     losses: NDArray[np.float64]
     weights: Values
@@ -118,7 +127,7 @@ def train_logistic_regression(job: Job, data: Dataset) -> Trained:
         batch = sampler.whole(epoch, in_epoch, 1)
         x_bi = _inputs(data.info, images_nchw[batch.indices], batch.changes)
         losses[step], gradients = _loss_and_gradients(weights, x_bi, labels[batch.indices])
-        update.apply(_clipped(gradients, job.clip_norm), rates[step])
+        update.apply(_clip(gradients, job.clip_norm), rates[step])
         for name, value in average.items():  # formula of docs/training.md
             decay = min(job.ema_decay, (2.0 + step) / (11.0 + step))
             average[name] = decay * value + (1.0 - decay) * weights[name]
@@ -130,7 +139,7 @@ def evaluation_loss(weights: Values, data: Dataset) -> float:
     return _loss_and_gradients(weights, _inputs(data.info, data.images("test"), None), data.labels("test"))[0]
 
 
-def _clipped(gradients: Values, limit: float) -> Values:
+def _clip(gradients: Values, limit: float) -> Values:
     """Clip the global gradient norm as torch.nn.utils.clip_grad_norm_; 0 disables it."""
     if not limit:
         return gradients
@@ -165,7 +174,10 @@ def _loss_and_gradients(weights: Values, x_bi: NDArray[np.float64], labels_b: ND
 
 
 class _Optimizer:
-    """SGD with (Nesterov) momentum and weight decay; Adam; AdamW (Kingma and Ba 2015; Loshchilov and Hutter 2019)."""
+    """SGD with (Nesterov) momentum and weight decay; Adam; AdamW.
+
+    Kingma and Ba 2015; Loshchilov and Hutter 2019.
+    """
 
     def __init__(self, job: Job, weights: Values) -> None:
         self._job = job

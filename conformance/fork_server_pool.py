@@ -22,7 +22,10 @@ REQUEST_SECONDS = 5.0
 
 
 class ForkServerPool:
-    """Pool as a context, which ends with this process's main thread; `name` goes into ``CROSSTRAIN_FORK_SERVERS``. Linux only."""
+    """Pool as a context, which ends with this process's main thread; Linux only.
+
+    `name` goes into ``CROSSTRAIN_FORK_SERVERS``.
+    """
 
     def __init__(self) -> None:
         self.name = f"crosstrain-{secrets.token_hex(16)}"
@@ -47,7 +50,10 @@ class ForkServerPool:
 
 
 class _Servers:
-    """Servers by backend, ``--deterministic`` and ``--threads``, on which imports may depend (`Backend.preload`)."""
+    """Servers by backend, ``--deterministic`` and ``--threads``.
+
+    Imports may depend on these (`Backend.preload`).
+    """
 
     def __init__(self) -> None:
         self._state = inherited_state()
@@ -60,11 +66,11 @@ class _Servers:
         received = receive_packet(launcher)
         if received is None:
             return
-        said, descriptors = received
+        request, descriptors = received
         try:
-            equal = said["state"] == self._state
+            equal = request["state"] == self._state
             if equal:
-                self._server(Job.model_validate(said["job"])).lend(launcher, descriptors[0], said["variables"])
+                self._server(Job.model_validate(request["job"])).lend(launcher, descriptors[0], request["variables"])
             launcher.send(json.dumps({"lent": equal}).encode())
         finally:
             for descriptor in descriptors:
@@ -72,10 +78,10 @@ class _Servers:
 
     def _server(self, job: Job) -> ForkServerProcess:
         key = (job.backend, job.deterministic, job.threads)
-        standing = self._servers.get(key)
-        if standing is None or standing.ended:
-            standing = self._servers[key] = ForkServerProcess(job)
-        return standing
+        server = self._servers.get(key)
+        if server is None or server.ended:
+            server = self._servers[key] = ForkServerProcess(job)
+        return server
 
 
 def main(descriptor: int, parent: int) -> None:

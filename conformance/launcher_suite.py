@@ -1,14 +1,4 @@
-"""Pytest suite for launchers.
-
-Subclass `LauncherConformance` in a pytest module and name the launcher and two or more nodes::
-
-    class TestMyLauncher(LauncherConformance):
-        launcher = "mine"
-        hosts = ("node0", "node1")
-        unknown_host = "nowhere"
-
-Every case starts real agents without training; local ones are checked after their end, some after SIGSTOP.
-"""
+"""Pytest suite for launchers; subclass `LauncherConformance` in a pytest module."""
 
 from __future__ import annotations
 
@@ -33,6 +23,15 @@ END_SECONDS = 15.0  # for the end of agents, which end their tasks first
 
 class LauncherConformance:
     """Cases for a launcher that starts the nodes from the driver's process.
+
+    Name the launcher and two or more nodes::
+
+        class TestMyLauncher(LauncherConformance):
+            launcher = "mine"
+            hosts = ("node0", "node1")
+            unknown_host = "nowhere"
+
+    Every case starts real agents without training; local ones are checked after their end, some after SIGSTOP.
 
     - `launcher`: its name; `hosts`: as of ``--hosts``; `options`: other options about nodes, by name; `settings`: fields of the job, with
       the number of ``nodes`` without hosts.
@@ -137,7 +136,7 @@ class LauncherConformance:
         launcher = self.launched(hosts=hosts).make()
         assert isinstance(launcher, LooksAtHosts), "the launcher cannot look at hosts: it has no `look`"
         try:
-            found = launcher.look(START_SECONDS)
+            findings = launcher.look(START_SECONDS)
         finally:
             launcher.close()
-        assert {one.host for one in found if one.state == "bad" and one.unreached} == {self.unknown_host}
+        assert {finding.host for finding in findings if finding.state == "bad" and finding.unreached} == {self.unknown_host}

@@ -1,16 +1,6 @@
 """Pytest suite for models: the same computation on every backend.
 
-Subclass `ModelConformance` in a pytest module and name the model::
-
-    class TestMyModel(ModelConformance):
-        model = "my_package.my_model"
-        data = "the_data_that_it_reads"  # default: "digits"
-
-Every case runs ``trainer`` in real processes, two backends at a time. Tolerances: logits 1e-4 and gradients 1e-3 norm-wise, losses of 50
-steps 1e-3 relative, on 1, 2 and 3 workers; logits of sequences by position (`sequence_passes`): between backends, with more padding
-(1e-6), and for translation with stepwise decoding (1e-4).
-
-Outside CROSSTRAIN_CONFORMANCE=full a slow model may compare only `quick_steps`; workers other than 1 and `quick_workers` are `slow`.
+Subclass `ModelConformance` in a pytest module.
 """
 
 from __future__ import annotations
@@ -55,15 +45,27 @@ class FirstStep:
     buffers: Mapping[str, NDArray[np.float32]]
 
 
-def pairs(found: Mapping[str, T]) -> Iterator[tuple[str, T, T]]:
+def pairs(results: Mapping[str, T]) -> Iterator[tuple[str, T, T]]:
     """Yield the first backend's result with each other one, and both names."""
-    (first, ours), *others = found.items()
-    for name, theirs in others:
+    (first, ours), *remaining = results.items()
+    for name, theirs in remaining:
         yield f"{first} and {name}", ours, theirs
 
 
 class ModelConformance:
     """Cases for a model with forward functions for two or more backends.
+
+    Name the model::
+
+        class TestMyModel(ModelConformance):
+            model = "my_package.my_model"
+            data = "the_data_that_it_reads"  # default: "digits"
+
+    Every case runs ``trainer`` in real processes, two backends at a time. Tolerances: logits 1e-4 and gradients 1e-3 norm-wise, losses of
+    50 steps 1e-3 relative, on 1, 2 and 3 workers; logits of sequences by position (`sequence_passes`): between backends, with more padding
+    (1e-6), and for translation with stepwise decoding (1e-4).
+
+    Outside CROSSTRAIN_CONFORMANCE=full a slow model may compare only `quick_steps`; workers other than 1 and `quick_workers` are `slow`.
 
     - `model`, `data`: names as for ``--model`` and ``--data``. `data` needs 64 training examples or more.
     - `backends`: compared with the first; by default all installed ones with the model.
@@ -105,14 +107,16 @@ class ModelConformance:
 
     @classmethod
     def on_all(cls, compute: Callable[[str], T], names: Sequence[str] | None = None) -> Mapping[str, T]:
-        """Return `compute`'s result per backend, two at a time, as starting a framework fills a core."""
+        """Return `compute`'s result per backend, two at a time.
+
+        Starting a framework fills a core.
+        """
         names = cls.compared_backends() if names is None else names
         with ThreadPoolExecutor(2) as pool:
             return dict(zip(names, pool.map(compute, names), strict=True))
 
     @classmethod
-    def compared_steps(cls) -> int:
-        """Return the number of losses to compare."""
+    def _compared_steps(cls) -> int:
         full = os.environ.get("CROSSTRAIN_CONFORMANCE") == "full"
         return cls.steps if full or cls.quick_steps is None else cls.quick_steps
 
@@ -121,7 +125,7 @@ class ModelConformance:
     def train(cls, tmp_path_factory: pytest.TempPathFactory) -> Train:
         """Return a cached function that trains on all backends with a number of workers."""
         out = tmp_path_factory.mktemp("runs")
-        steps = cls.compared_steps()
+        steps = cls._compared_steps()
 
         def trained(workers: int) -> Mapping[str, FinishedRun]:
             return cls.on_all(lambda backend: cls.run(out, backend=backend, nodes=workers, steps=steps, save_final=workers == 1))
@@ -152,7 +156,7 @@ class ModelConformance:
         """Losses agree step by step on all backends, and with one worker's."""
         runs = train(workers)
         for run in runs.values():
-            assert len(run.losses) == self.compared_steps()
+            assert len(run.losses) == self._compared_steps()
             assert np.all(np.isfinite(run.losses))
         for names, ours, theirs in pairs(runs):
             assert relative_difference(ours.losses, theirs.losses) <= LOSS_TOLERANCE, names
@@ -162,7 +166,7 @@ class ModelConformance:
 
     @pytest.mark.cluster
     def test_gradients_agree(self, tmp_path: Path) -> None:
-        """One step of SGD with learning rate 1 subtracts the same gradient; running statistics agree."""
+        """One step of SGD with rate 1 subtracts the same gradient; running statistics agree."""
         differences: list[Mapping[str, float]] = []
         for seed in self.gradient_seeds:
             steps = self.on_all(partial(self.first_step, tmp_path / f"seed-{seed}", seed))
@@ -188,8 +192,8 @@ class ModelConformance:
         if not build_model(self.model, open_dataset(self.data).info).classes:
             pytest.skip(f"model {self.model} is no classifier, so that there are no logits of examples to compare")
         run = next(iter(train(1).values()))
-        found = self.on_all(lambda backend: self.logits(run, backend, tmp_path))
-        for names, ours, theirs in pairs(found):
+        logits = self.on_all(lambda backend: self.logits(run, backend, tmp_path))
+        for names, ours, theirs in pairs(logits):
             assert norm_wise_difference({"logits": ours}, {"logits": theirs}) <= LOGITS_TOLERANCE, names
             assert np.all(np.isfinite(theirs)), names
             assert theirs.std() > 0, names
@@ -197,9 +201,9 @@ class ModelConformance:
     @pytest.mark.cluster
     def test_logits_of_positions_agree(self, passes: Passes) -> None:
         """All backends compute equal logits per position."""
-        for found in passes.values():
-            assert np.all(np.isfinite(found[PLAIN]))
-            assert found[PLAIN].std() > 0
+        for logits in passes.values():
+            assert np.all(np.isfinite(logits[PLAIN]))
+            assert logits[PLAIN].std() > 0
         for names, ours, theirs in pairs(passes):
             difference = norm_wise_difference({PLAIN: ours[PLAIN]}, {PLAIN: theirs[PLAIN]})
             assert difference <= LOGITS_TOLERANCE, (
@@ -209,8 +213,8 @@ class ModelConformance:
     @pytest.mark.cluster
     def test_more_padding_changes_nothing(self, passes: Passes) -> None:
         """Padding affects no position of an example."""
-        for backend, found in passes.items():
-            difference = norm_wise_difference({PLAIN: found[PADDED]}, {PLAIN: found[PLAIN]})
+        for backend, logits in passes.items():
+            difference = norm_wise_difference({PLAIN: logits[PADDED]}, {PLAIN: logits[PLAIN]})
             assert difference <= PADDING_TOLERANCE, (
                 f"{backend}: logits differ by {difference:.1e} of the norm with more padding; look at what attends to positions"
                 " behind an example's end or sums over them (`_lengths` says where that is)"
@@ -219,10 +223,10 @@ class ModelConformance:
     @pytest.mark.cluster
     def test_decoding_step_by_step_is_the_forward_pass(self, passes: Passes) -> None:
         """Stepwise decoding of a translation model equals its forward pass."""
-        if not any(STEPWISE in found for found in passes.values()):
+        if not any(STEPWISE in logits for logits in passes.values()):
             pytest.skip(f"model {self.model} does not translate {self.data}")
-        for backend, found in passes.items():
-            difference = norm_wise_difference({PLAIN: found[STEPWISE]}, {PLAIN: found[PLAIN]})
+        for backend, logits in passes.items():
+            difference = norm_wise_difference({PLAIN: logits[STEPWISE]}, {PLAIN: logits[PLAIN]})
             assert difference <= LOGITS_TOLERANCE, (
                 f"{backend}: logits of `decode_step` differ by {difference:.1e} of the norm from those of `forward`; look at the position"
                 " that it counts from, at what its cache keeps, and at what `forward` lets a position see of those behind it"
@@ -230,10 +234,10 @@ class ModelConformance:
 
     @staticmethod
     def logits(run: FinishedRun, backend: str, out: Path) -> NDArray[np.float32]:
-        """Return logits float32 [examples, classes] of the test split from the run's last checkpoint."""
+        """Return logits float32 [examples, classes] of the test split from the last checkpoint."""
         path = out / f"{backend}.npz"
         done = trainer("evaluate", str(run.path), "--trust-run", "--backend", backend, "--predictions", str(path), "--json")
         assert done.returncode == 0, done.stderr
-        with np.load(path) as found:
-            logits: NDArray[np.float32] = found["logits"]
+        with np.load(path) as arrays:
+            logits: NDArray[np.float32] = arrays["logits"]
         return logits

@@ -36,7 +36,10 @@ LENT_SERVERS_VARIABLE = "CROSSTRAIN_TEST_FORK_SERVERS"
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """Content of a run directory: losses float64 [updates] in step order, weights by name, records, summary."""
+    """Content of a run directory: losses, weights by name, records, summary.
+
+    Losses are float64 [updates] in step order.
+    """
 
     path: Path
     summary: Mapping[str, Any]
@@ -54,22 +57,27 @@ def trainer(
 ) -> subprocess.CompletedProcess[str]:
     """Run ``trainer`` with this interpreter to its end."""
     command = python("crosstrain.cli.main", *arguments)
-    own = environment_of_runs(environment)
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_seconds, env=own, stdin=subprocess.DEVNULL, check=False)
+    run_environment = environment_of_runs(environment)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout_seconds, env=run_environment, stdin=subprocess.DEVNULL, check=False
+    )
 
 
 def environment_of_runs(environment: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return an environment (default: this process's) with the pool of fork servers, if any."""
-    own = dict(os.environ if environment is None else environment)
-    if LENT_SERVERS_VARIABLE in own:
-        own.setdefault(POOL_VARIABLE, own[LENT_SERVERS_VARIABLE])
+    variables = dict(os.environ if environment is None else environment)
+    if LENT_SERVERS_VARIABLE in variables:
+        variables.setdefault(POOL_VARIABLE, variables[LENT_SERVERS_VARIABLE])
         for name in SET_BY_SCIKIT_LEARN:
-            own.pop(name, None)
-    return own
+            variables.pop(name, None)
+    return variables
 
 
 def run_job(out: Path, environment: Mapping[str, str] | None = None, **options: object) -> FinishedRun:
-    """Run a job with ``trainer run --json`` and read its directory. Raises AssertionError with the output."""
+    """Run a job with ``trainer run --json`` and read its directory.
+
+    Raises AssertionError with the output.
+    """
     arguments = ["run", "--json", "--quiet", "--out", str(out), *options_of(options)]
     done = trainer(*arguments, environment=environment)
     if done.returncode != 0:
@@ -125,24 +133,29 @@ class Launched:
 
     def make(self) -> Launcher:
         """Return the launcher."""
-        given = allocated(self.launcher, os.environ)[0]
+        allocated_hosts = allocated(self.launcher, os.environ)[0]
         shape = {"nodes": len(self.hosts)} if self.hosts else {}
         job = Job.model_validate({**shape, **self.settings, "launcher": self.launcher})
         hosts = [Host(name) for name in self.hosts]
-        return choose_launcher(LaunchRequest(job, note, hosts=hosts, allocated=given, options=self.options, environment=os.environ))
+        return choose_launcher(
+            LaunchRequest(job, note, hosts=hosts, allocated=allocated_hosts, options=self.options, environment=os.environ)
+        )
 
 
 def greetings(channels: Sequence[NodeChannel]) -> list[Message]:
-    """Return agents' greetings in node order. Raises AssertionError with an ended agent's status."""
-    found = []
+    """Return agents' greetings in node order.
+
+    Raises AssertionError with an ended agent's status.
+    """
+    messages = []
     for channel in channels:
         while (message := channel.stream.receive()) is not None and message.kind != "hello":
             continue
         if message is None:
             code = None if channel.process is None else channel.process.wait(10)
             raise AssertionError(f"the agent of node {channel.node} has not greeted: {'' if code is None else channel.explain(code)}")
-        found.append(message)
-    return found
+        messages.append(message)
+    return messages
 
 
 def visible_agents(greeted: Sequence[Message]) -> list[int]:

@@ -46,8 +46,8 @@ def sequence_passes(backend: str, model: str, data: str, file: Path) -> Mapping[
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, stdin=subprocess.DEVNULL, check=False)
     if done.returncode != 0:
         raise AssertionError(f"passes of {model} on {backend} ended with {done.returncode}:\n{done.stderr}")
-    with np.load(file) as found:
-        return dict(found)
+    with np.load(file) as arrays:
+        return dict(arrays)
 
 
 @dataclass(frozen=True)
@@ -64,45 +64,45 @@ class _Passes:
         """Return the first examples of a column."""
         return self.data.column("test", name).take(np.arange(self.count))
 
-    def given(self, names: Sequence[str], padding: int) -> Any:
+    def inputs(self, names: Sequence[str], padding: int) -> Any:
         """Return columns as forward inputs, with `padding` positions after the longest example."""
-        found: dict[str, Any] = {}
+        inputs: dict[str, Any] = {}
         for name in names:
             examples = self.examples(name)
             if examples.offsets is None:
-                found[name] = self.tensors.tensor(examples.values)
+                inputs[name] = self.tensors.tensor(examples.values)
                 continue
             values = examples.padded()
             values = np.pad(values, [(0, 0), (0, padding), *[(0, 0)] * (values.ndim - 2)])
-            found |= {name: self.tensors.tensor(values), f"{name}{LENGTHS}": self.tensors.tensor(examples.lengths)}
-        return found
+            inputs |= {name: self.tensors.tensor(values), f"{name}{LENGTHS}": self.tensors.tensor(examples.lengths)}
+        return inputs
 
-    def own_positions(self, result: Array) -> Array:
+    def without_padding(self, result: Array) -> Array:
         """Drop positions after an example's end, for results by target position."""
         if not self.data.info.column(self.spec.target).varies:
             return result
-        kept: Array = result[np.arange(result.shape[1]) < self.examples(self.spec.target).lengths[:, None]]
-        return kept
+        positions: Array = result[np.arange(result.shape[1]) < self.examples(self.spec.target).lengths[:, None]]
+        return positions
 
     def forward(self, padding: int) -> Array:
-        result = self.module.forward(self.parameters, self.given(self.spec.inputs, padding), self.context)
-        return self.own_positions(self.tensors.array(result))
+        result = self.module.forward(self.parameters, self.inputs(self.spec.inputs, padding), self.context)
+        return self.without_padding(self.tensors.array(result))
 
     def stepwise(self, source: str, target: str) -> Array:
         """Return the logits of each target position, decoded piece by piece."""
         functions = DecodingFunctions.of(self.module)
-        memory = functions.encode(self.parameters, self.given([source], 0), self.context)
-        targets_bt = self.tensors.array(self.given([target], 0)[target])
-        cache, tokens_b, found = functions.empty_cache(memory), np.full(self.count, BEGIN), []
+        memory = functions.encode(self.parameters, self.inputs([source], 0), self.context)
+        targets_bt = self.tensors.array(self.inputs([target], 0)[target])
+        cache, tokens_b, logits = functions.empty_cache(memory), np.full(self.count, BEGIN), []
         for position in range(targets_bt.shape[1]):
             tokens = self.tensors.tensor(tokens_b)
             logits_bv, cache = functions.decode_step(self.parameters, tokens, position, memory, cache, self.context)
-            found.append(self.tensors.array(logits_bv))
+            logits.append(self.tensors.array(logits_bv))
             tokens_b = targets_bt[:, position]
-        return self.own_positions(np.stack(found, axis=1))
+        return self.without_padding(np.stack(logits, axis=1))
 
 
-def _moved(spec: ModelSpec) -> dict[str, Array]:
+def _move_vectors(spec: ModelSpec) -> dict[str, Array]:
     draw = np.random.default_rng(0)
     return {
         name: (value + MOVED * draw.standard_normal(value.shape)).astype(np.float32) if value.ndim == 1 else value
@@ -122,14 +122,14 @@ def main(backend: str, model: str, data: str, file: str) -> None:
         dataset,
         load(forward_plugin(model, backend), "forward"),
         tensors,
-        {name: tensors.tensor(value) for name, value in _moved(spec).items()},
+        {name: tensors.tensor(value) for name, value in _move_vectors(spec).items()},
         ForwardContext(training=False, buffers=buffers, settings=spec.settings),
         min(EXAMPLES, dataset.info.sizes["test"]),
     )
-    found = {PLAIN: passes.forward(0), PADDED: passes.forward(MORE_PADDING)}
+    results = {PLAIN: passes.forward(0), PADDED: passes.forward(MORE_PADDING)}
     if spec.objective.translation is not None:
-        found[STEPWISE] = passes.stepwise(spec.objective.translation.source, spec.objective.translation.target)
-    np.savez(file, **cast(dict[str, Any], found))
+        results[STEPWISE] = passes.stepwise(spec.objective.translation.source, spec.objective.translation.target)
+    np.savez(file, **cast(dict[str, Any], results))
 
 
 if __name__ == "__main__":

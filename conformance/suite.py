@@ -1,13 +1,4 @@
-"""Pytest suite for backends.
-
-Subclass `BackendConformance` in a pytest module and name the backend::
-
-    class TestMyBackend(BackendConformance):
-        backend = "mine"
-
-Every case runs ``trainer`` in real processes. Tolerances: losses of 200 steps within 1e-4 relative of a float64 reference (1e-5 for SGD
-without momentum), final weights within 1e-4 norm-wise, on any number of workers.
-"""
+"""Pytest suite for backends; subclass `BackendConformance` in a pytest module."""
 
 from __future__ import annotations
 
@@ -73,13 +64,21 @@ WARM_SECONDS, WARM_SHARE = 0.1, 0.05  # first step's limit: seconds or fraction 
 @cache
 def reference(optimizer: str, global_batch: int, **further: Any) -> Trained:
     """Train the reference once per process; `further` are fields of its job."""
-    asked = {"steps": STEPS, "global_batch_size": global_batch, **OPTIMIZERS[optimizer], **further}
-    job = Job.model_validate({"backend": "reference", **asked})
+    fields = {"steps": STEPS, "global_batch_size": global_batch, **OPTIMIZERS[optimizer], **further}
+    job = Job.model_validate({"backend": "reference", **fields})
     return train_logistic_regression(job, open_dataset(job.data))
 
 
 class BackendConformance:
     """Cases for a backend's declared capabilities.
+
+    Name the backend::
+
+        class TestMyBackend(BackendConformance):
+            backend = "mine"
+
+    Every case runs ``trainer`` in real processes. Tolerances: losses of 200 steps within 1e-4 relative of a float64 reference (1e-5 for SGD
+    without momentum), final weights within 1e-4 norm-wise, on any number of workers.
 
     `backend`: its name; `network`: connection of its nodes; `buffers_model`, `dropout_model`: models with running statistics and dropout.
     """
@@ -105,9 +104,9 @@ class BackendConformance:
         """Losses, weights, counts and the evaluation agree with the float64 reference."""
         run = self.train(tmp_path, nodes=workers, global_batch_size=global_batch, steps=STEPS, **OPTIMIZERS[optimizer])
         tolerance = PLAIN_SGD_LOSS_TOLERANCE if optimizer in ("sgd", "weight-decay") else LOSS_TOLERANCE
-        self.check_equal(run, reference(optimizer, global_batch), tolerance)
+        self._check_equal(run, reference(optimizer, global_batch), tolerance)
 
-    def check_counts(self, run: FinishedRun) -> None:
+    def _check_counts(self, run: FinishedRun) -> None:
         """Each planned update was applied once, each example counted once."""
         data = open_dataset("digits")
         assert run.summary["updates_scheduled"] == run.summary["updates_applied"] == run.summary["steps"] == len(run.losses)
@@ -140,14 +139,12 @@ class BackendConformance:
         if not self.capabilities.forks:
             pytest.skip("this backend's tasks import it one by one")
         server = ForkServerProcess(Job.model_validate({"backend": self.backend, "nodes": 2}))
-        found: queue.SimpleQueue[int] = queue.SimpleQueue()
+        pids: queue.SimpleQueue[int] = queue.SimpleQueue()
         try:
             with server.connect({}, "-") as connection:
-                supervisor = Supervisor(
-                    lambda *_: None, lambda *_: None, lambda name, pid: found.put(pid), ForkServerConnection(connection)
-                )
+                supervisor = Supervisor(lambda *_: None, lambda *_: None, lambda name, pid: pids.put(pid), ForkServerConnection(connection))
                 supervisor.start("worker-0", tmp_path / "worker-0.log", task_environment(os.environ, tmp_path, None))
-                parent = psutil.Process(found.get(timeout=100)).ppid()
+                parent = psutil.Process(pids.get(timeout=100)).ppid()
                 supervisor.stop(0.0)
         finally:
             server.close()
@@ -172,24 +169,27 @@ class BackendConformance:
         assert [event.event for event in RunReader(path).events() if event.event in ("task_failed", "attempt_failed")] == ["task_failed"]
 
     def test_what_it_does_not_declare_is_refused(self, tmp_path: Path) -> None:
-        """An undeclared option exits with code 2 and its name: the first, or all with CROSSTRAIN_CONFORMANCE=full."""
+        """An undeclared option exits with code 2 and its name.
+
+        The first such option, or all with CROSSTRAIN_CONFORMANCE=full.
+        """
         mode = max(self.capabilities.modes)  # sync, if supported
         runs = len(OPTIONAL_CAPABILITIES) if os.environ.get("CROSSTRAIN_CONFORMANCE") == "full" else 1
         for field, beyond in OPTIONAL_CAPABILITIES.items():
             if field in ("deterministic", "exchange") and mode == "async":
                 continue  # async has no fixed order, and uses a parameter server
-            asked = {"mode": mode, **beyond}
-            job = Job.model_validate({"backend": self.backend, **asked})
+            fields = {"mode": mode, **beyond}
+            job = Job.model_validate({"backend": self.backend, **fields})
             try:
                 refuse_unsupported(job, self.backend, self.capabilities)
             except UsageError as error:
-                said = str(error)
+                message = str(error)
             else:
                 continue
-            assert said.startswith(f"{field}: "), said
+            assert message.startswith(f"{field}: "), message
             if runs:
                 runs -= 1
-                refused = trainer("run", "--backend", self.backend, "--out", str(tmp_path), *options_of(asked))
+                refused = trainer("run", "--backend", self.backend, "--out", str(tmp_path), *options_of(fields))
                 assert refused.returncode == 2, refused.stderr
                 assert refused.stderr.startswith(f"error: {flag_name(field)}: "), refused.stderr
                 assert list(tmp_path.iterdir()) == []
@@ -215,7 +215,10 @@ class BackendConformance:
 
     @pytest.mark.cluster
     def test_open_ends_warm(self, tmp_path: Path) -> None:
-        """One-time work ends before the run clock; one warm run of three is enough, as any may be disturbed."""
+        """One-time work ends before the run clock.
+
+        One warm run of three is enough, as any may be disturbed.
+        """
         waits = []
         for _ in range(3):
             run = self.train(tmp_path, nodes=2, global_batch_size=30, steps=3, steps_per_call=1)
@@ -230,14 +233,14 @@ class BackendConformance:
     @pytest.mark.parametrize("workers", [1, 2])
     @pytest.mark.parametrize("feature", FEATURES)
     def test_a_feature_equals_the_reference(self, feature: str, workers: int, tmp_path: Path) -> None:
-        """A declared feature changes losses or weights as in the reference, or (micro-batches) not at all."""
-        self.require(**{feature: getattr(self.capabilities, feature)})
+        """A declared feature changes losses or weights as in the reference; micro-batches do not."""
+        self._require(**{feature: getattr(self.capabilities, feature)})
         optimizer, batch, options, expected = FEATURES[feature]
         run = self.train(
             tmp_path, nodes=workers, global_batch_size=batch, steps=STEPS, eval_every="end", **options, **OPTIMIZERS[optimizer]
         )
         trained, plain = reference(optimizer, batch, **expected), reference(optimizer, batch)
-        self.check_equal(run, trained, PLAIN_SGD_LOSS_TOLERANCE if optimizer == "sgd" else LOSS_TOLERANCE)
+        self._check_equal(run, trained, PLAIN_SGD_LOSS_TOLERANCE if optimizer == "sgd" else LOSS_TOLERANCE)
         if "ema_decay" in expected:
             assert norm_wise_difference(find_checkpoint(run.path)[0].slot(EMA), trained.average) <= WEIGHT_TOLERANCE
             assert norm_wise_difference(trained.weights, trained.average) > WEIGHT_TOLERANCE
@@ -250,34 +253,35 @@ class BackendConformance:
     @pytest.mark.parametrize("workers", [2, 3])
     def test_the_direct_exchange_equals_the_reference(self, workers: int, tmp_path: Path) -> None:
         """The direct exchange also handles batches that do not divide."""
-        self.require(direct_exchange="direct" in self.capabilities.exchanges and "sync" in self.capabilities.modes)
+        self._require(direct_exchange="direct" in self.capabilities.exchanges and "sync" in self.capabilities.modes)
         run = self.train(tmp_path, nodes=workers, global_batch_size=10, steps=STEPS, exchange="direct", **OPTIMIZERS["adam"])
-        self.check_equal(run, reference("adam", 10))
+        self._check_equal(run, reference("adam", 10))
 
-    def require(self, **declared: bool) -> None:
-        """Skip the case without these declared capabilities."""
-        for name, found in declared.items():
-            if not found:
+    def _require(self, **declared: bool) -> None:
+        for name, is_declared in declared.items():
+            if not is_declared:
                 pytest.skip(f"backend {self.backend} declares no {name.replace('_', ' ')}")
 
-    def check_equal(self, run: FinishedRun, expected: Trained, loss_tolerance: float = LOSS_TOLERANCE) -> None:
-        """Losses, final weights and counts equal the reference's."""
+    def _check_equal(self, run: FinishedRun, expected: Trained, loss_tolerance: float = LOSS_TOLERANCE) -> None:
         assert len(run.losses) == len(expected.losses)
         assert relative_difference(run.losses, expected.losses) <= loss_tolerance
         assert norm_wise_difference(run.weights, expected.weights) <= WEIGHT_TOLERANCE
-        self.check_counts(run)
+        self._check_counts(run)
 
     @pytest.mark.cluster
     @pytest.mark.slow
     @pytest.mark.parametrize("precision", ["bf16", "fp16"])
     def test_a_declared_precision_is_used(self, precision: Precision, tmp_path: Path) -> None:
-        """Losses are near but unlike fp32's, and the summary has the precision; without hardware it is refused."""
+        """Losses are near but unlike fp32's, and the summary has the precision.
+
+        Without hardware it is refused.
+        """
         if precision not in self.capabilities.precisions:
             pytest.skip(f"backend {self.backend} does not declare {precision}")
-        self.require_forward(self.precision_model)
+        self._require_forward(self.precision_model)
         options: dict[str, Any] = {"model": self.precision_model, "global_batch_size": 30, "steps": 20, **OPTIMIZERS["sgd"]}
-        asked = {**options, "precision": precision, "network": self.network}
-        tried = trainer("run", "--backend", self.backend, "--out", str(tmp_path), "--quiet", "--json", *options_of(asked))
+        fields = {**options, "precision": precision, "network": self.network}
+        tried = trainer("run", "--backend", self.backend, "--out", str(tmp_path), "--quiet", "--json", *options_of(fields))
         if tried.returncode == 2:
             assert tried.stderr.startswith("error: --precision: "), tried.stderr
             return
@@ -291,13 +295,13 @@ class BackendConformance:
     @pytest.mark.slow
     def test_buffers_are_trained_kept_and_taken_over(self, tmp_path: Path) -> None:
         """Running statistics change, are in the checkpoint, and affect an evaluation from it."""
-        self.require_forward(self.buffers_model)
+        self._require_forward(self.buffers_model)
         run = self.train(tmp_path, model=self.buffers_model, nodes=2, global_batch_size=16, steps=3, lr=1e-3, eval_every="end")
         initial = build_model(self.buffers_model, open_dataset("digits").info).initial_buffers()
-        kept = find_checkpoint(run.path)[0].buffers
-        assert {name: values.shape for name, values in kept.items()} == {name: values.shape for name, values in initial.items()}
-        assert all(np.all(np.isfinite(values)) for values in kept.values())
-        assert any(np.any(kept[name] != values) for name, values in initial.items())
+        buffers = find_checkpoint(run.path)[0].buffers
+        assert {name: values.shape for name, values in buffers.items()} == {name: values.shape for name, values in initial.items()}
+        assert all(np.all(np.isfinite(values)) for values in buffers.values())
+        assert any(np.any(buffers[name] != values) for name, values in initial.items())
         done = trainer("evaluate", str(run.path), "--backend", self.backend, "--json")
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["loss"] == pytest.approx(run.summary["eval"]["loss"], rel=LOSS_TOLERANCE)
@@ -306,45 +310,47 @@ class BackendConformance:
     @pytest.mark.slow
     def test_deterministic_runs_repeat_to_the_bit(self, tmp_path: Path) -> None:
         """Two runs with convolutions and running statistics have equal losses, weights and buffers."""
-        self.require(repeatable_training=self.capabilities.deterministic)
-        self.require_forward(self.buffers_model)
+        self._require(repeatable_training=self.capabilities.deterministic)
+        self._require_forward(self.buffers_model)
         options: dict[str, Any] = {"model": self.buffers_model, "nodes": 2, "global_batch_size": 16, "steps": 3, "eval_every": "end"}
-        one, two = (self.train(tmp_path, deterministic=True, **options) for _ in range(2))
-        np.testing.assert_array_equal(one.losses, two.losses)
-        kept, again = (find_checkpoint(run.path)[0].arrays for run in (one, two))
-        assert kept.keys() == again.keys()
-        for name, value in kept.items():
+        first, second = (self.train(tmp_path, deterministic=True, **options) for _ in range(2))
+        np.testing.assert_array_equal(first.losses, second.losses)
+        arrays, again = (find_checkpoint(run.path)[0].arrays for run in (first, second))
+        assert arrays.keys() == again.keys()
+        for name, value in arrays.items():
             np.testing.assert_array_equal(value, again[name])
 
     @pytest.mark.cluster
     @pytest.mark.slow
     def test_dropout_is_the_same_on_any_number_of_workers(self, tmp_path: Path) -> None:
         """With ``--deterministic`` a mask is independent of the workers, and elements are dropped."""
-        self.require_forward(self.dropout_model)
-        self.require(repeatable_training=self.capabilities.deterministic)
+        self._require_forward(self.dropout_model)
+        self._require(repeatable_training=self.capabilities.deterministic)
         options: dict[str, Any] = {"model": self.dropout_model, "data": "synthetic-images:size=64,classes=10,train=64,test=16"}
         options |= {"global_batch_size": 8, "steps": 2, "eval_every": "end", "save_final": False}
-        one = self.train(tmp_path, deterministic=True, **options)
+        single = self.train(tmp_path, deterministic=True, **options)
         two = self.train(tmp_path, deterministic=True, nodes=2, **options)
-        other = self.train(tmp_path, **options)
-        assert relative_difference(two.losses, one.losses) <= DROPOUT_LOSS_TOLERANCE
+        random = self.train(tmp_path, **options)
+        assert relative_difference(two.losses, single.losses) <= DROPOUT_LOSS_TOLERANCE
         if self.capabilities.accumulation:
             parts = self.train(tmp_path, deterministic=True, accumulate=3, **options)
-            assert relative_difference(parts.losses, one.losses) <= DROPOUT_LOSS_TOLERANCE
-        assert relative_difference(other.losses[:1], one.losses[:1]) > DROPOUT_LOSS_TOLERANCE
+            assert relative_difference(parts.losses, single.losses) <= DROPOUT_LOSS_TOLERANCE
+        assert relative_difference(random.losses[:1], single.losses[:1]) > DROPOUT_LOSS_TOLERANCE
 
-    def require_forward(self, model: str) -> None:
-        """Skip the case without the backend's forward function of a model."""
+    def _require_forward(self, model: str) -> None:
         if self.backend not in forward_backends(model):
             pytest.skip(f"backend {self.backend} has no forward function of {model}")
 
     @pytest.mark.cluster
     def test_async_converges_like_sync(self, tmp_path: Path) -> None:
-        """Async applies exactly the planned updates, each worker its share, with the sync reference's accuracy."""
-        self.require(async_mode="async" in self.capabilities.modes)
+        """Async applies exactly the planned updates, with the sync reference's accuracy.
+
+        Each worker has its share.
+        """
+        self._require(async_mode="async" in self.capabilities.modes)
         options: dict[str, Any] = {"nodes": 2, "batch_size": 10, "epochs": 16, "lr": 0.02}
         run = self.train(tmp_path, mode="async", **options)
-        self.check_counts(run)
+        self._check_counts(run)
         sync = Job.model_validate({"backend": "reference", "mode": "sync", **options})
         data = open_dataset(sync.data)
         weights = train_logistic_regression(sync, data).weights
@@ -353,18 +359,18 @@ class BackendConformance:
         accuracy = float((logits.argmax(1) == labels).mean())
         assert accuracy > 0.8
         assert abs(run.summary["eval"]["accuracy"] - accuracy) <= ASYNC_ACCURACY_TOLERANCE
-        self.check_shares(run)
+        self._check_shares(run)
 
     @pytest.mark.cluster
     @pytest.mark.slow
     def test_async_workers_share_alike(self, tmp_path: Path) -> None:
         """No worker of three falls behind, as with delayed acknowledgements."""
-        self.require(async_mode="async" in self.capabilities.modes)
+        self._require(async_mode="async" in self.capabilities.modes)
         run = self.train(tmp_path, mode="async", nodes=3, batch_size=10, steps=3000)
-        self.check_counts(run)
-        self.check_shares(run)
+        self._check_counts(run)
+        self._check_shares(run)
 
-    def check_shares(self, run: FinishedRun) -> None:
+    def _check_shares(self, run: FinishedRun) -> None:
         """Each async worker made at least half its fair share of updates; no staleness is negative."""
         updates = run.summary["updates_by_worker"]
         assert min(updates) >= 0.5 * sum(updates) / len(updates), updates
@@ -373,20 +379,23 @@ class BackendConformance:
     @pytest.mark.cluster
     @pytest.mark.slow
     def test_every_part_of_a_step_is_calibrated(self, tmp_path: Path) -> None:
-        """Every worker calibrates each component in each mode; the direct exchange is tried or refused."""
+        """Every worker calibrates each component in each mode.
+
+        The direct exchange is tried or refused.
+        """
         for mode in sorted(self.capabilities.modes):
             run = self.train(tmp_path / mode, mode=mode, nodes=2, global_batch_size=22, steps=60, calibrate=True)
-            found = RunReader(run.path).calibration()
-            assert found is not None, [record for record in RunReader(run.path).events() if record.event == "calibration_failed"]
-            assert [worker["worker"] for worker in found["workers"]] == [0, 1]
-            assert found["payload_bytes"] == sum(weights.nbytes for weights in run.weights.values())
-            for worker in found["workers"]:
+            calibration = RunReader(run.path).calibration()
+            assert calibration is not None, [record for record in RunReader(run.path).events() if record.event == "calibration_failed"]
+            assert [worker["worker"] for worker in calibration["workers"]] == [0, 1]
+            assert calibration["payload_bytes"] == sum(weights.nbytes for weights in run.weights.values())
+            for worker in calibration["workers"]:
                 for component in ("data", "compute", "half_compute", "communicate", "message"):
                     assert worker[f"{component}_seconds"] > 0, (component, worker)
                 if mode == "sync" and "direct" in self.capabilities.exchanges and run.summary["device_used"] == "cpu":
-                    assert (worker["direct_step_seconds"] is None) == bool(found["direct_untried"]), found
+                    assert (worker["direct_step_seconds"] is None) == bool(calibration["direct_untried"]), calibration
                     assert worker["direct_step_seconds"] is None or worker["direct_step_seconds"] > 0
             for shares in run.summary["time_shares"]["workers"]:
                 whole = sum(shares[f"{component}_seconds"] for component in ("data", "compute", "peers", "communicate"))
                 assert whole == pytest.approx(shares["step_seconds"])
-            self.check_counts(run)
+            self._check_counts(run)

@@ -106,10 +106,10 @@ def _read(read: Any, size: int) -> bytes:
 
 def is_readable_line(line: bytes) -> bool:
     """Return whether a line of JSON is within this module's bounds; fast for usual lengths."""
-    return len(line) <= MAX_LINE_BYTES and (len(line) <= MAX_VALUES or _values(line) <= MAX_VALUES)
+    return len(line) <= MAX_LINE_BYTES and (len(line) <= MAX_VALUES or _count_values(line) <= MAX_VALUES)
 
 
-def _values(data: bytes) -> int:
+def _count_values(data: bytes) -> int:
     return data.count(b",") + data.count(b"[") + data.count(b"{")
 
 
@@ -118,7 +118,7 @@ def parse_json(data: bytes, *, unique_keys: bool = False) -> Any:
 
     Raises NotJsonError, or UnreadableError beyond the bounds and, with `unique_keys`, for a repeated key.
     """
-    if _values(data) > MAX_VALUES:
+    if _count_values(data) > MAX_VALUES:
         raise UnreadableError(f"holds more than {MAX_VALUES:,} values, the most that is read of such a file")
     try:
         decoder = _strict_decoder if unique_keys else _checking_decoder if _LONG_INTEGER.search(data) else _decoder
@@ -131,30 +131,30 @@ def parse_json(data: bytes, *, unique_keys: bool = False) -> Any:
         raise NotJsonError(f"is not a whole JSON document ({error})") from error
     if isinstance(value, dict | list):
         _check(value)
-    elif not _is_sound(value):
-        raise UnreadableError(f"is {_named(value)}")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise UnreadableError(f"is {_describe_number(value)}")
     return value
 
 
-def _integer(text: str) -> float:
+def _parse_integer(text: str) -> float:
     """Return an integer; infinity for more than 64 bits, reported where its field is known."""
     value = int(text) if len(text) <= 20 else math.inf
     return value if -(2**63) <= value < 2**64 else math.inf
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in fields:
             raise UnreadableError(f"has the key {_path((key,))!r} twice")
-        found[key] = value
-    return found
+        fields[key] = value
+    return fields
 
 
 _LONG_INTEGER = re.compile(rb"\d{19}")  # may exceed 64 bits; only then all are checked, which doubles the time
 _decoder = json.JSONDecoder()
-_checking_decoder = json.JSONDecoder(parse_int=_integer)
-_strict_decoder = json.JSONDecoder(parse_int=_integer, object_pairs_hook=_unique)
+_checking_decoder = json.JSONDecoder(parse_int=_parse_integer)
+_strict_decoder = json.JSONDecoder(parse_int=_parse_integer, object_pairs_hook=_refuse_repeated_keys)
 
 
 def _check(root: dict[str, Any] | list[Any]) -> None:
@@ -170,7 +170,7 @@ def _check(root: dict[str, Any] | list[Any]) -> None:
             if kind is dict or kind is list:
                 waiting.append(((*place, key), item))
             elif kind is float and not math.isfinite(item):
-                raise UnreadableError(f"{_path((*place, key))}: is {_named(item)}")
+                raise UnreadableError(f"{_path((*place, key))}: is {_describe_number(item)}")
 
 
 def _all_sound(values: list[Any]) -> bool:
@@ -181,11 +181,7 @@ def _all_sound(values: list[Any]) -> bool:
         return False
 
 
-def _is_sound(value: Any) -> bool:
-    return not isinstance(value, float) or math.isfinite(value)
-
-
-def _named(value: float) -> str:
+def _describe_number(value: float) -> str:
     return "NaN, which is no number in JSON" if value != value else "a number too large to be read"
 
 
@@ -220,18 +216,21 @@ def parse_toml(data: bytes, key: str, place: str) -> dict[str, Any]:
     if any(line.count(b".") > MAX_DOTS for line in data.splitlines()):
         raise UsageError(f"{wrong} has a line with more than {MAX_DOTS:,} dots, the most that is read of one.")
     try:
-        found = tomllib.loads(hand_written(data))
-        _check_toml(found)
+        values = tomllib.loads(hand_written(data))
+        _check_toml(values)
     except RecursionError:
         raise UsageError(f"{wrong} is not valid TOML: it is nested too deep.") from None
     except ValueError as error:  # no TOML, no UTF-8, or a number with too many digits for Python
         raise UsageError(f"{wrong} is not valid TOML: {error}.") from None
-    return found
+    return values
 
 
-def _check_toml(found: Any) -> None:
-    """Raise ValueError for a number or nesting beyond what is read; a dotted key nests without brackets."""
-    waiting = [(found, 0)]
+def _check_toml(root: Any) -> None:
+    """Raise ValueError for a number or nesting beyond what is read.
+
+    A dotted key nests without brackets.
+    """
+    waiting = [(root, 0)]
     while waiting:
         value, level = waiting.pop()
         if isinstance(value, dict | list):

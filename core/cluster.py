@@ -106,9 +106,9 @@ def workers_by_node(procs_per_node: ProcsPerNode, nodes: int) -> tuple[int, ...]
     if isinstance(procs_per_node, int):
         return (procs_per_node,) * nodes
     if len(procs_per_node) != nodes:
-        given = ",".join(map(str, procs_per_node))
+        numbers_text = ",".join(map(str, procs_per_node))
         numbers = "1 node" if nodes == 1 else f"each of the {nodes} nodes"
-        raise ValueError(f"give one number, or one for {numbers}, not {len(procs_per_node)} ({given})")
+        raise ValueError(f"give one number, or one for {numbers}, not {len(procs_per_node)} ({numbers_text})")
     return tuple(procs_per_node)
 
 

@@ -17,21 +17,21 @@ _BREAKS = re.compile("[\t\n]")
 
 def shown(text: str) -> str:
     r"""Return a text with escapes such as ``\x1b`` for what a terminal would obey."""
-    return _OBEYED.sub(lambda found: _spelled(ord(found[0])), text)
+    return _OBEYED.sub(lambda match: _escape(ord(match[0])), text)
 
 
 def one_line(text: str) -> str:
     r"""Return a text with escapes also for line ends and tabs, so that no name forges a line."""
-    return _BREAKS.sub(lambda found: _spelled(ord(found[0])), shown(text))
+    return _BREAKS.sub(lambda match: _escape(ord(match[0])), shown(text))
 
 
 def json_text(value: Any, *, indent: int | None = None, letters: bool = False) -> str:
     r"""Return a value as JSON with escapes that a `ShownStream` keeps; `letters` are unescaped."""
     text = json.dumps(value, indent=indent, ensure_ascii=not letters)
-    return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _OBEYED.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def _spelled(code: int) -> str:
+def _escape(code: int) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
@@ -64,14 +64,14 @@ def raw_stream(stream: TextIO) -> TextIO:
 def shown_streams() -> Iterator[None]:
     """Make standard output and error a `ShownStream` within the block."""
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (_shown_stream(stream) for stream in before)
+    sys.stdout, sys.stderr = (_show_stream(stream) for stream in before)
     try:
         yield
     finally:
         sys.stdout, sys.stderr = before
 
 
-def _shown_stream(stream: TextIO) -> TextIO:
+def _show_stream(stream: TextIO) -> TextIO:
     if stream is None or isinstance(stream, ShownStream):
         return stream
     if codecs.lookup(getattr(stream, "encoding", None) or "utf-8").name == "ascii" and hasattr(stream, "reconfigure"):

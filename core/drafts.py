@@ -24,7 +24,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def lock(folder: Path) -> int | None:
-    """Lock a folder for this process; return the descriptor of the lock, or None if it is locked."""
+    """Lock a folder for this process; return the lock's descriptor, or None if it is locked."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -24,9 +24,9 @@ class UsageError(TrainerError):
     exit_code = 2
 
     @classmethod
-    def of(cls, key: str, given: object, allowed: str, names: Iterable[str] = (), source: str | None = None) -> UsageError:
+    def of(cls, key: str, value: object, allowed: str, names: Iterable[str] = (), source: str | None = None) -> UsageError:
         """Return the error for a value: key, value, source, what is allowed, the nearest right name."""
-        where, text = f" (from {source})" if source else "", str(given)
+        where, text = f" (from {source})" if source else "", str(value)
         shown = text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}…"
         return cls(f"{key}: got {shown!r}{where}; allowed: {allowed}.{did_you_mean(text, names)}")
 

@@ -58,10 +58,10 @@ MAX_RUN_NAME_BYTES = 200  # file systems allow 255, and --repeats adds a number
 MAX_NUMBER = MAX_AMOUNT
 MAX_ACCUMULATED = 65_536
 MAX_EXAMPLES = 2**53  # of an update: what a float64 counts exactly
-MAX_SIZE = 1e30  # a float32 holds it, and some factors besides
+MAX_SIZE = 1e30  # a float32 holds it, also times some factors
 
 
-def _typed_number(value: object) -> object:
+def _check_number(value: object) -> object:
     """Refuse a text that is no decimal number; pydantic would read 1_0 as 10."""
     if isinstance(value, str):
         try:
@@ -71,7 +71,7 @@ def _typed_number(value: object) -> object:
     return value
 
 
-TYPED = BeforeValidator(_typed_number)  # after a number's bounds, which help and messages show
+TYPED = BeforeValidator(_check_number)  # after a number's bounds, which help and messages show
 
 
 def _read_by(read: Callable[[str], object]) -> AfterValidator:
@@ -92,14 +92,14 @@ def _read_cadence(text: str) -> None:
         raise ValueError(f"{error}. To save no checkpoint, give --no-save-final without --checkpoint-every") from None
 
 
-def _known_schedule(value: object) -> object:
+def _check_schedule(value: object) -> object:
     if not isinstance(value, str) or value not in SCHEDULES:
         *names, last = map(repr, SCHEDULES)
         raise PydanticCustomError("literal_error", "Input should be {expected}", {"expected": f"{', '.join(names)} or {last}"})
     return value
 
 
-def _schedule_with(name: str) -> Requirement:
+def _require_schedule(name: str) -> Requirement:
     return Requirement("schedule", schedules_with(name))
 
 
@@ -172,7 +172,7 @@ class Job(BaseModel):
     )
 
     nodes: UpToMostNodes = _common(1, "Number of nodes (virtual nodes on this machine with the local launcher).")
-    procs_per_node: UpToMostNodes | tuple[UpToMostNodes, ...] = _cluster(
+    procs_per_node: Annotated[UpToMostNodes | tuple[UpToMostNodes, ...], BeforeValidator(parse_procs_per_node)] = _cluster(
         1, "Workers per node: one number, or one for each node, such as 1,2."
     )
     ps: UpToMostNodes = _cluster(1, "Async: number of parameter servers; the first is on node 0.", requires=Requirement("mode", ("async",)))
@@ -232,7 +232,7 @@ class Job(BaseModel):
         compare=trajectory("epsilon"),
         mllog="opt_{optimizer}_epsilon",
     )
-    schedule: Annotated[str, BeforeValidator(_known_schedule), WithJsonSchema({"enum": list(SCHEDULES), "type": "string"})] = _optimiser(
+    schedule: Annotated[str, BeforeValidator(_check_schedule), WithJsonSchema({"enum": list(SCHEDULES), "type": "string"})] = _optimiser(
         "constant",
         "Learning-rate schedule: step multiplies the rate by gamma every few epochs; cosine lowers it to 0 at the planned last update; "
         "noam is lr * coefficient / sqrt(width) * min(1 / sqrt(update), update / warmup^1.5).",
@@ -242,20 +242,20 @@ class Job(BaseModel):
     schedule_step_epochs: Annotated[float, Field(gt=0, le=MAX_NUMBER), TYPED] = _optimiser(
         1.0,
         "Schedule step: epochs between two decays.",
-        requires=_schedule_with("schedule_step_epochs"),
+        requires=_require_schedule("schedule_step_epochs"),
         compare=trajectory("epochs between decays"),
     )
     schedule_gamma: Annotated[float, Field(gt=0, le=1), TYPED] = _optimiser(
         0.1,
         "Schedule step: factor of each decay.",
-        requires=_schedule_with("schedule_gamma"),
+        requires=_require_schedule("schedule_gamma"),
         compare=trajectory("decay"),
         mllog="opt_learning_rate_decay_factor",
     )
     schedule_coefficient: AboveZero = _optimiser(
         1.0,
         "Schedule noam: factor of the learning rate.",
-        requires=_schedule_with("schedule_coefficient"),
+        requires=_require_schedule("schedule_coefficient"),
         compare=trajectory("factor of the schedule"),
     )
     warmup_steps: Annotated[int, Field(ge=0, le=MAX_NUMBER), TYPED] = _optimiser(
@@ -524,11 +524,6 @@ class Job(BaseModel):
             return (value,)
         return value
 
-    @field_validator("procs_per_node", mode="before")
-    @classmethod
-    def _workers(cls, value: object) -> object:
-        return parse_procs_per_node(value)
-
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         for problem in _problems(self):
@@ -605,18 +600,21 @@ class Job(BaseModel):
 
 
 def _problems(job: Job) -> Iterator[str]:
-    """Yield what is wrong with a job whose fields are valid one by one. Later checks rely on the earlier ones having passed."""
-    return chain(_workers(job), _batches(job), _update_rule(job), _nodes(job), _micro_batches(job))
+    """Yield what is wrong with a job whose fields are valid one by one.
+
+    Later checks rely on the earlier ones having passed.
+    """
+    return chain(_worker_problems(job), _batch_problems(job), _update_rule_problems(job), _node_problems(job), _micro_batch_problems(job))
 
 
-def _workers(job: Job) -> Iterator[str]:
+def _worker_problems(job: Job) -> Iterator[str]:
     try:
         job.workers_by_node  # noqa: B018 - raises unless there is one number for each node
     except ValueError as error:
         yield f"procs_per_node: {error}"
 
 
-def _batches(job: Job) -> Iterator[str]:
+def _batch_problems(job: Job) -> Iterator[str]:
     if job.batch_size is not None and job.global_batch_size is not None:
         yield "batch_size and global_batch_size: give one of the two"
     if job.batch_tokens is not None and (job.batch_size is not None or job.global_batch_size is not None):
@@ -628,7 +626,7 @@ def _batches(job: Job) -> Iterator[str]:
         yield f"{budgets[0]} and {budgets[1]}: give one of the two"
 
 
-def _update_rule(job: Job) -> Iterator[str]:
+def _update_rule_problems(job: Job) -> Iterator[str]:
     if job.nesterov and not job.momentum:
         yield "nesterov: needs momentum greater than 0"
     if job.optimizer != "sgd" and job.momentum:
@@ -637,7 +635,7 @@ def _update_rule(job: Job) -> Iterator[str]:
         yield f"schedule: {job.schedule} rises over --warmup-steps updates and falls after them; give at least 1, such as 4000"
 
 
-def _nodes(job: Job) -> Iterator[str]:
+def _node_problems(job: Job) -> Iterator[str]:
     if job.mode == "sync" and job.ps != 1:
         yield "ps: parameter servers exist in mode async only"
     if job.deterministic and job.mode == "async":
@@ -650,7 +648,7 @@ def _nodes(job: Job) -> Iterator[str]:
         yield "network: 'host' cannot limit nodes; bandwidth and cores_per_node need 'isolated'"
 
 
-def _micro_batches(job: Job) -> Iterator[str]:
+def _micro_batch_problems(job: Job) -> Iterator[str]:
     if job.per_worker_batch < job.accumulate:
         yield f"accumulate: a worker's {job.per_worker_batch} examples of an update cannot be computed in {job.accumulate} micro-batches"
     if job.global_batch > MAX_EXAMPLES:

@@ -55,7 +55,7 @@ class Exchange:
 
 
 @dataclass(slots=True, eq=False)
-class _Stranger:
+class _Peer:
     connection: socket.socket
     host: str
     deadline: float
@@ -78,9 +78,9 @@ class AuthenticatingListener(Generic[Proven]):
     ) -> None:
         self._listening, self._prove, self._admit, self._report = listening, prove, admit, report
         self._lock = threading.Lock()
-        self._strangers: dict[_Stranger, None] = {}  # by deadline
+        self._peers: dict[_Peer, None] = {}  # by deadline
         self._closing = False
-        self._untold, self._told_at = 0, -REPORT_SECONDS
+        self._unreported, self._reported_at = 0, -REPORT_SECONDS
         self._acceptor = threading.Thread(target=self._accept, name="accept", daemon=True)
         self._acceptor.start()
 
@@ -100,108 +100,108 @@ class AuthenticatingListener(Generic[Proven]):
         self._listening.close()
         self._acceptor.join(1.0)
         with self._lock:
-            for stranger in self._strangers:
-                self._shut(stranger, "the door was closed")
-            self._strangers.clear()
-            untold, self._untold = self._untold, 0
-        if untold:
-            self._report(f"turned away {untold} connections more since the last one that was named")
+            for peer in self._peers:
+                self._shut(peer, "the door was closed")
+            self._peers.clear()
+            unreported, self._unreported = self._unreported, 0
+        if unreported:
+            self._report(f"turned away {unreported} connections more since the last one that was named")
 
     def _accept(self) -> None:
         while not self._closing:
             try:
-                self._listening.settimeout(self._until_the_next_deadline())
+                self._listening.settimeout(self._seconds_to_next_deadline())
                 connection, address = self._listening.accept()
             except TimeoutError:
-                self._shut_the_late()
+                self._shut_late_peers()
                 continue
             except OSError as error:
                 if not self._closing:
-                    self._run_short(error)
+                    self._wait_for_resources(error)
                 continue
-            self._shut_the_late()
-            self._meet(connection, str(address[0]))
+            self._shut_late_peers()
+            self._start_handshake(connection, str(address[0]))
 
-    def _meet(self, connection: socket.socket, host: str) -> None:
-        if len(self._strangers) >= MAX_UNPROVEN:
-            self._shut_the_oldest(f"{MAX_UNPROVEN} others came after it before it had proved itself")
-        stranger = _Stranger(connection, host, time.monotonic() + PROOF_SECONDS)
+    def _start_handshake(self, connection: socket.socket, host: str) -> None:
+        if len(self._peers) >= MAX_UNPROVEN:
+            self._shut_oldest_peer(f"{MAX_UNPROVEN} others came after it before it had proved itself")
+        peer = _Peer(connection, host, time.monotonic() + PROOF_SECONDS)
         with self._lock:
-            self._strangers[stranger] = None
+            self._peers[peer] = None
         try:
-            threading.Thread(target=self._hear, args=(stranger,), name=f"peer {host}", daemon=True).start()
+            threading.Thread(target=self._run_handshake, args=(peer,), name=f"peer {host}", daemon=True).start()
         except RuntimeError as error:  # no more threads
-            self._take_from_door(stranger)
-            self._turn_away(stranger, str(error))
+            self._forget(peer)
+            self._reject(peer, str(error))
 
-    def _hear(self, stranger: _Stranger) -> None:
+    def _run_handshake(self, peer: _Peer) -> None:
         problem = "its handshake failed"
         try:
-            proven = self._prove(Exchange(stranger.connection, stranger.deadline))
+            proven = self._prove(Exchange(peer.connection, peer.deadline))
             problem = ""
         except OSError as error:
             problem = str(error)
         finally:
-            was_there = self._take_from_door(stranger)
-            if problem or not was_there:
-                self._turn_away(stranger, stranger.shut or problem)
-        if not problem and was_there:
-            stranger.connection.settimeout(None)
-            self._admit(proven, stranger.host)
+            was_pending = self._forget(peer)
+            if problem or not was_pending:
+                self._reject(peer, peer.shut or problem)
+        if not problem and was_pending:
+            peer.connection.settimeout(None)
+            self._admit(proven, peer.host)
 
-    def _take_from_door(self, stranger: _Stranger) -> bool:
+    def _forget(self, peer: _Peer) -> bool:
         with self._lock:
-            was_there = stranger in self._strangers
-            self._strangers.pop(stranger, None)
-        return was_there
+            was_pending = peer in self._peers
+            self._peers.pop(peer, None)
+        return was_pending
 
-    def _until_the_next_deadline(self) -> float | None:
+    def _seconds_to_next_deadline(self) -> float | None:
         with self._lock:
-            first = next(iter(self._strangers), None)
+            first = next(iter(self._peers), None)
         return None if first is None else max(0.001, first.deadline - time.monotonic())
 
-    def _shut_the_late(self) -> None:
+    def _shut_late_peers(self) -> None:
         now = time.monotonic()
         with self._lock:
-            for stranger in [stranger for stranger in self._strangers if stranger.deadline <= now]:
-                del self._strangers[stranger]
-                self._shut(stranger, f"it did not prove itself within {PROOF_SECONDS:g} s")
+            for peer in [peer for peer in self._peers if peer.deadline <= now]:
+                del self._peers[peer]
+                self._shut(peer, f"it did not prove itself within {PROOF_SECONDS:g} s")
 
-    def _shut_the_oldest(self, why: str) -> None:
+    def _shut_oldest_peer(self, why: str) -> None:
         """Shut down the oldest connection and await its thread, so that threads cannot accumulate."""
         with self._lock:
-            oldest = next(iter(self._strangers), None)
+            oldest = next(iter(self._peers), None)
             if oldest is not None:
-                del self._strangers[oldest]
+                del self._peers[oldest]
                 self._shut(oldest, why)
         if oldest is not None:
             oldest.gone.wait(1.0)
 
-    def _shut(self, stranger: _Stranger, why: str) -> None:
+    def _shut(self, peer: _Peer, why: str) -> None:
         """Wake the peer's thread, which alone closes the connection, so the descriptor is valid."""
-        stranger.shut = why
+        peer.shut = why
         with contextlib.suppress(OSError):  # the peer has gone
-            stranger.connection.shutdown(socket.SHUT_RDWR)
+            peer.connection.shutdown(socket.SHUT_RDWR)
 
-    def _run_short(self, error: OSError) -> None:
-        self._tell(f"cannot accept a connection: {error}")
-        self._shut_the_oldest("the system ran short of what a connection needs")
+    def _wait_for_resources(self, error: OSError) -> None:
+        self._report_seldom(f"cannot accept a connection: {error}")
+        self._shut_oldest_peer("the system ran short of what a connection needs")
         time.sleep(RETRY_SECONDS)
 
-    def _turn_away(self, stranger: _Stranger, why: str) -> None:
+    def _reject(self, peer: _Peer, why: str) -> None:
         with contextlib.suppress(OSError):  # the peer has gone
-            stranger.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        stranger.connection.close()
-        stranger.gone.set()
+            peer.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        peer.connection.close()
+        peer.gone.set()
         if not self._closing:
-            self._tell(f"turned away a connection from {stranger.host}: {why}")
+            self._report_seldom(f"turned away a connection from {peer.host}: {why}")
 
-    def _tell(self, text: str) -> None:
+    def _report_seldom(self, text: str) -> None:
         with self._lock:
             now = time.monotonic()
-            if now - self._told_at < REPORT_SECONDS:
-                self._untold += 1
+            if now - self._reported_at < REPORT_SECONDS:
+                self._unreported += 1
                 return
-            untold, self._untold, self._told_at = self._untold, 0, now
+            unreported, self._unreported, self._reported_at = self._unreported, 0, now
         with contextlib.suppress(OSError):  # reports are unread; other peers still connect
-            self._report(text + (f" (and {untold} more since the last one that was named)" if untold else ""))
+            self._report(text + (f" (and {unreported} more since the last one that was named)" if unreported else ""))

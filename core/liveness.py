@@ -98,7 +98,7 @@ def _stacks() -> str:
     for ident, frame in sorted(sys._current_frames().items(), key=lambda item: item[0] == main):
         if ident != threading.get_ident():
             frames = traceback.extract_stack(frame)[-FRAMES:]
-            shown += [f"thread {names.get(ident, ident)}", *(f'  "{one.filename}", line {one.lineno}, in {one.name}' for one in frames)]
+            shown += [f"thread {names.get(ident, ident)}", *(f'  "{call.filename}", line {call.lineno}, in {call.name}' for call in frames)]
     return "\n".join(shown)
 
 
@@ -147,7 +147,7 @@ REMEDY = (
     "a smaller --batch-size, or of text --batch-tokens, needs less (--accumulate N makes updates as large again from N such batches), "
     "and so do fewer workers on a node"
 )
-_TOLD = re.compile(  # messages of torch, TensorFlow, the C++ library, numpy and the system; frameworks raise general errors
+_OUT_OF_MEMORY = re.compile(  # messages of torch, TensorFlow, the C++ library, numpy and the system; frameworks raise general errors
     r"can't allocate memory|cannot allocate memory|out of memory|failed to allocate memory|OOM when allocating|std::bad_alloc"
     r"|unable to allocate .* for an array",
     re.IGNORECASE,
@@ -160,7 +160,7 @@ def told_of(error: BaseException | None) -> str | None:
     seen: set[int] = set()  # an error may be its own cause
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        line = next((line.strip() for line in str(error).splitlines() if _TOLD.search(line)), None)
+        line = next((line.strip() for line in str(error).splitlines() if _OUT_OF_MEMORY.search(line)), None)
         if line is not None:
             return line[:1000]
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
@@ -171,8 +171,8 @@ def told_of(error: BaseException | None) -> str | None:
 
 def worker_in(line: str) -> str | None:
     """Return the worker that TensorFlow names in such a line, maybe not the one that raises."""
-    found = _TF_WORKER.search(line)
-    return f"worker-{found[1]}" if found else None
+    match = _TF_WORKER.search(line)
+    return f"worker-{match[1]}" if match else None
 
 
 def kernel_oom_kills() -> int | None:

@@ -164,10 +164,10 @@ SEPARATE: Mapping[Kind, Mapping[str, str]] = {  # installation of what has a pac
 
 def available(kind: Kind) -> dict[str, Plugin]:
     """Return all plugins of one kind by name, built-ins first; none is imported."""
-    found = dict(_built_in(kind))
+    plugins = dict(_built_in(kind))
     for point in _entry_points(tuple(sys.path)).select(group=GROUPS[kind]):
-        found.setdefault(point.name, Plugin(point.name, point.value, provider=point.dist.name if point.dist else ""))
-    return found
+        plugins.setdefault(point.name, Plugin(point.name, point.value, provider=point.dist.name if point.dist else ""))
+    return plugins
 
 
 @cache
@@ -226,7 +226,10 @@ def _has_forward_functions(module: str) -> bool:
 
 
 def find(kind: Kind, name: str) -> Plugin:
-    """Return the named plugin, or a model's module. Raises UsageError with the nearest name, MissingPackageError for a `SEPARATE` one."""
+    """Return the named plugin, or a model's module.
+
+    Raises UsageError with the nearest name, MissingPackageError for a `SEPARATE` one.
+    """
     if kind == "dataset":
         name = name.partition(":")[0]
     elif kind == "model":
@@ -256,32 +259,36 @@ def load(plugin: Plugin, kind: Kind) -> Any:
     module_name, _, attribute = plugin.target.partition(":")
     if kind == "model" and plugin.name == module_name and not module_exists(module_name):
         raise UsageError(f"model: got {module_name!r}, {NO_MODULE}")
-    if plugin not in BUILT_IN[kind]:
-        _third_party[module_name.partition(".")[0]] = plugin, kind
+    package = module_name.partition(".")[0]
+    if plugin not in BUILT_IN[kind] and package != __name__.partition(".")[0]:
+        _third_party[package] = plugin, kind
     try:
         module: ModuleType = importlib.import_module(module_name)
-        found = getattr(module, attribute) if attribute else module
+        loaded = getattr(module, attribute) if attribute else module
     except (Exception, SystemExit) as error:  # a plugin may raise anything while it is imported
         problem = f"{kind} {plugin.name!r} could not be loaded from {plugin.target!r}: {type(error).__name__}: {error}"
-        told = f" It comes with the package {plugin.provider!r}, whose documentation says what else it needs." if plugin.provider else ""
-        raise UsageError(f"{problem}{'.' if told else ''}{told}") from error
-    if kind == "model" and not callable(found):
-        raise UsageError(f"model: {plugin.name!r} ({plugin.target}) is {type(found).__name__}, not a function that builds a model.")
-    return found
+        remedy = f" It comes with the package {plugin.provider!r}, whose documentation says what else it needs." if plugin.provider else ""
+        raise UsageError(f"{problem}{'.' if remedy else ''}{remedy}") from error
+    if kind == "model" and not callable(loaded):
+        raise UsageError(f"model: {plugin.name!r} ({plugin.target}) is {type(loaded).__name__}, not a function that builds a model.")
+    return loaded
 
 
 @contextmanager
 def plugin_code(plugin: Plugin, kind: Kind, part: str) -> Iterator[None]:
-    """Report an exception of a plugin's `part`, also ``sys.exit``, with the plugin's name. Raises UsageError."""
+    """Report an exception of a plugin's `part`, also ``sys.exit``, with the plugin's name.
+
+    Raises UsageError.
+    """
     try:
         yield
     except TrainerError:
         raise
     except (Exception, SystemExit) as error:
-        raise UsageError(_raised_by(plugin, kind, error, part)) from error
+        raise UsageError(_error_message(plugin, kind, error, part)) from error
 
 
-def _raised_by(plugin: Plugin, kind: Kind, error: BaseException, part: str) -> str:
+def _error_message(plugin: Plugin, kind: Kind, error: BaseException, part: str) -> str:
     return f"{kind}: {plugin.described} has raised {raised(error)} in {part}; that is for its authors to mend"
 
 
@@ -289,11 +296,11 @@ _third_party: dict[str, tuple[Plugin, Kind]] = {}  # loaded plugins of other pac
 
 
 def plugin_problem(error: BaseException) -> str | None:
-    """Return the message about an exception that passed through the code of a loaded third-party plugin; None for any other."""
+    """Return the message about an exception that passed through a third-party plugin, or None."""
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
         behind = _third_party.get(frame.f_globals.get("__name__", "").partition(".")[0])
         if behind is not None:
-            return _raised_by(*behind, error, f"`{frame.f_code.co_name}`")
+            return _error_message(*behind, error, f"`{frame.f_code.co_name}`")
     return None
 
 
@@ -317,7 +324,7 @@ def forward_backends(model: str) -> list[str]:
     """Return the backends with a model's forward function. Raises UsageError for a bad path."""
     model = IMPORTED if is_reference(model_base(model)) else model_base(model)
     known = available("forward")
-    own = "." in model and model not in available("model")
-    if own and not module_exists(model):
+    is_module = "." in model and model not in available("model")
+    if is_module and not module_exists(model):
         raise UsageError(f"model: got {model!r}, {NO_MODULE}")
-    return [name for name in available("backend") if f"{model}/{name}" in known or (own and module_exists(f"{model}.{name}"))]
+    return [name for name in available("backend") if f"{model}/{name}" in known or (is_module and module_exists(f"{model}.{name}"))]

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -118,10 +118,8 @@ def pid_namespace() -> int:
 def kill_group(pid: int) -> None:
     """Kill a child with its process group, or alone if it has no group yet."""
     for kill in (os.killpg, os.kill):
-        try:
+        with suppress(ProcessLookupError):
             kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
 
 
 def process_state(pid: int) -> str | None:

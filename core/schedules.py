@@ -1,4 +1,7 @@
-"""Learning-rate schedules: the name, formula, description and settings of each are one `Schedule` in `SCHEDULES`."""
+"""Learning-rate schedules.
+
+The name, formula, description and settings of each are one `Schedule` in `SCHEDULES`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ if TYPE_CHECKING:  # numpy takes long to import, and the job needs the names alo
 
 
 class _Job(Protocol):
-    """The fields of a `core.job.Job` that schedules read, which imports this module for their names."""
+    """The fields of a `core.job.Job` that schedules read.
+
+    The job imports this module for their names.
+    """
 
     @property
     def schedule_step_epochs(self) -> float: ...
@@ -50,8 +56,7 @@ class Schedule:
 def _step_factors(job: _Job, updates: Updates) -> NDArray[np.float64]:
     import numpy as np
 
-    factors: NDArray[np.float64] = job.schedule_gamma ** np.floor(updates.epochs / job.schedule_step_epochs)
-    return factors
+    return np.asarray(job.schedule_gamma ** np.floor(updates.epochs / job.schedule_step_epochs))
 
 
 def _describe_step(job: _Job, base: str, _total_steps: int | None) -> str:
@@ -62,8 +67,7 @@ def _describe_step(job: _Job, base: str, _total_steps: int | None) -> str:
 def _cosine_factors(_job: _Job, updates: Updates) -> NDArray[np.float64]:
     import numpy as np
 
-    factors: NDArray[np.float64] = (1.0 + np.cos(np.pi * np.minimum(updates.positions / updates.total_steps, 1.0))) / 2.0
-    return factors
+    return np.asarray((1.0 + np.cos(np.pi * np.minimum(updates.positions / updates.total_steps, 1.0))) / 2.0)
 
 
 def _describe_cosine(_job: _Job, base: str, total_steps: int | None) -> str:

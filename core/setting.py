@@ -89,12 +89,12 @@ class Declaration:
     mllog: str | None = None  # key in MLPerf's log, with fields of the job in braces
 
     @classmethod
-    def of(cls, field: FieldInfo) -> Self:
+    def from_field(cls, field: FieldInfo) -> Self:
         """Return the declaration of a field. Raises KeyError for one not declared by `setting`."""
-        found = [item for item in field.metadata if isinstance(item, cls)]
-        if not found:
-            raise KeyError("a field of the job that was not declared by core.setting.setting")
-        return found[0]
+        for item in field.metadata:
+            if isinstance(item, cls):
+                return item
+        raise KeyError("a field of the job that was not declared by core.setting.setting")
 
 
 def setting(

@@ -89,11 +89,11 @@ for _ours, _others in OTHER_NAMES.items():
         _OURS.setdefault(_plain(_other), []).append(_plain(_ours))
 
 
-def nearest(given: str, allowed: Iterable[str]) -> str | None:
+def nearest(text: str, allowed: Iterable[str]) -> str | None:
     """Return the allowed name nearest to `given` in words or spelling, None if none is close."""
-    if len(given) > MAX_GIVEN_CHARACTERS:
+    if len(text) > MAX_GIVEN_CHARACTERS:
         return None
-    wanted, words = _plain(given), _words(given)
+    wanted, words = _plain(text), _words(text)
     names: dict[str, str] = {}
     for name in allowed:
         names.setdefault(_plain(name), name)
@@ -105,21 +105,21 @@ def nearest(given: str, allowed: Iterable[str]) -> str | None:
     for name in names.values():
         if len(words) > 1 and words == _words(name):
             return name
-    slips = {name: count for name in names if (count := _slips(wanted, name)) <= _forgiven(wanted, name)}
+    slips = {name: count for name in names if (count := _edit_distance(wanted, name)) <= _max_slips(wanted, name)}
     if slips:
         return names[min(slips, key=lambda name: (slips[name], not name.startswith(wanted)))]
-    parts = [name for name, ours in names.items() if _begins(wanted, name) or words <= _words(ours)]
+    parts = [name for name, ours in names.items() if _has_prefix(wanted, name) or words <= _words(ours)]
     return names[min(parts, key=lambda name: abs(len(name) - len(wanted)))] if parts else None
 
 
-def did_you_mean(given: str, allowed: Iterable[str]) -> str:
+def did_you_mean(text: str, allowed: Iterable[str]) -> str:
     """Return the sentence that suggests the nearest allowed name, with a leading space, if any."""
-    near = nearest(given, allowed)
+    near = nearest(text, allowed)
     return f" Did you mean {near!r}?" if near else ""
 
 
-def _begins(one: str, other: str) -> bool:
-    shorter, longer = sorted((one, other), key=len)
+def _has_prefix(first: str, second: str) -> bool:
+    shorter, longer = sorted((first, second), key=len)
     return len(shorter) >= MIN_PART and longer.startswith(shorter)
 
 
@@ -127,21 +127,21 @@ def _words(name: str) -> set[str]:
     return {word for word in re.split(r"[-_+ ]+", name.lower()) if len(word) >= MIN_PART} or {name}
 
 
-def _forgiven(one: str, other: str) -> int:
+def _max_slips(first: str, second: str) -> int:
     """Return the allowed typing errors: one in short names, none if little would remain."""
-    shorter = min(len(one), len(other))
-    return 0 if shorter < 2 else max(1, shorter // 3) if shorter > 2 else int(one[0] == other[0])
+    shorter = min(len(first), len(second))
+    return 0 if shorter < 2 else max(1, shorter // 3) if shorter > 2 else int(first[0] == second[0])
 
 
-def _slips(one: str, other: str) -> int:
+def _edit_distance(first: str, second: str) -> int:
     """Return the edit distance, with a swap as one edit (optimal string alignment)."""
     two_before: list[int] = []
-    before = list(range(len(other) + 1))
-    for row, character in enumerate(one, start=1):
+    before = list(range(len(second) + 1))
+    for row, character in enumerate(first, start=1):
         now = [row]
-        for column, wanted in enumerate(other, start=1):
+        for column, wanted in enumerate(second, start=1):
             best = min(before[column] + 1, now[column - 1] + 1, before[column - 1] + (character != wanted))
-            if row > 1 and column > 1 and character == other[column - 2] and one[row - 2] == wanted:
+            if row > 1 and column > 1 and character == second[column - 2] and first[row - 2] == wanted:
                 best = min(best, two_before[column - 2] + 1)
             now.append(best)
         two_before, before = before, now

@@ -13,7 +13,7 @@ from .console import raw_stream, shown
 
 
 class Drawing(Console):
-    """A console of rich that shows control characters and markup in texts instead of obeying them."""
+    """A console of rich that shows control characters and markup instead of obeying them."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(file=raw_stream(stream), highlight=False, markup=False, emoji=False)

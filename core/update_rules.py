@@ -1,4 +1,4 @@
-"""Vectors that an update rule keeps for each parameter, in every backend; learning rate of each update.
+"""Vectors of an update rule per parameter, in every backend, and learning rates.
 
 ``--ema-decay D``: e ← dₜ·e + (1 − dₜ)·w after update t (from 1), with dₜ = min(D, (1 + t) / (10 + t)), as with ``num_updates`` of
 TensorFlow's ExponentialMovingAverage. It begins as the initial weights, whose part falls as 10! / t⁹ while dₜ rises to D.
@@ -37,7 +37,10 @@ def weights_to_evaluate(trained: Weights, slots: Mapping[str, Weights]) -> Weigh
 
 
 def averaging_rates(decay: float, updates: Any, minimum: Callable[[Any, float], Any] = np.minimum) -> Any:
-    """Return 1 − dₜ, the new weights' part in their moving average, for updates t from 1; `minimum` is that of their framework."""
+    """Return 1 − dₜ, the new weights' part in their moving average, for updates t from 1.
+
+    `minimum` is that of their framework.
+    """
     return 1.0 - minimum((1.0 + updates) / (10.0 + updates), decay)
 
 
@@ -46,7 +49,7 @@ def refuse_without_width(job: Job, width: int | None) -> None:
     if SCHEDULES[job.schedule].needs_width and width is None:
         raise UsageError(
             f"schedule: got {job.schedule!r}, whose rate depends on the width of the model, and {job.model!r} has none; allowed there: "
-            f"{', '.join(name for name, each in SCHEDULES.items() if not each.needs_width)}. A model says its width in ModelSpec.width."
+            f"{', '.join(name for name, known in SCHEDULES.items() if not known.needs_width)}. A model says its width in ModelSpec.width."
         )
 
 

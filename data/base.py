@@ -38,7 +38,10 @@ class ImageFeatures:
 
 @dataclass(frozen=True, slots=True)
 class TextFeatures:
-    """Features of token sequences. `vocabulary_sizes`: tokens of a column are below it. `languages`: source and target."""
+    """Features of token sequences.
+
+    `vocabulary_sizes`: tokens of a column are below it. `languages`: source and target.
+    """
 
     vocabulary_sizes: Mapping[str, int]
     languages: tuple[str, ...] = ()
@@ -47,7 +50,10 @@ class TextFeatures:
 
 @dataclass(frozen=True, slots=True)
 class DataInfo:
-    """The shape of a dataset. `images`, `text` and their properties raise UsageError for data of another kind."""
+    """The shape of a dataset.
+
+    `images`, `text` and their properties raise UsageError for data of another kind.
+    """
 
     name: str
     sizes: Mapping[Split, int]
@@ -66,8 +72,8 @@ class DataInfo:
         for column in self.columns:
             if column.name == name:
                 return column
-        there = ", ".join(column.name for column in self.columns)
-        raise UsageError(f"data: {self.name!r} has no column {name!r}; it has {there}.")
+        names = ", ".join(column.name for column in self.columns)
+        raise UsageError(f"data: {self.name!r} has no column {name!r}; it has {names}.")
 
     @property
     def images(self) -> ImageFeatures:
@@ -108,20 +114,13 @@ class DataInfo:
         """Standard deviation of each channel."""
         return self.images.std
 
-    @property
-    def flippable(self) -> bool:
-        """Whether a mirrored image keeps its class."""
-        return self.images.flippable
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """Names of the classes in label order."""
-        return self.images.class_names
-
 
 @dataclass(frozen=True, slots=True)
 class PreparedArrays:
-    """Images in memory, by split: uint8 [n, c, h, w] and int64 labels [n]. The rest as in `DataInfo`."""
+    """Images in memory, by split: uint8 [n, c, h, w] and int64 labels [n].
+
+    The rest as in `DataInfo`.
+    """
 
     images: Mapping[Split, NDArray[np.uint8]]
     labels: Mapping[Split, NDArray[np.int64]]
@@ -182,18 +181,27 @@ class DatasetSource(Protocol):
 
     @property
     def version(self) -> int:
-        """Increased when the prepared arrays would change. Stores of other versions are prepared again."""
+        """Increased when the prepared arrays would change.
+
+        Stores of other versions are prepared again.
+        """
 
     def load(self, data_dir: Path | None) -> PreparedArrays | PreparedBlocks | PreparedColumns:
-        """Return the arrays of the originals in `data_dir`, if any. Raises UsageError, with advice, if some are missing."""
+        """Return the arrays of the originals in `data_dir`, if any.
+
+        Raises UsageError, with advice, if some are missing.
+        """
 
 
 @runtime_checkable
 class TakesArguments(Protocol):
-    """A source whose name may be followed by a colon and arguments: ``synthetic-images:size=64``."""
+    """A source whose name may be followed by arguments: ``synthetic-images:size=64``."""
 
     def with_arguments(self, text: str) -> DatasetSource:
-        """Return the source NAME:`text`; equal arguments must give equal names. Reads no file. Raises UsageError."""
+        """Return the source NAME:`text`; equal arguments must give equal names.
+
+        Reads no file. Raises UsageError.
+        """
 
 
 @runtime_checkable
@@ -201,10 +209,10 @@ class HasVocabulary(Protocol):
     """A source of text with a configurable vocabulary size."""
 
     def with_vocabulary(self, size: int) -> DatasetSource:
-        """Return the source with a vocabulary of this size. Raises UsageError for an impossible size.
+        """Return the source with a vocabulary of this size.
 
-        The name must include a size other than the default, as `TakesArguments.with_arguments` reads it, because a run knows its data only
-        by name.
+        Raises UsageError for an impossible size. The name must include a size other than the default, as `TakesArguments.with_arguments`
+        reads it, because a run knows its data only by name.
         """
 
 
@@ -238,7 +246,10 @@ class Dataset(Protocol):
         """The dataset's shape."""
 
     def column(self, split: Split, name: str) -> Column:
-        """Return a column as stored, ``image`` as uint8 [n, c, h, w]. Raises UsageError if there is none."""
+        """Return a column as stored, ``image`` as uint8 [n, c, h, w].
+
+        Raises UsageError if there is none.
+        """
 
     def weights(self, split: Split, name: str) -> NDArray[np.int64]:
         """Return each example's weight in the sum `name`, int64 [n].
@@ -264,7 +275,7 @@ class Dataset(Protocol):
 
 
 def split_amounts(data: Dataset, split: Split) -> dict[str, Any]:
-    """Return the `bytes` of a split, and the `elements` of each varying column, from shapes alone."""
+    """Return the `bytes` of a split and the `elements` of each varying column, from shapes."""
     columns = {spec.name: data.column(split, spec.name) for spec in data.info.columns}
     size = sum(column.values.nbytes + (0 if column.offsets is None else column.offsets.nbytes) for column in columns.values())
     varying = {name: len(column.values) for name, column in columns.items() if column.offsets is not None}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,34 +28,22 @@ Arranged = tuple[tuple[int, int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class TokenBudget:
-    """The limits of a bucket's step. `batches`: micro-batches of all workers, each of at most `tokens` padded tokens."""
+    """The limits of a bucket's step.
+
+    `batches`: micro-batches of all workers, each of at most `tokens` padded tokens.
+    """
 
     tokens: int
     batches: int
 
 
-class BatchRule(Protocol):
-    """The examples of a step: in sync mode of all workers together, in async mode of one worker."""
-
-    @property
-    def mode(self) -> Literal["sync", "async"]:
-        """Whether the workers share a step, or each takes one."""
-
-    @property
-    def by_count(self) -> bool:
-        """Whether only the number of examples matters, so that all epochs have equal steps."""
-
-    @property
-    def buckets(self) -> TokenBudget | None:
-        """The token budget of steps of similar length; None if `cut` keeps the order."""
-
-    def cut(self, order: Indices, skip: int) -> Bounds:
-        """Return the bounds of an epoch's steps after `skip` consumed examples. With `by_count` only the length of `order` may be used."""
-
-
 @dataclass(frozen=True, slots=True)
 class FixedCount:
-    """Steps of the same size except the last. `global_batch`: of all workers, whose parts are the steps in async mode."""
+    """Steps of the same size except the last.
+
+    `global_batch`: examples of all workers, whose parts are the steps in async mode. `by_count`: only the number of examples matters, so
+    that all epochs have equal steps. `buckets`: None, as `cut` keeps the order.
+    """
 
     global_batch: int
     workers: int
@@ -65,7 +53,10 @@ class FixedCount:
     buckets = None
 
     def cut(self, order: Indices, skip: int) -> Bounds:
-        """See `BatchRule.cut`."""
+        """Return the bounds of an epoch's steps after `skip` consumed examples.
+
+        Only the length of `order` matters.
+        """
         size = len(order)
         starts = np.arange(skip, size, self.global_batch, dtype=np.int64)
         if self.mode == "async":
@@ -91,13 +82,13 @@ class BucketedTokens:
     by_count = False
 
     @property
-    def buckets(self) -> TokenBudget | None:
-        """See `BatchRule.buckets`."""
+    def buckets(self) -> TokenBudget:
+        """The token budget of a step; the steps follow from the buckets."""
         return TokenBudget(self.tokens, self.micro_batches * (self.workers if self.mode == "sync" else 1))
 
-    def cut(self, order: Indices, skip: int) -> Bounds:
-        """Raise ValueError: the steps follow from the buckets."""
-        raise ValueError("batches by tokens are cut as they are arranged")
+
+BatchRule = FixedCount | BucketedTokens
+"""The examples of a step: in sync mode of all workers together, in async mode of one worker."""
 
 
 def batch_rule(job: Job) -> BatchRule:
@@ -127,15 +118,18 @@ def longer_than(lengths: Mapping[str, NDArray[np.int64]], tokens: int) -> tuple[
 
 
 def bucket_edges(lengths: NDArray[np.int64], most: int = MAX_BUCKETS) -> NDArray[np.int64]:
-    """Return at most `most` ascending edges that minimise Σ (edge − length). Exact, by dynamic programming."""
+    """Return at most `most` ascending edges that minimise Σ (edge − length).
+
+    Exact, by dynamic programming.
+    """
     values, counts = np.unique(lengths, return_counts=True)
     size = len(values)
     number, total = (np.concatenate([[0], np.cumsum(part)]) for part in (counts, counts * values))
 
     def waste(first: int) -> NDArray[np.int64]:
         """Return the padding of buckets from value `first` to each last value."""
-        found: NDArray[np.int64] = values[first:] * (number[first + 1 :] - number[first]) - (total[first + 1 :] - total[first])
-        return found
+        padding: NDArray[np.int64] = values[first:] * (number[first + 1 :] - number[first]) - (total[first + 1 :] - total[first])
+        return padding
 
     wastes = [waste(first) for first in range(size)]
     best = wastes[0]
@@ -164,7 +158,7 @@ class Buckets:
     bucket_of: NDArray[np.uint8]
 
     @classmethod
-    def of(cls, lengths: NDArray[np.int64]) -> Buckets:
+    def from_lengths(cls, lengths: NDArray[np.int64]) -> Buckets:
         """Return the buckets of examples of these lengths. Raises ValueError for an empty example."""
         if len(lengths) and lengths.min() < 1:
             raise ValueError(f"example {int(np.argmin(lengths))} has no tokens, so that batches cannot be filled by them")
@@ -181,7 +175,10 @@ class Buckets:
         return int(-(-counts // self.examples_per_step(tokens, batches)).sum())
 
     def arranged(self, order: Indices, tokens: int, batches: int, seeds: list[int]) -> tuple[Indices, NDArray[np.int64]]:
-        """Return the examples in steps of one bucket each, and the number in each. `seeds` shuffle the steps."""
+        """Return the examples in steps of one bucket each, and the number in each.
+
+        `seeds` shuffle the steps.
+        """
         buckets = self.bucket_of[order]
         by_bucket = order[np.argsort(buckets, kind="stable")]
         sizes: list[NDArray[np.int64]] = []
@@ -198,11 +195,14 @@ class Buckets:
 
 
 def padded_positions(indices: Indices, offsets: NDArray[np.integer], lengths: NDArray[np.int64]) -> tuple[int, int]:
-    """Return a column's positions in padded batches, and how many are padding. Batch i: ``indices[offsets[i]:offsets[i + 1]]``."""
+    """Return a column's positions in padded batches, and how many are padding.
+
+    Batch i: ``indices[offsets[i]:offsets[i + 1]]``.
+    """
     sizes = np.diff(offsets)
     if not sizes.any():
         return 0, 0
-    own = lengths[indices]
-    longest = np.maximum.reduceat(own, np.asarray(offsets[:-1])[sizes > 0])
+    lengths_here = lengths[indices]
+    longest = np.maximum.reduceat(lengths_here, np.asarray(offsets[:-1])[sizes > 0])
     positions = int((longest * sizes[sizes > 0]).sum())
-    return positions, positions - int(own.sum())
+    return positions, positions - int(lengths_here.sum())

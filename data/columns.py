@@ -19,7 +19,10 @@ DTYPES = ("uint8", "uint16", "int32", "int64", "float32")  # supported by stores
 
 @dataclass(frozen=True, slots=True)
 class ColumnSpec:
-    """Column name, numpy type and example shape: () for a number, None first for varying length. Raises ValueError."""
+    """Column name, numpy type and example shape: () for a number, None first for varying length.
+
+    Raises ValueError.
+    """
 
     name: str
     dtype: str
@@ -46,7 +49,10 @@ class ColumnSpec:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Column:
-    """Examples: `values` [n, *shape], or ``values[offsets[i]:offsets[i + 1]]`` with `offsets`, int64 [n + 1]."""
+    """Examples as one array.
+
+    `values` [n, *shape], or ``values[offsets[i]:offsets[i + 1]]`` with `offsets`, int64 [n + 1].
+    """
 
     values: NDArray[np.generic]
     offsets: NDArray[np.int64] | None = None
@@ -82,7 +88,10 @@ class Column:
         return Column(self.values[places], offsets)
 
     def padded(self, length: int | None = None) -> NDArray[np.generic]:
-        """Return [n, length, …], padded with zeros to `length` or the longest example. Raises ValueError for a longer one."""
+        """Return [n, length, …], padded with zeros to `length` or the longest example.
+
+        Raises ValueError for a longer one.
+        """
         lengths = self.lengths
         longest = int(lengths.max(initial=0))
         if length is None:

@@ -17,7 +17,7 @@ from ..core.errors import UsageError
 from .base import DataInfo, PreparedArrays, Split
 
 
-def wrong_statistics(mean: Sequence[float], std: Sequence[float], channels: int) -> str | None:
+def statistics_problem(mean: Sequence[float], std: Sequence[float], channels: int) -> str | None:
     """Return why these cannot normalise pixels to finite float32, or None."""
     if not len(mean) == len(std) == channels:
         return f"mean and std: have {len(mean)} and {len(std)} numbers, and have to have {channels}, one a channel"
@@ -80,7 +80,10 @@ class PixelCounts:
 
 
 def channel_statistics(images_nchw: NDArray[np.uint8]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return (mean, std) per channel of pixels in 0…1. Rounded once from a histogram of integers, so order is irrelevant."""
+    """Return (mean, std) per channel of pixels in 0…1.
+
+    Rounded once from a histogram of integers, so order is irrelevant.
+    """
     counts = PixelCounts(images_nchw.shape[1])
     counts.add(images_nchw)
     return counts.statistics()
@@ -105,15 +108,15 @@ _BITS = np.uint64(24)  # of each 64-bit number: 24 for dy, 24 for dx, 1 for flip
 class Augmentation:
     """Allowed moves in pixels, in either direction, and mirroring."""
 
-    most_dy: int
-    most_dx: int
+    max_dy: int
+    max_dx: int
     flip: bool
 
     def draws(self, seed: int, epoch: int, size: int) -> Changes:
         """Return one epoch's changes of all `size` training examples, int32 [n, 3] in dataset order."""
         bits = np.random.Philox(np.random.SeedSequence([seed, epoch], spawn_key=(_STREAM,))).random_raw(size)
         changes = np.zeros((size, 3), dtype=np.int32)
-        for column, most in enumerate((self.most_dy, self.most_dx)):
+        for column, most in enumerate((self.max_dy, self.max_dx)):
             part = (bits >> (np.uint64(column) * _BITS)) & np.uint64(2**24 - 1)
             changes[:, column] = (part * np.uint64(2 * most + 1) >> _BITS).astype(np.int32) - most
         if self.flip:
@@ -122,11 +125,14 @@ class Augmentation:
 
 
 def augmentation(kind: str, info: DataInfo) -> Augmentation | None:
-    """Return the changes for ``--augment``. Raises UsageError for mirroring images such as digits."""
+    """Return the changes for ``--augment``.
+
+    Raises UsageError for mirroring images such as digits.
+    """
     if kind == "none":
         return None
     parts = kind.split("+")
-    if "flip" in parts and not info.flippable:
+    if "flip" in parts and not info.images.flippable:
         raise UsageError(
             f"augment: got {kind!r}, but images of {info.name!r} must not be mirrored: their mirror images mean something else. "
             "Allowed: none, crop."
@@ -137,7 +143,10 @@ def augmentation(kind: str, info: DataInfo) -> Augmentation | None:
 
 
 def apply_changes(images_kchw: NDArray[np.uint8], changes: Changes) -> NDArray[np.uint8]:
-    """Return changed copies: moved down by dy and right by dx over zeros, then mirrored if flip. The reference for all backends."""
+    """Return changed copies: moved down by dy and right by dx over zeros, then mirrored if flip.
+
+    The reference for all backends.
+    """
     result = np.zeros_like(images_kchw)
     height, width = images_kchw.shape[2:]
     for source, target, (dy, dx, flip) in zip(images_kchw, result, changes.tolist(), strict=True):

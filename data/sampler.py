@@ -17,14 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.job import Job
-from .batching import Arranged, BatchRule, Bounds, Buckets, Indices, batch_rule, padded_positions
+from .batching import Arranged, BatchRule, Bounds, BucketedTokens, Buckets, Indices, batch_rule, padded_positions
 from .preprocessing import Augmentation, Changes
 
 PADDING_STEPS = 2000  # updates over which padding is counted; gives the share of all to three digits
 
 
 def permutation(seed: int, epoch: int, size: int) -> Indices:
-    """Return an epoch's order, int32 [size]. Sorting Philox keys gives the same for every numpy version and machine."""
+    """Return an epoch's order, int32 [size].
+
+    Sorting Philox keys gives the same for every numpy version and machine.
+    """
     keys = np.random.Philox(np.random.SeedSequence([seed, epoch])).random_raw(size)
     return stable_order(keys).astype(np.int32)
 
@@ -66,10 +69,10 @@ class Batches:
         return Batches(self.indices, self.offsets[first : stop + 1], self.examples[first:stop], self.weights[first:stop], self.changes)
 
     def in_micro_batches(self, most: int) -> tuple[Batches, NDArray[np.int64]]:
-        """Divide each batch into at most `most` micro-batches. Return them and their numbers, int64 [batches].
+        """Divide each batch into at most `most` micro-batches.
 
-        A batch of n examples becomes k = min(most, n), at least 1, which begin at ⌊n·j / k⌋. `examples` and `weights` stay those of the
-        whole update.
+        Return them and their numbers, int64 [batches]. A batch of n examples becomes k = min(most, n), at least 1, which begin at ⌊n·j /
+        k⌋. `examples` and `weights` stay those of the whole update.
         """
         sizes = np.diff(self.offsets).astype(np.int64)
         counts = np.minimum(most, np.maximum(sizes, 1))
@@ -81,7 +84,7 @@ class Batches:
 
     @classmethod
     def single(cls, count: int) -> Batches:
-        """Return the first `count` examples of a split as one batch, each of weight 1, for a warm-up."""
+        """Return the first `count` examples as one batch, each of weight 1, for a warm-up."""
         size = np.array([count], dtype=np.int32)
         return cls(np.arange(count, dtype=np.int32), np.array([0, count], dtype=np.int32), size, size.astype(np.float64))
 
@@ -147,27 +150,33 @@ class Sampler:
         return max(1, min(most, self.size))
 
     def arranged_after(self, skip: int, arranged: Arranged) -> Arranged:
-        """Return the history of an epoch's order with this rule in force after `skip` examples. Raises ValueError."""
+        """Return the history of an epoch's order with this rule in force after `skip` examples.
+
+        Raises ValueError.
+        """
         begins = [0, *(begin for begin, _, _ in arranged), skip]
         if any(after < before for before, after in pairwise(begins)) or skip > self.size:
             raise ValueError(f"the order {arranged} is none of the first {skip} examples of {self.size}")
-        own = self.rule.buckets
-        budget = (0, 0) if own is None else (own.tokens, own.batches)
+        buckets = self.rule.buckets
+        budget = (0, 0) if buckets is None else (buckets.tokens, buckets.batches)
         return arranged if budget == (arranged[-1][1:] if arranged else (0, 0)) else (*arranged, (skip, *budget))
 
     def order(self, epoch: int) -> Indices:
         """Return the epoch's permutation, int32 [size]; the last one is cached."""
-        return self._epoch(epoch)[0]
+        return self._draw_epoch(epoch)[0]
 
     def whole(self, epoch: int, first: int, count: int, skip: int = 0, arranged: Arranged = ()) -> Batches:
-        """Return steps first … first + count − 1 (sync: global batches, async: worker batches). Raises ValueError beyond the epoch."""
+        """Return steps first … first + count − 1 (sync: global batches, async: worker batches).
+
+        Raises ValueError beyond the epoch.
+        """
         steps = self.steps_in_epoch(skip, epoch, arranged)
         if first < 0 or count < 0 or first + count > steps:
             raise ValueError(f"steps {first}…{first + count} are not within the {steps} steps of an epoch after {skip} examples")
         bounds = self._bounds_after(skip, epoch, arranged)[first : first + count + 1]
         offsets = (bounds - bounds[0]).astype(np.int32)
-        order, changes = self._epoch(epoch)
-        if self._is_arranged(arranged):
+        order, changes = self._draw_epoch(epoch)
+        if isinstance(self.rule, BucketedTokens) or arranged:
             order, _ = self._arrange(epoch, skip, arranged)
         indices, examples = order[bounds[0] : bounds[-1]], np.diff(offsets)
         weights = examples.astype(np.float64)
@@ -176,7 +185,10 @@ class Sampler:
         return Batches(indices, offsets, examples, weights, None if changes is None else changes[indices])
 
     def for_rank(self, epoch: int, first: int, count: int, rank: int, skip: int = 0, arranged: Arranged = ()) -> Batches:
-        """Return one rank's slices of global batches first … first + count − 1 (sync). Slice sizes differ by at most one."""
+        """Return one rank's slices of global batches first … first + count − 1 (sync).
+
+        Slice sizes differ by at most one.
+        """
         whole = self.whole(epoch, first, count, skip, arranged)
         if self.workers == 1:
             return whole
@@ -189,20 +201,17 @@ class Sampler:
         changes = None if whole.changes is None else whole.changes[positions]
         return Batches(whole.indices[positions], offsets, whole.examples, whole.weights, changes)
 
-    def _epoch(self, epoch: int) -> tuple[Indices, Changes | None]:
+    def _draw_epoch(self, epoch: int) -> tuple[Indices, Changes | None]:
         if self._cached is None or self._cached[0] != epoch:
             changes = self.augment.draws(self.seed, epoch, self.size) if self.augment else None
             self._cached = (epoch, permutation(self.seed, epoch, self.size), changes)
         return self._cached[1:]
 
-    def _is_arranged(self, arranged: Arranged) -> bool:
-        return self.rule.buckets is not None or bool(arranged)
-
     @cached_property
     def _by_length(self) -> Buckets:
         if self.lengths is None:
             raise ValueError("batches by tokens need the lengths of the examples")
-        return Buckets.of(np.maximum.reduce(list(self.lengths.values())))
+        return Buckets.from_lengths(np.maximum.reduce(list(self.lengths.values())))
 
     def _arrange(self, epoch: int, skip: int, arranged: Arranged) -> tuple[Indices, Bounds]:
         """Return the order of an epoch and the bounds of its steps; the last result is cached."""
@@ -213,14 +222,14 @@ class Sampler:
                 if tokens:
                     order[begin:], sizes = self._by_length.arranged(order[begin:], tokens, batches, [self.seed, epoch, 1, begin])
                     bounds = np.concatenate([[begin], begin + np.cumsum(sizes)])
-            if self.rule.buckets is None:
+            if not isinstance(self.rule, BucketedTokens):
                 bounds = self.rule.cut(order, skip)
             self._laid = (key, order, np.concatenate([[skip], bounds[bounds > skip]]))
         return self._laid[1:]
 
     def _bounds_after(self, skip: int, epoch: int, arranged: Arranged = ()) -> Bounds:
         """Cached by `skip` if all epochs have equal steps, else for the last epoch."""
-        if self._is_arranged(arranged):
+        if isinstance(self.rule, BucketedTokens) or arranged:
             return self._arrange(epoch, skip, arranged)[1]
         by_count = self.rule.by_count
         key = (0 if by_count else epoch, skip)
@@ -229,18 +238,21 @@ class Sampler:
                 raise ValueError(f"{skip} examples cannot be skipped of an epoch that has {self.size}")
             order = np.broadcast_to(np.int32(0), self.size) if by_count else self.order(epoch)
             if not by_count:
-                self._bounds = {kept: bounds for kept, bounds in self._bounds.items() if kept[0] in (0, epoch)}
+                self._bounds = {cached_key: bounds for cached_key, bounds in self._bounds.items() if cached_key[0] in (0, epoch)}
             self._bounds[key] = self.rule.cut(order, skip)
         return self._bounds[key]
 
 
 def padding_share(sampler: Sampler, micro_batches: int) -> float | None:
-    """Return the share of padding in an epoch's first updates, None without text. Each worker pads its micro-batches."""
+    """Return the share of padding in an epoch's first updates, None without text.
+
+    Each worker pads its micro-batches.
+    """
     if sampler.lengths is None:
         return None
     count = min(PADDING_STEPS, sampler.steps_per_epoch)
-    one = [sampler.whole(0, 0, count)]
-    parts = one if sampler.rule.mode == "async" else [sampler.for_rank(0, 0, count, rank) for rank in range(sampler.workers)]
+    whole = [sampler.whole(0, 0, count)]
+    parts = whole if sampler.rule.mode == "async" else [sampler.for_rank(0, 0, count, rank) for rank in range(sampler.workers)]
     cut = [part.in_micro_batches(micro_batches)[0] for part in parts]
     counted = [padded_positions(part.indices, part.offsets, lengths) for part in cut for lengths in sampler.lengths.values()]
     return sum(padding for _, padding in counted) / sum(positions for positions, _ in counted)

@@ -1,11 +1,6 @@
 """Framework-independent models: parameter specs, initial values, loss and metrics.
 
 Canonical layouts: dense weights ``[out, in]``, convolutions ``OIHW``, images ``NCHW``; backends convert them.
-A model's forward function, one per framework (``models/<name>/<backend>.py``), is ``forward(parameters, x_bchw, context) -> logits_bk``:
-`parameters` by canonical name in canonical layout, `x_bchw` normalised, float32, `context` a `ForwardContext`, logits float32. For models
-that read columns other than ``image``, `x` has those of `ModelSpec.inputs`: the tensor [batch, …] of a single column of fixed shape, else a
-mapping from names to tensors. A column of varying length has two: its name, [batch, longest, …] padded with zeros, and the name with
-``_lengths``, [batch]. Integers are int32 on TensorFlow and int64 on torch.
 """
 
 from __future__ import annotations
@@ -31,7 +26,10 @@ _NAME = re.compile(r"[A-Za-z0-9][\w/-]*(\.[\w/-]+)*", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class ParameterSpec:
-    """A parameter or buffer in canonical shape. Uniform in ±`bound`, or normal with std `deviation`, or all `constant`."""
+    """A parameter or buffer in canonical shape.
+
+    Uniform in ±`bound`, or normal with std `deviation`, or all `constant`.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -47,7 +45,9 @@ class ParameterSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A model as numpy sees it. `objective`: the loss and the metrics; `classes`: number of logits.
+    """A model as numpy sees it.
+
+    `objective`: the loss and the metrics; `classes`: number of logits.
 
     - `input_shape`: of one image, channels first; () without images.
     - `multiply_adds`: multiplications with a weight in an example's forward pass (of sequences, per piece); by default once per weight.
@@ -85,7 +85,9 @@ class ModelSpec:
                 raise UsageError(f"model: {self.name!r} has a parameter or buffer called {name!r}; allowed: {allowed}")
             if name in names[:position]:
                 raise UsageError(f"model: {self.name!r} has two parameters or buffers called {name!r}; give each a name of its own")
-            if longer := next((other for other in names if isinstance(other, str) and other.startswith(f"{name}.")), None):
+            if longer := next(
+                (longer_name for longer_name in names if isinstance(longer_name, str) and longer_name.startswith(f"{name}.")), None
+            ):
                 raise UsageError(f"model: {self.name!r} has {name!r} and {longer!r}: no export holds both; rename one of them")
 
     @property
@@ -122,6 +124,12 @@ class ModelSpec:
 class ForwardContext(Generic[Tensor]):
     """The context of a forward pass, in addition to parameters and examples.
 
+    A model's forward function, one per framework (``models/<name>/<backend>.py``), is ``forward(parameters, x_bchw, context) ->
+    logits_bk``: `parameters` by canonical name in canonical layout, `x_bchw` normalised, float32, logits float32. For models that read
+    columns other than ``image``, `x` has those of `ModelSpec.inputs`: the tensor [batch, …] of a single column of fixed shape, else a
+    mapping from names to tensors. A column of varying length has two: its name, [batch, longest, …] padded with zeros, and the name with
+    ``_lengths``, [batch]. Integers are int32 on TensorFlow and int64 on torch.
+
     - `training`: otherwise dropout is off and batch normalisation uses the running statistics.
     - `buffers`: current values by canonical name. A training pass puts new values of those it changes into `updated`.
     - `compute`: the framework's number format for convolutions and matrix products (None: float32). All else stays float32.
@@ -147,11 +155,11 @@ def initial_values(parameters: tuple[ParameterSpec, ...], seed: int) -> dict[str
     values: dict[str, Array] = {}
     for position, parameter in enumerate(parameters):
         generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, position])))
-        values[parameter.name] = _drawn(parameter, generator).reshape(parameter.shape)
+        values[parameter.name] = _draw(parameter, generator).reshape(parameter.shape)
     return values
 
 
-def _drawn(parameter: ParameterSpec, generator: np.random.Generator) -> Array:
+def _draw(parameter: ParameterSpec, generator: np.random.Generator) -> Array:
     """In pieces, as the float64 draws of the largest dense layers would take 10⁸ × 8 bytes."""
     drawn = np.full(parameter.size, parameter.constant, np.float32)
     for begin in range(0, parameter.size if parameter.bound or parameter.deviation else 0, DRAWN_AT_ONCE):

@@ -1,4 +1,9 @@
-"""Models built from their names and arguments."""
+"""Models built from their names and arguments.
+
+Arguments are the keyword-only parameters of a model's `build`: int, float, bool, str or a Literal of texts (``| None`` with the default
+None), each with a default. Ranges, ``Annotated[float, Range(0.0, 1.0)]``, are checked without data. ``wide:big?dropout=0.1`` calls
+``build(data, size="big", dropout=0.1)``.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +22,6 @@ from ..data.store import location as resolve
 from .base import ModelSpec
 from .imported.importing import build as build_reference
 from .imported.reference import read_reference
-
-# Arguments are the keyword-only parameters of a model's `build`: int, float, bool, str or a Literal of texts (``| None`` with the default
-# None), each with a default. Ranges, ``Annotated[float, Range(0.0, 1.0)]``, are checked without data. ``wide:big?dropout=0.1`` calls
-# ``build(data, size="big", dropout=0.1)``.
 
 SIZE = "size"
 Value = int | float | bool | str | None
@@ -44,7 +45,10 @@ Rate = Annotated[float, Range(0.0, 1.0)]  # a share or probability below 1
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """A keyword-only parameter of a model's `build`. `choices`: of a Literal; `range`: of a number."""
+    """A keyword-only parameter of a model's `build`.
+
+    `choices`: of a Literal; `range`: of a number.
+    """
 
     name: str
     kind: type
@@ -89,22 +93,22 @@ def arguments_of(name: str, build: Callable[..., Any]) -> dict[str, Argument]:
         parameters = inspect.signature(build).parameters.values()
     except ValueError:  # some callables have no signature
         return {}
-    own = [parameter for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
-    if not own:
+    keyword_only = [parameter for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    if not keyword_only:
         return {}
     try:
         hints = get_type_hints(build, include_extras=True)
     except Exception as error:  # third-party annotations may raise anything
         raise UsageError(f"model: the annotations of the `build` of {name!r} cannot be read: {type(error).__name__}: {error}") from error
-    return {parameter.name: _argument(name, parameter, hints.get(parameter.name)) for parameter in own}
+    return {parameter.name: _argument(name, parameter, hints.get(parameter.name)) for parameter in keyword_only}
 
 
 def _argument(model: str, parameter: inspect.Parameter, hint: Any) -> Argument:
-    alternatives = [each for each in get_args(hint) if each is not type(None)] if get_origin(hint) in (Union, types.UnionType) else [hint]
-    kind, own = alternatives[0], None
+    alternatives = [part for part in get_args(hint) if part is not type(None)] if get_origin(hint) in (Union, types.UnionType) else [hint]
+    kind, number_range = alternatives[0], None
     if get_origin(kind) is Annotated:
         kind, *more = get_args(kind)
-        own = next((each for each in more if isinstance(each, Range)), None)
+        number_range = next((part for part in more if isinstance(part, Range)), None)
     choices = get_args(kind) if get_origin(kind) is Literal else ()
     known = kind in (int, float, bool, str) or (choices and all(isinstance(choice, str) for choice in choices))
     if len(alternatives) != 1 or not known or parameter.default is parameter.empty:
@@ -112,30 +116,33 @@ def _argument(model: str, parameter: inspect.Parameter, hint: Any) -> Argument:
             f"model: the argument {parameter.name!r} of the `build` of {model!r} needs a default, and int, float, bool, str or a Literal "
             f"of texts as its annotation; it has {inspect.formatannotation(hint)}."
         )
-    return Argument(parameter.name, str if choices else kind, tuple(choices), parameter.default, own)
+    return Argument(parameter.name, str if choices else kind, tuple(choices), parameter.default, number_range)
 
 
 def read_arguments(text: str, arguments: Mapping[str, Argument]) -> dict[str, Value]:
-    """Parse the arguments in ``NAME[:SIZE][?key=value&…]``. Raises UsageError for unknown or repeated arguments and invalid values."""
-    given = _given(text, SIZE in arguments)
-    if given and not arguments:
+    """Parse the arguments in ``NAME[:SIZE][?key=value&…]``.
+
+    Raises UsageError for unknown or repeated arguments and invalid values.
+    """
+    pairs = _split_arguments(text, SIZE in arguments)
+    if pairs and not arguments:
         raise UsageError(f"model: got {text!r}, but {model_base(text)!r} takes no arguments. Leave {text[len(model_base(text)) :]!r} out.")
-    found: dict[str, Value] = {}
-    for key, value in given:
+    values: dict[str, Value] = {}
+    for key, value in pairs:
         if key not in arguments:
             listed = ", ".join(f"{name}=…" for name in arguments)
             raise UsageError.of(f"model: argument of {model_base(text)!r}", key, listed, arguments)
-        if key in found:
+        if key in values:
             raise UsageError(f"model: got {key!r} twice in {text!r}; give it once.")
         argument = arguments[key]
         try:
-            found[key] = argument.read(value)
+            values[key] = argument.read(value)
         except ValueError:
             raise UsageError.of(f"model: {key} of {model_base(text)!r}", value, argument.allowed, argument.choices) from None
-    return found
+    return values
 
 
-def _given(text: str, sized: bool) -> list[tuple[str, str]]:
+def _split_arguments(text: str, sized: bool) -> list[tuple[str, str]]:
     base = model_base(text)
     before, question_mark, after = text[len(base) :].partition("?")
     pairs: list[tuple[str, str]] = []
@@ -162,7 +169,10 @@ def write_arguments(base: str, values: Mapping[str, Value], arguments: Mapping[s
 
 
 def canonical_model(text: str) -> str:
-    """Return a model's text in the order of `build`, without defaults. Raises UsageError for invalid arguments."""
+    """Return a model's text in the order of `build`, without defaults.
+
+    Raises UsageError for invalid arguments.
+    """
     base = model_base(text)
     if is_reference(base):
         return read_reference(base).text + text[len(base) :]
@@ -179,9 +189,9 @@ def written_out(job: Job) -> Job:
 
 def _built(name: str, data: DataInfo) -> ModelSpec:
     build = load(find("model", name), "model")
-    given = read_arguments(name, arguments_of(model_base(name), build))
+    arguments = read_arguments(name, arguments_of(model_base(name), build))
     try:
-        spec = build(data, **given)
+        spec = build(data, **arguments)
     except TrainerError:
         raise
     except (Exception, SystemExit) as error:
@@ -192,15 +202,18 @@ def _built(name: str, data: DataInfo) -> ModelSpec:
 
 
 def build_model(name: str, data: DataInfo) -> ModelSpec:
-    """Build the model `name` for this data. Raises UsageError for unknown models, invalid arguments, missing columns."""
+    """Build the model `name` for this data.
+
+    Raises UsageError for unknown models, invalid arguments, missing columns.
+    """
     spec = build_reference(name, data) if is_reference(model_base(name)) else _built(name, data)
     if not spec.inputs:
         raise UsageError(f"model: {name!r} reads no column; its `inputs` are empty")
-    there = [column.name for column in data.columns]
-    if lacking := [column for column in (*spec.inputs, spec.target) if column not in there]:
+    names = [column.name for column in data.columns]
+    if missing := [column for column in (*spec.inputs, spec.target) if column not in names]:
         raise UsageError(
             f"model: {name!r} reads the columns {', '.join(dict.fromkeys((*spec.inputs, spec.target)))}, and {data.name!r} has no "
-            f"{' and no '.join(dict.fromkeys(lacking))}; it has {', '.join(there)}. Choose another dataset: trainer data list"
+            f"{' and no '.join(dict.fromkeys(missing))}; it has {', '.join(names)}. Choose another dataset: trainer data list"
         )
     _check_translation(name, spec, data)
     return spec

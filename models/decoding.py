@@ -1,4 +1,4 @@
-"""Beam search for translations, and their scoring."""
+"""Greedy and beam search for translations, many sentences together, and their scoring."""
 
 from __future__ import annotations
 
@@ -13,19 +13,13 @@ from numpy.typing import NDArray
 
 from ..core.errors import RunFailedError, TrainerError, UsageError
 from ..data.base import Dataset, Split
-from ..data.sources.translation.pairs import SCORING_FILES, TEST_REFERENCES, reference_lines, wrong_scoring_files
+from ..data.sources.translation.pairs import SCORING_FILES, TEST_REFERENCES, reference_lines, scoring_problem
 from ..data.sources.translation.tokenizer import VOCABULARY, Vocabulary
 from ..data.text import BEGIN, END, PADDING
 from ..metrics import Metric
 from ..metrics import base as language
 
 __path__: list[str] = []  # `core/plugins.py` finds former modules below this one
-
-# Greedy and beam search in numpy, over many sentences at once.
-# A sentence is done at its longest allowed length, or earlier by a bound that changes no result: log-probabilities only fall as pieces are
-# added, and the penalty is largest at the longest length, so no hypothesis can finish above (its log-probability now) / penalty(longest
-# length). Sums are float64 per sentence, and ties go to the better hypothesis, then to the lower piece number, so a sentence's result
-# depends only on its own log-probabilities.
 
 Pieces = NDArray[np.integer]
 Indices = NDArray[np.int64]
@@ -39,16 +33,19 @@ class Stepper(Protocol):
         """Replace all sentences by these, each ending with END and taking one row."""
 
     def advance(self, tokens_n: Indices, rows_n: Indices) -> LogProbabilities:
-        """Return log-probabilities of the next pieces, float32 [n, vocabulary]. The array may be overwritten.
+        """Return log-probabilities of the next pieces, float32 [n, vocabulary].
 
-        Row i continues the former row ``rows_n[i]`` by the piece ``tokens_n[i]`` (BEGIN the first time). n may differ between calls, and
-        rows may be continued several times or not at all.
+        The array may be overwritten. Row i continues the former row ``rows_n[i]`` by the piece ``tokens_n[i]`` (BEGIN the first time). n
+        may differ between calls, and rows may be continued several times or not at all.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """A translation without END. `log_probability` includes END's, `score` is that divided by the length penalty."""
+    """A translation without END.
+
+    `log_probability` includes END's, `score` is that divided by the length penalty.
+    """
 
     pieces: tuple[int, ...]
     score: float
@@ -83,15 +80,20 @@ class _Beams:
     def pieces(self, row: int, count: int) -> tuple[int, ...]:
         return tuple(self.pieces_nt[row, :count].tolist())
 
-    def keep(self, kept: _Continuations, place: int) -> None:
-        self.sentence_n = self.sentence_n[kept.row_m]
-        self.rows_n, self.last_n, self.total_n = kept
-        self.pieces_nt = self.pieces_nt[kept.row_m]
-        self.pieces_nt[:, place] = kept.piece_m
+    def keep(self, continuations: _Continuations, place: int) -> None:
+        self.sentence_n = self.sentence_n[continuations.row_m]
+        self.rows_n, self.last_n, self.total_n = continuations
+        self.pieces_nt = self.pieces_nt[continuations.row_m]
+        self.pieces_nt[:, place] = continuations.piece_m
 
 
 def search(stepper: Stepper, sources: Sequence[Pieces], decoding: Decoding, n_best: int = 1) -> list[list[Hypothesis]]:
     """Return the `n_best` (at most the beam) best hypotheses of each source.
+
+    A sentence is done at its longest allowed length, or earlier by a bound that changes no result: log-probabilities only fall as pieces
+    are added, and the penalty is largest at the longest length, so no hypothesis can finish above (its log-probability now) /
+    penalty(longest length). Sums are float64 per sentence, and ties go to the better hypothesis, then to the lower piece number, so a
+    sentence's result depends only on its log-probabilities.
 
     Those that ended come first, by score, then the most probable ones cut off at the longest allowed length. There are fewer if all others
     have probability 0, and none for non-finite output: NaN or +inf for any piece, or −inf for all. PADDING and BEGIN are never chosen.
@@ -133,11 +135,11 @@ class _Search:
     def add_ended(self, ended: _Continuations, place: int) -> None:
         """Rank hypotheses ending at `place` among the finished ones, behind those of equal score."""
         for row, _, total in ended.rows():
-            found = self.finished[self.beams.sentence_n[row]]
+            hypotheses = self.finished[self.beams.sentence_n[row]]
             score = total / self.decoding.penalty(place + 1)
-            found.append(Hypothesis(self.beams.pieces(row, place), score, total, ended=True))
-            found.sort(key=lambda hypothesis: -hypothesis.score)
-            del found[self.n_best :]
+            hypotheses.append(Hypothesis(self.beams.pieces(row, place), score, total, ended=True))
+            hypotheses.sort(key=lambda hypothesis: -hypothesis.score)
+            del hypotheses[self.n_best :]
 
     def active(self, continuations: _Continuations, place: int) -> NDArray[np.bool_]:
         """Return which continuations stay active, bool [m]; at the longest length they are finished."""
@@ -153,21 +155,24 @@ class _Search:
         return active_m
 
     def _cut_off(self, sentence: int, continuations: _Continuations, place: int) -> None:
-        found = self.finished[sentence]
+        hypotheses = self.finished[sentence]
         for row, piece, total in continuations.rows():
-            if len(found) == self.n_best:
+            if len(hypotheses) == self.n_best:
                 break
             pieces = (*self.beams.pieces(row, place), piece)
-            found.append(Hypothesis(pieces, total / self.decoding.penalty(len(pieces)), total, ended=False))
+            hypotheses.append(Hypothesis(pieces, total / self.decoding.penalty(len(pieces)), total, ended=False))
 
     def _is_decided(self, sentence: int, best_total: np.float64) -> bool:
         """Return whether no continuation can beat the finished hypotheses."""
-        found = self.finished[sentence]
-        return len(found) == self.n_best and bool(found[-1].score >= best_total / self.decoding.penalty(self.limits[sentence]))
+        hypotheses = self.finished[sentence]
+        return len(hypotheses) == self.n_best and bool(hypotheses[-1].score >= best_total / self.decoding.penalty(self.limits[sentence]))
 
 
 def _continuations(beams: _Beams, log_probabilities_nv: LogProbabilities, beam: int) -> tuple[_Continuations, list[int]]:
-    """Return each sentence's `beam` best possible continuations, and the non-finite sentences. Overwrites its input."""
+    """Return each sentence's `beam` best possible continuations, and the non-finite sentences.
+
+    Overwrites its input.
+    """
     log_probabilities_nv[:, [PADDING, BEGIN]] = -np.inf
     count, vocabulary = log_probabilities_nv.shape
     every_row_n = np.arange(count)
@@ -211,12 +216,12 @@ def batches(lengths: Sequence[int], decoding: Decoding) -> Iterator[NDArray[np.i
 
 def decode(stepper: Stepper, sources: Sequence[Pieces], decoding: Decoding, n_best: int = 1) -> list[list[Hypothesis]]:
     """Return the hypotheses of any number of sentences, in their order; see `search`."""
-    found: list[list[Hypothesis]] = [[] for _ in sources]
+    results: list[list[Hypothesis]] = [[] for _ in sources]
     for chosen in batches([len(source) for source in sources], decoding):
         numbers = chosen.tolist()
         for number, hypotheses in zip(numbers, search(stepper, [sources[i] for i in numbers], decoding, n_best), strict=True):
-            found[number] = hypotheses
-    return found
+            results[number] = hypotheses
+    return results
 
 
 MAX_BEAM = 64  # larger beams take more memory and give worse translations
@@ -224,10 +229,11 @@ MAX_BEAM = 64  # larger beams take more memory and give worse translations
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """Settings of a search. `beam` 1 is greedy, `extra_length` bounds the pieces beyond the source's.
+    """Settings of a search.
 
-    n pieces, including END, have the score (sum of log-probabilities) / ((5 + n) / 6) ** `length_penalty` (Wu et al. 2016, with the
-    constants of the transformer's reference). Raises UsageError for invalid numbers.
+    `beam` 1 is greedy, `extra_length` bounds the pieces beyond the source's. n pieces, including END, have the score (sum of
+    log-probabilities) / ((5 + n) / 6) ** `length_penalty` (Wu et al. 2016, with the constants of the transformer's reference). Raises
+    UsageError for invalid numbers.
     """
 
     beam: int = 4
@@ -249,8 +255,8 @@ class Decoding:
     @property
     def signature(self) -> str:
         """The settings in records: ``greedy,+50`` or ``beam4,penalty0.6,+50``."""
-        found = "greedy" if self.beam == 1 else f"beam{self.beam},penalty{self.length_penalty:g}"
-        return f"{found},+{self.extra_length}"
+        method = "greedy" if self.beam == 1 else f"beam{self.beam},penalty{self.length_penalty:g}"
+        return f"{method},+{self.extra_length}"
 
 
 GREEDY = Decoding(beam=1)  # for evaluations during a run
@@ -283,12 +289,18 @@ class TranslationQuality:
         return language.metrics(self.tokenizer)
 
     def sentence_sums(self, hypotheses: Sequence[str], references: Sequence[str]) -> Mapping[str, float]:
-        """Return the sums by name. They must be additive over sentences, as several processes score parts."""
-        found = language.sentence_sums(hypotheses, references, self.tokenizer)
-        return dict(zip(language.SUMS, found.tolist(), strict=True))
+        """Return the sums by name.
+
+        They must be additive over sentences, as several processes score parts.
+        """
+        values = language.sentence_sums(hypotheses, references, self.tokenizer)
+        return dict(zip(language.SUMS, values.tolist(), strict=True))
 
     def signature(self, decoding: Decoding, sentences: int) -> str:
-        """Return what makes scores comparable: sacrebleu's signature, decoding, sentences. Raises MissingPackageError."""
+        """Return what makes scores comparable: sacrebleu's signature, decoding, sentences.
+
+        Raises MissingPackageError.
+        """
         return f"{language.signature(self.tokenizer)}|{decoding.signature}|sentences:{sentences}"
 
     def count(self, sums: Mapping[str, float]) -> float:
@@ -298,8 +310,8 @@ class TranslationQuality:
     def wrong_with(self, sums: Mapping[str, float], sentences: float) -> str | None:
         """Return why these cannot be the sums of this number of sentences, or None."""
         if missing := [name for name in self.sums if name not in sums]:
-            there = ", ".join(sorted(sums)) or "of no name"
-            return f"no {' and no '.join(missing)}: sums {there}, instead of {', '.join(sorted(self.sums))}"
+            names = ", ".join(sorted(sums)) or "of no name"
+            return f"no {' and no '.join(missing)}: sums {names}, instead of {', '.join(sorted(self.sums))}"
         if more := sorted(set(sums) - set(self.sums)):
             return f"the sums {', '.join(more)} in addition to {', '.join(sorted(self.sums))}"
         for name, value in sums.items():
@@ -314,17 +326,20 @@ class TranslationQuality:
 
 
 def checked_sums(quality: TranslationQuality, hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """Return the translations' sums. Raises RunFailedError if `sentence_sums` fails or is invalid."""
+    """Return the translations' sums.
+
+    Raises RunFailedError if `sentence_sums` fails or is invalid.
+    """
     what = f"the model's {type(quality).__name__}.sentence_sums"
     try:
-        found = {name: float(value) for name, value in quality.sentence_sums(hypotheses, references).items()}
+        sums = {name: float(value) for name, value in quality.sentence_sums(hypotheses, references).items()}
     except TrainerError:
         raise
     except Exception as error:
         raise RunFailedError(f"{what} fails: {type(error).__name__}: {error}") from error
-    if (wrong := quality.wrong_with(found, len(hypotheses))) is not None:
+    if (wrong := quality.wrong_with(sums, len(hypotheses))) is not None:
         raise RunFailedError(f"{what} returned {wrong}")
-    return found
+    return sums
 
 
 def refuse_unscorable(data: Dataset, quality: TranslationQuality) -> None:
@@ -332,7 +347,7 @@ def refuse_unscorable(data: Dataset, quality: TranslationQuality) -> None:
     sizes = data.info.text.vocabulary_sizes
     columns = {name: sizes[name] for name in (quality.source, quality.target) if name in sizes}
     files = {name: data.attachment(name) for name in SCORING_FILES if name in data.attachments}
-    if (wrong := wrong_scoring_files(files, columns, data.info.sizes["test"])) is not None:
+    if (wrong := scoring_problem(files, columns, data.info.sizes["test"])) is not None:
         raise UsageError(
             f"data: translations of {data.info.name!r} cannot be scored: {wrong}. Its source has to be mended, and made again."
         )
@@ -359,14 +374,17 @@ class TranslationScorer:
 
     @cached_property
     def _test_references(self) -> list[str]:
-        found = reference_lines(self._data.attachment(TEST_REFERENCES))
-        if len(found) != (examples := self._data.info.sizes["test"]):
-            problem = f"{TEST_REFERENCES} of {self._data.info.name!r} has {len(found)} lines, and the test split {examples} examples"
+        lines = reference_lines(self._data.attachment(TEST_REFERENCES))
+        if len(lines) != (examples := self._data.info.sizes["test"]):
+            problem = f"{TEST_REFERENCES} of {self._data.info.name!r} has {len(lines)} lines, and the test split {examples} examples"
             raise RuntimeError(problem)
-        return found
+        return lines
 
     def references(self, split: Split, start: int, stop: int) -> list[str]:
-        """Return the references of sentences start … stop − 1. Raises RuntimeError for missing lines."""
+        """Return the references of sentences start … stop − 1.
+
+        Raises RuntimeError for missing lines.
+        """
         if split != "test":
             column = self._data.column(split, self._quality.target)
             return [self.vocabulary.decode(column.example(number).tolist()) for number in range(start, stop)]
@@ -378,8 +396,11 @@ class TranslationScorer:
         return [column.example(number).astype(np.int64) for number in range(start, stop)]
 
     def scored(self, stepper: Stepper, split: Split, start: int, stop: int, decoding: Decoding) -> Scored:
-        """Translate and score sentences start … stop − 1. Without a hypothesis the translation is empty."""
-        found = decode(stepper, self.sources(split, start, stop), decoding)
-        texts = [self.vocabulary.decode(best[0].pieces) if best else "" for best in found]
+        """Translate and score sentences start … stop − 1.
+
+        Without a hypothesis the translation is empty.
+        """
+        results = decode(stepper, self.sources(split, start, stop), decoding)
+        texts = [self.vocabulary.decode(best[0].pieces) if best else "" for best in results]
         sums = checked_sums(self._quality, texts, self.references(split, start, stop))
-        return Scored(sums, sum(not best for best in found))
+        return Scored(sums, sum(not best for best in results))

@@ -53,20 +53,21 @@ def keep_mask_of_shape(
     if len(shape) == 3:
         return keep_mask_of_positions(seed, step, layer, indices_b, shape[1], shape[2], rate)
     batch, heads, queries, keys = shape
-    kept = keep_mask_of_positions(seed, step, layer, indices_b, queries, keys * heads, rate)
-    return kept.reshape(batch, queries, keys, heads).transpose(0, 3, 1, 2)
+    mask = keep_mask_of_positions(seed, step, layer, indices_b, queries, keys * heads, rate)
+    return mask.reshape(batch, queries, keys, heads).transpose(0, 3, 1, 2)
 
 
 def keep_mask_of_positions(
     seed: int, step: int, layer: int, indices_b: NDArray[np.integer], positions: int, width: int, rate: float
 ) -> NDArray[np.bool_]:
-    """Return a mask, bool [batch, positions, width], that keeps elements with probability 1 − `rate`.
+    """Return a mask, bool [batch, positions, width], that keeps elements at random.
 
-    An element depends only on (seed, step, layer, example, position, feature). The generator is Philox 4×32; its key is drawn from seed and
-    step, its counter is (feature / 8, position, example, layer). An element takes half a word, so `rate` is exact to 2⁻¹⁷.
+    The probability is 1 − `rate`. An element depends only on (seed, step, layer, example, position, feature). The generator is Philox 4×32;
+    its key is drawn from seed and step, its counter is (feature / 8, position, example, layer). An element takes half a word, so `rate` is
+    exact to 2⁻¹⁷.
     """
     blocks = -(-width // FEATURES_OF_BLOCK)
-    kept = np.empty((len(indices_b), positions, width), np.bool_)
+    mask = np.empty((len(indices_b), positions, width), np.bool_)
     key = np.random.SeedSequence([seed, step]).generate_state(2, np.uint32).tolist()
     threshold = np.uint16(round(drawn_rate(rate) * 2**16))
     features_f, positions_t1 = np.arange(blocks, dtype=np.uint64), np.arange(positions, dtype=np.uint64)[:, None]
@@ -77,8 +78,8 @@ def keep_mask_of_positions(
         for number, word in enumerate(philox_4x32((features_f, positions_t1, examples_b11, np.uint64(layer)), key)):
             random[..., number] = word
         halves_btf = random.view("<u2").reshape(len(examples_b11), positions, blocks * FEATURES_OF_BLOCK)
-        np.greater_equal(halves_btf[:, :, :width], threshold, out=kept[first : first + rows])
-    return kept
+        np.greater_equal(halves_btf[:, :, :width], threshold, out=mask[first : first + rows])
+    return mask
 
 
 def philox_4x32(counter: Sequence[Numbers], key: Sequence[int]) -> Sequence[Numbers]:
@@ -86,8 +87,13 @@ def philox_4x32(counter: Sequence[Numbers], key: Sequence[int]) -> Sequence[Numb
     first, second, third, fourth = counter
     for number in range(ROUNDS):
         left, right = (np.uint64((word + number * increment) % 2**32) for word, increment in zip(key, KEY_STEPS, strict=True))
-        one, other = first * MULTIPLIERS[0], third * MULTIPLIERS[1]
-        first, second, third, fourth = (other >> HALF) ^ second ^ left, other & LOW_WORD, (one >> HALF) ^ fourth ^ right, one & LOW_WORD
+        product, second_product = first * MULTIPLIERS[0], third * MULTIPLIERS[1]
+        first, second, third, fourth = (
+            (second_product >> HALF) ^ second ^ left,
+            second_product & LOW_WORD,
+            (product >> HALF) ^ fourth ^ right,
+            product & LOW_WORD,
+        )
     return first, second, third, fourth
 
 
@@ -101,5 +107,5 @@ def keep_mask(seed: int, step: int, layer: int, indices_b: NDArray[np.integer], 
     random_bw = np.empty((len(indices_b), words), np.dtype("<u8"))
     for row, index in enumerate(indices_b):
         random_bw[row] = np.random.Philox(key=[seed, step], counter=[0, 0, layer, int(index)]).random_raw(words)
-    kept: NDArray[np.bool_] = random_bw.view("<u4")[:, :width] >= np.uint32(round(drawn_rate(rate) * 2**32))
-    return kept
+    mask: NDArray[np.bool_] = random_bw.view("<u4")[:, :width] >= np.uint32(round(drawn_rate(rate) * 2**32))
+    return mask

@@ -1,24 +1,4 @@
-"""Objectives: what training minimises and what an evaluation counts, independent of the framework.
-
-The sums of an objective are named float64 numbers that workers add up in one vector, in the order of `sums`. Every backend computes
-``loss_sum``, ``examples``, ``correct`` of a classifier, and ``COLUMN_tokens`` of a column of varying length that the model reads. Other
-sums come from a function of the model's forward module::
-
-    def example_sums(logits_bk, y_b, context):  # tensors of the framework, for a batch
-        return {"correct_in_5": …}              # [batch] numbers by the name of the sum
-
-A loss is the sum of what each example of the global batch adds, divided by the sum of what each counts (`weight`). Backends know the loss
-``cross_entropy`` of one label per example. Any other is the name of a function in the forward module, which returns what each example adds:
-of a sequence, the sum over its tokens::
-
-    def tagging_loss(logits_btk, targets, context):  # `targets` as `models.base` has it for the column `ModelSpec.target`
-        return …                                     # [batch], float32
-
-`context` is the `ForwardContext` of the forward pass that gave the logits.
-
-With `translation` an evaluation also translates: the forward module then has `encode`, `empty_cache` and `decode_step`
-(`backends.decoding_functions`), and further sums are those of `models.decoding.TranslationQuality` or a subclass of it.
-"""
+"""Objectives: what training minimises and what an evaluation counts, in any framework."""
 
 from __future__ import annotations
 
@@ -46,9 +26,26 @@ _COMPARISONS: Mapping[Better, str] = {"higher": ">=", "lower": "<="}
 class Objective:
     """The loss and the metrics of a model.
 
-    `loss` is minimised as a weighted mean: the sum of losses divided by the sum `weight`. `metrics` are functions of `every_sum`, the
-    headline first. With `translation` an evaluation also translates, and its metrics precede `metrics` (`every_metric`). Raises ValueError
-    for missing sums, repeated or too many names, and a `weight` other than examples for ``cross_entropy``.
+    The sums are named float64 numbers that workers add up in one vector, in the order of `sums`. Every backend computes ``loss_sum``,
+    ``examples``, ``correct`` of a classifier, and ``COLUMN_tokens`` of a column of varying length that the model reads. Other sums come
+    from a function of the model's forward module::
+
+        def example_sums(logits_bk, y_b, context):  # tensors of the framework, for a batch
+            return {"correct_in_5": …}              # [batch] numbers by the name of the sum
+
+    A loss is the sum of what each example of the global batch adds, divided by the sum of what each counts (`weight`). Backends know the
+    loss ``cross_entropy`` of one label per example. Any other is the name of a function in the forward module, which returns what each
+    example adds: of a sequence, the sum over its tokens::
+
+        def tagging_loss(logits_btk, targets, context):  # `targets` as for `ForwardContext`, of the column `ModelSpec.target`
+            return …                                     # [batch], float32
+
+    `context` is the `ForwardContext` of the forward pass that gave the logits.
+
+    `metrics` are functions of `every_sum`, the headline first. With `translation` an evaluation also translates, and its metrics precede
+    `metrics` (`every_metric`): the forward module then has `encode`, `empty_cache` and `decode_step` (`backends.decoding_functions`), and
+    further sums are those of `models.decoding.TranslationQuality` or a subclass of it. Raises ValueError for missing sums, repeated or too
+    many names, and a `weight` other than examples for ``cross_entropy``.
     """
 
     name: str
@@ -129,26 +126,37 @@ class Objective:
         return next((metric.bounds for metric in self.every_metric if metric.name == info.name), None)
 
     def common_parts(self, losses_b: Any, ones_b: Any, *columns: Any) -> dict[str, Any]:
-        """Return the parts of `sums` that every model has, from its losses, [batch] ones, and what it is given of its columns."""
-        lengths = {name: value for given in columns if isinstance(given, dict) for name, value in given.items() if name.endswith(LENGTHS)}
+        """Return the parts of `sums` that every model has.
+
+        They are from its losses, [batch] ones, and its columns.
+        """
+        lengths = {
+            name: value for column in columns if isinstance(column, dict) for name, value in column.items() if name.endswith(LENGTHS)
+        }
         tokens = {name.removesuffix(LENGTHS) + TOKENS: value for name, value in lengths.items()}
         return {LOSS_SUM: losses_b, COUNTED: ones_b, **tokens}
 
     def check_parts(self, ranks: Mapping[str, int | None]) -> None:
-        """Raise UsageError unless each sum has parts of shape [batch]. `ranks`: dimensions by sum, None if it is no tensor."""
+        """Raise UsageError unless each sum has parts of shape [batch].
+
+        `ranks`: dimensions by sum, None if it is no tensor.
+        """
         if missing := [name for name in self.sums if name not in ranks]:
             raise UsageError(f"model: example_sums returned no {', '.join(missing)}, which the objective {self.name!r} adds up")
         for name in self.sums:
             if ranks[name] != 1:
-                found = "is no tensor" if ranks[name] is None else f"has {ranks[name]} dimensions"
-                raise UsageError(f"model: {name!r} of example_sums {found}; a number for each example is needed, [batch]")
+                problem = "is no tensor" if ranks[name] is None else f"has {ranks[name]} dimensions"
+                raise UsageError(f"model: {name!r} of example_sums {problem}; a number for each example is needed, [batch]")
 
     def named(self, sums: Sequence[float]) -> dict[str, float]:
         """Return a vector of `sums` by name. Raises ValueError for another length."""
         return dict(zip(self.sums, sums, strict=True))
 
     def wrong_with(self, sums: Mapping[str, float]) -> str | None:
-        """Return why forward passes cannot have these sums, or None. With translation, bounds are unchecked."""
+        """Return why forward passes cannot have these sums, or None.
+
+        With translation, bounds are unchecked.
+        """
         if set(sums) != set(self.sums):
             return f"sums {', '.join(sorted(sums))}, instead of {', '.join(sorted(self.sums))}"
         for name in {COUNTED, self.weight}:
@@ -174,14 +182,17 @@ class Objective:
         return {metric.name: self.value(metric, sums) for metric in metrics}
 
     def value(self, metric: Metric, sums: Mapping[str, float]) -> float:
-        """Compute a metric. Raises RunFailedError, naming it, if its function fails or returns no number."""
+        """Compute a metric.
+
+        Raises RunFailedError, naming it, if its function fails or returns no number.
+        """
         try:
             return float(metric.value(sums))
         except TrainerError:
             raise
         except Exception as error:
-            found = ", ".join(f"{name} {value:g}" for name, value in sums.items())
-            raise RunFailedError(f"metric {metric.name!r} cannot be computed from {found}: {type(error).__name__}: {error}") from error
+            sums_text = ", ".join(f"{name} {value:g}" for name, value in sums.items())
+            raise RunFailedError(f"metric {metric.name!r} cannot be computed from {sums_text}: {type(error).__name__}: {error}") from error
 
 
 CLASSIFICATION = Objective("classification", CROSS_ENTROPY, (LOSS_SUM, "correct", COUNTED), (ACCURACY,))  # one label per example

@@ -78,7 +78,8 @@ def save(run, step=500, values=None, chunk=1000, **changed):
     whole = b"".join(value.tobytes() for value in values.values())
     for start in range(0, len(whole), chunk):
         writer.write(whole[start : start + chunk])
-    return writer.finish()
+    writer.seal()
+    return writer.publish()
 
 
 def save_until(run, step, deadly):

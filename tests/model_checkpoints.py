@@ -45,4 +45,5 @@ def save_model(run, model, shape=(3, 32, 32), classes=10, step=123, seed=0, info
     writer = CheckpointWriter(run / "checkpoints", meta, entries(values))
     for value in values.values():
         writer.write(value.data)
-    return writer.finish()
+    writer.seal()
+    return writer.publish()

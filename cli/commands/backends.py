@@ -20,12 +20,14 @@ def backends(as_json: bool, fresh: bool) -> None:
     Each framework is imported in a separate process, which takes a few seconds. Results are cached until the installation, the GPUs or
     their driver change.
     """
-    found = probe_kept(fresh=fresh)
-    click.echo(json_text([asdict(one) for one in found], indent=2) if as_json else "\n".join(map(describe, found)))
+    availabilities = probe_kept(fresh=fresh)
+    click.echo(
+        json_text([asdict(backend) for backend in availabilities], indent=2) if as_json else "\n".join(map(describe, availabilities))
+    )
 
 
-def describe(found: Availability) -> str:
+def describe(backend: Availability) -> str:
     """Return a line about a backend, with the remedy below if it is unusable."""
-    if found.problem is None:
-        return f"{found.name:<8}{found.version}  on {', '.join(found.devices)}"
-    return f"{found.name:<8}unusable: {found.problem}" + (f"\n        {found.hint}" if found.hint else "")
+    if backend.problem is None:
+        return f"{backend.name:<8}{backend.version}  on {', '.join(backend.devices)}"
+    return f"{backend.name:<8}unusable: {backend.problem}" + (f"\n        {backend.hint}" if backend.hint else "")

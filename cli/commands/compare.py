@@ -79,26 +79,28 @@ def compare(
     RUN is a run directory, the name of one in the folder with the runs, or a folder of runs. Ratios are relative to the first run; † marks
     figures that are not comparable with the first run's.
     """
-    forms = [name for name, given in (("--json", as_json), ("--csv", csv_too), ("--markdown", markdown), ("--latex", latex)) if given]
+    forms = [name for name, is_given in (("--json", as_json), ("--csv", csv_too), ("--markdown", markdown), ("--latex", latex)) if is_given]
     if len(forms) > 1:
         raise UsageError(f"{forms[1]} cannot be combined with {forms[0]}; choose one of --json, --csv, --markdown and --latex.")
     check_choice("--layout", layout, _LAYOUTS)
-    found = finished_runs(runs, out)
+    finished = finished_runs(runs, out)
     if curves is not None:
         if by is not None or metric is not None or markdown or latex:
             raise UsageError("--curves: goes with --over, --smooth, --points, --json and --csv alone.")
-        _print_curves(found, curves, over or "steps", smooth, points, as_json)
+        _print_curves(finished, curves, over or "steps", smooth, points, as_json)
         return
     if over is not None or smooth is not None or points is not None:
         raise UsageError("--over, --smooth and --points: say what a curve is like; name it with --curves loss, for example.")
-    rules = [setting_rule(text) for text in _listed("--by", by, "settings, such as nodes or batch_size")]
-    comparison = compare_runs(found, fold=fold, by=rules)
-    columns = [column(text, metric_columns(comparison.runs)) for text in _listed("--metric", metric, "figures, such as accuracy or memory")]
+    rules = [setting_rule(text) for text in _split_list("--by", by, "settings, such as nodes or batch_size")]
+    comparison = compare_runs(finished, fold=fold, by=rules)
+    columns = [
+        column(text, metric_columns(comparison.runs)) for text in _split_list("--metric", metric, "figures, such as accuracy or memory")
+    ]
     if csv_too:
         click.echo(as_csv(comparison, columns), nl=False)
         return
-    groups = {one.group for one in columns}
-    figures = FIGURES if as_json or not columns else tuple(one for one in FIGURES if groups & _RANKED_FOR[one])
+    groups = {shown.group for shown in columns}
+    figures = FIGURES if as_json or not columns else tuple(figure for figure in FIGURES if groups & _RANKED_FOR[figure])
     concluded = conclude(comparison.runs, figures=figures)
     words = told(concluded) if concluded.concludes and (figures or groups & LEARNT) else None
     if as_json:
@@ -106,7 +108,7 @@ def compare(
         click.echo(json_text({"conclusion": conclusion, **comparison.to_json()}, indent=1))
     elif markdown or latex:
         before = [] if words is None else as_lines(words)
-        text = as_markdown(comparison, columns, before) if markdown else as_latex(found, columns, before, by=rules, fold=fold)
+        text = as_markdown(comparison, columns, before) if markdown else as_latex(finished, columns, before, by=rules, fold=fold)
         click.echo(text, nl=False)
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
@@ -115,7 +117,7 @@ def compare(
         click.echo("" if words is None else closing_text(words, width), nl=False)
 
 
-def _listed(option: str, text: str | None, allowed: str) -> list[str]:
+def _split_list(option: str, text: str | None, allowed: str) -> list[str]:
     if text is None:
         return []
     parts = [part for part in text.split(",") if part.strip()]
@@ -133,5 +135,5 @@ def _print_curves(runs: Sequence[Run], quantity: str, over: str, smooth: float |
     check_choice("--curves", quantity, known)
     if over not in AXES:
         raise UsageError.of("--over", over, ", ".join(AXES), AXES)
-    found = curves_of(runs, quantity, over, smooth=smooth, points=points or POINTS)
-    click.echo(json_text(found.to_json(), indent=1) if as_json else found.to_csv(), nl=as_json)
+    drawn = curves_of(runs, quantity, over, smooth=smooth, points=points or POINTS)
+    click.echo(json_text(drawn.to_json(), indent=1) if as_json else drawn.to_csv(), nl=as_json)

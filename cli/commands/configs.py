@@ -23,13 +23,13 @@ class ShippedConfig:
 
 def describe_configs() -> list[ShippedConfig]:
     """Return the shipped configurations; a file's first line is its description."""
-    found = []
+    described = []
     for name, source in shipped().items():
         text = source.read_text(encoding="utf-8")
         first = text.splitlines()[0].removeprefix("#").strip()
         sweeps = SWEEP in parse_toml(text.encode(), "configs", name)
-        found.append(ShippedConfig(name, first, f"trainer sweep {name}" if sweeps else f"trainer run --config {name}"))
-    return found
+        described.append(ShippedConfig(name, first, f"trainer sweep {name}" if sweeps else f"trainer run --config {name}"))
+    return described
 
 
 @click.group("configs", invoke_without_command=True, short_help="List or show the shipped experiments.")
@@ -44,12 +44,12 @@ def configs(ctx: click.Context, as_json: bool) -> None:
         if as_json:
             raise UsageError("--json: belongs to the list, and a configuration is TOML")
         return
-    found = describe_configs()
+    described = describe_configs()
     if as_json:
-        click.echo(json_text([asdict(one) for one in found], indent=2))
+        click.echo(json_text([asdict(config) for config in described], indent=2))
         return
-    wide = max(len(one.command) for one in found)
-    click.echo("\n".join(f"{one.command:<{wide}}  {one.description}" for one in found))
+    wide = max(len(config.command) for config in described)
+    click.echo("\n".join(f"{config.command:<{wide}}  {config.description}" for config in described))
 
 
 @configs.command("show")

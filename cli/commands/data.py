@@ -26,7 +26,12 @@ def data() -> None:
     """List, prepare, verify and remove datasets."""
 
 
-_data_dir_option = click.option("--data-dir", type=GivenPath(), help="Folder with the dataset's original files.")
+_data_dir_option = click.option(
+    "--data-dir",
+    type=GivenPath(),
+    callback=lambda ctx, parameter, folder: None if folder is None else whole_path(folder),
+    help="Folder with the dataset's original files.",
+)
 _vocabulary_option = click.option(
     "--vocabulary", type=IntegerRange(2, 65_535), help="Text: vocabulary size; it becomes part of the dataset's name."
 )
@@ -60,7 +65,6 @@ def prepare_command(names: Sequence[str], data_dir: Path | None, vocabulary: int
     """Prepare datasets, so that runs can start at once."""
     output_is_a_copy()
     name_settings({"data_dir": "flag", "vocabulary": "flag"})
-    data_dir = None if data_dir is None else whole_path(data_dir)
     for name in names if vocabulary is None else [full_name(name, data_dir, vocabulary) for name in names]:
         stored_dataset.prepare(name, data_dir, again)
         opened = stored_dataset.open_dataset(name, data_dir)
@@ -84,16 +88,15 @@ def info_command(name: str, data_dir: Path | None, vocabulary: int | None, as_js
     Prepares it if necessary.
     """
     name_settings({"data_dir": "flag", "vocabulary": "flag"})
-    data_dir = None if data_dir is None else whole_path(data_dir)
     name = name if vocabulary is None else full_name(name, data_dir, vocabulary)
     facts = described(stored_dataset.open_dataset(name, data_dir))
     if as_json:
         click.echo(json_text(facts, indent=2))
         return
     for key, value in facts.items():
-        rows = [(f"{key} {part}", each) for part, each in value.items()] if isinstance(value, dict) else [(key, value)]
-        for label, each in rows:
-            click.echo(one_line(f"{label.replace('_', ' '):30}{_shown(each)}"))
+        rows = [(f"{key} {part}", fact) for part, fact in value.items()] if isinstance(value, dict) else [(key, value)]
+        for label, fact in rows:
+            click.echo(one_line(f"{label.replace('_', ' '):30}{_render_value(fact)}"))
 
 
 @data.command("verify")
@@ -146,7 +149,7 @@ def _raise_for_damage(reports: Iterable[stored_dataset.StoreReport]) -> None:
         raise DamagedStoreError("\n".join(lines))
 
 
-def _shown(value: object) -> str:
+def _render_value(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):

@@ -15,8 +15,10 @@ from ...core.errors import UsageError
 from ...core.job import Job
 from ...core.settings.job_fields import flag_name
 from ...core.settings.personal import GivenOption
+from ...launch.launchers.host_list import LooksAtHosts
 from ...launch.launchers.machine_checks import Check, check_machine
 from ...launch.launchers.registry import LaunchRequest, allocated, choose_launcher, launcher_plugin, name_of_launcher, takes_option
+from ...launch.preflight.findings import table
 from ..options import (
     FURTHER_PLACES,
     NAMING_NODES,
@@ -49,10 +51,10 @@ def doctor(ctx: click.Context, /, as_json: bool, fresh: bool, launcher: str | No
     """
     personal = given_personal(ctx)
     name_settings({"launcher": "flag"})
-    counted = {name: given for name, given in personal.items() if _counts(given, launcher)}
+    counted = {name: option for name, option in personal.items() if _is_relevant(option, launcher)}
     if launcher is not None or counted.keys() & {*NAMING_NODES}:
         ctx.exit(_check_hosts(launcher, counted, timeout, as_json=as_json))
-    _tell_others(personal)
+    _note_other_hosts(personal)
     checks, can_train = check_machine(fresh=fresh)
     if as_json:
         click.echo(json_text({"can_train": can_train, "python": platform.python_version(), "checks": list(map(asdict, checks))}, indent=2))
@@ -62,48 +64,46 @@ def doctor(ctx: click.Context, /, as_json: bool, fresh: bool, launcher: str | No
     ctx.exit(0 if can_train else 1)
 
 
-def _counts(given: GivenOption, launcher: str | None) -> bool:
-    name = given.option.name
-    if given.typed or name not in NAMING_NODES:
+def _is_relevant(option: GivenOption, launcher: str | None) -> bool:
+    name = option.option.name
+    if option.typed or name not in NAMING_NODES:
         return True
-    return not given.of_own_file if launcher is None else takes_option(launcher, name)
+    return not option.is_from_file if launcher is None else takes_option(launcher, name)
 
 
-def _tell_others(personal: Mapping[str, GivenOption]) -> None:
+def _note_other_hosts(personal: Mapping[str, GivenOption]) -> None:
     if personal.keys() & {*NAMING_NODES}:
         note("your own file names hosts for runs; this is about this machine, and --hosts, --hostfile or --launcher about them")
         return
-    given = LaunchRequest(Job(), note, allocated=allocated("auto", os.environ)[0], environment=os.environ)
-    launcher = name_of_launcher(given)
+    request = LaunchRequest(Job(), note, allocated=allocated("auto", os.environ)[0], environment=os.environ)
+    launcher = name_of_launcher(request)
     if words := launcher_plugin(launcher).nodes_in_words:
         note(f"this is about this machine, and --launcher {launcher} about {words}")
 
 
-def _check_hosts(launcher: str | None, given: Mapping[str, GivenOption], timeout_seconds: float, *, as_json: bool) -> int:
-    from ...launch.launchers.host_list import LooksAtHosts
+def _check_hosts(launcher: str | None, personal: Mapping[str, GivenOption], timeout_seconds: float, *, as_json: bool) -> int:
     from ...launch.launchers.ssh import shape_of_hosts
-    from ...launch.preflight.findings import table
 
-    hosts, batch = given_hosts(given), allocated(launcher or "auto", os.environ)[0]
-    further = {name: given[name].value for name in FURTHER_PLACES if name in given}
+    hosts, batch = given_hosts(personal), allocated(launcher or "auto", os.environ)[0]
+    further = {name: personal[name].value for name in FURTHER_PLACES if name in personal}
     if further and hosts:
         raise UsageError(f"{flag_name(next(iter(further)))} and --hosts: both say where the nodes are; give one of them")
     shape = {"nodes": str(len(batch) or 1)} if not hosts else shape_of_hosts(hosts)
     job = Job.model_validate({"launcher": launcher or "auto", "start_timeout": timeout_seconds, **shape})
-    request = LaunchRequest(job, note, hosts=hosts, allocated=batch, python=given_python(given), options=further, environment=os.environ)
+    request = LaunchRequest(job, note, hosts=hosts, allocated=batch, python=given_python(personal), options=further, environment=os.environ)
     chosen = choose_launcher(request)
     if not isinstance(chosen, LooksAtHosts):
         raise UsageError(f"--launcher: got {launcher!r}, which starts nothing on other hosts; leave it out to have this machine checked")
     try:
-        found = chosen.look(timeout_seconds)
+        findings = chosen.look(timeout_seconds)
     finally:
         chosen.close()
-    names = list(dict.fromkeys(one.host for one in found))
-    bad = {one.host for one in found if one.state == "bad"}
+    names = list(dict.fromkeys(finding.host for finding in findings))
+    bad = {finding.host for finding in findings if finding.state == "bad"}
     if as_json:
-        click.echo(json_text({"can_train": not bad, "hosts": names, "findings": list(map(asdict, found))}, indent=2))
+        click.echo(json_text({"can_train": not bad, "hosts": names, "findings": list(map(asdict, findings))}, indent=2))
     else:
-        click.echo(table(found))
+        click.echo(table(findings))
         click.echo(f"\n{f'{len(bad)} of {len(names)} hosts cannot take part in a run.' if bad else 'A run can begin on these hosts.'}")
     return 1 if bad else 0
 

@@ -62,16 +62,16 @@ def evaluate(
     check_choice("--split", split, SPLITS)
     if predictions is not None:
         _check_new(predictions)
-    asked = TaskSettings(**settings)
+    task_settings = TaskSettings(**settings)
     chosen = trained_weights(source, selection, settings, trusted=trust_run)
     meta = chosen.meta
-    job = trained_job(meta, asked)
+    job = trained_job(meta, task_settings)
     dataset = fitting_data(meta, job)
     spec = rebuilt_model(meta)
     state = State(chosen.parameters(), {}, meta.step, chosen.buffers())
-    if spec.objective.translation is None and (asked.beam, asked.length_penalty) != (None, None):
+    if spec.objective.translation is None and (task_settings.beam, task_settings.length_penalty) != (None, None):
         raise UsageError(
-            f"--{'beam' if asked.beam is not None else 'length-penalty'}: does nothing here, as {job.model!r} translates nothing."
+            f"--{'beam' if task_settings.beam is not None else 'length-penalty'}: does nothing here, as {job.model!r} translates nothing."
         )
     if predictions is not None and not spec.classes:
         raise UsageError(f"--predictions: {job.model!r} has no classes, so that there are no logits of examples to write.")

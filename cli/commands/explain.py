@@ -13,9 +13,9 @@ from ...core.errors import UsageError
 from ...core.units import MAX_AMOUNT
 from ...records.store.jsonl import finite_json
 from ...report.analysis.advice import advise
+from ...report.analysis.diagnosis import diagnose as explain_run
+from ...report.analysis.diagnosis_text import answers, answers_json, answers_page, explain_several, headline, notes, page
 from ...report.analysis.duration import Wanted
-from ...report.analysis.explanation_text import answers, answers_json, answers_page, explain_several, headline, notes, page
-from ...report.analysis.verdict import explain as explain_run
 from ...report.compare.run_tables import to_text
 from ...report.runs.locate import find_run, is_run, run_names
 from ...report.runs.run import Run, as_recorded
@@ -43,13 +43,17 @@ def explain(run: str, out: Path, planned_steps: int | None, planned_epochs: int 
     if (folder := _folder_of_runs(run, out)) is not None:
         if planned_steps is not None or planned_epochs is not None:
             raise UsageError("planned-steps and planned-epochs: are about one run; name one of the sweep")
-        _explain_several(folder, out, as_json=as_json)
+        explained = explain_several(finished_runs([str(folder)], out))
+        if as_json:
+            click.echo(json_text(explained.to_json(), indent=1))
+        else:
+            echo_wrapped(to_text(explained.page()))
         return
-    found = as_recorded(Run(find_run(run, out)))
-    explanation = explain_run(found)
-    warn_of_lost_updates([found])
+    recorded = as_recorded(Run(find_run(run, out)))
+    explanation = explain_run(recorded)
+    warn_of_lost_updates([recorded])
     advice = advise(explanation)
-    answered = answers(found, explanation, Wanted(planned_steps, planned_epochs))
+    answered = answers(recorded, explanation, Wanted(planned_steps, planned_epochs))
     if as_json:
         words = {"text": headline(explanation), "notes": notes(explanation), "advice": [asdict(entry) for entry in advice]}
         document = {**explanation.to_json(), **words, "questions": answers_json(answered)}
@@ -64,11 +68,3 @@ def _folder_of_runs(text: str, out: Path) -> Path | None:
         if os.path.isdir(folder) and not is_run(folder) and next(run_names(folder), None) is not None:
             return folder
     return None
-
-
-def _explain_several(folder: Path, out: Path, *, as_json: bool) -> None:
-    explained = explain_several(finished_runs([str(folder)], out))
-    if as_json:
-        click.echo(json_text(explained.to_json(), indent=1))
-    else:
-        echo_wrapped(to_text(explained.page()))

@@ -15,7 +15,7 @@ import click
 from ...backends.export import PLAIN, PLAIN_FORMATS
 from ...backends.loading import declared_capabilities, load_backend
 from ...checkpoint import CHECKPOINTS, DamagedCheckpointError, is_checkpoint, list_checkpoints, read_checkpoint
-from ...checkpoint.selection import ChosenWeights, Selection, held
+from ...checkpoint.selection import ChosenWeights, Selection, locked_weights
 from ...core.console import json_text, note
 from ...core.errors import TrainerError, UsageError
 from ...core.plugins import Plugin, available
@@ -59,16 +59,16 @@ def export(
     if describe == (format_name is not None):
         raise UsageError(f"--format: give one of {', '.join(_writers())}; or --describe to list the files.")
     if describe:
-        for option in (*(["--model"] if model else []), *selection.given):
+        for option in (*(["--model"] if model else []), *selection.given_options):
             raise UsageError(f"{option}: belongs to --format; --describe loads no model")
         _describe(source, as_json=as_json)
         return
     output_is_a_copy()
     backend = _writer(format_name or "")
-    with held(find_run_or_checkpoint(source), selection) as chosen:
+    with locked_weights(find_run_or_checkpoint(source), selection) as chosen:
         for error in chosen.damaged:
             note(f"{error} Another one is taken.")
-        target = output or _beside(chosen, format_name or "")
+        target = output or _default_target(chosen, format_name or "")
         link = EXPORTS if output is None and target.parent.name == EXPORTS and target.parent.is_symlink() else None
         recorded = chosen.meta.job["model"]
         name_settings({"model": "flag" if model is not None else f"checkpoint {chosen.path.name}"})
@@ -82,7 +82,7 @@ def export(
 
 def _writers() -> dict[str, Plugin | None]:
     """Return the backend that writes each format, None if no framework does."""
-    found: dict[str, Plugin | None] = dict.fromkeys(PLAIN_FORMATS)
+    writers: dict[str, Plugin | None] = dict.fromkeys(PLAIN_FORMATS)
     for plugin in available("backend").values():
         try:
             formats = declared_capabilities(plugin).export_formats
@@ -90,8 +90,8 @@ def _writers() -> dict[str, Plugin | None]:
             note(str(error))
             continue
         for name in formats:
-            found.setdefault(name, plugin)
-    return found
+            writers.setdefault(name, plugin)
+    return writers
 
 
 def _writer(name: str) -> str:
@@ -104,7 +104,7 @@ def _writer(name: str) -> str:
     return backend.name
 
 
-def _beside(chosen: ChosenWeights, format_name: str) -> Path:
+def _default_target(chosen: ChosenWeights, format_name: str) -> Path:
     name, checkpoint = f"{chosen.label}-{format_name}", chosen.path
     return checkpoint.parent.parent / EXPORTS / name if checkpoint.parent.name == CHECKPOINTS else checkpoint.with_name(name)
 
@@ -192,13 +192,13 @@ def _describe(source: Path, *, as_json: bool) -> None:
 
 
 def _problems(source: Path) -> Mapping[str, str]:
-    found: dict[str, str] = {}
+    problems: dict[str, str] = {}
     for path in [source] if is_checkpoint(source) else list_checkpoints(source):
         try:
             read_checkpoint(path)
         except DamagedCheckpointError as error:
-            found[path.name] = str(error)
-    return found
+            problems[path.name] = str(error)
+    return problems
 
 
 def _size(count: int) -> str:

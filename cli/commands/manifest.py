@@ -21,7 +21,7 @@ from ...core.topics import Topic
 from ...launch.kubernetes_manifest import CONFIG_FILE, KINDS, NOTIFY_KEY, RUNS_FOLDER, KubernetesRun, Resources, manifest_text
 from ..group import GroupedCommand, topic_option
 from ..options import IntegerRange
-from .batched_run import CHECKPOINTS, checked
+from .batched_run import CHECKPOINTS, check_settings
 
 DECIDED = ("--out", "--bandwidth", "--cores-per-node", "--network", "--python", "--quiet")  # meaningless in pods, or set here
 RESTARTS = 3  # default for runs that can resume
@@ -90,7 +90,7 @@ def manifest() -> None:
     help="Seconds from a pod's notice to its end: 20, and those in which a checkpoint is written (5 GB at 50 MB/s).",
 )
 def manifest_kubernetes(
-    config: str, more: tuple[str, ...], nodes: int, name: str | None, cpus: str | None, memory: str | None, gpus: int, **asked: Any
+    config: str, more: tuple[str, ...], nodes: int, name: str | None, cpus: str | None, memory: str | None, gpus: int, **options: Any
 ) -> None:
     """Print a Kubernetes manifest that trains CONFIG (a file, or the name of a shipped one) on pods as nodes.
 
@@ -98,25 +98,24 @@ def manifest_kubernetes(
     restarts all of them. Nothing is sent to a cluster: trainer manifest kubernetes … | kubectl apply -f -
     """
     chosen = name if name is not None else re.sub(r"[^a-z0-9-]+", "-", Path(config).stem.lower()).strip("-")
-    resolved = checked("`trainer manifest kubernetes`", config, more, nodes, chosen, {}, DECIDED)
-    resolved.refuse_idle_flags()
+    resolved = check_settings("`trainer manifest kubernetes`", config, more, nodes, chosen, {}, DECIDED)
     _refuse_password(resolved)
-    claim, restarts = asked["claim"], asked.pop("restarts")
+    claim, restarts = options["claim"], options.pop("restarts")
     _check_gpus(resolved, gpus)
     run = KubernetesRun(
         chosen,
         nodes,
         command=tuple(_command(config, more, resolved, nodes, chosen, claim, gpus)),
-        config=_own_config(config),
+        config=_config_text(config),
         resources=Resources(cpus, memory, gpus),
         restarts=restarts if restarts is not None else RESTARTS if claim is not None else 0,
         processes=max(resolved.job.workers_by_node),
-        **asked,
+        **options,
     )
     click.echo(manifest_text(run), nl=False)
     if not sys.stdout.isatty():
         note(f"the pods wait for their Secret; once, before the manifest is applied: {run.secret_command}")
-    _tell_notices(run)
+    _note_notifications(run)
     for field in Job.model_fields:
         if (variable := f"TRAINER_{field.upper()}") in os.environ:
             note(f"{variable} is set here, and is not in the pods; give {flag_name(field)} where the run is to have it")
@@ -144,16 +143,17 @@ def _check_gpus(resolved: Resolved, gpus: int) -> None:
         note(f"--gpus {gpus}: a pod has {counted}, one GPU each; --procs-per-node {gpus} uses them all")
 
 
-def _tell_notices(run: KubernetesRun) -> None:
-    found = resolve_personal(("notify", "on_failure"), {}, os.environ)
-    if "notify" in found:
+def _note_notifications(run: KubernetesRun) -> None:
+    personal = resolve_personal(("notify", "on_failure"), {}, os.environ)
+    if "notify" in personal:
         note(
-            f"{found['notify'].key} is set here, and is not in the pods, which take it from the key {NOTIFY_KEY} of the Secret "
+            f"{personal['notify'].key} is set here, and is not in the pods, which take it from the key {NOTIFY_KEY} of the Secret "
             f"{run.secret or run.name} where that has one (docs/clusters.md, Notifications)"
         )
-    if "on_failure" in found:
+    if "on_failure" in personal:
         note(
-            f"{found['on_failure'].key} is set here, and no pod runs it; {NOTIFY_KEY} in the Secret {run.secret or run.name} has them post"
+            f"{personal['on_failure'].key} is set here, and no pod runs it; "
+            f"{NOTIFY_KEY} in the Secret {run.secret or run.name} has them post"
         )
 
 
@@ -170,7 +170,7 @@ def _command(config: str, more: tuple[str, ...], resolved: Resolved, nodes: int,
     return command
 
 
-def _own_config(config: str) -> str | None:
+def _config_text(config: str) -> str | None:
     path = Path(config)
     if not path.exists():
         return None

@@ -56,9 +56,7 @@ def _row(plugin: Plugin, data: DataInfo) -> ModelRow:
     backends = tuple(key.split("/")[1] for key in available("forward") if key.split("/")[0] == plugin.name)
     try:
         known = arguments_of(plugin.name, load(plugin, "model"))
-        arguments = tuple(
-            _described(argument, own=f"that of the {SIZE}" if SIZE in known else "the model's own") for argument in known.values()
-        )
+        arguments = tuple(_describe(argument, f"that of the {SIZE}" if SIZE in known else "the model's own") for argument in known.values())
         module = importlib.import_module(plugin.target.partition(":")[0])
         description = (module.__doc__ or "").strip().split("\n")[0]
     except UsageError as error:
@@ -72,8 +70,8 @@ def _row(plugin: Plugin, data: DataInfo) -> ModelRow:
     return ModelRow(plugin.name, description, None, data.name, backends, problems[0], arguments)
 
 
-def _described(argument: Argument, own: str) -> str:
-    default = own if argument.default is None else argument.write(argument.default)
+def _describe(argument: Argument, without_default: str) -> str:
+    default = without_default if argument.default is None else argument.write(argument.default)
     return f"{argument.name}: {argument.allowed} [default: {default}]"
 
 

@@ -74,7 +74,7 @@ def predict(
     paths = [find_run(run, out) for run in runs]
     if len({path.resolve() for path in paths}) < len(paths):
         raise UsageError("run: got the same run twice; the model is fitted to different ones.")
-    observed = [observe(run) for run in _that_trained(labelled([Run(path) for path in paths]))]
+    observed = [observe(run) for run in _without_diverged(labelled([Run(path) for path in paths]))]
     chosen = _topology(topology, observed[0])
     name_settings({"ps": "flag"})
     servers = _servers(ps, observed, chosen)
@@ -89,13 +89,13 @@ def predict(
     fitted, validation = fit(observed, _exchange(exchange, chosen)), read_validation()
     rows = predicted(fitted, question, validation)
     if as_json:
-        found: dict[str, Any] = finite_json(document(fitted, question, rows, validation))
-        click.echo(json_text(found, indent=1))
+        predictions: dict[str, Any] = finite_json(document(fitted, question, rows, validation))
+        click.echo(json_text(predictions, indent=1))
     else:
         echo_wrapped(to_text(prediction_table(fitted, question, rows, validation)))
 
 
-def _that_trained(runs: Sequence[Run]) -> Sequence[Run]:
+def _without_diverged(runs: Sequence[Run]) -> Sequence[Run]:
     lost = {run.name: since for run in runs if (since := diverged(run.summary)) is not None}
     if not lost or len(lost) == len(runs):
         return runs

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -19,10 +19,17 @@ from ...core.settings.personal import shown_command
 from ...core.settings.sources import Resolved, ResumedRun, resolve
 from ...core.settings.sweeps import MAX_REPEATS, SWEEP_FILE, Grid, read_grid
 from ...core.topics import Topic
+from ...engine.progress import make_progress
+from ...engine.protocol.transport import read_secret
+from ...launch.driver import driver
 from ...launch.driver.notify import Notifier, RunNews
-from ...launch.driver.resumption import TRUST_RUN
+from ...launch.driver.position import Resumption
+from ...launch.driver.resumption import TRUST_RUN, earlier_run, load_resumption
 from ...launch.launchers.environments import BY_HAND, Membership
 from ...launch.launchers.registry import LaunchRequest, choose_launcher
+from ...models.build import written_out
+from ...records.store.run_directory import RunReader
+from ...report.runs.locate import find_run
 from ..group import GroupedCommand, topic_option
 from ..interrupts import TerminationAsInterrupt, deferred_interrupts
 from ..options import (
@@ -37,6 +44,7 @@ from ..options import (
     trust_option,
 )
 from ..run_request import (
+    ResumeState,
     TypedRun,
     check_place,
     find_run_or_checkpoint,
@@ -44,14 +52,12 @@ from ..run_request import (
     place_of,
     recorded_start_timeout,
     request_elsewhere,
+    run_to_resume,
     settings_as_json,
     settings_as_text,
     within_allocation,
 )
 from ..streams import echo_wrapped, output_is_a_copy
-
-if TYPE_CHECKING:
-    from ...launch.driver.position import Resumption
 
 AUTO = Path("auto")  # with --resume: resume the run that the job names, or start it
 
@@ -136,20 +142,20 @@ def run(
     if not print_config:
         output_is_a_copy()
     if resume == AUTO:
-        typed, succeeded = _standing(typed)
+        typed, succeeded = _find_run_to_resume(typed)
         if succeeded is not None:
             return _print_succeeded(succeeded, as_json=as_json)
     if typed.resume is not None and not print_config:
         place = place_of(typed, typed.given_settings)
         if place is not None and not place.is_driver:
             return _join_resumed(typed, typed.resume, place)
-    resolved, resumption = _resolved_job(typed, force=force, trust_run=trust_run)
+    resolved, resumption = _resolve_job(typed, force=force, trust_run=trust_run)
     resolved.refuse_idle_flags()
     if print_config:
         click.echo(settings_as_json(resolved, typed.personal) if as_json else settings_as_text(resolved, typed.personal))
         return 0
-    _tell_notes(typed, resolved, resumption)
-    place = _checked_place(typed, resolved, repeats)
+    _print_notes(typed, resolved, resumption)
+    place = _check_membership(typed, resolved, repeats)
     if repeats is not None:
         from .run_repeats import repeat
 
@@ -157,7 +163,7 @@ def run(
     return _drive_or_join(typed, resolved, place, resumption, as_json=as_json)
 
 
-def _checked_place(typed: TypedRun, resolved: Resolved, repeats: int | None) -> Membership | None:
+def _check_membership(typed: TypedRun, resolved: Resolved, repeats: int | None) -> Membership | None:
     place = place_of(typed, resolved.job.model_dump() if typed.resume is None else typed.given_settings)
     check_place(typed, resolved.job, place)
     if place is not None and place.contract == BY_HAND and resolved.sources["nodes"].startswith("default"):
@@ -178,23 +184,28 @@ def _drive_or_join(typed: TypedRun, resolved: Resolved, place: Membership | None
 
             with TerminationAsInterrupt():
                 return join_run(request.asked, place, request.secret, request.job.start_timeout)
+    note_lone_exchange(typed, request.job)
     command, notifier = shown_command(["trainer", *(typed.ctx.obj or ())]), Notifier(typed.personal, note)
     return _run_with_launcher(request, sources, command, resumption, notifier, quiet=typed.quiet, as_json=as_json)
 
 
-def _standing(typed: TypedRun) -> tuple[TypedRun, Path | None]:
-    """Replace ``--resume auto`` by the run to resume, if any; also return a run that succeeded."""
-    from ..run_request import Standing, standing_run
+def note_lone_exchange(typed: TypedRun, job: Job) -> None:
+    """Note a given direct exchange without peers, which a sweep over nodes may begin with."""
+    if not typed.quiet and job.workers == 1 and job.mode == "sync" and typed.given_settings.get("exchange") == "direct":
+        note("exchange: direct has no effect with one worker")
 
+
+def _find_run_to_resume(typed: TypedRun) -> tuple[TypedRun, Path | None]:
+    """Replace ``--resume auto`` by the run to resume, if any; also return a run that succeeded."""
     new = replace(typed, resume=None)
     resolved = resolve(new.options, os.environ, new.config)
     place = place_of(new, resolved.job.model_dump())
     if place is not None and not place.is_driver:
         return replace(new, automatic=resolved), None
-    standing, path = standing_run(resolved.job)
-    if standing is Standing.HAS_SUCCEEDED:
+    state, path = run_to_resume(resolved.job)
+    if state is ResumeState.SUCCEEDED:
         return new, path
-    return replace(new, automatic=resolved, resume=path if standing is Standing.GOES_ON else None), None
+    return replace(new, automatic=resolved, resume=path if state is ResumeState.RESUMES else None), None
 
 
 def _refuse_contradictions(resume: Path | None, like: str | None, *, force: bool, trust_run: bool, repeats: int | None) -> None:
@@ -209,21 +220,18 @@ def _refuse_contradictions(resume: Path | None, like: str | None, *, force: bool
 
 
 def _join_resumed(typed: TypedRun, resume: Path, place: Membership) -> int:
-    from ...engine.protocol.transport import read_secret
     from ...launch.launchers.joining import join_run, resume_request
 
-    given = typed.given_settings
+    settings = typed.given_settings
     with TerminationAsInterrupt():
-        return join_run(resume_request(resume, given, place), place, read_secret(typed.secret_file), _start_timeout(resume, given))
+        return join_run(resume_request(resume, settings, place), place, read_secret(typed.secret_file), _start_timeout(resume, settings))
 
 
-def _resolved_job(typed: TypedRun, *, force: bool, trust_run: bool) -> tuple[Resolved, Resumption | None]:
+def _resolve_job(typed: TypedRun, *, force: bool, trust_run: bool) -> tuple[Resolved, Resumption | None]:
     if typed.resume is None:
-        resolved = resolve(typed.options, os.environ, typed.config, _like(typed, trust_run=trust_run))
+        resolved = resolve(typed.options, os.environ, typed.config, _read_like(typed, trust_run=trust_run))
         name_settings(resolved.sources)
-        return _with_lasting_names(resolved), None
-    from ...launch.driver.resumption import load_resumption
-
+        return _write_out_names(resolved), None
     name_settings(dict.fromkeys(typed.options, "flag"))
     target = find_run_or_checkpoint(typed.resume)
     resumption = load_resumption(target, typed.options, os.environ, typed.config, force=force, trusted=trust_run)
@@ -231,18 +239,15 @@ def _resolved_job(typed: TypedRun, *, force: bool, trust_run: bool) -> tuple[Res
     return resumption.resolved, resumption
 
 
-def _like(typed: TypedRun, *, trust_run: bool) -> ResumedRun | None:
+def _read_like(typed: TypedRun, *, trust_run: bool) -> ResumedRun | None:
     if typed.like is None:
         return None
-    from ...launch.driver.resumption import earlier_run
-    from ...report.runs.locate import find_run
-
     name_settings(dict.fromkeys(typed.options, "flag"))
     out = typed.options.get("out") or os.environ.get("TRAINER_OUT") or "runs"
     return earlier_run(find_run(typed.like, Path(out)), trusted=trust_run)
 
 
-def _tell_notes(typed: TypedRun, resolved: Resolved, resumption: Resumption | None) -> None:
+def _print_notes(typed: TypedRun, resolved: Resolved, resumption: Resumption | None) -> None:
     for text in () if resumption is None else resumption.notes:
         note(text)
     if typed.quiet:
@@ -253,21 +258,19 @@ def _tell_notes(typed: TypedRun, resolved: Resolved, resumption: Resumption | No
         note(f"{typed.config} describes a sweep: this is its base job; `trainer sweep {typed.config}` runs all of its points")
 
 
-def _start_timeout(resume: Path, given: Mapping[str, Any]) -> float:
-    if "start_timeout" in given:
-        return float(given["start_timeout"])
-    standing = recorded_start_timeout(resume)
-    return standing if standing is not None else float(Job.model_fields["start_timeout"].default)
+def _start_timeout(resume: Path, settings: Mapping[str, Any]) -> float:
+    if "start_timeout" in settings:
+        return float(settings["start_timeout"])
+    recorded = recorded_start_timeout(resume)
+    return recorded if recorded is not None else float(Job.model_fields["start_timeout"].default)
 
 
-def _with_lasting_names(resolved: Resolved) -> Resolved:
+def _write_out_names(resolved: Resolved) -> Resolved:
     """Make data and model names independent of the working directory."""
     job = resolved.job
     plain_model = model_base(job.model) == job.model and not is_reference(job.model)
     if ":" not in job.data and job.data_dir is None and job.vocabulary is None and plain_model:
         return resolved  # nothing to name, and no import before the nodes start
-    from ...models.build import written_out
-
     return replace(resolved, job=written_out(resolved.job))
 
 
@@ -291,9 +294,6 @@ def _run_with_launcher(
         try:
             with deferred_interrupts():
                 launcher.prestart()
-                from ...engine.progress import make_progress
-                from ...launch.driver import driver
-
             progress = make_progress(sys.stderr, quiet)
             path, summary = driver.run(
                 job,
@@ -307,7 +307,7 @@ def _run_with_launcher(
         except BaseException as error:
             notifier.send_end(RunNews.before_start(job.name, error))  # unless the driver has sent it
             if as_json and isinstance(error, RunFailedError | InterruptedRunError) and error.run is not None:
-                _print_what_there_is(error.run)
+                _print_partial_result(error.run)
             raise
         finally:
             launcher.close()
@@ -323,7 +323,6 @@ def _print_summary(path: str, summary: dict[str, Any], *, as_json: bool) -> None
     if as_json:
         _print_json(path, summary)
         return
-    from ...records.store.run_directory import RunReader
     from ...report.compare.run_tables import one_run, to_text
 
     echo_wrapped(to_text(one_run(summary, RunReader(path).job(), Path(path))) + "\n")
@@ -335,15 +334,11 @@ def _print_summary(path: str, summary: dict[str, Any], *, as_json: bool) -> None
 
 def _print_succeeded(path: Path, *, as_json: bool) -> int:
     note(f"the run {path.name} has succeeded already")
-    from ...records.store.run_directory import RunReader
-
     _print_summary(str(path), RunReader(path).summary() or {}, as_json=as_json)
     return 0
 
 
-def _print_what_there_is(path: Path) -> None:
-    from ...records.store.run_directory import RunReader
-
+def _print_partial_result(path: Path) -> None:
     reader = RunReader(path)
     ended = {name: reader.status()[name] for name in ("state", "cause", "task", "exit_code")}
     _print_json(path, {**ended, **(reader.summary() or {})})

@@ -29,41 +29,41 @@ def repeat(job: Job, arguments: Sequence[str], repeats: int, *, as_json: bool) -
     taken = [path for path in (job.out / f"{name}-r{number}" for number in range(1, repeats + 1)) if path.exists()]
     if taken:
         raise UsageError(f"name: {taken[0].name!r} is taken in {str(job.out)!r}; give another --name")
-    given = _without(arguments, "--repeats")
+    common = _drop_options(arguments, "--repeats")
     summaries: list[dict[str, Any]] = []
     with SignalsToChild() as signals:
         for number in range(repeats):
             seed = job.seed + number
             note(f"run {number + 1} of {repeats}: seed {seed}")
-            own = ["--seed", str(seed), "--name", f"{name}-r{number + 1}", "--json"]
-            exit_code, output = run_child([*given, *own], signals)
+            for_seed = ["--seed", str(seed), "--name", f"{name}-r{number + 1}", "--json"]
+            exit_code, output = run_child([*common, *for_seed], signals)
             if exit_code != 0:
                 if number + 1 < repeats:
-                    note(_not_started(job, arguments, name, number + 1, repeats))
+                    note(_describe_missing(job, arguments, name, number + 1, repeats))
                 return exit_code
             summaries.append(json.loads(output))
     together = finite_json(aggregate(summaries))
     if as_json:
         click.echo(json_text({**together, "paths": [summary["path"] for summary in summaries], "summaries": summaries}, indent=2))
     else:
-        click.echo(_as_text(together, summaries))
+        click.echo(_render(together, summaries))
     return 0
 
 
-def _not_started(job: Job, arguments: Sequence[str], name: str, begun: int, repeats: int) -> str:
+def _describe_missing(job: Job, arguments: Sequence[str], name: str, begun: int, repeats: int) -> str:
     left, first_seed = repeats - begun, job.seed + begun
     last = "" if left == 1 else f" to {repeats}"
     seeds = f"seed {first_seed}" if left == 1 else f"seeds {first_seed} to {first_seed + left - 1}"
     many = ["--name", f"{name}-r{repeats}"] if left == 1 else ["--repeats", str(left), "--name", f"{name}-from-r{begun + 1}"]
-    command = ["trainer", *_without(arguments, "--repeats", "--seed", "--name"), "--seed", str(first_seed), *many]
+    command = ["trainer", *_drop_options(arguments, "--repeats", "--seed", "--name"), "--seed", str(first_seed), *many]
     return (
         f"trainer: run {begun} of {repeats} did not succeed, and {'run' if left == 1 else 'runs'} {begun + 1}{last} ({seeds}) "
         f"{'was' if left == 1 else 'were'} not started. To start {'it' if left == 1 else 'them'}: {shlex.join(shown_command(command))}"
     )
 
 
-def _without(arguments: Sequence[str], *options: str) -> list[str]:
-    kept: list[str] = []
+def _drop_options(arguments: Sequence[str], *options: str) -> list[str]:
+    remaining: list[str] = []
     left_out = False
     for argument in arguments:
         if left_out or argument.startswith(tuple(f"{option}=" for option in options)):
@@ -71,11 +71,11 @@ def _without(arguments: Sequence[str], *options: str) -> list[str]:
         elif argument in options:
             left_out = True
         else:
-            kept.append(argument)
-    return kept
+            remaining.append(argument)
+    return remaining
 
 
-def _as_text(together: dict[str, Any], summaries: Sequence[dict[str, Any]]) -> str:
+def _render(together: dict[str, Any], summaries: Sequence[dict[str, Any]]) -> str:
     lines = [f"{together['runs']} runs, seeds {summaries[0]['seed']} to {summaries[-1]['seed']}: mean ± standard deviation"]
     if together["converged"] is not None:
         lines.append(f"reached {summaries[0]['target']}: {together['converged']} of {together['runs']}")

@@ -34,6 +34,7 @@ from ...report.runs.columns import metric_figures
 from ...report.runs.locate import check_readable, find_run, find_runs, find_sweep, is_run, run_names
 from ...report.runs.query import STATES, Condition, fitting, in_order, list_runs, parse_order, parse_since, run_row
 from ...report.runs.run import Run, lost_updates, repeat_command
+from ..group import refuse_unknown_command
 from ..options import GivenPath, IntegerRange, check_choice
 from ..run_request import warn_of_lost_updates
 from ..streams import echo_wrapped, output_is_a_copy
@@ -45,7 +46,7 @@ _CLOSED = {"mode": ("sync", "async"), "state": STATES}
 
 
 class _ListingGroup(click.Group):
-    stands_for = "list"  # the command whose options shell completion offers
+    default_command = "list"  # the command whose options shell completion offers
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names):
@@ -53,9 +54,7 @@ class _ListingGroup(click.Group):
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in self.commands:
-            hint = did_you_mean(args[0], self.commands)
-            raise click.UsageError(f"got {args[0]!r}; there is no such command; allowed: {', '.join(self.commands)}.{hint}", ctx)
+        refuse_unknown_command(ctx, args, self.commands)
         return super().resolve_command(ctx, args)
 
 
@@ -109,27 +108,27 @@ def list_command(
     if not out.is_dir() and (ctx.get_parameter_source("out") != ParameterSource.DEFAULT or there_to_work_in() != "."):
         raise UsageError(f"--out: there is no folder {str(out)!r}. Give the folder with the runs.")
     known = list_runs(out) if out.is_dir() else []
-    others = metric_figures(known)
-    conditions = [Condition.parse(text, others) for text in where]
+    metrics = metric_figures(known)
+    conditions = [Condition.parse(text, metrics) for text in where]
     for name in _SETTINGS:
-        _tell_unknown(name, settings[name], known)
+        _note_unknown(name, settings[name], known)
     chosen = [row for row in known if all(_is_one_of(row, name, settings[name]) for name in _SETTINGS)]
-    chosen = [row for row in chosen if earliest is None or _made_since(row, earliest)]
-    ordered = in_order(fitting(chosen, conditions), sort, others)[:limit]
+    chosen = [row for row in chosen if earliest is None or _is_since(row, earliest)]
+    ordered = in_order(fitting(chosen, conditions), sort, metrics)[:limit]
     if as_json:
         click.echo(json_text({"runs": ordered}, indent=1))
     elif ordered:
-        asked = [condition.figure for condition in conditions] + ([parse_order(sort, others)[0]] if sort else [])
-        _print_table(ordered, asked, wide=wide)
+        figures = [condition.figure for condition in conditions] + ([parse_order(sort, metrics)[0]] if sort else [])
+        _print_table(ordered, figures, wide=wide)
     elif known:
         note(f"none of the runs in {str(out)!r} fits (there {'is' if len(known) == 1 else 'are'} {len(known)})")
     else:
         note(f"{str(out)!r} has no runs")
 
 
-def _print_table(rows: Sequence[Row], asked: Sequence[str], *, wide: bool) -> None:
+def _print_table(rows: Sequence[Row], figures: Sequence[str], *, wide: bool) -> None:
     width = min(COLUMNS, shutil.get_terminal_size().columns) if sys.stdout.isatty() else COLUMNS
-    text, left_out = runs_table(rows, None if wide else width, asked)
+    text, left_out = runs_table(rows, None if wide else width, figures)
     click.echo(text, nl=False)
     if left_out:
         note(f"not shown, to fit into {width} columns: {', '.join(left_out)}; --wide shows them")
@@ -144,19 +143,19 @@ def _check_closed(settings: Mapping[str, Sequence[str]]) -> None:
 
 def _is_one_of(row: Row, name: str, wanted: Sequence[str]) -> bool:
     value = str(row[name] or "").lower()
-    return not wanted or any(value == asked.lower() or value.partition(":")[0] == asked.lower() for asked in wanted)
+    return not wanted or any(value == allowed.lower() or value.partition(":")[0] == allowed.lower() for allowed in wanted)
 
 
-def _tell_unknown(name: str, wanted: Sequence[str], known: Sequence[Row]) -> None:
+def _note_unknown(name: str, wanted: Sequence[str], known: Sequence[Row]) -> None:
     if name in _CLOSED or not known:
         return
-    there = sorted({str(row[name]) for row in known if row[name] is not None})
+    values = sorted({str(row[name]) for row in known if row[name] is not None})
     for value in wanted:
         if not any(_is_one_of(row, name, [value]) for row in known):
-            note(f"no run has {name} {value!r}; there are: {one_line(', '.join(there))}.{did_you_mean(value, there)}")
+            note(f"no run has {name} {value!r}; there are: {one_line(', '.join(values))}.{did_you_mean(value, values)}")
 
 
-def _made_since(row: Row, earliest: datetime) -> bool:
+def _is_since(row: Row, earliest: datetime) -> bool:
     try:
         return datetime.fromisoformat(row["created_at"] or "").astimezone() >= earliest
     except ValueError:  # a damaged run has no value
@@ -169,11 +168,11 @@ def _made_since(row: Row, earliest: datetime) -> bool:
 @_out
 def show_command(run: str, as_json: bool, out: Path) -> None:
     """Show a run: figures, files, machine, checkpoints, and the command that repeats it."""
-    found = describe(find_run(run, out))
+    described = describe(find_run(run, out))
     if as_json:
-        click.echo(json_text(finite_json(found), indent=1))
+        click.echo(json_text(finite_json(described), indent=1))
     else:
-        echo_wrapped("".join(f"{line}\n" for line in _lines(found)))
+        echo_wrapped("".join(f"{line}\n" for line in _lines(described)))
 
 
 @runs.command("delete", short_help="Delete runs, after asking.")
@@ -188,8 +187,8 @@ def delete_command(names: Sequence[str], yes: bool, out: Path) -> None:
     """
     output_is_a_copy()
     sweeps = {name: find_sweep(name, out) for name in names}
-    found = [find_run(name, out) for name, sweep in sweeps.items() if sweep is None]
-    delete(found, [sweep for sweep in sweeps.values() if sweep is not None], yes=yes)
+    single_runs = [find_run(name, out) for name, sweep in sweeps.items() if sweep is None]
+    delete(single_runs, [sweep for sweep in sweeps.values() if sweep is not None], yes=yes)
 
 
 @runs.command("export", short_help="Write the records of runs as CSV or Parquet.")
@@ -280,31 +279,31 @@ def _checkpoint(run: Path, path: Path) -> dict[str, Any]:
     }
 
 
-def _lines(found: Mapping[str, Any]) -> Iterator[str]:
-    yield found["run"]
+def _lines(described: Mapping[str, Any]) -> Iterator[str]:
+    yield described["run"]
     yield ""
-    if found["summary"] is not None:
-        yield to_text(one_run(found["summary"], found["job"], Path(found["path"]))).rstrip("\n")
-    if found["summary"] is None or found["state"] != found["summary"].get("state"):
-        yield f"state: {found['state']}; {'no summary yet' if found['state'] in ('starting', 'running') else 'no summary'}"
-    if found["cause"]:
-        yield f"cause: {one_line(found['cause'])}"
-    yield from (f"damaged: {one_line(problem)}" for problem in found["damaged"])
+    if described["summary"] is not None:
+        yield to_text(one_run(described["summary"], described["job"], Path(described["path"]))).rstrip("\n")
+    if described["summary"] is None or described["state"] != described["summary"].get("state"):
+        yield f"state: {described['state']}; {'no summary yet' if described['state'] in ('starting', 'running') else 'no summary'}"
+    if described["cause"]:
+        yield f"cause: {one_line(described['cause'])}"
+    yield from (f"damaged: {one_line(problem)}" for problem in described["damaged"])
     yield ""
-    for number, node in enumerate(found["nodes"] or ()):
+    for number, node in enumerate(described["nodes"] or ()):
         yield one_line(f"node {number}: {_node(node)}")
-    if (code := code_text(found["code"])) is not None:
+    if (code := code_text(described["code"])) is not None:
         yield one_line(f"code: {code}")
-    times = found["resumed"]
+    times = described["resumed"]
     resumed = f"; resumed {times} time{'s' if times > 1 else ''}" if times else ""
-    yield f"made: {found['created_at'] or 'unknown'}{resumed}"
-    size = f"{len(found['files'])} files, {bytes_text(found['bytes'])}"
-    yield f"files: {one_line(found['path'])} ({size}; trainer export --describe lists them)"
-    for checkpoint in found["checkpoints"]:
+    yield f"made: {described['created_at'] or 'unknown'}{resumed}"
+    size = f"{len(described['files'])} files, {bytes_text(described['bytes'])}"
+    yield f"files: {one_line(described['path'])} ({size}; trainer export --describe lists them)"
+    for checkpoint in described["checkpoints"]:
         step = "cannot be read" if checkpoint["step"] is None else f"{count_text(checkpoint['step'])} updates"
         yield f"checkpoint: {checkpoint['path']} ({step}, {bytes_text(checkpoint['bytes'])})"
-    if found["command"]:
-        yield f"again: {one_line(found['command'])}"
+    if described["command"]:
+        yield f"again: {one_line(described['command'])}"
 
 
 def _node(node: Mapping[str, Any]) -> str:
@@ -330,13 +329,13 @@ def _targets(runs: Sequence[Run], file_format: str, what: str | None, output: st
     if what is None:
         folder = Path(output or f"{name}-tables")
         return {table: folder / f"{table}.{file_format}" for table in TABLES}
-    own = f"{name}-{what}.{file_format}"
+    default = f"{name}-{what}.{file_format}"
     if output is None:
-        return {what: Path(own)}
+        return {what: Path(default)}
     path = Path(output)
     if path.suffix[1:] in FORMATS and path.suffix[1:] != file_format:
         raise UsageError(f"--output: {output!r} would hold {file_format}; give it another name, or --format {path.suffix[1:]}.")
-    return {what: path / own if path.is_dir() or output.endswith("/") else path}
+    return {what: path / default if path.is_dir() or output.endswith("/") else path}
 
 
 _MARKS = ("job.json", "status.json")  # identify a run directory; removed last, so that an interrupted deletion still has them
@@ -345,24 +344,24 @@ _GONE = re.compile(r"\..+\.gone-\w{8}")
 
 def delete(runs: Sequence[Path], sweeps: Sequence[Path], *, yes: bool) -> None:
     """Delete runs and sweeps, confirmed unless `yes`. Raises UsageError before any deletion."""
-    sweeps = _once(sweeps)
+    sweeps = _distinct(sweeps)
     with ExitStack() as held:
         for sweep in sweeps:
-            _hold(sweep, held)
+            _lock_sweep(sweep, held)
         whole = {os.path.realpath(sweep) for sweep in sweeps}
         around = {Path(os.path.realpath(run)).parent for run in runs}
         for sweep in sorted(folder for folder in around if (folder / SWEEP_FILE).exists() and str(folder) not in whole):
-            _hold(sweep, held)  # it counts its runs
+            _lock_sweep(sweep, held)  # it counts its runs
         theirs = [run for sweep in sweeps for run in _runs_of(sweep)]
-        if _delete(_once([*runs, *theirs]), yes=yes):
-            _end(sweeps)
+        if _delete(_distinct([*runs, *theirs]), yes=yes):
+            _remove_sweep_folders(sweeps)
 
 
-def _once(paths: Sequence[Path]) -> list[Path]:
+def _distinct(paths: Sequence[Path]) -> list[Path]:
     return list({os.path.abspath(path): path for path in paths}.values())
 
 
-def _hold(sweep: Path, held: ExitStack) -> None:
+def _lock_sweep(sweep: Path, held: ExitStack) -> None:
     if sweep.is_symlink():
         raise UsageError(f"run: {str(sweep)!r} is a link; give the sweep's folder that it leads to, {str(sweep.resolve())!r}.")
     descriptor = lock(sweep)
@@ -373,16 +372,16 @@ def _hold(sweep: Path, held: ExitStack) -> None:
 
 def _runs_of(sweep: Path) -> list[Path]:
     """Return a sweep's runs. Raises UsageError for links, whose target may be another user's."""
-    found = [folder / name for folder in (sweep, sweep / EARLIER) for name in sorted(run_names(folder))]
-    for run in found:
+    runs = [folder / name for folder in (sweep, sweep / EARLIER) for name in sorted(run_names(folder))]
+    for run in runs:
         if os.path.realpath(run.parent) != os.path.join(os.path.realpath(sweep), os.path.relpath(run.parent, sweep)).removesuffix("/."):
             raise UsageError(
                 f"run: {str(run)!r} is not in the sweep's folder but behind a link, {str(run.parent)!r}; remove the link first."
             )
-    return found
+    return runs
 
 
-def _end(sweeps: Sequence[Path]) -> None:
+def _remove_sweep_folders(sweeps: Sequence[Path]) -> None:
     for sweep in sweeps:
         for index in sweep.glob(".index.*"):
             if index.is_symlink() or not index.is_dir():

@@ -22,7 +22,7 @@ from ...launch.slurm_script import SlurmJob, script_text
 from ..group import GroupedCommand, topic_option
 from ..options import GivenPath, IntegerRange
 from ..streams import output_is_a_copy
-from .batched_run import CHECKPOINTS, checked
+from .batched_run import CHECKPOINTS, check_settings
 
 
 @click.group("submit", short_help="Submit a run to a batch system.")
@@ -78,14 +78,13 @@ def submit_slurm(
     Before the time limit the run saves a checkpoint and ends, and the job is requeued: the next one resumes in the same run
     directory. The script is kept next to the runs, as NAME.sbatch.
     """
-    resolved = checked("the script of `trainer submit slurm`", config, more, nodes, name, os.environ)
-    resolved.refuse_idle_flags()
+    resolved = check_settings("the script of `trainer submit slurm`", config, more, nodes, name, os.environ)
     job = resolved.job
     if array is not None:
         _refuse_seed(resolved)
     refuse_virtual_nodes(job, "Slurm")
     fewer = job.max_restarts > 0 and job.min_nodes is not None and job.min_nodes < nodes
-    asked = SlurmJob(name, nodes, time_limit, warning_seconds, partition, array, options, outlives_nodes=fewer)
+    slurm_job = SlurmJob(name, nodes, time_limit, warning_seconds, partition, array, options, outlives_nodes=fewer)
     out = job.out.absolute()
     if "%" in str(out):
         raise UsageError(f"out: got {str(out)!r}; Slurm has a meaning of its own for % in the name of a log, choose another folder")
@@ -93,7 +92,7 @@ def submit_slurm(
     command = python_command("crosstrain.cli.main", "run", "--config", whole, *more, interpreter=None if python is None else str(python))
     if job.saved_every is None:
         command += ["--checkpoint-every", CHECKPOINTS]
-    text = script_text(asked, command, str(out / f"{name}-{'%A_%a' if array else '%j'}.log"))
+    text = script_text(slurm_job, command, str(out / f"{name}-{'%A_%a' if array else '%j'}.log"))
     if dry_run:
         click.echo(text, nl=False)
         return

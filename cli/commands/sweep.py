@@ -23,11 +23,13 @@ from ...core.settings.personal import resolve_personal
 from ...core.settings.sources import resolve, shipped
 from ...core.settings.sweeps import MAX_REPEATS, SWEEP_FILE, Grid, Point, read_axis, read_grid, value_text
 from ...core.topics import Topic
+from ...data.store import location
 from ...launch.driver.resumption import LINK, TRUST_RUN, links_outside, refuse_foreign, trust_flag
 from ...launch.launchers.environments import detect, step_tasks
 from ...launch.launchers.registry import takes_option
 from ...launch.sweep_folder import Entry, Request, SweepFolder, check_free, read_request
 from ...launch.sweep_runner import point_arguments, run_points
+from ...models.build import canonical_model, written_out
 from ...records.store.jsonl import finite_json
 from ...records.store.run_directory import RunReader, name_part
 from ...report.analysis.conclusion import conclude
@@ -49,8 +51,8 @@ def points_conclusion(points: Sequence[tuple[Path, Mapping[str, Any]]]) -> dict[
     settings = dict(points)
     if not settings:
         return None
-    found = conclude([finished_run(path) for path in settings], _axes(_swept_settings(settings)))
-    return found.to_json(told(found).sentences) if found.concludes else None
+    conclusion = conclude([finished_run(path) for path in settings], _axes(_swept_settings(settings)))
+    return conclusion.to_json(told(conclusion).sentences) if conclusion.concludes else None
 
 
 def points_text(
@@ -61,30 +63,30 @@ def points_text(
     by = [rule for rule in _swept_settings(settings) if not (repeats and rule.key == "seed")]
     axes = _axes(by)
     comparison = compare_runs([finished_run(path) for path in settings], fold=repeats, by=by, by_confounds=True)
-    found = conclude(comparison.runs, axes)
-    words = told(found) if found.concludes else None
+    conclusion = conclude(comparison.runs, axes)
+    words = told(conclusion) if conclusion.concludes else None
     text = "" if words is None else conclusion_as_text(words, width)
     if tables or words is None or len(comparison.entries) == 1:
         text += as_text(comparison, layout="rows", width=width)
-        confounding = [one.key for one in comparison.comparability.faults if one.confounds and one.key in {rule.key for rule in by}]
+        confounding = [fault.key for fault in comparison.comparability.faults if fault.confounds and fault.key in {rule.key for rule in by}]
         if confounding:
             text += f"\n`trainer compare --by {','.join(confounding)}` takes that for what is compared, and marks nothing for it."
     return text + ("" if words is None or text.count("\n") < height else closing_text(words, width))
 
 
 def _swept_settings(settings: Mapping[Path, Mapping[str, Any]]) -> list[Factor]:
-    return [_swept(name, settings) for name in dict.fromkeys(name for values in settings.values() for name in values)]
+    return [_factor_of_setting(name, settings) for name in dict.fromkeys(name for values in settings.values() for name in values)]
 
 
 def _axes(swept: Sequence[Factor]) -> list[Factor]:
     return [rule for rule in swept if rule.key != "seed"]
 
 
-def _swept(field: str, settings: Mapping[Path, Mapping[str, Any]]) -> Factor:
+def _factor_of_setting(field: str, settings: Mapping[Path, Mapping[str, Any]]) -> Factor:
 
     def value(run: Run) -> Any:
-        found = settings[run.path].get(field)
-        return tuple(found) if isinstance(found, list) else found
+        swept_value = settings[run.path].get(field)
+        return tuple(swept_value) if isinstance(swept_value, list) else swept_value
 
     return Factor(setting_name(field), field, value, NOTHING, "", True, show=value_text, order=BY_FIELD.get(field, natural))
 
@@ -154,7 +156,7 @@ def sweep(
         points = request.plan(os.environ)
     else:
         flags.pop("out", None)
-        flags = _lasting_names(flags)
+        flags = _write_out_names(flags)
         lasting = config if config is None or config in shipped() else os.path.realpath(config)
         request = Request(lasting, flags, make_grid(config, grids, repeats))
         points = request.plan(os.environ)
@@ -163,8 +165,8 @@ def sweep(
     _refuse_elsewhere(points)
     _refuse_unknown(points)
     if not quiet:
-        _tell_idle(points, request)
-        _tell_unequal(points)
+        _note_idle(points, request)
+        _note_unequal_budgets(points)
     if dry_run:
         check_free(folder)
         _print_plan(points, request, folder, as_json=as_json)
@@ -176,29 +178,23 @@ def sweep(
         return _verdict(opened, finished)
 
 
-def _sweep_folder(given: str) -> Path:
+def _sweep_folder(text: str) -> Path:
     out = Path(os.environ.get("TRAINER_OUT") or "runs")
-    found = find_sweep(given, out)
-    if found is None:
-        raise UsageError(
-            f"sweep: {given!r} is not the folder of a sweep, nor the name of one in {str(out)!r} (neither has a {SWEEP_FILE})."
-        )
-    return found
+    folder = find_sweep(text, out)
+    if folder is None:
+        raise UsageError(f"sweep: {text!r} is not the folder of a sweep, nor the name of one in {str(out)!r} (neither has a {SWEEP_FILE}).")
+    return folder
 
 
-def _lasting_names(flags: Mapping[str, Any]) -> dict[str, Any]:
-    from ...data.store.location import resolve as resolve_data
-    from ...data.store.location import whole_path
-    from ...models.build import canonical_model
-
-    found = dict(flags)
+def _write_out_names(flags: Mapping[str, Any]) -> dict[str, Any]:
+    lasting = dict(flags)
     if "data_dir" in flags:
-        found["data_dir"] = str(whole_path(Path(flags["data_dir"])))
+        lasting["data_dir"] = str(location.whole_path(Path(flags["data_dir"])))
     if ":" in flags.get("data", ""):
-        found["data"] = resolve_data(flags["data"]).name
+        lasting["data"] = location.resolve(flags["data"]).name
     if "model" in flags:
-        found["model"] = canonical_model(flags["model"])
-    return found
+        lasting["model"] = canonical_model(flags["model"])
+    return lasting
 
 
 def make_grid(config: str | None, grids: Sequence[str], repeats: int | None) -> Grid:
@@ -209,38 +205,38 @@ def make_grid(config: str | None, grids: Sequence[str], repeats: int | None) -> 
         if name in axes:
             raise UsageError(f"--grid: {name} is given twice; write all its values in one")
         axes[name] = values
-    own = Grid(axes, (), repeats)
-    return own.over(read_grid(config)) if config is not None else own.checked()
+    typed = Grid(axes, (), repeats)
+    return typed.merged_over(read_grid(config)) if config is not None else typed.checked()
 
 
-def _folder_name(given: str | None, config: str | None, job: Job) -> str:
-    if given is None:
+def _folder_name(name: str | None, config: str | None, job: Job) -> str:
+    if name is None:
         stem = Path(config).stem if config is not None else name_part(job.model)
         return f"{datetime.now():%Y%m%d-%H%M%S}-{stem}-sweep-{secrets.token_hex(2)}"
-    resolve({"name": given}, {})  # the job's rules for a folder name
-    return given
+    resolve({"name": name}, {})  # the job's rules for a folder name
+    return name
 
 
-def _tell_idle(points: Sequence[Point], request: Request) -> None:
-    found: dict[str, list[Requirement]] = {}
+def _note_idle(points: Sequence[Point], request: Request) -> None:
+    requirements: dict[str, list[Requirement]] = {}
     for point in points:
         for name, needed in idle_settings(point.job.model_dump()).items():
             if name in request.flags or name in point.settings:
-                found.setdefault(name, []).append(needed)
-    for name, without in found.items():
+                requirements.setdefault(name, []).append(needed)
+    for name, without in requirements.items():
         note(f"{name}: does nothing in {len(without)} of {len(points)} points; it belongs to {flags_of(without[0])}")
 
 
-def _tell_unequal(points: Sequence[Point]) -> None:
-    found: dict[str, set[int]] = {}
+def _note_unequal_budgets(points: Sequence[Point]) -> None:
+    amounts_by_mode: dict[str, set[int]] = {}
     for job in (point.job for point in points if point.job.batch_tokens is None):
         if job.steps is not None:
-            found.setdefault(job.mode, set()).add(job.steps * job.update_batch)
-    every = set().union(*found.values())
-    if len(found) > 1 and len(every) > 1:
-        told = {mode: " or ".join(f"{amount:,}" for amount in sorted(amounts)) for mode, amounts in found.items()}
+            amounts_by_mode.setdefault(job.mode, set()).add(job.steps * job.update_batch)
+    every = set().union(*amounts_by_mode.values())
+    if len(amounts_by_mode) > 1 and len(every) > 1:
+        texts = {mode: " or ".join(f"{amount:,}" for amount in sorted(amounts)) for mode, amounts in amounts_by_mode.items()}
         note(
-            f"--steps: so many updates are {told['sync']} examples in sync mode, as each is of all workers' batches, and {told['async']} "
+            f"--steps: so many updates are {texts['sync']} examples in sync mode, as each is of all workers' batches, and {texts['async']} "
             f"in async mode, as each is of one worker's; --examples {max(every)} gives every point as many"
         )
 
@@ -250,12 +246,12 @@ def _refuse_elsewhere(points: Sequence[Point]) -> None:
     follows = any(point.job.launcher == "auto" for point in points)
     if rendezvous or rank or (follows and detect(os.environ, None, None, None)):
         raise UsageError("sweep: starts runs on nodes of its own; it goes neither with torchrun, TF_CONFIG nor a rendezvous")
-    for given in resolve_personal(("hosts", "hostfile"), {}, os.environ).values():
-        if any(takes_option(point.job.launcher, given.option.name) for point in points):
-            remedy = "give --launcher local" if given.of_own_file else f"unset {given.option.variable}, or give --launcher local"
-            raise UsageError(f"sweep: starts runs on nodes of this machine, and {given.key} names hosts for them; {remedy}")
-        if not given.of_own_file:
-            note(f"{given.option.variable}: the sweep has its nodes elsewhere, and nothing uses it")
+    for option in resolve_personal(("hosts", "hostfile"), {}, os.environ).values():
+        if any(takes_option(point.job.launcher, option.option.name) for point in points):
+            remedy = "give --launcher local" if option.is_from_file else f"unset {option.option.variable}, or give --launcher local"
+            raise UsageError(f"sweep: starts runs on nodes of this machine, and {option.key} names hosts for them; {remedy}")
+        if not option.is_from_file:
+            note(f"{option.option.variable}: the sweep has its nodes elsewhere, and nothing uses it")
     if follows and (tasks := step_tasks(os.environ)) > 1:
         raise UsageError(
             f"sweep: Slurm started {tasks} of these processes in one step, and each would do all of it; type: srun --ntasks 1 …"
@@ -263,17 +259,15 @@ def _refuse_elsewhere(points: Sequence[Point]) -> None:
 
 
 def _refuse_unknown(points: Sequence[Point]) -> None:
-    from ...models.build import written_out
-
     known: set[tuple[Any, ...]] = set()
     for number, point in enumerate(points, start=1):
         job = point.job
-        if (asked := (job.model, job.data, job.data_dir, job.vocabulary)) not in known:
+        if (names := (job.model, job.data, job.data_dir, job.vocabulary)) not in known:
             try:
                 written_out(job)
             except UsageError as error:
                 raise UsageError(f"point {number} of {len(points)} ({point.text}): {error}") from error
-            known.add(asked)
+            known.add(names)
 
 
 def _print_plan(points: Sequence[Point], request: Request, folder: Path, *, as_json: bool) -> None:
@@ -304,20 +298,20 @@ def _print_outcome(sweep: SweepFolder, *, tables: bool, as_json: bool) -> None:
             "state": entry.state,
             "cause": entry.cause,
             "path": str(sweep.run_path(entry)),
-            "summary": None if found is None else row(found),
+            "summary": None if summary is None else row(summary),
         }
-        for entry, found in zip(sweep.entries, summaries, strict=True)
+        for entry, summary in zip(sweep.entries, summaries, strict=True)
     ]
     document = {"path": str(sweep.path), "conclusion": points_conclusion(done), "points": rows}
     click.echo(json_text(finite_json(document), indent=1))
 
 
 def _verdict(sweep: SweepFolder, finished: bool) -> int:
-    go_on = f"To go on: trainer sweep --resume {shlex.quote(str(sweep.path))}{trust_flag(*sweep.request.settings())}"
+    remedy = f"To go on: trainer sweep --resume {shlex.quote(str(sweep.path))}{trust_flag(*sweep.request.settings())}"
     missing = [entry for entry in sweep.entries if entry.state != "succeeded"]
     if not finished:
-        raise InterruptedRunError(f"interrupted by the user; {len(missing)} of {len(sweep.entries)} points are missing. {go_on}")
+        raise InterruptedRunError(f"interrupted by the user; {len(missing)} of {len(sweep.entries)} points are missing. {remedy}")
     if missing:
         causes = "; ".join(f"{entry.point.name} ({entry.cause})" for entry in missing)
-        raise RunFailedError(f"{len(missing)} of {len(sweep.entries)} points did not succeed: {causes}. {go_on}")
+        raise RunFailedError(f"{len(missing)} of {len(sweep.entries)} points did not succeed: {causes}. {remedy}")
     return 0

@@ -77,10 +77,10 @@ def translate(
     input lines. A line is empty if its input is empty or cannot be translated (no UTF-8, too long, or non-finite logits); in the
     second case standard error has the reason, and the exit code is 1.
     """
-    asked = TaskSettings(**settings)
+    task_settings = TaskSettings(**settings)
 
     def reads_data(checkpoint: Path) -> bool:
-        return asked.data_dir is not None or not has_vocabulary(checkpoint.parent.parent)
+        return task_settings.data_dir is not None or not has_vocabulary(checkpoint.parent.parent)
 
     chosen = trained_weights(source, selection, settings, trusted=trust_run, reads_data=reads_data)
     meta = chosen.meta
@@ -88,7 +88,7 @@ def translate(
     if spec.objective.translation is None:
         raise UsageError(f"translate: {meta.job['model']!r}, trained on {meta.data['name']!r}, translates nothing.")
     from_data = reads_data(chosen.path)
-    job = trained_job(meta, asked, reads_data=from_data)
+    job = trained_job(meta, task_settings, reads_data=from_data)
     decoding = Decoding(job.beam, job.length_penalty)
     if n_best is not None and n_best > decoding.beam:
         raise UsageError(f"--n-best: got {n_best}; allowed: 1 to {decoding.beam}, the beam. Give a wider one with --beam.")
@@ -100,17 +100,17 @@ def translate(
         task.start(State(chosen.parameters(), {}, meta.step, chosen.buffers()))
         if sys.stdin.isatty():
             note("Type a sentence a line; Ctrl-D ends.")
-        for lines in _numbered(arriving_lines(sys.stdin.fileno(), lambda: task.interrupted), vocabulary):
+        for lines in _number_lines(arriving_lines(sys.stdin.fileno(), lambda: task.interrupted), vocabulary):
             sources = [line.pieces for line in lines if line.pieces]
-            found = iter(translated(task, sources, decoding, n_best or 1) if sources else ())
+            hypotheses = iter(translated(task, sources, decoding, n_best or 1) if sources else ())
             for line in lines:
-                writer.write(line, next(found) if line.pieces else [])
+                writer.write(line, next(hypotheses) if line.pieces else [])
             sys.stdout.flush()
     if writer.untranslated:
         raise TrainerError(f"{writer.untranslated} of {writer.lines} lines could not be translated; the errors are above.")
 
 
-def _numbered(arriving: Iterator[list[bytes | None]], vocabulary: Vocabulary) -> Iterator[list[_Line]]:
+def _number_lines(arriving: Iterator[list[bytes | None]], vocabulary: Vocabulary) -> Iterator[list[_Line]]:
     number = 0
     for raw_lines in arriving:
         lines = []
@@ -153,11 +153,11 @@ class _Writer:
             note(f"line {line.number}: {unknown:,} of {len(line.pieces) - 1:,} pieces are unknown to the vocabulary")
         texts = [self._text(hypothesis) for hypothesis in hypotheses]
         if self._as_json:
-            found = [
-                {"text": text, "score": one.score, "log_probability": one.log_probability, "ended": one.ended}
-                for text, one in zip(texts, hypotheses, strict=True)
+            translations = [
+                {"text": text, "score": best.score, "log_probability": best.log_probability, "ended": best.ended}
+                for text, best in zip(texts, hypotheses, strict=True)
             ]
-            document = {"line": line.number, "source": line.text, "problem": problem, "translations": found}
+            document = {"line": line.number, "source": line.text, "problem": problem, "translations": translations}
             click.echo(json_text(finite_json(document), letters=True))
         elif self._n_best is None:
             self._plain.write(f"{texts[0] if texts else ''}\n")

@@ -95,7 +95,7 @@ def watch(run: str, out: Path, interval: float | None, wait_seconds: float, as_j
 
 def _await_run(text: str, out: Path, wait_seconds: float) -> Path:
     deadline = time.monotonic() + wait_seconds
-    told = False
+    is_noted = False
     while True:
         try:
             return find_run(text, out)
@@ -104,9 +104,9 @@ def _await_run(text: str, out: Path, wait_seconds: float) -> Path:
         except UsageError:
             if time.monotonic() >= deadline or any(map(_is_no_run, (Path(text), out / text))):
                 raise
-        if not told:
+        if not is_noted:
             note(f"there is no run {text!r} yet; waiting {wait_seconds:g} s for it (--wait)")
-            told = True
+            is_noted = True
         time.sleep(POLL_SECONDS)
 
 
@@ -138,30 +138,30 @@ def _follow(watched: WatchedRun, show: Show, interval: float, check: Callable[[]
 
 class _PlainLines:
     def __init__(self) -> None:
-        self._said: dict[str, str] = {}
+        self._shown_lines: dict[str, str] = {}
         self._state: str | None = None
 
     def show(self, run: WatchedRun, news: list[News], due: bool) -> None:
-        self._say("title", title(run))
+        self._show_line("title", title(run))
         if due or run.state != self._state:
             self._state = run.state
-            self._say("state", state_line(run))
+            self._show_line("state", state_line(run))
         for record in news:
             note(news_line(record, run.metrics))
             if isinstance(record, EvalRecord):
-                self._said["evaluation"] = last_evaluation(record, run.metrics)
+                self._shown_lines["evaluation"] = last_evaluation(record, run.metrics)
         figures = figures_line(run)
         if due and figures is not None and not is_in_summary(run):
             if run.evaluation is not None:
-                self._say("evaluation", last_evaluation(run.evaluation, run.metrics))
-            if self._say("figures", figures):
+                self._show_line("evaluation", last_evaluation(run.evaluation, run.metrics))
+            if self._show_line("figures", figures):
                 for line in node_lines(run):
                     note(line)
 
-    def _say(self, what: str, line: str) -> bool:
-        new = self._said.get(what) != line
+    def _show_line(self, what: str, line: str) -> bool:
+        new = self._shown_lines.get(what) != line
         if new:
-            self._said[what] = line
+            self._shown_lines[what] = line
             note(line)
         return new
 

@@ -11,13 +11,12 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 
 from ..errors import UsageError
-from ..job import Job
+from ..job import Job, saved_every
 from ..setting import Declaration, Requirement, Role
-from ..topics import Topic
 
 ENVIRONMENT_PREFIX = "TRAINER_"
 Given = TypeVar("Given")
-DECLARED: Mapping[str, Declaration] = {name: Declaration.of(field) for name, field in Job.model_fields.items()}
+DECLARED: Mapping[str, Declaration] = {name: Declaration.from_field(field) for name, field in Job.model_fields.items()}
 
 
 def flag_name(field: str) -> str:
@@ -32,8 +31,7 @@ def environment_name(field: str) -> str:
 
 @cache
 def _properties() -> dict[str, dict[str, Any]]:
-    properties: dict[str, dict[str, Any]] = Job.model_json_schema()["properties"]
-    return properties
+    return dict(Job.model_json_schema()["properties"])
 
 
 def schema(field: str) -> dict[str, Any]:
@@ -43,12 +41,12 @@ def schema(field: str) -> dict[str, Any]:
 
 def _alternatives(field: str) -> list[dict[str, Any]]:
     described = _properties()[field]
-    return [dict(each) for each in described.get("anyOf", (described,)) if each.get("type") != "null"]
+    return [dict(alternative) for alternative in described.get("anyOf", (described,)) if alternative.get("type") != "null"]
 
 
-def topic(field: str) -> Topic:
-    """Return a field's topic."""
-    return DECLARED[field].topic
+def takes_list(field: str) -> bool:
+    """Return whether a field takes several values."""
+    return any(alternative.get("type") == "array" for alternative in _alternatives(field))
 
 
 def choices(field: str) -> tuple[str, ...]:
@@ -67,10 +65,10 @@ def is_boolean(field: str) -> bool:
 def allowed(field: str) -> str:
     """Describe what a field allows: ``a whole number of at least 1``, ``sync, async``."""
     several = ", or several with commas between" if len(_alternatives(field)) > 1 else ""
-    return ", ".join(choices(field)) or f"{_in_words(schema(field))}{several}"
+    return ", ".join(choices(field)) or f"{_describe_schema(schema(field))}{several}"
 
 
-def _in_words(described: dict[str, Any]) -> str:
+def _describe_schema(described: dict[str, Any]) -> str:
     match described.get("type"):
         case "boolean":
             return "true or false"
@@ -79,7 +77,7 @@ def _in_words(described: dict[str, Any]) -> str:
         case "number":
             return f"a number{_bounds(described)}"
         case "array":
-            return f"one value or several with commas between, each {_in_words(described['items'])}"
+            return f"one value or several with commas between, each {_describe_schema(described['items'])}"
         case _:
             return "a path" if described.get("format") == "path" else f"text{_lengths(described)}"
 
@@ -92,11 +90,11 @@ def _bounds(described: dict[str, Any]) -> str:
     lower = (("minimum", "of at least"), ("exclusiveMinimum", "greater than"))
     upper = (("maximum", "at most"), ("exclusiveMaximum", "less than"))
     parts = [f"{words} {described[key]:g}" for key, words in lower if key in described]
-    parts += [f"{words} {_plain(described[key])}" for key, words in upper if key in described]
+    parts += [f"{words} {_write_bound(described[key])}" for key, words in upper if key in described]
     return f" {' and '.join(parts)}" if parts else ""
 
 
-def _plain(bound: float) -> str:
+def _write_bound(bound: float) -> str:
     """Write a bound in full, so that 2**63 does not become 9.2e18."""
     return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
@@ -118,7 +116,10 @@ def flags_of(needed: Requirement) -> str:
 
 def idle_settings(job: Mapping[str, Any]) -> dict[str, Requirement]:
     """Return a job's settings without effect, and what each requires."""
-    return {field: needed for field, needed in TAKES_EFFECT.items() if not needed.holds(job)}
+    idle = {field: needed for field, needed in TAKES_EFFECT.items() if not needed.holds(job)}
+    if not (job["save_final"] or job["keep_best"] or saved_every(job["checkpoint_every"], job["max_restarts"])):
+        idle["keep"] = Requirement("checkpoint_every", shown="1epoch")
+    return idle
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,26 +132,29 @@ class GivenValue:
     place: str | None = None  # text after the value in messages, for a file
 
 
-def over(layer: Mapping[str, Given], lower: Mapping[str, Given], alternatives: Sequence[Sequence[str]]) -> dict[str, Given]:
-    """Return a layer's values over those of a lower one; each of several `alternatives` replaces the others."""
+def merge_layers(layer: Mapping[str, Given], lower: Mapping[str, Given], alternatives: Sequence[Sequence[str]]) -> dict[str, Given]:
+    """Return a layer's values over those of a lower one.
+
+    Each of several `alternatives` replaces the others.
+    """
     replaced = {name for names in alternatives if any(name in layer for name in names) for name in names}
-    return {**{name: given for name, given in lower.items() if name not in replaced}, **layer}
+    return {**{name: value for name, value in lower.items() if name not in replaced}, **layer}
 
 
-def as_usage_error(error: ValidationError, given: Mapping[str, GivenValue]) -> UsageError:
+def as_usage_error(error: ValidationError, values: Mapping[str, GivenValue]) -> UsageError:
     """Return the message for the first problem; `given` has the user's values by field."""
     first = error.errors(include_url=False)[0]
     cause = first.get("ctx", {}).get("error")
     if not first["loc"]:
-        return _between_fields(str(cause or first["msg"]), given)
+        return _error_between_fields(str(cause or first["msg"]), values)
     field = str(first["loc"][0])
-    value = given.get(field, GivenValue(first["input"], flag_name(field), "default"))
+    value = values.get(field, GivenValue(first["input"], flag_name(field), "default"))
     return UsageError.of(value.key, value_shown(value.value), str(cause or allowed(field)), choices(field), value.place)
 
 
-def _between_fields(message: str, given: Mapping[str, GivenValue]) -> UsageError:
+def _error_between_fields(message: str, given_values: Mapping[str, GivenValue]) -> UsageError:
     head, _, rule = message.partition(": ")
-    values = [given[field] for field in head.split(" and ") if field in given]
+    values = [given_values[field] for field in head.split(" and ") if field in given_values]
     if not values or not rule:
         return UsageError(f"{message}.")
     keys = " and ".join(value.key for value in values)

@@ -17,13 +17,13 @@ from ..console import one_line
 from ..errors import UsageError
 from ..suggestions import did_you_mean
 from ..topics import Topic
-from .job_fields import check_url, environment_name, flag_name, over, shown_url
+from .job_fields import check_url, environment_name, flag_name, merge_layers, shown_url
 
 # Shared configurations and runs cannot set these options, which select machines, programs and addresses.
 MAX_CHARACTERS = 65_536  # of a value: a list of thousands of hosts
 
 
-def _any_text(text: str) -> None:
+def _check_text(text: str) -> None:
     if "\0" in text or len(text) > MAX_CHARACTERS:
         raise ValueError(f"is longer than {MAX_CHARACTERS:,} characters, or has a zero byte")
 
@@ -37,7 +37,7 @@ class PersonalOption:
     help: str
     topic: Topic
     is_path: bool = False  # names a local file
-    check: Callable[[str], None] = _any_text  # raises ValueError with the problem
+    check: Callable[[str], None] = _check_text  # raises ValueError with the problem
     shown: Callable[[str], str] = str  # without secrets
     recorded: Callable[[str], str] = str  # for the files of a run
 
@@ -105,23 +105,23 @@ ALTERNATIVES = (("hosts", "hostfile", "ray_address"),)  # a higher layer's repla
 
 def shown_command(command: list[str]) -> list[str]:
     """Return a command line for a run's files, without addresses and commands with passwords."""
-    kept: list[str] = []
+    words: list[str] = []
     recorded: Callable[[str], str] | None = None
     by_flag = {option.flag: option.recorded for option in PERSONAL_OPTIONS.values()}
     for word in command:
         flag, equals, value = word.partition("=")
         if recorded is not None:
-            kept.append(recorded(word))
+            words.append(recorded(word))
             recorded = None
         elif equals and flag in by_flag:
-            kept.append(f"{flag}={by_flag[flag](value)}")
+            words.append(f"{flag}={by_flag[flag](value)}")
         else:
             recorded = by_flag.get(word)
-            kept.append(word)
-    return kept
+            words.append(word)
+    return words
 
 
-OWN_FILE = "file "  # prefix of sources
+FILE_PREFIX = "file "  # prefix of sources
 MAX_BYTES = 1 << 18
 
 
@@ -144,12 +144,12 @@ class GivenOption:
         return self.source == "flag"
 
     @property
-    def of_own_file(self) -> bool:
+    def is_from_file(self) -> bool:
         """Whether it is in the user's own file, and so for every run."""
-        return self.source.startswith(OWN_FILE)
+        return self.source.startswith(FILE_PREFIX)
 
 
-def own_file(environ: Mapping[str, str]) -> Path:
+def personal_file(environ: Mapping[str, str]) -> Path:
     """Return the user's own file below XDG_CONFIG_HOME or ``~/.config``; it may not exist."""
     base = Path(environ.get("XDG_CONFIG_HOME", ""))
     if not base.is_absolute():  # the XDG base directory specification ignores relative paths
@@ -159,10 +159,10 @@ def own_file(environ: Mapping[str, str]) -> Path:
 
 def resolve_personal(names: Collection[str], flags: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, GivenOption]:
     """Return the given options among `names`. Raises UsageError, also for an unsafe own file."""
-    path = own_file(environ)
-    found: dict[str, GivenOption] = {}
+    path = personal_file(environ)
+    options: dict[str, GivenOption] = {}
     for layer in (
-        {name: GivenOption(PERSONAL_OPTIONS[name], value, f"{OWN_FILE}{path}") for name, value in _read(path).items()},
+        {name: GivenOption(PERSONAL_OPTIONS[name], value, f"{FILE_PREFIX}{path}") for name, value in _read(path).items()},
         {
             name: GivenOption(option, environ[option.variable], f"environment {option.variable}")
             for name, option in PERSONAL_OPTIONS.items()
@@ -170,28 +170,28 @@ def resolve_personal(names: Collection[str], flags: Mapping[str, Any], environ: 
         },
         {name: GivenOption(PERSONAL_OPTIONS[name], str(value), "flag") for name, value in flags.items() if value is not None},
     ):
-        found = over(layer, found, ALTERNATIVES)
-    return {name: _checked(found[name]) for name in names if name in found}
+        options = merge_layers(layer, options, ALTERNATIVES)
+    return {name: _check_option(options[name]) for name in names if name in options}
 
 
-def _checked(given: GivenOption) -> GivenOption:
-    if not given.value:
-        raise UsageError(f"{given.key}: got an empty text; leave it out, or give a value.")
+def _check_option(option: GivenOption) -> GivenOption:
+    if not option.value:
+        raise UsageError(f"{option.key}: got an empty text; leave it out, or give a value.")
     try:
-        given.option.check(given.value)
+        option.option.check(option.value)
     except ValueError as error:
-        raise UsageError(f"{given.key}: {error}.") from None
-    if given.option.is_path and given.of_own_file:
-        if not Path(given.value).expanduser().is_absolute():
-            raise UsageError(f"{given.key}: got {given.value!r}; allowed: a whole path, which means the same from every folder.")
-        return GivenOption(given.option, str(Path(given.value).expanduser()), given.source)
-    return given
+        raise UsageError(f"{option.key}: {error}.") from None
+    if option.option.is_path and option.is_from_file:
+        if not Path(option.value).expanduser().is_absolute():
+            raise UsageError(f"{option.key}: got {option.value!r}; allowed: a whole path, which means the same from every folder.")
+        return GivenOption(option.option, str(Path(option.value).expanduser()), option.source)
+    return option
 
 
 def _read(path: Path) -> dict[str, str]:
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # a pipe would wait for a writer
-            _refuse_of_others(path, os.fstat(file.fileno()))
+            _refuse_unsafe_file(path, os.fstat(file.fileno()))
             data = file.read(MAX_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         return {}
@@ -212,15 +212,15 @@ def _read(path: Path) -> dict[str, str]:
     return values
 
 
-def _refuse_of_others(path: Path, status: os.stat_result) -> None:
+def _refuse_unsafe_file(path: Path, status: os.stat_result) -> None:
     """Raise UsageError if others than this user or root can write or replace the file."""
     if not stat.S_ISREG(status.st_mode):
         raise UsageError(f"{path}: is no file; your own options are read from one.")
     folders = {path.parent, path.resolve().parent}
-    for place, found in [(path, status), *((folder, folder.stat()) for folder in sorted(folders))]:
+    for place, place_status in [(path, status), *((folder, folder.stat()) for folder in sorted(folders))]:
         remedy = f"it decides which programs are run, so it counts only where nobody else can write it: chmod go-w {str(place)!r}"
-        if found.st_uid not in (os.geteuid(), 0):
-            raise UsageError(f"{place}: belongs to another user (number {found.st_uid}); {remedy}, as its owner.")
-        others = stat.S_IWGRP | stat.S_IWOTH
-        if found.st_mode & others and not (stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX):
-            raise UsageError(f"{place}: can be written by others (mode {stat.S_IMODE(found.st_mode):o}); {remedy}.")
+        if place_status.st_uid not in (os.geteuid(), 0):
+            raise UsageError(f"{place}: belongs to another user (number {place_status.st_uid}); {remedy}, as its owner.")
+        writable = stat.S_IWGRP | stat.S_IWOTH
+        if place_status.st_mode & writable and not (stat.S_ISDIR(place_status.st_mode) and place_status.st_mode & stat.S_ISVTX):
+            raise UsageError(f"{place}: can be written by others (mode {stat.S_IMODE(place_status.st_mode):o}); {remedy}.")

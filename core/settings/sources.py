@@ -43,11 +43,11 @@ from .job_fields import (
     flags_of,
     idle_settings,
     is_boolean,
-    over,
-    schema,
+    merge_layers,
+    takes_list,
     value_shown,
 )
-from .personal import PERSONAL_OPTIONS, own_file
+from .personal import PERSONAL_OPTIONS, personal_file
 
 MAX_CONFIG_BYTES = 1 << 20
 SWEEP = "sweep"  # a file's table for `trainer sweep`; no setting of a job
@@ -55,8 +55,8 @@ SWEEP = "sweep"  # a file's table for `trainer sweep`; no setting of a job
 
 def shipped() -> dict[str, Traversable]:
     """Return the shipped configurations by name."""
-    found = {Path(entry.name).stem: entry for entry in files("crosstrain.configs").iterdir() if entry.name.endswith(".toml")}
-    return dict(sorted(found.items()))
+    configs = {Path(entry.name).stem: entry for entry in files("crosstrain.configs").iterdir() if entry.name.endswith(".toml")}
+    return dict(sorted(configs.items()))
 
 
 def read_config(config: Path | str) -> tuple[str, dict[str, Any]]:
@@ -85,7 +85,7 @@ def _locate(config: Path | str) -> tuple[str, Traversable]:
 # Errors name fields (``data_dir: …``); where the sources are known, that becomes ``--data-dir: …``.
 
 
-def key_of(field: str, origin: str) -> str:
+def setting_key(field: str, origin: str) -> str:
     """Return the option, variable or file key of a field from `origin` (`sources.Resolved`)."""
     if origin.startswith(("flag", "default")):
         return flag_name(field)
@@ -100,7 +100,7 @@ def named(message: str, sources: Mapping[str, str]) -> str:
     fields = head.split(" and ")
     if not sign or not all(field in sources for field in fields):
         return message
-    return f"{' and '.join(key_of(field, sources[field]) for field in fields)}: {rest}"
+    return f"{' and '.join(setting_key(field, sources[field]) for field in fields)}: {rest}"
 
 
 TOLD_VARIABLES: Mapping[str, str] = {  # for --on-failure; empty: unknown
@@ -181,10 +181,10 @@ class ResumedRun:
         if not _is_relative(field, value):
             return value
         text = value.value.strip()
-        stands = {"steps": self.steps, "epochs": self.epochs, "examples": self.examples}[field]
-        if stands is None:
+        done = {"steps": self.steps, "epochs": self.epochs, "examples": self.examples}[field]
+        if done is None:
             raise UsageError(f"{value.key}: got {text!r}, but nothing is known of {self.name} to count from; give the number in all")
-        return replace(value, value=stands + int(text[1:]), origin=f"{value.origin} ({text} from {stands})")
+        return replace(value, value=done + int(text[1:]), origin=f"{value.origin} ({text} from {done})")
 
 
 def _is_relative(field: str, value: GivenValue) -> bool:
@@ -199,38 +199,38 @@ def resolve(
 
     `config` is a TOML path or a shipped name; ``backend = auto`` becomes the first installed one. Raises UsageError.
     """
-    given = over(_given(flags, environ, config), _from_run(resumed), _ALTERNATIVES)
+    values = merge_layers(_read_layers(flags, environ, config), _read_run(resumed), _ALTERNATIVES)
     if resumed is not None:
-        resumed.admit({field: value.value for field, value in given.items() if value.origin == resumed.origin})
-        given = {field: resumed.absolute(field, value) for field, value in given.items()}
-    for field, value in given.items():
+        resumed.admit({field: value.value for field, value in values.items() if value.origin == resumed.origin})
+        values = {field: resumed.absolute(field, value) for field, value in values.items()}
+    for field, value in values.items():
         _refuse_boolean(field, value)
     try:
-        job = Job.model_validate({field: value.value for field, value in given.items()})
+        job = Job.model_validate({field: value.value for field, value in values.items()})
     except ValidationError as error:
-        raise as_usage_error(error, given) from None
-    sources = {field: given[field].origin if field in given else "default" for field in Job.model_fields}
+        raise as_usage_error(error, values) from None
+    sources = {field: values[field].origin if field in values else "default" for field in Job.model_fields}
     for field, kind in _PLUGIN_FIELDS.items():
-        _check_name(kind, field, getattr(job, field), given)
-    own = {field: value for field, value in given.items() if resumed is None or value.origin != resumed.origin}
+        _check_name(kind, field, getattr(job, field), values)
+    new_values = {field: value for field, value in values.items() if resumed is None or value.origin != resumed.origin}
     try:
-        found = replace(_with_backend(job, sources), idle=_idle(job, own))
-        return _uncompiled(found, own) if job.deterministic and job.compile != "off" else found
+        resolved = replace(_resolve_backend(job, sources), idle=_find_idle(job, new_values))
+        return _drop_compilation(resolved, new_values) if job.deterministic and job.compile != "off" else resolved
     except UsageError as error:
         raise type(error)(named(str(error), sources)) from None
 
 
 def given_settings(flags: Mapping[str, Any], environ: Mapping[str, str], config: Path | str | None = None) -> dict[str, Any]:
     """Return the given values, each checked by itself, for a run resumed elsewhere."""
-    return {field: _by_itself(field, value) for field, value in _given(flags, environ, config).items()}
+    return {field: _check_alone(field, value) for field, value in _read_layers(flags, environ, config).items()}
 
 
-def _given(flags: Mapping[str, Any], environ: Mapping[str, str], config: Path | str | None) -> dict[str, GivenValue]:
-    file, variables, typed = _from_file(config), _from_environment(environ), _from_flags(flags)
-    return over(typed, over(variables, file, _ALTERNATIVES), _ALTERNATIVES)
+def _read_layers(flags: Mapping[str, Any], environ: Mapping[str, str], config: Path | str | None) -> dict[str, GivenValue]:
+    file, variables, typed = _read_file(config), _read_environment(environ), _read_flags(flags)
+    return merge_layers(typed, merge_layers(variables, file, _ALTERNATIVES), _ALTERNATIVES)
 
 
-def _by_itself(field: str, value: GivenValue) -> Any:
+def _check_alone(field: str, value: GivenValue) -> Any:
     _refuse_boolean(field, value)
     if _is_relative(field, value):
         return str(value.value).strip()
@@ -242,50 +242,50 @@ def _by_itself(field: str, value: GivenValue) -> Any:
         return str(value.value)
 
 
-def _uncompiled(found: Resolved, own: Mapping[str, GivenValue]) -> Resolved:
+def _drop_compilation(resolved: Resolved, new_values: Mapping[str, GivenValue]) -> Resolved:
     """Drop an untyped compile setting of a deterministic job: compiled code rounds differently."""
-    value, deterministic = own.get("compile"), own.get("deterministic")
+    value, deterministic = new_values.get("compile"), new_values.get("deterministic")
     if value is None or value.origin == _FLAG or (deterministic is not None and deterministic.origin == value.origin):
-        return found
+        return resolved
     place = value.place or value.key
     note = f"{value.key}: {value.value} (from {place}) is ignored with --deterministic; --compile {value.value} typed enables both"
-    sources = {**found.sources, "compile": f"default (without that of {place}, as deterministic is given)"}
-    return replace(found, job=found.job.model_copy(update={"compile": "off"}), sources=sources, notes=(*found.notes, note))
+    sources = {**resolved.sources, "compile": f"default (without that of {place}, as deterministic is given)"}
+    return replace(resolved, job=resolved.job.model_copy(update={"compile": "off"}), sources=sources, notes=(*resolved.notes, note))
 
 
-def _from_run(resumed: ResumedRun | None) -> dict[str, GivenValue]:
+def _read_run(resumed: ResumedRun | None) -> dict[str, GivenValue]:
     if resumed is None:
         return {}
     origin = resumed.origin
     return {field: GivenValue(value, field, origin, origin) for field, value in resumed.fields.items() if value is not None}
 
 
-def _idle(job: Job, given: Mapping[str, GivenValue]) -> dict[str, str]:
+def _find_idle(job: Job, given_values: Mapping[str, GivenValue]) -> dict[str, str]:
     values = job.model_dump()
-    found = {}
+    problems = {}
     for name, needed in idle_settings(values).items():
-        if name in given:
-            value = given[name]
+        if name in given_values:
+            value = given_values[name]
             has = "false" if values[needed.field] is False else values[needed.field] or "not given"
             place = f" (from {value.place})" if value.place else ""
-            found[name] = (
+            problems[name] = (
                 f"{value.key}: got {str(value.value)!r}{place}, which does nothing, as {needed.field} is {has}; "
                 f"it belongs to {flags_of(needed)}."
             )
-    return found
+    return problems
 
 
-def _from_flags(flags: Mapping[str, Any]) -> dict[str, GivenValue]:
+def _read_flags(flags: Mapping[str, Any]) -> dict[str, GivenValue]:
     unknown = [field for field in flags if field not in Job.model_fields]
     if unknown:
         near = nearest(unknown[0], map(flag_name, Job.model_fields))
-        raise UsageError(_unknown(flag_name(unknown[0]), "no such option", near))
+        raise UsageError(_unknown_message(flag_name(unknown[0]), "no such option", near))
     return {field: GivenValue(value, flag_name(field), _FLAG) for field, value in flags.items()}
 
 
-def _from_environment(environ: Mapping[str, str]) -> dict[str, GivenValue]:
+def _read_environment(environ: Mapping[str, str]) -> dict[str, GivenValue]:
     fields = {environment_name(field): field for field in Job.model_fields}
-    found: dict[str, GivenValue] = {}
+    values: dict[str, GivenValue] = {}
     for name in sorted(environ):
         if name in _SWITCHES and environ[name] not in ("", "on", "off"):
             raise UsageError(f"{name}: got {environ[name]!r}; allowed: on or off.")
@@ -294,12 +294,12 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, GivenValue]:
         if name not in fields:
             plain = {known.removeprefix(ENVIRONMENT_PREFIX): known for known in (*fields, *RESERVED_VARIABLES)}
             near = nearest(name.removeprefix(ENVIRONMENT_PREFIX), plain)
-            raise UsageError(_unknown(name, "no setting has this environment variable", plain[near] if near else None))
-        found[fields[name]] = GivenValue(environ[name], name, f"environment {name}")
-    return found
+            raise UsageError(_unknown_message(name, "no setting has this environment variable", plain[near] if near else None))
+        values[fields[name]] = GivenValue(environ[name], name, f"environment {name}")
+    return values
 
 
-def _from_file(config: Path | str | None) -> dict[str, GivenValue]:
+def _read_file(config: Path | str | None) -> dict[str, GivenValue]:
     if config is None:
         return {}
     label, values = read_config(config)
@@ -310,11 +310,11 @@ def _from_file(config: Path | str | None) -> dict[str, GivenValue]:
             option = PERSONAL_OPTIONS[key]
             raise UsageError(
                 f"{key} (in {label}): is never taken from a file of settings, as such files are handed around; give {option.flag} or "
-                f"{option.variable}, or write it into your own file ({own_file(os.environ)})"
+                f"{option.variable}, or write it into your own file ({personal_file(os.environ)})"
             )
         if key not in Job.model_fields:
             name = one_line(key) or repr(key)
-            raise UsageError(_unknown(f"{name} (in {label})", "no setting has this name", nearest(key, Job.model_fields)))
+            raise UsageError(_unknown_message(f"{name} (in {label})", "no setting has this name", nearest(key, Job.model_fields)))
     return {key: GivenValue(value, key, label, label) for key, value in values.items()}
 
 
@@ -330,10 +330,10 @@ def refuse_misplaced(label: str, values: Mapping[str, Any]) -> None:
 
 def is_axis(key: str, value: Any) -> bool:
     """Return whether a file has several values of a setting that takes one."""
-    return isinstance(value, list) and key in Job.model_fields and schema(key).get("type") != "array"
+    return isinstance(value, list) and key in Job.model_fields and not takes_list(key)
 
 
-def _unknown(key: str, problem: str, near: str | None) -> str:
+def _unknown_message(key: str, problem: str, near: str | None) -> str:
     hint = f" Did you mean {near!r}?" if near else ""
     return f"{key}: {problem}.{hint} `trainer run --print-config` lists every setting."
 
@@ -345,10 +345,10 @@ def _refuse_boolean(field: str, value: GivenValue) -> None:
         raise UsageError.of(value.key, value_shown(value.value), allowed(field), source=value.place)
 
 
-def _check_name(kind: Kind, field: str, name: str, given: Mapping[str, GivenValue]) -> None:
+def _check_name(kind: Kind, field: str, name: str, values: Mapping[str, GivenValue]) -> None:
     if field == "backend" and name == "auto":
         return
-    value = given.get(field, GivenValue(name, flag_name(field), "default"))
+    value = values.get(field, GivenValue(name, flag_name(field), "default"))
     try:
         find(kind, name)
     except MissingPackageError:
@@ -365,10 +365,10 @@ def _check_name(kind: Kind, field: str, name: str, given: Mapping[str, GivenValu
         raise UsageError(f"{value.key}: got {base!r}{place}, {NO_MODULE}")
 
 
-def _with_backend(job: Job, sources: dict[str, str]) -> Resolved:
+def _resolve_backend(job: Job, sources: dict[str, str]) -> Resolved:
     notes: tuple[str, ...] = ()
     if job.backend == "auto":
-        backend, among = _first_installed()
+        backend, among = _find_backend()
         job = job.model_copy(update={"backend": backend})
         sources = {**sources, "backend": f"{sources['backend']} (auto: the first installed of {', '.join(among)})"}
         notes = (f"backend: {backend} (the first installed of {', '.join(among)}; choose with --backend)",)
@@ -376,21 +376,21 @@ def _with_backend(job: Job, sources: dict[str, str]) -> Resolved:
     return Resolved(job, sources, notes)
 
 
-def _first_installed() -> tuple[str, list[str]]:
+def _find_backend() -> tuple[str, list[str]]:
     ours = {plugin.name: plugin for plugin in BUILT_IN["backend"]}
     for name, plugin in ours.items():
         if plugin.installed:
             return name, list(ours)
     known, problems = available("backend"), []
     for name, plugin in known.items():
-        if name not in ours and (problem := _unusable(plugin)) is None:
+        if name not in ours and (problem := _backend_problem(plugin)) is None:
             return name, list(known)
         problems += [problem] if name not in ours and problem else []
     hints = " or ".join(f"`{plugin.install}`" for plugin in ours.values())
     raise MissingPackageError(" ".join([f"backend: no framework is installed. Install one with {hints}.", *problems]))
 
 
-def _unusable(plugin: Plugin) -> str | None:
+def _backend_problem(plugin: Plugin) -> str | None:
     try:
         with plugin_code(plugin, "backend", "its declaration"):
             declared = getattr(load(plugin, "backend"), "capabilities", None)

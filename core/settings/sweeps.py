@@ -1,11 +1,6 @@
-"""Sweeps: from a grid of settings to the jobs of its points. Starts nothing.
+"""Sweeps: from a grid of settings to the jobs of its points; starts nothing.
 
-A grid comes from ``--grid FIELD=VALUE,VALUE`` and from the table ``[sweep]`` of a configuration:
-
-    [sweep]
-    grid = {batch_size = [5, 10], mode = ["sync", "async"]}    # every combination
-    cases = [{nodes = 1}, {nodes = 2, cores_per_node = [1, 0.5]}]    # points that are no product; each goes with every combination
-    repeats = 3    # seeds, from the job's on
+A grid comes from ``--grid FIELD=VALUE,VALUE`` and from the table ``[sweep]`` of a configuration (`Grid`).
 """
 
 from __future__ import annotations
@@ -36,13 +31,21 @@ _SHAPE = "TOML such as grid = {batch_size = [5, 10], mode = ['sync', 'async']}, 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Every combination of the `axes`, with each of the `cases`, if any; `repeats` seeds each."""
+    """Every combination of the `axes`, with each of the `cases`, if any; `repeats` seeds each.
+
+    In a configuration::
+
+        [sweep]
+        grid = {batch_size = [5, 10], mode = ["sync", "async"]}    # every combination
+        cases = [{nodes = 1}, {nodes = 2, cores_per_node = [1, 0.5]}]    # points that are no product; each goes with every combination
+        repeats = 3    # seeds, from the job's on
+    """
 
     axes: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     cases: Sequence[Mapping[str, Any]] = ()
     repeats: int | None = None
 
-    def over(self, lower: Grid) -> Grid:
+    def merged_over(self, lower: Grid) -> Grid:
         """Merge this grid over another: its axes of the same name and its cases replace others."""
         return Grid(
             {**lower.axes, **self.axes}, self.cases or lower.cases, self.repeats if self.repeats is not None else lower.repeats
@@ -86,13 +89,13 @@ class Point:
 
 def read_axis(text: str) -> tuple[str, list[str]]:
     """Read ``batch_size=5,10``, or ``cores_per_node=1,1;1,0.5`` for lists. Raises UsageError."""
-    name, sign, given = text.partition("=")
+    name, sign, values_text = text.partition("=")
     name = name.strip().replace("-", "_")
-    separator = ";" if ";" in given or (name in Job.model_fields and schema(name).get("type") == "array") else ","
-    values = [value.strip() for value in given.split(separator)]
+    separator = ";" if ";" in values_text or (name in Job.model_fields and schema(name).get("type") == "array") else ","
+    values = [value.strip() for value in values_text.split(separator)]
     if not sign or not name or not all(values):
         raise UsageError.of("--grid", text, "FIELD=VALUE,VALUE such as batch_size=5,10,20; with ; between values that contain commas")
-    _known("--grid", name)
+    _check_name("--grid", name)
     return name, values
 
 
@@ -108,15 +111,15 @@ def read_grid(config: Path | str) -> Grid:
     axes, cases, repeats = table.get("grid", {}), table.get("cases", []), table.get("repeats")
     if not isinstance(axes, Mapping):
         raise UsageError.of(f"{where}: grid", axes, _SHAPE)
-    for name, found in axes.items():
-        if not isinstance(found, list) or not found:
-            raise UsageError.of(f"{where}: grid: {name}", found, f"a list of values; {_SHAPE}")
+    for name, axis_values in axes.items():
+        if not isinstance(axis_values, list) or not axis_values:
+            raise UsageError.of(f"{where}: grid: {name}", axis_values, f"a list of values; {_SHAPE}")
     if not isinstance(cases, list) or not all(isinstance(case, Mapping) and case for case in cases):
         raise UsageError.of(f"{where}: cases", cases, _SHAPE)
     if repeats is not None and (isinstance(repeats, bool) or not isinstance(repeats, int) or not 1 <= repeats <= MAX_REPEATS):
         raise UsageError.of(f"{where}: repeats", repeats, f"a whole number from 1 to {MAX_REPEATS}")
     for name in (*axes, *(name for case in cases for name in case)):
-        _known(where, name)
+        _check_name(where, name)
     return Grid(axes, tuple(cases), repeats).checked()
 
 
@@ -130,7 +133,7 @@ def _refuse_other_keys(table: Mapping[str, Any], where: str) -> None:
             raise UsageError.of(where, key, ", ".join(SWEEP_KEYS), SWEEP_KEYS)
 
 
-def _known(where: str, name: str) -> None:
+def _check_name(where: str, name: str) -> None:
     if name in NOT_SWEPT:
         raise UsageError(f"{where}: {name!r} cannot be swept; it says where the runs lie")
     if name not in Job.model_fields:
@@ -141,7 +144,7 @@ def _known(where: str, name: str) -> None:
 def plan(grid: Grid, flags: Mapping[str, Any], environ: Mapping[str, str], config: Path | str | None) -> tuple[Point, ...]:
     """Return the points in their order, each validated as a job. Raises UsageError.
 
-    Each seed covers all points before the next one, so that changes of the machine affect all points alike.
+    Each seed covers all points before the next one, so that changes of the machine affect all points equally.
     """
     if grid.points > MAX_POINTS:
         raise UsageError(f"sweep: the grid has {grid.points:,} points; a sweep has at most {MAX_POINTS:,}.")
@@ -156,22 +159,22 @@ def plan(grid: Grid, flags: Mapping[str, Any], environ: Mapping[str, str], confi
     jobs: list[tuple[dict[str, Any], Job]] = []
     for repeat in range(grid.repeats or 1):
         for number, settings in enumerate(combinations):
-            given = dict(settings)
+            point_settings = dict(settings)
             if grid.repeats is not None and repeat:
-                given["seed"] = jobs[number][1].seed + repeat
+                point_settings["seed"] = jobs[number][1].seed + repeat
             place = f"point {len(jobs) + 1} of {len(combinations) * (grid.repeats or 1)}"
-            jobs.append((given, _resolved(place, given, flags, environ, config)))
-    found = [_settings(given, job, with_seed=grid.repeats is not None) for given, job in jobs]
+            jobs.append((point_settings, _resolve_point(place, point_settings, flags, environ, config)))
+    every_settings = [_settings(point_settings, job, with_seed=grid.repeats is not None) for point_settings, job in jobs]
     seen: set[str] = set()
-    for settings in found:
+    for settings in every_settings:
         if (text := json.dumps(settings, sort_keys=True)) in seen:
             raise UsageError(f"sweep: two points have the same settings: {settings_text(settings)}")
         seen.add(text)
-    names = _names(found)
-    return tuple(Point(name, settings, job) for name, settings, (_, job) in zip(names, found, jobs, strict=True))
+    names = _names(every_settings)
+    return tuple(Point(name, settings, job) for name, settings, (_, job) in zip(names, every_settings, jobs, strict=True))
 
 
-def _resolved(
+def _resolve_point(
     place: str, settings: Mapping[str, Any], flags: Mapping[str, Any], environ: Mapping[str, str], config: Path | str | None
 ) -> Job:
     try:
@@ -180,15 +183,15 @@ def _resolved(
         raise UsageError(f"{place} ({settings_text(settings)}): {error}") from error
 
 
-def _settings(given: Mapping[str, Any], job: Job, *, with_seed: bool) -> dict[str, Any]:
+def _settings(point_settings: Mapping[str, Any], job: Job, *, with_seed: bool) -> dict[str, Any]:
     values = job.model_dump(mode="json")
-    return {name: values[name] for name in (*given, *(("seed",) if with_seed and "seed" not in given else ()))}
+    return {name: values[name] for name in (*point_settings, *(("seed",) if with_seed and "seed" not in point_settings else ()))}
 
 
-def _names(found: Sequence[Mapping[str, Any]]) -> list[str]:
+def _names(every_settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a readable folder name per point, numbered if invalid characters made two equal."""
     names: list[str] = []
-    for number, settings in enumerate(found, start=1):
+    for number, settings in enumerate(every_settings, start=1):
         name = re.sub(r"[^\w.=,+@-]", "_", settings_text(settings, ","), flags=re.ASCII)
         if len(name) > MAX_NAME or name in names:
             name = f"{name[:MAX_NAME]}-{number}"

@@ -9,8 +9,11 @@ from ...core.errors import UsageError
 
 
 def read_arguments(name: str, text: str, defaults: Mapping[str, str], first: str | None = None) -> dict[str, str]:
-    """Return all `defaults`, replaced by ``key=value,key=value`` (or ``&``). The first may omit the key `first`. Raises UsageError."""
-    given: dict[str, str] = {}
+    """Return all `defaults`, replaced by ``key=value,key=value`` (or ``&``).
+
+    The first may omit the key `first`. Raises UsageError.
+    """
+    values: dict[str, str] = {}
     for position, part in enumerate(re.split("[&,]", text) if text else []):
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals and position == 0 and first:
@@ -18,12 +21,12 @@ def read_arguments(name: str, text: str, defaults: Mapping[str, str], first: str
         if key not in defaults:
             listed, names = ", ".join(f"{known}=…" for known in defaults), [f"{known}{equals}{value}" for known in defaults]
             raise UsageError.of(f"data: argument of {name!r}", part.strip(), listed, names)
-        if key in given:
+        if key in values:
             raise UsageError(f"data: got {key!r} twice in {name + ':' + text!r}; give it once.")
         if not value:
             raise UsageError(f"data: {key!r} has no value in {name + ':' + text!r}; write {key}={defaults[key]}.")
-        given[key] = value
-    return {**defaults, **given}
+        values[key] = value
+    return {**defaults, **values}
 
 
 def write_arguments(values: Mapping[str, str], defaults: Mapping[str, str]) -> str:

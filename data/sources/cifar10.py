@@ -1,7 +1,7 @@
-"""cifar10: 50,000 + 10,000 photographs of ten kinds of things, 32×32×3 (A. Krizhevsky, 2009), from its python or binary archive.
+"""cifar10: photographs of ten kinds of things, 32×32×3, from the python or binary archive.
 
-python: pickled dictionaries with ``data`` uint8 [n, 3072] and ``labels``; binary: records of a label byte and 3,072 pixel bytes. Pixels are
-three planes (red, green, blue) of 32 rows.
+50,000 train and 10,000 test examples (A. Krizhevsky, 2009). python: pickled dictionaries with ``data`` uint8 [n, 3072] and ``labels``;
+binary: records of a label byte and 3,072 pixel bytes. Pixels are three planes (red, green, blue) of 32 rows.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ _HINT = f"give --data-dir with the folder of {PYTHON}, {BINARY} or {FOLDER}"
 
 @dataclass(frozen=True)
 class Cifar10Source:
-    """Reads an archive (or the unpacked python version), or downloads it. `md5`: checksums by file."""
+    """Reads an archive (or the unpacked python version), or downloads it.
+
+    `md5`: checksums by file.
+    """
 
     md5: Mapping[str, str] = field(default_factory=lambda: MD5)
 
@@ -61,37 +64,37 @@ class Cifar10Source:
         raise UsageError(f"data_dir: {str(data_dir)!r} has no files of cifar10; {_HINT}.")
 
     def load_in(self, work: Path, data_dir: Path | None) -> PreparedBlocks:
-        """Verify the checksums of the files of `data_dir`, or of those downloaded into `work`, and read them."""
+        """Verify the checksums of the files of `data_dir`, or of downloaded ones, and read them."""
         files = self.originals(files_of("cifar10", data_dir, work, _DOWNLOAD_SECONDS, _HINT))
         for file in files:
             expect_md5(file, self.md5[file.name])
         if len(files) == 1:
-            contents = _unpacked(files[0])
-            parse = _records if files[0].name == BINARY else _pickled
+            contents = _unpack(files[0])
+            parse = _read_records if files[0].name == BINARY else _read_pickle
         else:
             contents = {file.name: file.read_bytes() for file in files}
-            parse = _pickled
+            parse = _read_pickle
         origin = files[0] if len(files) == 1 else files[0].parent
-        examples = {split: [_checked(parse, origin, name, contents[name]) for name in names] for split, names in _BATCHES.items()}
+        examples = {split: [_read_batch(parse, origin, name, contents[name]) for name in names] for split, names in _BATCHES.items()}
         return PreparedBlocks((3, 32, 32), 10, {split: blocks.__iter__ for split, blocks in examples.items()}, class_names=CLASSES)
 
 
-def _unpacked(archive: Path) -> dict[str, bytes]:
+def _unpack(archive: Path) -> dict[str, bytes]:
     """In memory only, so that nothing unpacked reaches the disk."""
     wanted = {name for names in _BATCHES.values() for name in names}
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     try:
         with tarfile.open(archive, "r:gz") as tar:
             for member in tar:
                 name = Path(member.name).name.removesuffix(".bin")
                 content = tar.extractfile(member) if name in wanted else None
                 if content is not None:
-                    found[name] = content.read()
+                    contents[name] = content.read()
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise _unusable(archive, f"it is no whole archive ({error})") from error
-    if missing := sorted(wanted - set(found)):
+    if missing := sorted(wanted - set(contents)):
         raise _unusable(archive, f"missing: {', '.join(missing)}")
-    return found
+    return contents
 
 
 class _ArraysOnly(pickle.Unpickler):
@@ -104,17 +107,17 @@ class _ArraysOnly(pickle.Unpickler):
         return super().find_class(module_name, global_name)
 
 
-def _pickled(content: bytes) -> Block:
+def _read_pickle(content: bytes) -> Block:
     batch = _ArraysOnly(io.BytesIO(content), encoding="bytes").load()
     return np.asarray(batch[b"data"]), np.asarray(batch[b"labels"], dtype=np.int64)
 
 
-def _records(content: bytes) -> Block:
+def _read_records(content: bytes) -> Block:
     records = np.frombuffer(content, dtype=np.uint8).reshape(-1, 1 + _PIXELS)
     return records[:, 1:], records[:, 0].astype(np.int64)
 
 
-def _checked(parse: Callable[[bytes], Block], origin: Path, name: str, content: bytes) -> Block:
+def _read_batch(parse: Callable[[bytes], Block], origin: Path, name: str, content: bytes) -> Block:
     try:
         images, labels = parse(content)
     except (pickle.UnpicklingError, KeyError, TypeError, ValueError, EOFError, AttributeError, IndexError) as error:

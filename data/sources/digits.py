@@ -1,4 +1,7 @@
-"""digits: the 1,797 handwritten digits of 8×8 pixels that scikit-learn ships (from UCI's "Optical Recognition of Handwritten Digits")."""
+"""digits: the 1,797 handwritten digits of 8×8 pixels that scikit-learn ships.
+
+They are from UCI's "Optical Recognition of Handwritten Digits".
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ _TEST_EVERY = 5
 _SPLIT_SEED = 1797  # fixed, so that the split belongs to the dataset and not to a job
 
 
-class DigitsSource:
+class _Digits:
     """Pixels 0…16 become 0…255 by rounding 255/16 · value; 1,437 train and 360 test examples."""
 
     name = "digits"
@@ -25,11 +28,9 @@ class DigitsSource:
     version = 2
 
     def originals(self, data_dir: Path) -> Sequence[Path]:
-        """Raise UsageError: there are no original files."""
         raise UsageError(f"data_dir: got {str(data_dir)!r}, but 'digits' comes with scikit-learn and reads no files. Leave --data-dir out.")
 
     def load(self, data_dir: Path | None) -> PreparedArrays:
-        """Read scikit-learn's arrays and split them."""
         from sklearn.datasets import load_digits  # slow to import
 
         values_nhw, targets = load_digits().images, load_digits().target.astype(np.int64)
@@ -39,11 +40,11 @@ class DigitsSource:
 
 
 def stratified_every(labels: NDArray[np.int64], every: int, seed: int) -> NDArray[np.bool_]:
-    """Return a mask [n] of ⌈n / every⌉ examples, drawn evenly from the classes, at random within them."""
+    """Return a mask [n] of ⌈n / every⌉ examples, drawn evenly from the classes, at random."""
     keys = np.random.Philox(np.random.SeedSequence(seed)).random_raw(len(labels))
     picked = np.zeros(len(labels), dtype=np.bool_)
     picked[np.lexsort((keys, labels))[::every]] = True
     return picked
 
 
-DATASET = DigitsSource()
+DATASET = _Digits()

@@ -1,4 +1,7 @@
-"""Downloads of original files of datasets, in a process of its own so that no framework enters this one."""
+"""Downloads of datasets' original files, in a separate process.
+
+So no framework enters this one.
+"""
 
 from __future__ import annotations
 
@@ -55,10 +58,10 @@ def files_of(name: str, data_dir: Path | None, work: Path, seconds: float, files
 def expect_md5(path: Path, expected: str) -> None:
     """Raise UsageError if a file differs from its published checksum."""
     with open(path, "rb") as handle:
-        found = hashlib.file_digest(handle, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-    if found != expected:
+        digest = hashlib.file_digest(handle, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    if digest != expected:
         raise UsageError(
-            f"data_dir: {str(path)!r} is not the published file: its md5 is {found}, not {expected}. "
+            f"data_dir: {str(path)!r} is not the published file: its md5 is {digest}, not {expected}. "
             "It is damaged, not wholly downloaded, or another file of this name; get it again."
         )
 

@@ -1,4 +1,7 @@
-"""glyphs and glyphs28: digits rendered from fonts in the shapes of SVHN and MNIST, so that such runs need no original files."""
+"""glyphs and glyphs28: digits rendered from fonts in the shapes of SVHN and MNIST.
+
+Runs on them need no original files.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ _TRIAL_SIZE = 100
 
 
 def glyph_tiles() -> NDArray[np.uint8]:
-    """Render the tiles: uint8 [faces, 10, TILE, TILE], 0 empty to 255 ink. Raises UsageError for a missing font."""
+    """Render the tiles: uint8 [faces, 10, TILE, TILE], 0 empty to 255 ink.
+
+    Raises UsageError for a missing font.
+    """
     import matplotlib  # slow to import, and needed once
     from PIL import Image, ImageDraw, ImageFont
 
@@ -52,9 +58,8 @@ def glyph_tiles() -> NDArray[np.uint8]:
     return tiles
 
 
-# A block depends only on (seed, split, block number), so threads can share the work. Integers of the counter-based generator Philox and
-# plain arithmetic (no sine, no normal distribution) give the same result with every numpy and machine.
-# Shapes: n examples of a block, c channels, h = w = size.
+# A block depends only on (seed, split, block), so threads share the work. Integers of Philox and plain arithmetic (no sine, no normal
+# distribution) give the same on every machine. Shapes: n examples of a block, c channels, h = w = size.
 
 BLOCK = 500  # examples: small enough for the processor's cache, large enough for numpy
 _MAX_THREADS = 8  # with more, threads wait for memory and for each other
@@ -64,11 +69,11 @@ Real = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class GlyphStyle:
-    """The appearance of examples: lengths in pixels, brightness 0 to 1, angles as tan of half the angle.
+    """The appearance of examples: lengths in pixels, brightness 0 to 1, angles as half tangents.
 
-    `height`: of a digit at scale 1. `noise`: the largest change of a pixel (triangular distribution). `clutter` digits lie
-    `clutter_distance` from the middle, at up to `clutter_strength` of full brightness. `inverted`: each channel of half the images is a
-    negative, so that neither brightness nor colour identifies ink.
+    An angle is the tan of its half. `height`: of a digit at scale 1. `noise`: the largest change of a pixel (triangular distribution).
+    `clutter` digits lie `clutter_distance` from the middle, at up to `clutter_strength` of full brightness. `inverted`: each channel of
+    half the images is a negative, so that neither brightness nor colour identifies ink.
     """
 
     size: int
@@ -121,8 +126,7 @@ def render_split(
         labels[part] = block_labels[: part.stop - part.start]
 
     with ThreadPoolExecutor(min(_MAX_THREADS, len(os.sched_getaffinity(0)))) as threads:  # numpy releases the interpreter's lock
-        for done in [threads.submit(render, block) for block in range(-(-count // BLOCK))]:
-            done.result()
+        list(threads.map(render, range(-(-count // BLOCK))))
     return images, labels
 
 
@@ -185,7 +189,7 @@ def _direction(half_tangent: Real) -> tuple[Real, Real]:
 
 
 def _sample(style: GlyphStyle, tiles_nab: NDArray[np.uint8], cosine: Real, sine: Real, scale: Real, shift_x: Real, shift_y: Real) -> Real:
-    """Return masks [n, h, w] in 0 … 1: tiles rotated, scaled and shifted, interpolated bilinearly."""
+    """Return masks [n, h, w] in 0 … 1: tiles rotated, scaled and shifted, bilinearly."""
     ratio = np.float32(TILE_HEIGHT / style.height) / scale
     axis = np.arange(style.size, dtype=np.float32) - np.float32((style.size - 1) / 2)
     x_nw, y_nh = axis - shift_x[:, None], axis - shift_y[:, None]
@@ -197,11 +201,11 @@ def _sample(style: GlyphStyle, tiles_nab: NDArray[np.uint8], cosine: Real, sine:
     right_part, lower_part = column - left, row - top
     flat = tiles_nab.ravel()
     first = np.arange(len(tiles_nab), dtype=np.int32)[:, None, None] * (TILE * TILE) + top * TILE + left
-    upper = _between(flat, first, right_part)
-    return (upper + lower_part * (_between(flat, first + TILE, right_part) - upper)) * np.float32(1 / 255)
+    upper = _interpolate(flat, first, right_part)
+    return (upper + lower_part * (_interpolate(flat, first + TILE, right_part) - upper)) * np.float32(1 / 255)
 
 
-def _between(flat: NDArray[np.uint8], index: NDArray[np.int32], part: Real) -> Real:
+def _interpolate(flat: NDArray[np.uint8], index: NDArray[np.int32], part: Real) -> Real:
     here = flat.take(index).astype(np.float32)
     result: Real = here + part * (flat.take(index + 1) - here)
     return result
@@ -211,7 +215,7 @@ _SEED = 28  # fixed, so that the examples belong to the dataset and not to a job
 
 
 @dataclass(frozen=True)
-class GlyphSource:
+class _Glyphs:
     """Rendered examples of one style. `sizes`: number of examples by split."""
 
     name: str
@@ -221,18 +225,16 @@ class GlyphSource:
     sizes: Mapping[Split, int]
 
     def originals(self, data_dir: Path) -> Sequence[Path]:
-        """Raise UsageError: there are no original files."""
         raise UsageError(f"data_dir: got {str(data_dir)!r}, but {self.name!r} is rendered and reads no files. Leave --data-dir out.")
 
     def load(self, data_dir: Path | None) -> PreparedArrays:
-        """Render both splits."""
         tiles = glyph_tiles()
         train_images, train_labels = render_split(self.style, tiles, _SEED, "train", self.sizes["train"])
         test_images, test_labels = render_split(self.style, tiles, _SEED, "test", self.sizes["test"])
         return digit_arrays({"train": train_images, "test": test_images}, {"train": train_labels, "test": test_labels})
 
 
-GLYPHS = GlyphSource(
+GLYPHS = _Glyphs(
     name="glyphs",
     description="digits rendered in 20 typefaces in colour with clutter and noise, 32×32×3, in the shape of SVHN",
     version=1,
@@ -255,7 +257,7 @@ GLYPHS = GlyphSource(
     sizes={"train": 60_000, "test": 10_000},
 )
 
-GLYPHS28 = GlyphSource(
+GLYPHS28 = _Glyphs(
     name="glyphs28",
     description="digits rendered in 20 typefaces with clutter and noise, 28×28, in the size of MNIST",
     version=2,

@@ -1,7 +1,7 @@
-"""image-folder:PATH: pictures in PATH/train/CLASS/… and PATH/test/CLASS/… (or PATH/val), decoded once to a common size.
+"""image-folder:PATH: pictures in folders of classes, decoded once to a common size.
 
-Every file below a class folder is a picture, except hidden ones. Undecodable files are named; they are skipped, and listed in the store's
-manifest, only with ``skip-damaged=yes``.
+They are in PATH/train/CLASS/… and PATH/test/CLASS/… (or PATH/val). Every file below a class folder is a picture, except hidden ones.
+Undecodable files are named; they are skipped, and listed in the store's manifest, only with ``skip-damaged=yes``.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _LAYOUT = "PATH/train/CLASS/picture.jpg and PATH/test/CLASS/picture.jpg (or PATH
 
 
 @dataclass(frozen=True)
-class ImageFolder:
-    """Pictures of `folder` (--data-dir if None), scaled and cut to `size` × `size` pixels in RGB.
+class _ImageFolder:
+    """Pictures of `folder` (None: --data-dir), scaled and cut to `size` × `size` pixels in RGB.
 
     `background`: the colour behind transparent parts, six hexadecimal digits. `links_outside`: symbolic links may lead out of the folder.
     """
@@ -52,7 +52,6 @@ class ImageFolder:
 
     @property
     def name(self) -> str:
-        """The name with the folder's absolute path and all arguments that are not defaults."""
         values = {
             "size": str(self.size),
             "skip-damaged": "yes" if self.skip_damaged else "no",
@@ -63,24 +62,22 @@ class ImageFolder:
         text = f"{self.folder or ''}{'?' if arguments or '?' in str(self.folder) else ''}{arguments}"
         return f"{_NAME}:{text}" if text else _NAME
 
-    def with_arguments(self, text: str) -> ImageFolder:
-        """Parse ``PATH``, ``PATH?size=64`` or ``?size=64`` (with --data-dir). Raises UsageError."""
+    def with_arguments(self, text: str) -> _ImageFolder:
         path, _, arguments = text.rpartition("?") if "?" in text and not os.path.isdir(os.path.expanduser(text)) else (text, "", "")
         values = read_arguments(_NAME, arguments, _DEFAULTS)
         for key in ("skip-damaged", "links-outside"):
             if values[key] not in ("yes", "no"):
                 raise UsageError.of(f"data: {key} of {_NAME!r}", values[key], "yes, no", ["yes", "no"])
-        given = values["background"].lower()
-        colour = _COLOURS.get(given, given)
+        background = values["background"].lower()
+        colour = _COLOURS.get(background, background)
         if not re.fullmatch("[0-9a-f]{6}", colour):
             allowed = f"{', '.join(_COLOURS)}, or red, green and blue in six hexadecimal digits, such as 808080"
             raise UsageError.of(f"data: background of {_NAME!r}", values["background"], allowed, _COLOURS)
         folder = Path(os.path.expanduser(path)).absolute() if path else None
         size = whole_number(_NAME, "size", values["size"], 1, 4096)
-        return ImageFolder(folder, size, values["skip-damaged"] == "yes", colour, values["links-outside"] == "yes")
+        return _ImageFolder(folder, size, values["skip-damaged"] == "yes", colour, values["links-outside"] == "yes")
 
     def originals(self, data_dir: Path) -> Sequence[Path]:
-        """Return every file of both splits. Raises UsageError for a wrong layout of folders."""
         return [file for split in _SPLITS for file in _list(data_dir, split, self.links_outside).files]
 
     def load(self, data_dir: Path | None) -> PreparedBlocks:
@@ -90,15 +87,15 @@ class ImageFolder:
         listings: dict[Split, _Listing] = {split: _list(data_dir, split, self.links_outside) for split in _SPLITS}
         classes = listings["train"].classes
         if unknown := sorted(set(listings["test"].classes) - set(classes)):
-            raise UsageError(f"data: {str(listings['test'].root)!r} has classes that are missing in the train folder: {_joined(unknown)}.")
-        damaged = [f"{_named(file)}: lies in no class folder" for listing in listings.values() for file in listing.strays]
+            raise UsageError(f"data: {str(listings['test'].root)!r} has classes that are missing in the train folder: {_join(unknown)}.")
+        damaged = [f"{_describe_path(file)}: lies in no class folder" for listing in listings.values() for file in listing.strays]
         transparent: list[Path] = []
         block = max(1, _BLOCK_BYTES // (3 * self.size**2))
-        attempt = partial(_attempt, self.size, self.background, transparent)
+        attempt = partial(_decode_file, self.size, self.background, transparent)
         return PreparedBlocks(
             (3, self.size, self.size),
             len(classes),
-            {split: partial(_decoded, listing, classes, attempt, damaged, block) for split, listing in listings.items()},
+            {split: partial(_decode_blocks, listing, classes, attempt, damaged, block) for split, listing in listings.items()},
             class_names=tuple(classes),
             left_out=partial(_left_out, damaged, self.skip_damaged),
             notes=partial(_notes, transparent, _colour_name(self.background)),
@@ -140,37 +137,43 @@ def _list(data_dir: Path, split: Split, links_outside: bool) -> _Listing:
     if root is None:
         raise UsageError(f"data: {str(data_dir)!r} has no folder {' or '.join(map(repr, names))}; {_NAME} needs {_LAYOUT}.")
     outside: list[Path] = []
-    leads_out = partial(_leads_out, root=os.path.realpath(data_dir), allowed=links_outside, found=outside)
+    leads_out = partial(_leads_out, root=os.path.realpath(data_dir), allowed=links_outside, outside=outside)
     try:
         entries = sorted(entry for entry in root.iterdir() if not entry.name.startswith("."))
         folders = [] if leads_out(root) else [entry for entry in entries if entry.is_dir() and not leads_out(entry)]
         above = {_identity(data_dir), _identity(root)}
-        pictures = {folder.name: sorted(_below(folder, above, leads_out)) for folder in folders}
+        pictures = {folder.name: sorted(_walk(folder, above, leads_out)) for folder in folders}
     except OSError as error:
         raise UsageError(f"data: '{spelled(str(error.filename))}' cannot be read: {error.strerror}.") from error
     if outside:
         count = "1 link leads" if len(outside) == 1 else f"{len(outside):,} links lead"
         advice = f"remove, or take with {_NAME}:PATH?links-outside=yes"
-        raise UsageError(f"data: {count} out of {str(data_dir)!r}; {advice}:{_shown([_named(path) for path in outside])}")
+        raise UsageError(f"data: {count} out of {str(data_dir)!r}; {advice}:{_shown([_describe_path(path) for path in outside])}")
     if wrong := [spelled(name) for name in pictures if not is_text(name)]:
-        raise UsageError(f"data: {str(root)!r} has class folders whose names are not UTF-8: {_joined(wrong)}. Rename them.")
+        raise UsageError(f"data: {str(root)!r} has class folders whose names are not UTF-8: {_join(wrong)}. Rename them.")
     if not pictures:
         raise UsageError(f"data: {str(root)!r} has no class folders; {_NAME} needs {_LAYOUT}.")
     if empty := [name for name, files in pictures.items() if not files]:
-        raise UsageError(f"data: {str(root)!r} has class folders without a file: {_joined(empty)}. Fill or remove them.")
+        raise UsageError(f"data: {str(root)!r} has class folders without a file: {_join(empty)}. Fill or remove them.")
     return _Listing(root, pictures, [entry for entry in entries if not entry.is_dir()])
 
 
-def _leads_out(path: Path, *, root: str, allowed: bool, found: list[Path]) -> bool:
-    """Return whether a path is a forbidden link out of `root`, adding it to `found`. Broken links are not."""
+def _leads_out(path: Path, *, root: str, allowed: bool, outside: list[Path]) -> bool:
+    """Return whether a path is a forbidden link out of `root`, adding it to `outside`.
+
+    Broken links are not.
+    """
     if allowed or not path.is_symlink() or not path.exists() or Path(os.path.realpath(path)).is_relative_to(root):
         return False
-    found.append(path)
+    outside.append(path)
     return True
 
 
-def _below(top: Path, above: set[tuple[int, int]], leads_out: Callable[[Path], bool]) -> Iterator[Path]:
-    """Yield the files at any depth, except hidden ones, following links. Reads each folder once, and none `above` `top`."""
+def _walk(top: Path, above: set[tuple[int, int]], leads_out: Callable[[Path], bool]) -> Iterator[Path]:
+    """Yield the files at any depth, except hidden ones, following links.
+
+    Reads each folder once, and none `above` `top`.
+    """
     seen = set(above)
     waiting = [top]
     while waiting:
@@ -178,8 +181,8 @@ def _below(top: Path, above: set[tuple[int, int]], leads_out: Callable[[Path], b
         if (identity := _identity(folder)) in seen:
             continue
         seen.add(identity)
-        with os.scandir(folder) as found:
-            entries = sorted((entry for entry in found if not entry.name.startswith(".")), key=lambda entry: entry.name)
+        with os.scandir(folder) as scanned:
+            entries = sorted((entry for entry in scanned if not entry.name.startswith(".")), key=lambda entry: entry.name)
         for entry in entries:
             path = Path(entry.path)
             if entry.is_symlink() and leads_out(path):
@@ -195,27 +198,30 @@ def _identity(folder: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _named(path: Path) -> str:
+def _describe_path(path: Path) -> str:
     return one_line(spelled(str(path)))
 
 
 def _shown(lines: Sequence[str]) -> str:
-    return "".join(f"\n  {line}" for line in _first(lines, _MAX_SHOWN))
+    return "".join(f"\n  {line}" for line in _cut_lines(lines, _MAX_SHOWN))
 
 
-def _joined(names: Sequence[str]) -> str:
-    return ", ".join(map(one_line, _first(names, _MAX_SHOWN)))
+def _join(names: Sequence[str]) -> str:
+    return ", ".join(map(one_line, _cut_lines(names, _MAX_SHOWN)))
 
 
-def _first(lines: Sequence[str], most: int) -> Sequence[str]:
+def _cut_lines(lines: Sequence[str], most: int) -> Sequence[str]:
     return lines if len(lines) <= most else [*lines[:most], f"and {len(lines) - most:,} more"]
 
 
 Attempt = Callable[[Path], NDArray[np.uint8] | str]
 
 
-def _decoded(listing: _Listing, classes: Sequence[str], attempt: Attempt, damaged: list[str], block: int) -> Iterator[Block]:
-    """Yield pictures in blocks; adds undecodable ones to `damaged`. Raises UsageError if all are."""
+def _decode_blocks(listing: _Listing, classes: Sequence[str], attempt: Attempt, damaged: list[str], block: int) -> Iterator[Block]:
+    """Yield pictures in blocks; adds undecodable ones to `damaged`.
+
+    Raises UsageError if all are.
+    """
     rows = [(file, classes.index(name)) for name, files in listing.pictures.items() for file in files]
     usable = False
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:  # Pillow releases the interpreter's lock
@@ -226,7 +232,7 @@ def _decoded(listing: _Listing, classes: Sequence[str], attempt: Attempt, damage
             images, labels = [], []
             for (file, label), outcome in zip(part, outcomes, strict=True):
                 if isinstance(outcome, str):
-                    damaged.append(f"{_named(file)}: {outcome}")
+                    damaged.append(f"{_describe_path(file)}: {outcome}")
                 else:
                     images.append(outcome)
                     labels.append(label)
@@ -237,7 +243,7 @@ def _decoded(listing: _Listing, classes: Sequence[str], attempt: Attempt, damage
         raise UsageError(f"data: no file of {str(listing.root)!r} is a usable picture:{_shown(damaged[-len(rows) :])}")
 
 
-def _attempt(size: int, background: str, transparent: list[Path], file: Path) -> NDArray[np.uint8] | str:
+def _decode_file(size: int, background: str, transparent: list[Path], file: Path) -> NDArray[np.uint8] | str:
     if not file.is_file():
         return "a link that leads nowhere" if file.is_symlink() else "neither a file nor a folder"  # opening a pipe would block
     try:
@@ -252,7 +258,7 @@ def _left_out(damaged: Sequence[str], allowed: bool) -> Sequence[str]:
     if damaged and not allowed:
         count = "1 file is no usable picture" if len(damaged) == 1 else f"{len(damaged):,} files are no usable pictures"
         raise UsageError(f"data: {count}; mend or remove, or leave out with {_NAME}:PATH?skip-damaged=yes:{_shown(damaged)}")
-    return _first(damaged, _MAX_LISTED)
+    return _cut_lines(damaged, _MAX_LISTED)
 
 
-DATASET = ImageFolder()
+DATASET = _ImageFolder()

@@ -1,4 +1,7 @@
-"""mnist: 60,000 + 10,000 handwritten digits, 28×28, from the user's files or downloaded by torchvision in its own process."""
+"""mnist: handwritten digits, 28×28, from the user's files or downloaded by torchvision.
+
+60,000 train and 10,000 test examples. torchvision runs in a separate process.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ _GZIP = b"\x1f\x8b"
 _MAX_BYTES = 1 << 30  # unpacked size of a file: twenty times the original
 
 
-class MnistSource:
+class _Mnist:
     """Reads the four idx files of `data_dir`, or downloads them with torchvision."""
 
     name = "mnist"
@@ -40,17 +43,15 @@ class MnistSource:
     version = 2
 
     def originals(self, data_dir: Path) -> Sequence[Path]:
-        """Return the four files, images before labels, train before test. Raises UsageError for a missing one."""
         return [_find(data_dir, name) for name in _NAMES]
 
     def load_in(self, work: Path, data_dir: Path | None) -> PreparedArrays:
-        """Read the files of `data_dir`, or those downloaded into `work`."""
         folder = files_of("mnist", data_dir, work, _DOWNLOAD_SECONDS, _FILES_HINT)
         train_images, train_labels, test_images, test_labels = self.originals(folder)
-        images: dict[Split, NDArray[np.uint8]] = {"train": _images(train_images), "test": _images(test_images)}
+        images: dict[Split, NDArray[np.uint8]] = {"train": _read_images(train_images), "test": _read_images(test_images)}
         labels: dict[Split, NDArray[np.int64]] = {
-            "train": _labels(train_labels, len(images["train"])),
-            "test": _labels(test_labels, len(images["test"])),
+            "train": _read_labels(train_labels, len(images["train"])),
+            "test": _read_labels(test_labels, len(images["test"])),
         }
         return digit_arrays(images, labels)
 
@@ -69,7 +70,7 @@ def _find(folder: Path, name: str) -> Path:
     raise UsageError(f"data_dir: {str(folder)!r} has no file {name!r} or {name + '.gz'!r}; {_FILES_HINT}.")
 
 
-def _images(path: Path) -> NDArray[np.uint8]:
+def _read_images(path: Path) -> NDArray[np.uint8]:
     images = read_idx(path, 3)
     if images.shape[1:] != (28, 28) or not len(images):
         raise UsageError(
@@ -78,7 +79,7 @@ def _images(path: Path) -> NDArray[np.uint8]:
     return images[:, None]
 
 
-def _labels(path: Path, images: int) -> NDArray[np.int64]:
+def _read_labels(path: Path, images: int) -> NDArray[np.int64]:
     labels = read_idx(path, 1).astype(np.int64)
     if len(labels) != images:
         raise UsageError(f"data_dir: {str(path)!r} has {len(labels)} labels for {images} images; the files do not belong together.")
@@ -87,11 +88,14 @@ def _labels(path: Path, images: int) -> NDArray[np.int64]:
     return labels
 
 
-DATASET = MnistSource()
+DATASET = _Mnist()
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """Read an idx file of unsigned bytes, plain or gzip under any name. Raises UsageError for any other content."""
+    """Read an idx file of unsigned bytes, plain or gzip under any name.
+
+    Raises UsageError for any other content.
+    """
     expected = bytes([0, 0, _UNSIGNED_BYTE, dimensions])
     header = 4 + 4 * dimensions
     try:

@@ -26,7 +26,10 @@ _one_large = threading.Lock()  # held for each larger picture, which may need 1 
 
 @contextmanager
 def limits_as_errors() -> Iterator[None]:
-    """Make Pillow reject pictures above `PIL.Image.MAX_IMAGE_PIXELS` (89 million). It only warns up to twice that."""
+    """Make Pillow reject pictures above `PIL.Image.MAX_IMAGE_PIXELS` (89 million).
+
+    It only warns up to twice that.
+    """
     from PIL import Image
 
     with warnings.catch_warnings():
@@ -66,7 +69,10 @@ def decode(path: Path, size: int, background: str = "ffffff", transparent: list[
 
 
 def _middle(picture: Picture, size: int) -> tuple[Picture, tuple[float, float, float, float]]:
-    """Return the part around the middle square, with a margin, and the square in it. Scaling all could exhaust memory."""
+    """Return the part around the middle square, with a margin, and the square in it.
+
+    Scaling all could exhaust memory.
+    """
     shorter = min(picture.size)
     scaled = [max(size, round(length * size / shorter)) for length in picture.size]
     begins = [(length - size) // 2 for length in scaled]

@@ -1,7 +1,7 @@
-"""svhn: house numbers from street photographs, 32×32×3 (Y. Netzer et al., 2011), from the .mat files of its "format 2".
+"""svhn: house numbers from street photographs, 32×32×3, from .mat files ("format 2").
 
-73,257 train and 26,032 test examples; ``svhn:extra`` adds 531,131 easier ones for training. A file has the images X as uint8 [height,
-width, channel, n] and the labels y as [n, 1], with 10 for the digit 0.
+73,257 train and 26,032 test examples; ``svhn:extra`` adds 531,131 easier ones for training (Y. Netzer et al., 2011). A file has the images
+X as uint8 [height, width, channel, n] and the labels y as [n, 1], with 10 for the digit 0.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ _DOWNLOAD_SECONDS = 6 * 3600  # 0.25 GB, with extra 1.6 GB, on a slow connection
 
 @dataclass(frozen=True)
 class SvhnSource:
-    """Reads the .mat files of `data_dir`, or downloads them with torchvision. `md5`: checksums by part."""
+    """Reads the .mat files of `data_dir`, or downloads them with torchvision.
+
+    `md5`: checksums by part.
+    """
 
     extra: bool = False
     md5: Mapping[str, str] = field(default_factory=lambda: MD5)
@@ -54,7 +57,10 @@ class SvhnSource:
         return [self._file(data_dir, part) for part in self._parts]
 
     def load_in(self, work: Path, data_dir: Path | None) -> PreparedBlocks:
-        """Verify the files' checksums, downloading them into `work` without `data_dir`. Each is read while it is written."""
+        """Verify the files' checksums, downloading them into `work` without `data_dir`.
+
+        Each is read while it is written.
+        """
         folder = files_of("svhn", data_dir, work, _DOWNLOAD_SECONDS, self._hint, self._parts)
         for part in self._parts:
             expect_md5(self._file(folder, part), self.md5[part])
@@ -79,11 +85,11 @@ class SvhnSource:
 
 def _blocks(paths: Sequence[Path]) -> Iterator[Block]:
     for path in paths:
-        images_hwcn, labels_n1 = (_variable(path, name) for name in ("X", "y"))
+        images_hwcn, labels_n1 = (_read_variable(path, name) for name in ("X", "y"))
         count = images_hwcn.shape[-1]
         if images_hwcn.dtype != np.uint8 or images_hwcn.shape != (*_IMAGE, count) or labels_n1.shape != (count, 1):
-            found = f"X is {images_hwcn.dtype} {list(images_hwcn.shape)} and y has the shape {list(labels_n1.shape)}"
-            raise _unusable(path, f"{found}; expected are uint8 [32, 32, 3, n] and [n, 1]")
+            shapes = f"X is {images_hwcn.dtype} {list(images_hwcn.shape)} and y has the shape {list(labels_n1.shape)}"
+            raise _unusable(path, f"{shapes}; expected are uint8 [32, 32, 3, n] and [n, 1]")
         labels = labels_n1[:, 0].astype(np.int64)
         if count and not 1 <= labels.min() <= labels.max() <= 10:
             raise _unusable(path, f"its labels lie in {labels.min()}…{labels.max()}, not in 1…10")
@@ -93,16 +99,16 @@ def _blocks(paths: Sequence[Path]) -> Iterator[Block]:
             yield images_hwcn[..., part].transpose(3, 2, 0, 1), labels[part]
 
 
-def _variable(path: Path, name: str) -> np.ndarray[Any, Any]:
+def _read_variable(path: Path, name: str) -> np.ndarray[Any, Any]:
     from scipy.io import loadmat  # needed once, when the store is made
 
     try:
-        found: np.ndarray[Any, Any] = loadmat(str(path), variable_names=[name])[name]
+        array: np.ndarray[Any, Any] = loadmat(str(path), variable_names=[name])[name]
     except MemoryError:
         raise
     except Exception as error:  # a binary reader may raise anything for another format
         raise _unusable(path, f"{name} cannot be read from it ({type(error).__name__}: {error})") from error
-    return found
+    return array
 
 
 def _unusable(path: Path, why: str) -> UsageError:

@@ -1,4 +1,4 @@
-"""synthetic-images: random pixels and labels of any size and number, for measuring throughput."""
+"""synthetic-images: random pixels and labels of any size and number, to measure throughput."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ _BLOCK_BYTES = 16 << 20  # per block: enough for numpy, little memory
 
 
 @dataclass(frozen=True)
-class SyntheticImages:
-    """Random images of `size` × `size` pixels. An example depends only on its number, split and shape."""
+class _SyntheticImages:
+    """Random images of `size` × `size` pixels.
+
+    An example depends only on its number, split and shape.
+    """
 
     size: int = 224
     classes: int = 1000
@@ -35,22 +38,18 @@ class SyntheticImages:
 
     @property
     def name(self) -> str:
-        """The name with all arguments that are not defaults."""
         values = {key: str(getattr(self, key)) for key in _DEFAULTS}
         arguments = write_arguments(values, _DEFAULTS)
         return f"{_NAME}:{arguments}" if arguments else _NAME
 
-    def with_arguments(self, text: str) -> SyntheticImages:
-        """Parse another shape or number of images. Raises UsageError."""
+    def with_arguments(self, text: str) -> _SyntheticImages:
         values = read_arguments(_NAME, text, _DEFAULTS, first="size")
-        return SyntheticImages(**{key: whole_number(_NAME, key, value, *_LIMITS[key]) for key, value in values.items()})
+        return _SyntheticImages(**{key: whole_number(_NAME, key, value, *_LIMITS[key]) for key, value in values.items()})
 
     def originals(self, data_dir: Path) -> Sequence[Path]:
-        """Raise UsageError: there are no original files."""
         raise UsageError(f"data_dir: got {str(data_dir)!r}, but {_NAME!r} are made up and read no files. Leave --data-dir out.")
 
     def load(self, data_dir: Path | None) -> PreparedBlocks:
-        """Generate both splits, block by block."""
         counts: Mapping[Split, int] = {"train": self.train, "test": self.test}
         blocks = {split: partial(self._blocks, split, count) for split, count in counts.items()}
         return PreparedBlocks((self.channels, self.size, self.size), self.classes, blocks, synthetic=True)
@@ -67,4 +66,4 @@ class SyntheticImages:
             yield images, labels
 
 
-DATASET = SyntheticImages()
+DATASET = _SyntheticImages()

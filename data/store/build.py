@@ -19,23 +19,33 @@ from ...core.console import note, one_line, spelled
 from ...core.errors import TrainerError, UsageError
 from ..base import DatasetSource, LoadsInParts, PreparedArrays, PreparedBlocks, PreparedColumns, Split
 from ..preprocessing import PixelCounts
-from ..sources.translation.pairs import wrong_scoring_files
+from ..sources.translation.pairs import scoring_problem
 from .location import CACHE_VARIABLE, locked, originals_fingerprint, put_aside
-from .manifest import SPLITS, ColumnEntry, ColumnManifest, FileEntry, Manifest, StoredFile, StoreManifest, write_manifest, wrong_attachment
+from .manifest import (
+    SPLITS,
+    ColumnEntry,
+    ColumnManifest,
+    FileEntry,
+    Manifest,
+    StoredFile,
+    StoreManifest,
+    attachment_problem,
+    write_manifest,
+)
 from .writer import (
     SIDES,
     BrokenSourceError,
     ColumnWriter,
     FailedSourceError,
     SplitWriter,
-    called,
+    call_source,
     check_attachments,
     check_class_names,
     check_prepared,
     checked_texts,
+    iterate_blocks,
     sync_folder,
-    wrong_translation,
-    yielded,
+    translation_problem,
 )
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]
@@ -43,7 +53,10 @@ Prepared = PreparedArrays | PreparedBlocks | PreparedColumns
 
 
 def build_store(root: Path, key: str, name: str, source: DatasetSource, data_dir: Path | None, *, again: bool) -> None:
-    """Build a missing store, or `again`. Raises UsageError for a broken source or missing originals, TrainerError for the disk."""
+    """Build a missing store, or `again`.
+
+    Raises UsageError for a broken source or missing originals, TrainerError for the disk.
+    """
     try:
         root.mkdir(parents=True, exist_ok=True)
         with locked(root, key):
@@ -62,14 +75,14 @@ def _make(root: Path, key: str, name: str, source: DatasetSource, data_dir: Path
     begins = not work.exists()
     originals = None if data_dir is None else originals_fingerprint(source, data_dir)
     try:
-        loaded = _loaded(source, work, data_dir)
+        loaded = _load(source, work, data_dir)
     except BaseException as error:
         _settle(work, name, error, begins=begins)
         raise
     draft = Path(tempfile.mkdtemp(prefix=f".{key}.draft-", dir=root))
     try:
         draft.chmod(0o755)  # mkdtemp makes it private; a cache may be shared
-        manifest = _written(draft, name, source.version, data_dir, loaded)
+        manifest = _write(draft, name, source.version, data_dir, loaded)
         write_manifest(draft, manifest)
         sync_folder(draft)  # the manifest's own digest would show a loss of its content
         if data_dir is not None and originals_fingerprint(source, data_dir) != originals:
@@ -85,19 +98,22 @@ def _make(root: Path, key: str, name: str, source: DatasetSource, data_dir: Path
         raise
 
 
-def _loaded(source: DatasetSource, work: Path, data_dir: Path | None) -> Prepared:
+def _load(source: DatasetSource, work: Path, data_dir: Path | None) -> Prepared:
     if isinstance(source, LoadsInParts):
         work.mkdir(exist_ok=True)
-        loaded = called(source.load_in, work, data_dir)
+        loaded = call_source(source.load_in, work, data_dir)
         check_prepared(loaded, "load_in")
     else:
-        loaded = called(source.load, data_dir)
+        loaded = call_source(source.load, data_dir)
         check_prepared(loaded, "load")
     return loaded
 
 
 def _settle(work: Path, name: str, error: BaseException, *, begins: bool) -> None:
-    """Remove the parts of a refused preparation that began them. After other errors they are kept."""
+    """Remove the parts of a refused preparation that began them.
+
+    After other errors they are kept.
+    """
     if not work.exists():
         return
     if isinstance(error, UsageError | BrokenSourceError) and not isinstance(error, FailedSourceError):
@@ -126,8 +142,7 @@ def _remove_leftovers(root: Path, key: str) -> None:
             shutil.rmtree(folder)
 
 
-def _written(folder: Path, name: str, version: int, data_dir: Path | None, loaded: Prepared) -> StoreManifest:
-    """Write the arrays; return their manifest."""
+def _write(folder: Path, name: str, version: int, data_dir: Path | None, loaded: Prepared) -> StoreManifest:
     place = spelled(str(data_dir.resolve())) if data_dir else None
     common: dict[str, Any] = {"name": name, "version": version, "data_dir": place, "synthetic": loaded.synthetic}
     try:
@@ -140,15 +155,15 @@ def _written(folder: Path, name: str, version: int, data_dir: Path | None, loade
         raise BrokenSourceError(first_problem(error)) from error
 
 
-def _write_images(folder: Path, prepared: PreparedBlocks, given: Statistics | None) -> dict[str, Any]:
+def _write_images(folder: Path, prepared: PreparedBlocks, statistics: Statistics | None) -> dict[str, Any]:
     entries: dict[str, FileEntry] = {}
     sizes: dict[Split, int] = {}
-    names = called(tuple, prepared.class_names)
+    names = call_source(tuple, prepared.class_names)
     absent: tuple[str, ...] = ()
     pixels = PixelCounts(prepared.input_shape[0])
     for split in SPLITS:
         with SplitWriter(folder, split, prepared.input_shape, prepared.classes, pixels if split == "train" else None) as writer:
-            for block in yielded(prepared.blocks[split], f"its blocks of {split}"):
+            for block in iterate_blocks(prepared.blocks[split], f"its blocks of {split}"):
                 writer.add(block)
             entries |= writer.finish()
             sizes[split] = writer.count
@@ -157,12 +172,12 @@ def _write_images(folder: Path, prepared: PreparedBlocks, given: Statistics | No
     left_out = checked_texts(prepared.left_out, "left_out")
     notes = checked_texts(prepared.notes, "notes") + absent
     counted = pixels.statistics()
-    mean, std = _sound(given or counted, counted[1])
+    mean, std = _check_statistics(statistics or counted, counted[1])
     if constant := [str(channel) for channel, deviation in enumerate(counted[1]) if deviation == 0]:
         notes += (f"all train images have one value in channel {', '.join(constant)}, which is not scaled (std 1)",)
     notes += check_class_names(names)
-    own = {field: getattr(prepared, field) for field in ("input_shape", "classes", "flippable", "class_names")}
-    return {**own, "sizes": sizes, "mean": mean, "std": std, "left_out": left_out, "notes": notes, "files": entries}
+    fields = {field: getattr(prepared, field) for field in ("input_shape", "classes", "flippable", "class_names")}
+    return {**fields, "sizes": sizes, "mean": mean, "std": std, "left_out": left_out, "notes": notes, "files": entries}
 
 
 def _absent_classes(split: Split, labels: Sequence[int], names: Sequence[str]) -> str:
@@ -174,20 +189,20 @@ def _absent_classes(split: Split, labels: Sequence[int], names: Sequence[str]) -
 def _write_columns(folder: Path, prepared: PreparedColumns) -> dict[str, Any]:
     features, vocabulary_sizes = prepared.features, dict(prepared.features.vocabulary_sizes)
     translates = bool(features.languages)
-    if translates and (wrong := wrong_translation(prepared)) is not None:
+    if translates and (wrong := translation_problem(prepared)) is not None:
         raise BrokenSourceError(wrong)
     entries: dict[str, FileEntry] = {}
     sizes: dict[Split, int] = {}
     for split in SPLITS:
         with ColumnWriter(folder, split, prepared.columns, vocabulary_sizes, SIDES if translates else ()) as writer:
-            for block in yielded(prepared.blocks[split], f"its blocks of {split}"):
+            for block in iterate_blocks(prepared.blocks[split], f"its blocks of {split}"):
                 writer.add(block)
             entries |= writer.finish()
             sizes[split] = writer.count
-    attachments = check_attachments(called(prepared.attachments))
+    attachments = check_attachments(call_source(prepared.attachments))
     if translates:
         translated = {name: size for name, size in vocabulary_sizes.items() if name in ("source", "target")}
-        if (wrong := wrong_scoring_files(attachments, translated, sizes["test"])) is not None:
+        if (wrong := scoring_problem(attachments, translated, sizes["test"])) is not None:
             raise BrokenSourceError(f"it says its languages {', '.join(features.languages)}, and {wrong}")
     return {
         "columns": tuple(ColumnEntry(name=column.name, dtype=column.dtype, shape=column.shape) for column in prepared.columns),
@@ -205,7 +220,7 @@ def _write_columns(folder: Path, prepared: PreparedColumns) -> dict[str, Any]:
 def _write_attachments(folder: Path, contents: Mapping[str, bytes]) -> dict[str, StoredFile]:
     entries: dict[str, StoredFile] = {}
     for name, content in contents.items():
-        if problem := wrong_attachment(name, len(content)):
+        if problem := attachment_problem(name, len(content)):
             raise BrokenSourceError(f"its attachment {problem}")
         with (folder / name).open("xb") as file:
             file.write(content)
@@ -217,7 +232,10 @@ def _write_attachments(folder: Path, contents: Mapping[str, bytes]) -> dict[str,
 
 
 def _as_blocks(arrays: PreparedArrays) -> PreparedBlocks:
-    """Return whole arrays as one block per split. Raises BrokenSourceError unless they are images."""
+    """Return whole arrays as one block per split.
+
+    Raises BrokenSourceError unless they are images.
+    """
     images = arrays.images["train"]
     if images.ndim != 4:
         raise BrokenSourceError(f"train images are {images.dtype} {list(images.shape)}, not uint8 [n, channels, height, width]")
@@ -226,8 +244,11 @@ def _as_blocks(arrays: PreparedArrays) -> PreparedBlocks:
     return PreparedBlocks((channels, height, width), arrays.classes, blocks, arrays.synthetic, arrays.flippable, arrays.class_names)
 
 
-def _sound(statistics: Statistics, counted: Sequence[float]) -> Statistics:
-    """Return mean and std, 1 for a constant channel, whose `counted` is 0. Raises BrokenSourceError."""
+def _check_statistics(statistics: Statistics, counted: Sequence[float]) -> Statistics:
+    """Return mean and std, 1 for a constant channel, whose `counted` is 0.
+
+    Raises BrokenSourceError.
+    """
     mean, std = statistics
     channels = len(counted)
     if not all(isinstance(numbers, Sequence | np.ndarray) for numbers in statistics):
@@ -235,7 +256,9 @@ def _sound(statistics: Statistics, counted: Sequence[float]) -> Statistics:
     if len(mean) != channels or len(std) != channels:
         raise BrokenSourceError(f"mean and std have {len(mean)} and {len(std)} numbers for {channels} channels")
     if 0 in counted:
-        std = tuple(1.0 if found == deviation == 0 else deviation for found, deviation in zip(counted, std, strict=True))
+        std = tuple(
+            1.0 if counted_deviation == deviation == 0 else deviation for counted_deviation, deviation in zip(counted, std, strict=True)
+        )
     if not np.isfinite([*mean, *std]).all() or min(std) <= 0:
         raise BrokenSourceError(f"mean {mean} and std {std} must be finite, std greater than 0")
     if min(mean) < 0 or max(mean) > 1 or max(std) > 1:

@@ -57,19 +57,19 @@ def list_datasets() -> list[DatasetStatus]:
         except TrainerError as error:
             rows.append(DatasetStatus(name, "", prepared=False, problem=str(error)))
             continue
-        stores = [_status(name, source, folder) for folder in stores_of(name, source)]
-        stores += [_begun(name, source, preparation) for preparation in preparations_of(name, source)]
+        stores = [_describe_store(name, source, folder) for folder in stores_of(name, source)]
+        stores += [_describe_preparation(name, source, preparation) for preparation in preparations_of(name, source)]
         rows += stores or [DatasetStatus(name, source.description, prepared=False, version=source.version)]
     return rows
 
 
-def _begun(name: str, source: DatasetSource, preparation: Preparation) -> DatasetStatus:
+def _describe_preparation(name: str, source: DatasetSource, preparation: Preparation) -> DatasetStatus:
     begun: Literal["interrupted", "at work"] = "at work" if preparation.at_work else "interrupted"
     path = str(preparation.store)
     return DatasetStatus(name, source.description, prepared=False, version=source.version, bytes=preparation.bytes, path=path, begun=begun)
 
 
-def _status(name: str, source: DatasetSource, folder: Path) -> DatasetStatus:
+def _describe_store(name: str, source: DatasetSource, folder: Path) -> DatasetStatus:
     try:
         manifest = read_manifest(folder)
     except ValueError as error:
@@ -108,8 +108,8 @@ def described(dataset: StoredDataset) -> dict[str, Any]:
     facts: dict[str, Any] = {"name": info.name, "examples": dict(info.sizes), "synthetic": info.synthetic}
     if isinstance(info.features, ImageFeatures):
         facts |= {"shape": list(info.input_shape), "classes": info.classes}
-        if info.class_names:
-            facts["class_names"] = list(info.class_names)
+        if info.features.class_names:
+            facts["class_names"] = list(info.features.class_names)
         counts = {split: np.bincount(dataset.column(split, LABEL).values, minlength=info.classes) for split in SPLITS}
         facts["smallest_class_examples"] = {split: int(count.min()) for split, count in counts.items()}
     else:
@@ -146,8 +146,8 @@ def _text_sha256(dataset: StoredDataset) -> str | None:
         return None
     with suppress(UnreadableError):  # third-party datasets may have such an attachment
         sources = parse_json(dataset.attachment(_TEXT_SOURCES))
-        if isinstance(sources, dict) and isinstance(said := sources.get("pairs_sha256"), str):
-            return said
+        if isinstance(sources, dict) and isinstance(digest := sources.get("pairs_sha256"), str):
+            return digest
     return None
 
 
@@ -166,8 +166,8 @@ class Preparation:
 def preparations_of(name: str, source: DatasetSource, *, any_version: bool = False) -> list[Preparation]:
     """Return a dataset's preparations without a store; arguments as in `location.stores_of`."""
     root, pattern = cache_root(), key_pattern(name, source, any_version=any_version)
-    found = (_LEFTOVER.fullmatch(folder.name) for folder in root.glob(".*") if folder.is_dir())
-    keys = sorted({match[1] for match in found if match and pattern.fullmatch(match[1])})
+    matches = (_LEFTOVER.fullmatch(folder.name) for folder in root.glob(".*") if folder.is_dir())
+    keys = sorted({match[1] for match in matches if match and pattern.fullmatch(match[1])})
     return [
         Preparation(root / key, sum(map(folder_bytes, leftovers(root / key))), is_locked(root, key))
         for key in keys
@@ -185,25 +185,29 @@ def folder_bytes(folder: Path) -> int:
     """Return the size of all files below a folder, ignoring files that vanish."""
     size = 0
     for file in folder.rglob("*"):
-        try:
+        with suppress(FileNotFoundError):
             size += file.lstat().st_size if file.is_file() else 0
-        except FileNotFoundError:
-            continue
     return size
 
 
 def find_stores(name: str) -> list[Path]:
-    """Return a dataset's stores of all versions, and interrupted preparations. Raises UsageError if there are none."""
-    found = resolve(name)
-    begun = [preparation.store for preparation in preparations_of(found.name, found.source, any_version=True)]
-    folders = [*stores_of(found.name, found.source, any_version=True), *begun]
+    """Return a dataset's stores of all versions, and interrupted preparations.
+
+    Raises UsageError if there are none.
+    """
+    resolved = resolve(name)
+    begun = [preparation.store for preparation in preparations_of(resolved.name, resolved.source, any_version=True)]
+    folders = [*stores_of(resolved.name, resolved.source, any_version=True), *begun]
     if not folders:
         raise UsageError(f"data: there is no store of {name!r} in {str(cache_root())!r}, so there is nothing to remove.")
     return folders
 
 
 def remove_store(folder: Path) -> int:
-    """Remove a store, renaming it first; return its bytes. Raises UsageError while it is being built, TrainerError."""
+    """Remove a store, renaming it first; return its bytes.
+
+    Raises UsageError while it is being built, TrainerError.
+    """
     try:
         with locked(folder.parent, folder.name, wait=False):
             size = sum(map(folder_bytes, leftovers(folder)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import glob
 import hashlib
@@ -10,7 +9,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol, runtime_checkable
@@ -21,7 +20,7 @@ from ...core.errors import UsageError
 from ...core.job import Job
 from ..base import DatasetSource, HasFolder, HasVocabulary, TakesArguments
 from .manifest import SCHEMA
-from .writer import of_source
+from .writer import call_named_source
 
 CACHE_VARIABLE = "TRAINER_DATA_CACHE"
 _PLAIN_ARGUMENTS = re.compile(r"[\w=,.]{1,80}", re.ASCII)
@@ -37,17 +36,23 @@ class HasOriginals(Protocol):
 
 
 def cache_root() -> Path:
-    """Return the folder of all stores, in ``$TRAINER_DATA_CACHE`` or the user's cache. It may not exist."""
-    if given := os.environ.get(CACHE_VARIABLE):
-        return Path(given).expanduser().absolute()
-    own = user_cache()
-    if own is None:
+    """Return the folder of all stores, in ``$TRAINER_DATA_CACHE`` or the user's cache.
+
+    It may not exist.
+    """
+    if configured := os.environ.get(CACHE_VARIABLE):
+        return Path(configured).expanduser().absolute()
+    cache = user_cache()
+    if cache is None:
         raise UsageError(f"data: this user has no home folder for prepared datasets; set {CACHE_VARIABLE} to a folder for them.")
-    return own / "data"
+    return cache / "data"
 
 
 def user_cache() -> Path | None:
-    """Return ``$XDG_CACHE_HOME/crosstrain`` or ``~/.cache/crosstrain``. None for a user without a home."""
+    """Return ``$XDG_CACHE_HOME/crosstrain`` or ``~/.cache/crosstrain``.
+
+    None for a user without a home.
+    """
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not base.is_absolute():  # the XDG specification requires ignoring a relative path
         try:
@@ -57,22 +62,27 @@ def user_cache() -> Path | None:
     return base / "crosstrain"
 
 
-def store_key(name: str, source: DatasetSource, data_dir: Path | None, *, in_name: bool = False) -> str:
-    """Return a store's folder name; `in_name`: the name has the folder. Raises UsageError for an invalid `data_dir`."""
-    key = key_without_originals(name, source)
+def store_key(dataset: Resolved) -> str:
+    """Return a store's folder name, NAME-vSCHEMA.VERSION+ARGUMENTS-ORIGINALS.
+
+    Raises UsageError for an invalid `data_dir`.
+    """
+    name, data_dir = dataset.name, dataset.data_dir
+    base, arguments = _key_parts(name)
+    key = f"{base}-v{SCHEMA}.{dataset.source.version}{arguments}"
     if data_dir is None:
         return key
     if not data_dir.is_dir():
-        if in_name:
+        if dataset.folder_in_name:
             raise UsageError(f"data: got {name!r}, but there is no folder {str(data_dir)!r}.")
         raise UsageError(f"data_dir: {str(data_dir)!r} is no folder; give the folder that holds the original files of {name!r}.")
-    return f"{key}-{originals_fingerprint(source, data_dir)}"
+    return f"{key}-{originals_fingerprint(dataset.source, data_dir)}"
 
 
 def originals_fingerprint(source: DatasetSource, data_dir: Path) -> str:
     """Return the fingerprint of a source's original files. Raises UsageError if one is missing."""
     if isinstance(source, HasOriginals):
-        files = of_source(source.name, lambda: list(source.originals(data_dir)))
+        files = call_named_source(source.name, lambda: list(source.originals(data_dir)))
         if missing := [str(file) for file in files if not os.path.lexists(file)]:
             raise UsageError(f"data_dir: {source.name!r} needs files that do not exist: {', '.join(missing[:5])}.")
     else:
@@ -80,13 +90,8 @@ def originals_fingerprint(source: DatasetSource, data_dir: Path) -> str:
     return _fingerprint(data_dir, files)
 
 
-def key_without_originals(name: str, source: DatasetSource) -> str:
-    """Return NAME-vSCHEMA.VERSION, with +ARGUMENTS, or their digest if they are no file name."""
-    base, arguments = _key_parts(name)
-    return f"{base}-v{SCHEMA}.{source.version}{arguments}"
-
-
 def _key_parts(name: str) -> tuple[str, str]:
+    """Return a dataset's plain name and +ARGUMENTS, or their digest if they are no file name."""
     base, _, arguments = name.partition(":")
     if not re.fullmatch(r"\w[\w.-]*", base):
         raise UsageError(f"data: {base!r} cannot name a store; a dataset's name has letters, digits, dot, dash and underscore.")
@@ -96,7 +101,10 @@ def _key_parts(name: str) -> tuple[str, str]:
 
 
 def stores_of(name: str, source: DatasetSource, *, any_version: bool = False) -> list[Path]:
-    """Return a dataset's stores, those without originals first. `any_version`: of other versions too."""
+    """Return a dataset's stores, those without originals first.
+
+    `any_version`: of other versions too.
+    """
     pattern = key_pattern(name, source, any_version=any_version)
     base, _ = _key_parts(name)
     return sorted(folder for folder in cache_root().glob(f"{glob.escape(base)}-v*") if pattern.fullmatch(folder.name) and folder.is_dir())
@@ -104,14 +112,17 @@ def stores_of(name: str, source: DatasetSource, *, any_version: bool = False) ->
 
 def key_pattern(name: str, source: DatasetSource, *, any_version: bool = False) -> re.Pattern[str]:
     """Return the pattern of the folder names of a dataset's stores; arguments as in `stores_of`."""
-    base, own = _key_parts(name)
+    base, plain_arguments = _key_parts(name)
     version = r"\d+(\.\d+)?" if any_version else re.escape(f"{SCHEMA}.{source.version}")
-    arguments = re.escape(own) if own else r"(\+[^/]*)?"
+    arguments = re.escape(plain_arguments) if plain_arguments else r"(\+[^/]*)?"
     return re.compile(f"{re.escape(base)}-v{version}{arguments}(-[0-9a-f]{{{_FINGERPRINT_LENGTH}}})?")
 
 
 def _fingerprint(data_dir: Path, files: Sequence[Path]) -> str:
-    """Digest folder, names, sizes and modification times. Contents would be too slow for large sets."""
+    """Digest folder, names, sizes and modification times.
+
+    Contents would be too slow for large sets.
+    """
     digest = hashlib.sha256(os.fsencode(data_dir.resolve()))
     for file in sorted(files):
         status = file.stat() if file.exists() else file.lstat()  # a link may be broken
@@ -168,7 +179,10 @@ def put_aside(store: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A requested dataset; `name` is canonical, `folder_in_name`: `data_dir` comes from the name."""
+    """A requested dataset; `name` is canonical.
+
+    `folder_in_name`: `data_dir` comes from the name.
+    """
 
     name: str
     source: DatasetSource
@@ -177,31 +191,34 @@ class Resolved:
 
 
 def resolve(name: str, data_dir: Path | None = None) -> Resolved:
-    """Return the source of NAME or NAME:ARGUMENTS. Raises UsageError for invalid ones, or a folder given twice."""
-    found = _resolved(name, data_dir)
-    for key, text in (("data", found.name), ("data_dir", str(found.data_dir))):
+    """Return the source of NAME or NAME:ARGUMENTS.
+
+    Raises UsageError for invalid ones, or a folder given twice.
+    """
+    resolved = _resolve(name, data_dir)
+    for key, text in (("data", resolved.name), ("data_dir", str(resolved.data_dir))):
         if not is_text(text):
             raise UsageError(f"{key}: got '{spelled(text)}', which is not UTF-8; rename the folder, or give a link to it.")
-    return found
+    return resolved
 
 
-def _resolved(name: str, data_dir: Path | None) -> Resolved:
+def _resolve(name: str, data_dir: Path | None) -> Resolved:
     base, colon, text = name.partition(":")
-    source = _declared_source(plugins.find("dataset", base))
+    source = _load_source(plugins.find("dataset", base))
     if not colon:
         return Resolved(base, source, data_dir)
     if not isinstance(source, TakesArguments):
         raise UsageError(f"data: got {name!r}, but {base!r} takes no arguments. Leave {colon + text!r} out.")
-    given = of_source(base, source.with_arguments, text)
-    full_name = _full_name(base, given)
-    if not (isinstance(given, HasFolder) and given.folder):
-        return Resolved(full_name, given, data_dir)
+    with_arguments = call_named_source(base, source.with_arguments, text)
+    full_name = _full_name(base, with_arguments)
+    if not (isinstance(with_arguments, HasFolder) and with_arguments.folder):
+        return Resolved(full_name, with_arguments, data_dir)
     if data_dir is not None:
         raise UsageError(f"data_dir: got {str(data_dir)!r}, but {name!r} names a folder too; give one of the two.")
-    return Resolved(full_name, given, given.folder, folder_in_name=True)
+    return Resolved(full_name, with_arguments, with_arguments.folder, folder_in_name=True)
 
 
-def _declared_source(plugin: plugins.Plugin) -> DatasetSource:
+def _load_source(plugin: plugins.Plugin) -> DatasetSource:
     source: DatasetSource = plugins.load(plugin, "dataset")
     with plugins.plugin_code(plugin, "dataset", "its declaration"):
         for member, kind in (("name", str), ("description", str), ("version", int)):
@@ -213,7 +230,6 @@ def _declared_source(plugin: plugins.Plugin) -> DatasetSource:
 
 
 def _full_name(base: str, source: DatasetSource) -> str:
-    """`base`: the plugin's name."""
     rest = source.name.partition(":")[2]
     return f"{base}:{rest}" if rest else base
 
@@ -224,14 +240,20 @@ def whole_path(data_dir: Path) -> Path:
 
 
 def written_out(job: Job) -> Job:
-    """Return the job with the canonical name and absolute folder of its data. Raises UsageError, also for invalid vocabularies."""
+    """Return the job with the canonical name and absolute folder of its data.
+
+    Raises UsageError, also for invalid vocabularies.
+    """
     data_dir = None if job.data_dir is None else whole_path(job.data_dir)
     name = full_name(job.data, data_dir, job.vocabulary)
     return job.model_copy(update={"data": name, "data_dir": data_dir, "vocabulary": None})
 
 
 def full_name(data: str, data_dir: Path | None, vocabulary: int | None) -> str:
-    """Return a dataset's full name, with a given vocabulary size. Raises UsageError as `written_out` does."""
+    """Return a dataset's full name, with a given vocabulary size.
+
+    Raises UsageError as `written_out` does.
+    """
     name = resolve(data, data_dir).name
     if vocabulary is None:
         return name
@@ -260,29 +282,29 @@ def _with_vocabulary(name: str, size: int) -> str:
     if not isinstance(source, TakesArguments):
         raise UsageError(f"vocabulary: got {size}, but the source of {base!r} has no with_arguments to find it again by. {_DUTIES}")
     with _refused_as_vocabulary(size):
-        named = _full_name(base, of_source(base, source.with_vocabulary, size))
+        named = _full_name(base, call_named_source(base, source.with_vocabulary, size))
     if named in _names_of_other_sizes(base, source, size):
         raise UsageError(f"vocabulary: got {size}, but {named!r} is the name that its source has with another size as well. {_DUTIES}")
     with _refused_as_vocabulary(size):
-        found = resolve(named).name
-    if found != named:
-        raise UsageError(f"vocabulary: got {size}, but the name {named!r} that {base!r} has with it leads to {found!r}. {_DUTIES}")
+        found_name = resolve(named).name
+    if found_name != named:
+        raise UsageError(f"vocabulary: got {size}, but the name {named!r} that {base!r} has with it leads to {found_name!r}. {_DUTIES}")
     return named
 
 
-@contextlib.contextmanager
+@contextmanager
 def _refused_as_vocabulary(size: int) -> Iterator[None]:
     """Name the option --vocabulary in a source's error about a size."""
     try:
         yield
     except UsageError as error:
         allowed = str(error).partition("; allowed: ")[2]
-        said = f"; allowed: {allowed}" if allowed else f", and its source refuses that: {str(error).removeprefix('data: ')}"
-        raise UsageError(f"vocabulary: got {size}{said}") from error
+        reason = f"; allowed: {allowed}" if allowed else f", and its source refuses that: {str(error).removeprefix('data: ')}"
+        raise UsageError(f"vocabulary: got {size}{reason}") from error
 
 
 def _names_of_other_sizes(base: str, source: HasVocabulary, size: int) -> Iterator[str]:
     """Yield the names of a source with other sizes; that of the default size may not contain it."""
-    for other in (size - 1, size + 1):
-        with contextlib.suppress(UsageError):
-            yield _full_name(base, of_source(base, source.with_vocabulary, other))
+    for near_size in (size - 1, size + 1):
+        with suppress(UsageError):
+            yield _full_name(base, call_named_source(base, source.with_vocabulary, near_size))

@@ -19,7 +19,7 @@ from ...core.console import is_text, spelled
 from ...core.drafts import replacing
 from ..base import IMAGE, LABEL, MAX_ATTACHMENT_BYTES, MAX_CLASSES, DataInfo, ImageFeatures, Split, TextFeatures
 from ..columns import ColumnSpec
-from ..preprocessing import wrong_statistics
+from ..preprocessing import statistics_problem
 
 SCHEMA = 2
 MANIFEST = "manifest.json"
@@ -52,7 +52,10 @@ class FileEntry(StoredFile):
 
 
 class Manifest(BaseModel):
-    """A store of labelled images. `left_out`: skipped originals with reasons, `notes`: unexpected changes of the data."""
+    """A store of labelled images.
+
+    `left_out`: skipped originals with reasons, `notes`: unexpected changes of the data.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
@@ -74,7 +77,7 @@ class Manifest(BaseModel):
 
     @model_validator(mode="after")
     def _sound(self) -> Self:
-        if problem := wrong_statistics(self.mean, self.std, self.input_shape[0]):
+        if problem := statistics_problem(self.mean, self.std, self.input_shape[0]):
             raise ValueError(problem)
         if self.class_names and len(self.class_names) != self.classes:
             raise ValueError(f"class_names: {len(self.class_names)} names for {self.classes} classes")
@@ -139,7 +142,7 @@ class ColumnManifest(BaseModel):
         if len(set(names)) != len(names) or not set(self.vocabulary_sizes) <= set(names):
             raise ValueError("columns: names repeat, or a vocabulary belongs to none of them")
         for name, entry in self.attachments.items():
-            if problem := wrong_attachment(name, entry.bytes):
+            if problem := attachment_problem(name, entry.bytes):
                 raise ValueError(f"attachments: {problem}")
         return self
 
@@ -178,7 +181,7 @@ def offsets_file(split: Split, column: str) -> str:
     return f"{split}.{column}.offsets.npy"
 
 
-def wrong_attachment(name: str, size: int) -> str | None:
+def attachment_problem(name: str, size: int) -> str | None:
     """Return why a store cannot have an attachment of this name and size, or None."""
     if not _ATTACHMENT_NAME.fullmatch(name) or name.endswith(".npy") or name in (MANIFEST, STAMP):
         return f"{name[:100]!r} is no name for one"
@@ -238,7 +241,10 @@ Identity = dict[str, list[int]]
 
 @dataclass(frozen=True, slots=True)
 class FileCheck:
-    """The check of one file. `problem` is None if it matches the manifest, `bytes` if it is missing."""
+    """The check of one file.
+
+    `problem` is None if it matches the manifest, `bytes` if it is missing.
+    """
 
     name: str
     bytes: int | None
@@ -251,14 +257,14 @@ def check_sizes(folder: Path, manifest: StoreManifest) -> list[FileCheck]:
     for name, entry in manifest.every_file.items():
         try:
             with open_regular(folder / name) as file:
-                found = os.fstat(file.fileno()).st_size
+                size = os.fstat(file.fileno()).st_size
         except FileNotFoundError:
             checks.append(FileCheck(name, None, "is missing"))
             continue
         except UnreadableError as error:
             checks.append(FileCheck(name, None, str(error)))
             continue
-        checks.append(FileCheck(name, found, None if found == entry.bytes else f"has {found} bytes instead of {entry.bytes}"))
+        checks.append(FileCheck(name, size, None if size == entry.bytes else f"has {size} bytes instead of {entry.bytes}"))
     return checks
 
 
@@ -274,11 +280,11 @@ def check_digests(folder: Path, manifest: StoreManifest) -> list[FileCheck]:
 
 def identity(folder: Path, manifest: StoreManifest) -> Identity:
     """Return size, inode, and times of change of content and status of each file."""
-    found: Identity = {}
+    identities: Identity = {}
     for name in (*manifest.every_file, MANIFEST):
         status = (folder / name).stat()
-        found[name] = [status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
-    return found
+        identities[name] = [status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
+    return identities
 
 
 def digests_verified(folder: Path, now: Identity) -> bool:
@@ -290,8 +296,11 @@ def digests_verified(folder: Path, now: Identity) -> bool:
     return bool(stamp == now)
 
 
-def remember(folder: Path, verified: Mapping[str, list[int]]) -> None:
-    """Stamp files as verified; `verified`: their identity before. Without write access every open computes the digests."""
+def write_stamp(folder: Path, verified: Mapping[str, list[int]]) -> None:
+    """Stamp files as verified; `verified`: their identity before.
+
+    Without write access every open computes the digests.
+    """
     youngest = max(times[-1] for times in verified.values())
     if time.time_ns() - youngest < _SETTLED_SECONDS * 1e9 or not os.access(folder, os.W_OK) or (folder / STAMP).is_dir():
         return

@@ -40,7 +40,7 @@ from .manifest import (
     file_sha256,
     identity,
     read_manifest,
-    remember,
+    write_stamp,
 )
 
 _PART = 1 << 23  # elements of a map examined at a time
@@ -49,7 +49,10 @@ _CHUNK = 512  # images per step: keeps the work area (8 bytes a pixel) in the pr
 
 @dataclass(frozen=True, slots=True)
 class StoredDataset:
-    """An opened store, identified by `digest`, the manifest's sha256. `made_seconds`: time to build it, 0 if it existed."""
+    """An opened store, identified by `digest`, the manifest's sha256.
+
+    `made_seconds`: time to build it, 0 if it existed.
+    """
 
     info: DataInfo
     path: Path
@@ -80,15 +83,18 @@ class StoredDataset:
         return tuple(self._attachments)
 
     def attachment(self, name: str) -> bytes:
-        """Return an attached file. Raises UsageError for an unknown name, DamagedStoreError if it has changed."""
+        """Return an attached file.
+
+        Raises UsageError for an unknown name, DamagedStoreError if it has changed.
+        """
         if name not in self._attachments:
-            there = ", ".join(self._attachments) or "none"
-            raise UsageError(f"data: {self.info.name!r} has no attachment {name!r}; it has {there}.")
+            names = ", ".join(self._attachments) or "none"
+            raise UsageError(f"data: {self.info.name!r} has no attachment {name!r}; it has {names}.")
         entry = self._attachments[name]
         with open_regular(self.path / name) as file:
             content = file.read(entry.bytes + 1)
         if hashlib.sha256(content).hexdigest() != entry.sha256:
-            raise _damaged(self.path, self.info.name, None, [FileCheck(name, len(content), "differs from its sha256")])
+            raise _damage_error(self.path, self.info.name, None, [FileCheck(name, len(content), "differs from its sha256")])
         return content
 
     def normalised_as(self, mean: Sequence[float], std: Sequence[float]) -> StoredDataset:
@@ -104,7 +110,10 @@ class StoredDataset:
         return self.column(split, LABEL).values.view(np.int64)
 
     def inputs(self, split: Split) -> NDArray[np.float32]:
-        """Return the normalised images, float32 [n, c, h, w]. A table gives the same bits everywhere."""
+        """Return the normalised images, float32 [n, c, h, w].
+
+        A table gives the same bits everywhere.
+        """
         images = self.images(split)
         result = np.empty(images.shape, dtype=np.float32)
         for channel, table in enumerate(normal_table(self.info.mean, self.info.std)):
@@ -114,7 +123,10 @@ class StoredDataset:
 
 
 def placeholder_text(info: DataInfo) -> StoredDataset:
-    """Return a text with the columns of another, and one example per split: END alone, or zeros. Raises UsageError for other data."""
+    """Return a text with the columns of another, and one example per split: END alone, or zeros.
+
+    Raises UsageError for other data.
+    """
     _ = info.text
     columns: dict[tuple[Split, str], Column] = {}
     for spec in info.columns:
@@ -149,32 +161,38 @@ def open_dataset(name: str, data_dir: Path | None = None, *, verify: Literal["ch
     Sizes, shapes and the manifest are always checked; digests if a file has changed since they were verified, or ``always``. Raises
     UsageError for an unknown name or missing originals, DamagedStoreError naming the damaged file.
     """
-    found = resolve(name, data_dir)
-    key = store_key(found.name, found.source, found.data_dir, in_name=found.folder_in_name)
+    resolved = resolve(name, data_dir)
+    key = store_key(resolved)
     folder = cache_root() / key
     if folder.exists():
         return _open(folder, name, data_dir, always=verify == "always")
     began = time.monotonic()
-    build_store(cache_root(), key, found.name, found.source, found.data_dir, again=False)
+    build_store(cache_root(), key, resolved.name, resolved.source, resolved.data_dir, again=False)
     made_seconds = time.monotonic() - began
     return replace(_open(folder, name, data_dir, always=verify == "always"), made_seconds=made_seconds)
 
 
 def prepare(name: str, data_dir: Path | None = None, again: bool = False) -> Path:
-    """Build a dataset's store if it is missing or with `again`; return its folder. Errors: `open_dataset`."""
-    found = resolve(name, data_dir)
-    key = store_key(found.name, found.source, found.data_dir, in_name=found.folder_in_name)
-    build_store(cache_root(), key, found.name, found.source, found.data_dir, again=again)
+    """Build a dataset's store if it is missing or with `again`; return its folder.
+
+    Errors: `open_dataset`.
+    """
+    resolved = resolve(name, data_dir)
+    key = store_key(resolved)
+    build_store(cache_root(), key, resolved.name, resolved.source, resolved.data_dir, again=again)
     return cache_root() / key
 
 
 def verify(name: str) -> list[StoreReport]:
-    """Verify the digests of all stores of a dataset. Raises UsageError if there is none. A name without arguments matches all arguments."""
-    found = resolve(name)
-    folders = stores_of(found.name, found.source)
+    """Verify the digests of all stores of a dataset.
+
+    Raises UsageError if there is none. A name without arguments matches all arguments.
+    """
+    resolved = resolve(name)
+    folders = stores_of(resolved.name, resolved.source)
     if not folders:
         raise UsageError(f"data: {name!r} is not prepared yet, so there is nothing to verify. Prepare it with: trainer data prepare {name}")
-    return [verify_store(found.name, folder) for folder in folders]
+    return [verify_store(resolved.name, folder) for folder in folders]
 
 
 def _open(folder: Path, name: str, data_dir: Path | None, *, always: bool) -> StoredDataset:
@@ -182,20 +200,23 @@ def _open(folder: Path, name: str, data_dir: Path | None, *, always: bool) -> St
     try:
         manifest = read_manifest(folder)
     except ValueError as error:
-        raise _damaged(folder, name, data_dir, [FileCheck(MANIFEST, None, str(error))]) from error
+        raise _damage_error(folder, name, data_dir, [FileCheck(MANIFEST, None, str(error))]) from error
     _expect_sound(check_sizes(folder, manifest), folder, name, data_dir)
     before = identity(folder, manifest)
     changed = always or not digests_verified(folder, before)
     if changed:
         _expect_sound(check_digests(folder, manifest), folder, name, data_dir)
-    found = _mapped(folder, manifest, name, data_dir, look_inside=changed)
+    dataset = _map_columns(folder, manifest, name, data_dir, look_inside=changed)
     if changed:
-        remember(folder, before)
-    return found
+        write_stamp(folder, before)
+    return dataset
 
 
-def _mapped(folder: Path, manifest: StoreManifest, name: str, data_dir: Path | None, *, look_inside: bool) -> StoredDataset:
-    """Map files, checking the range of classes and tokens if `look_inside`. Raises DamagedStoreError for a mismatch."""
+def _map_columns(folder: Path, manifest: StoreManifest, name: str, data_dir: Path | None, *, look_inside: bool) -> StoredDataset:
+    """Map files, checking the range of classes and tokens if `look_inside`.
+
+    Raises DamagedStoreError for a mismatch.
+    """
     arrays = {file: _map(folder, file, manifest, name, data_dir) for file in manifest.files}
     columns: dict[tuple[Split, str], Column] = {}
     for key, (values, offsets) in manifest.column_files.items():
@@ -203,14 +224,14 @@ def _mapped(folder: Path, manifest: StoreManifest, name: str, data_dir: Path | N
         columns[key] = Column(array, None if offsets is None else cast("NDArray[np.int64]", arrays[offsets]))
     attachments = manifest.attachments if isinstance(manifest, ColumnManifest) else {}
     info = manifest.info()
-    for (split, column), found in columns.items():
-        problem = found.wrong_with(info.column(column))
-        if problem is None and len(found) != manifest.sizes[split]:
-            problem = f"{column} has {len(found)} examples instead of {manifest.sizes[split]}"
+    for (split, column), array_column in columns.items():
+        problem = array_column.wrong_with(info.column(column))
+        if problem is None and len(array_column) != manifest.sizes[split]:
+            problem = f"{column} has {len(array_column)} examples instead of {manifest.sizes[split]}"
         if problem is None and look_inside:
-            problem = _out_of_range(info, column, found)
+            problem = _out_of_range(info, column, array_column)
         if problem is not None:
-            raise _damaged(folder, name, data_dir, [FileCheck(f"split {split}", None, f"is not what the manifest says: {problem}")])
+            raise _damage_error(folder, name, data_dir, [FileCheck(f"split {split}", None, f"is not what the manifest says: {problem}")])
     return StoredDataset(info, folder, file_sha256(folder / MANIFEST), manifest.left_out, columns, attachments, notes=manifest.notes)
 
 
@@ -227,12 +248,12 @@ def _extremes(values: NDArray[np.generic]) -> tuple[int, int]:
     """Reads a map in parts, so that none stays in memory."""
     if not isinstance(values, np.memmap) or values.ndim != 1 or values.filename is None:
         return int(values.min()), int(values.max())
-    found: list[int] = []
+    extremes: list[int] = []
     for start in range(0, len(values), _PART):
         shape = (min(_PART, len(values) - start),)
         part = np.memmap(values.filename, values.dtype, "r", values.offset + start * values.itemsize, shape)
-        found += [int(part.min()), int(part.max())]
-    return min(found), max(found)
+        extremes += [int(part.min()), int(part.max())]
+    return min(extremes), max(extremes)
 
 
 def _map(folder: Path, file: str, manifest: StoreManifest, name: str, data_dir: Path | None) -> NDArray[np.generic]:
@@ -240,18 +261,21 @@ def _map(folder: Path, file: str, manifest: StoreManifest, name: str, data_dir: 
     try:
         array: NDArray[np.generic] = np.load(folder / file, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError, OverflowError, SyntaxError, TokenError) as error:  # numpy parses a header as Python
-        raise _damaged(folder, name, data_dir, [FileCheck(file, None, "is no array file")]) from error
+        raise _damage_error(folder, name, data_dir, [FileCheck(file, None, "is no array file")]) from error
     if not isinstance(array, np.ndarray):  # an archive of several
-        raise _damaged(folder, name, data_dir, [FileCheck(file, None, "is no array file")])
+        raise _damage_error(folder, name, data_dir, [FileCheck(file, None, "is no array file")])
     entry = manifest.files[file]
     if array.shape != entry.shape or str(array.dtype) != entry.dtype:
-        found = f"holds {array.dtype} {list(array.shape)} instead of {entry.dtype} {list(entry.shape)}"
-        raise _damaged(folder, name, data_dir, [FileCheck(file, None, found)])
+        difference = f"holds {array.dtype} {list(array.shape)} instead of {entry.dtype} {list(entry.shape)}"
+        raise _damage_error(folder, name, data_dir, [FileCheck(file, None, difference)])
     return array
 
 
 def verify_store(name: str, folder: Path) -> StoreReport:
-    """Verify one store's digests and contents. `name`: the dataset's, in case the manifest is unreadable."""
+    """Verify one store's digests and contents.
+
+    `name`: the dataset's, in case the manifest is unreadable.
+    """
     try:
         manifest = read_manifest(folder)
     except ValueError as error:
@@ -265,8 +289,8 @@ def verify_store(name: str, folder: Path) -> StoreReport:
     checks = check_digests(folder, manifest)
     if before is not None and not any(check.problem for check in checks):
         try:
-            _mapped(folder, manifest, manifest.name, None, look_inside=True)
-            remember(folder, before)
+            _map_columns(folder, manifest, manifest.name, None, look_inside=True)
+            write_stamp(folder, before)
         except DamagedStoreError as error:
             checks.append(FileCheck("contents", None, str(error)))
     return StoreReport(manifest.name, str(folder), (manifest_check, *checks))
@@ -274,13 +298,13 @@ def verify_store(name: str, folder: Path) -> StoreReport:
 
 def _expect_sound(checks: Sequence[FileCheck], folder: Path, name: str, data_dir: Path | None) -> None:
     if any(check.problem for check in checks):
-        raise _damaged(folder, name, data_dir, checks)
+        raise _damage_error(folder, name, data_dir, checks)
 
 
-def _damaged(folder: Path, name: str, data_dir: Path | None, checks: Sequence[FileCheck]) -> DamagedStoreError:
-    found = "; ".join(f"{check.name} {check.problem}" for check in checks if check.problem)
+def _damage_error(folder: Path, name: str, data_dir: Path | None, checks: Sequence[FileCheck]) -> DamagedStoreError:
+    problems = "; ".join(f"{check.name} {check.problem}" for check in checks if check.problem)
     return DamagedStoreError(
-        f"data: the store of {name!r} in {str(folder)!r} is damaged: {found}. Make it again with: {_remedy(name, data_dir)}"
+        f"data: the store of {name!r} in {str(folder)!r} is damaged: {problems}. Make it again with: {_remedy(name, data_dir)}"
     )
 
 
@@ -290,7 +314,10 @@ def _remedy(name: str, data_dir: Path | None) -> str:
 
 
 def _data_dir_of(folder: Path) -> Path | None:
-    """Return a store's folder of originals, None if it has none, is named by it, or is unreadable."""
+    """Return a store's folder of originals.
+
+    None if it has none, is named by it, or is unreadable.
+    """
     try:
         manifest = read_manifest(folder)
     except ValueError:

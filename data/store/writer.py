@@ -30,11 +30,17 @@ class BrokenSourceError(Exception):
 
 
 class FailedSourceError(BrokenSourceError):
-    """A source's own code raised an error. Another attempt may succeed, so finished parts are kept."""
+    """A source's own code raised an error.
+
+    Another attempt may succeed, so finished parts are kept.
+    """
 
 
-def called(function: Callable[..., T], *arguments: object) -> T:
-    """Call a source. Errors other than TrainerError, disk, network and memory become FailedSourceError."""
+def call_source(function: Callable[..., T], *arguments: object) -> T:
+    """Call a source.
+
+    Errors other than TrainerError, disk, network and memory become FailedSourceError.
+    """
     try:
         return function(*arguments)
     except (TrainerError, BrokenSourceError, OSError, MemoryError):
@@ -43,21 +49,24 @@ def called(function: Callable[..., T], *arguments: object) -> T:
         raise FailedSourceError(raised(error)) from error
 
 
-def yielded(function: Callable[[], Iterable[T]], name: str) -> Iterator[T]:
-    """Yield a source's blocks; see `called`. Raises BrokenSourceError, with `name`, if it is no iterable."""
-    found = called(function)
-    if not isinstance(found, Iterable):
-        raise BrokenSourceError(f"{name} returned {type(found).__name__}, not blocks one after another")
-    iterator = called(iter, found)
+def iterate_blocks(function: Callable[[], Iterable[T]], name: str) -> Iterator[T]:
+    """Yield a source's blocks; see `call_source`.
+
+    Raises BrokenSourceError, with `name`, if it is no iterable.
+    """
+    blocks = call_source(function)
+    if not isinstance(blocks, Iterable):
+        raise BrokenSourceError(f"{name} returned {type(blocks).__name__}, not blocks one after another")
+    iterator = call_source(iter, blocks)
     end = object()
-    while (block := called(next, iterator, end)) is not end:
+    while (block := call_source(next, iterator, end)) is not end:
         yield block
 
 
-def of_source(name: str, function: Callable[..., T], *arguments: object) -> T:
-    """Call a function of the source `name`; see `called`. Raises UsageError if its code fails."""
+def call_named_source(name: str, function: Callable[..., T], *arguments: object) -> T:
+    """Call a function of the source `name`; see `call_source`. Raises UsageError if its code fails."""
     try:
-        return called(function, *arguments)
+        return call_source(function, *arguments)
     except FailedSourceError as error:
         raise UsageError(f"data: the source of {name!r} is broken: {error}.") from error
 
@@ -77,15 +86,17 @@ SIDES = ("source", "target")  # columns of a translation
 def check_prepared(loaded: object, function: str) -> None:
     """Raise BrokenSourceError if a source's `function` may not return this."""
     if not isinstance(loaded, PreparedArrays | PreparedBlocks | PreparedColumns):
-        raise BrokenSourceError(f"its {function} returned {_kind(loaded)}, not one of PreparedArrays, PreparedBlocks and PreparedColumns")
+        raise BrokenSourceError(
+            f"its {function} returned {_describe_type(loaded)}, not one of PreparedArrays, PreparedBlocks and PreparedColumns"
+        )
     if isinstance(loaded, PreparedArrays):
         for name, arrays in (("images", loaded.images), ("labels", loaded.labels)):
-            _check_splits(name, arrays, "an array", lambda found: isinstance(found, np.ndarray))
+            _check_splits(name, arrays, "an array", lambda array: isinstance(array, np.ndarray))
         return
     _check_splits("blocks", loaded.blocks, "a function", callable)
     for name in ("left_out", "notes", *(["attachments"] if isinstance(loaded, PreparedColumns) else [])):
-        if not callable(given := getattr(loaded, name)):
-            raise BrokenSourceError(f"its {name} is {_kind(given)}, not a function")
+        if not callable(function_value := getattr(loaded, name)):
+            raise BrokenSourceError(f"its {name} is {_describe_type(function_value)}, not a function")
     if isinstance(loaded, PreparedColumns):
         _check_columns(loaded)
     elif not (isinstance(loaded.input_shape, tuple) and len(loaded.input_shape) == 3 and all(map(_is_count, loaded.input_shape))):
@@ -94,14 +105,14 @@ def check_prepared(loaded: object, function: str) -> None:
         raise BrokenSourceError(f"its classes are {loaded.classes!r}, not a whole number from 1 up")
 
 
-def _check_splits(name: str, found: object, kind: str, right: Callable[[object], bool]) -> None:
-    if not isinstance(found, Mapping):
-        raise BrokenSourceError(f"its {name} are {_kind(found)}, not a mapping with {kind} for each of {' and '.join(SPLITS)}")
-    if set(found) != set(SPLITS):
-        raise BrokenSourceError(f"its {name} have the splits {sorted(map(str, found))}, not {' and '.join(SPLITS)}")
+def _check_splits(name: str, values: object, kind: str, right: Callable[[object], bool]) -> None:
+    if not isinstance(values, Mapping):
+        raise BrokenSourceError(f"its {name} are {_describe_type(values)}, not a mapping with {kind} for each of {' and '.join(SPLITS)}")
+    if set(values) != set(SPLITS):
+        raise BrokenSourceError(f"its {name} have the splits {sorted(map(str, values))}, not {' and '.join(SPLITS)}")
     for split in SPLITS:
-        if not right(found[split]):
-            raise BrokenSourceError(f"its {name} have {_kind(found[split])} for {split}, not {kind}")
+        if not right(values[split]):
+            raise BrokenSourceError(f"its {name} have {_describe_type(values[split])} for {split}, not {kind}")
 
 
 def _check_columns(loaded: PreparedColumns) -> None:
@@ -109,20 +120,20 @@ def _check_columns(loaded: PreparedColumns) -> None:
     if not isinstance(columns, tuple) or not columns or not all(isinstance(column, ColumnSpec) for column in columns):
         raise BrokenSourceError("its columns are not a tuple of ColumnSpec")
     if not isinstance(loaded.features, TextFeatures):
-        raise BrokenSourceError(f"its features are {_kind(loaded.features)}, not TextFeatures")
+        raise BrokenSourceError(f"its features are {_describe_type(loaded.features)}, not TextFeatures")
     sizes = loaded.features.vocabulary_sizes
     if not isinstance(sizes, Mapping) or not all(_is_count(size) for size in sizes.values()):
         raise BrokenSourceError(f"its vocabulary_sizes are {sizes!r}, not a whole number from 1 up for each column of tokens")
 
 
-def check_attachments(found: object) -> Mapping[str, bytes]:
+def check_attachments(attachments: object) -> Mapping[str, bytes]:
     """Return attachments. Raises BrokenSourceError unless they are bytes by name."""
-    if not isinstance(found, Mapping):
-        raise BrokenSourceError(f"its attachments returned {_kind(found)}, not a mapping from names to bytes")
-    for name, content in found.items():
+    if not isinstance(attachments, Mapping):
+        raise BrokenSourceError(f"its attachments returned {_describe_type(attachments)}, not a mapping from names to bytes")
+    for name, content in attachments.items():
         if not isinstance(name, str) or not isinstance(content, bytes):
-            raise BrokenSourceError(f"its attachment {name!r} is {_kind(content)}, not bytes under a name")
-    return found
+            raise BrokenSourceError(f"its attachment {name!r} is {_describe_type(content)}, not bytes under a name")
+    return attachments
 
 
 def check_class_names(names: Sequence[object]) -> tuple[str, ...]:
@@ -131,19 +142,19 @@ def check_class_names(names: Sequence[object]) -> tuple[str, ...]:
     forms = Counter(unicodedata.normalize("NFC", name) for name in exact)
     if repeated := [spelled(name) for name, count in exact.items() if count > 1]:
         raise BrokenSourceError(f"class_names: {repeated[0]!r} is the name of several classes")
-    alike = (name for name, count in forms.items() if count > 1)
-    return tuple(f"two classes are called {spelled(name)!r}, in different Unicode forms (NFC and NFD)" for name in alike)
+    similar = (name for name, count in forms.items() if count > 1)
+    return tuple(f"two classes are called {spelled(name)!r}, in different Unicode forms (NFC and NFD)" for name in similar)
 
 
 def checked_texts(function: Callable[[], Iterable[str]], name: str) -> tuple[str, ...]:
     """Return the texts of a source's `name`. Raises BrokenSourceError for anything else."""
-    found = called(lambda: text if isinstance(text := function(), str) else tuple(text))
-    if isinstance(found, str) or not all(isinstance(line, str) for line in found):
+    texts = call_source(lambda: text if isinstance(text := function(), str) else tuple(text))
+    if isinstance(texts, str) or not all(isinstance(line, str) for line in texts):
         raise BrokenSourceError(f"its {name} returned something else than texts")
-    return tuple(map(spelled, found))
+    return tuple(map(spelled, texts))
 
 
-def wrong_translation(prepared: PreparedColumns) -> str | None:
+def translation_problem(prepared: PreparedColumns) -> str | None:
     """Return why data with languages is no translation, or None."""
     features, columns = prepared.features, {column.name: column for column in prepared.columns}
     if not isinstance(features.languages, tuple) or len(features.languages) != 2:
@@ -163,8 +174,11 @@ def wrong_translation(prepared: PreparedColumns) -> str | None:
     return None
 
 
-def wrong_sentences(column: Column, first: int) -> str | None:
-    """Return why sentences are invalid, or None: each has one END, last, and no padding. `first`: number of earlier sentences."""
+def sentences_problem(column: Column, first: int) -> str | None:
+    """Return why sentences are invalid, or None: each has one END, last, and no padding.
+
+    `first`: number of earlier sentences.
+    """
     values, offsets, number = column.values, column.offsets, first + 1
     if offsets is None:
         return None
@@ -181,12 +195,12 @@ def wrong_sentences(column: Column, first: int) -> str | None:
     return None
 
 
-def _is_count(found: object) -> bool:
-    return isinstance(found, int | np.integer) and not isinstance(found, bool) and int(found) >= 1
+def _is_count(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) >= 1
 
 
-def _kind(found: object) -> str:
-    return "None" if found is None else f"of the type {type(found).__name__}"
+def _describe_type(value: object) -> str:
+    return "None" if value is None else f"of the type {type(value).__name__}"
 
 
 HEADER_BYTES = 128  # room for any shape; numpy's format requires a multiple of 64
@@ -232,7 +246,10 @@ def _header(descr: str, shape: tuple[int, ...]) -> bytes:
 
 
 class SplitWriter(_ArrayFiles):
-    """Writes images, channels last as CPU kernels read them, and labels of one split. `pixels` counts their pixels."""
+    """Writes images, channels last as CPU kernels read them, and labels of one split.
+
+    `pixels` counts their pixels.
+    """
 
     def __init__(self, folder: Path, split: Split, input_shape: tuple[int, int, int], classes: int, pixels: PixelCounts | None) -> None:
         super().__init__(folder, split)
@@ -259,7 +276,10 @@ class SplitWriter(_ArrayFiles):
         self.count += len(images)
 
     def finish(self) -> dict[str, FileEntry]:
-        """Complete both files and return their manifest entries. Raises BrokenSourceError for an empty split."""
+        """Complete both files and return their manifest entries.
+
+        Raises BrokenSourceError for an empty split.
+        """
         self._refuse_empty()
         channels, height, width = self._input_shape
         return {
@@ -280,7 +300,10 @@ class SplitWriter(_ArrayFiles):
 
 
 class ColumnWriter(_ArrayFiles):
-    """Writes columns of one split, in a ``with`` block. `vocabulary_sizes`: of token columns. `sentences`: translated columns."""
+    """Writes columns of one split, in a ``with`` block.
+
+    `vocabulary_sizes`: of token columns. `sentences`: translated columns.
+    """
 
     def __init__(
         self,
@@ -303,7 +326,7 @@ class ColumnWriter(_ArrayFiles):
 
     def add(self, block: Mapping[str, Column]) -> None:
         """Write some examples. Raises BrokenSourceError if they violate the source's interface."""
-        examples = self._checked_size(block)
+        examples = self._check_size(block)
         for spec in self._columns:
             column = block[spec.name]
             self._check_values(spec, column)
@@ -315,7 +338,7 @@ class ColumnWriter(_ArrayFiles):
             self._elements[spec.name] += len(values)
         self.count += examples
 
-    def _checked_size(self, block: Mapping[str, Column]) -> int:
+    def _check_size(self, block: Mapping[str, Column]) -> int:
         if not isinstance(block, Mapping):
             raise BrokenSourceError(f"a {self._split} block is of the type {type(block).__name__}, not a mapping from names to columns")
         if set(block) != {column.name for column in self._columns}:
@@ -337,11 +360,14 @@ class ColumnWriter(_ArrayFiles):
             least, most, size = int(column.values.min()), int(column.values.max()), self._vocabulary_sizes[spec.name]
             if least < 0 or most >= size:
                 raise BrokenSourceError(f"{self._split} {spec.name} lie in {least}…{most}, not in 0…{size - 1}")
-        if spec.name in self._sentences and (problem := wrong_sentences(column, self.count)):
+        if spec.name in self._sentences and (problem := sentences_problem(column, self.count)):
             raise BrokenSourceError(f"{self._split} {spec.name}: {problem}")
 
     def finish(self) -> dict[str, FileEntry]:
-        """Complete the files and return their manifest entries. Raises BrokenSourceError for an empty split."""
+        """Complete the files and return their manifest entries.
+
+        Raises BrokenSourceError for an empty split.
+        """
         self._refuse_empty()
         entries: dict[str, FileEntry] = {}
         for spec in self._columns:

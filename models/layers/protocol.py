@@ -35,7 +35,10 @@ class NetworkLayers(_Pass, Protocol):
         """Cross-correlate, padded with zeros; add the bias if there is one."""
 
     def conv_pool(self, x: Any, name: str, kernel: int, stride: int, padding: int = 0) -> Any:
-        """Apply convolution, bias, ReLU and max pooling. Bias and ReLU may come last, on fewer elements."""
+        """Apply convolution, bias, ReLU and max pooling.
+
+        Bias and ReLU may come last, on fewer elements.
+        """
 
     def relu(self, x: Any) -> Any:
         """Return max(x, 0); x itself may be overwritten."""
@@ -44,7 +47,10 @@ class NetworkLayers(_Pass, Protocol):
         """Take the maximum of each window that fits within the padding."""
 
     def average_pool(self, x: Any, side: int) -> Any:
-        """Average to `side` × `side` pixels. Output i of n covers pixels ⌊i·n/side⌋ … ⌈(i+1)·n/side⌉ − 1."""
+        """Average to `side` × `side` pixels.
+
+        Output i of n covers pixels ⌊i·n/side⌋ … ⌈(i+1)·n/side⌉ − 1.
+        """
 
     def flatten(self, x: Any) -> Any:
         """Return images as features [b, c·h·w]."""
@@ -104,7 +110,7 @@ class SequenceNetworkLayers(_Pass, Protocol):
         """Return max(0, `dense`)."""
 
     def heads(self, x_btd: Any, parts: int, count: int) -> tuple[Any, ...]:
-        """Split the width into `parts` of equal size, and each into `count` heads: a tuple of x_bhte."""
+        """Split the width into `parts`, and each into `count` heads: a tuple of x_bhte."""
 
     def attention(
         self,
@@ -144,7 +150,7 @@ class SequenceNetworkLayers(_Pass, Protocol):
 
 
 def forward_of(layers: Callable[..., Any], network: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    """Return the forward function of an image model, by its `network` over a framework's `layers`."""
+    """Return the forward function of an image model: its `network` over a framework's `layers`."""
 
     def forward(parameters: Mapping[str, Any], x_bchw: Any, context: ForwardContext[Any]) -> Any:
         """Return logits_bk."""
@@ -160,7 +166,7 @@ def convolved(side: int, kernel: int, stride: int = 1, padding: int = 0) -> int:
 
 @dataclass(slots=True)
 class LayerSpecs:
-    """Collects `parameters`, `buffers` and `multiply_adds` of a `ModelSpec`, in the order of the layers.
+    """Collects `parameters`, `buffers` and `multiply_adds` of a `ModelSpec`, layer by layer.
 
     Names and initial values are torch's, so a torch module of the same architecture loads them; `linear` and `embedding` follow the
     Transformer's reference. For sequences `multiply_adds` is per piece: each weight counts once.
@@ -171,7 +177,10 @@ class LayerSpecs:
     multiply_adds: int = 0
 
     def conv(self, name: str, channels: tuple[int, int], kernel: int, positions: int) -> None:
-        """Add a convolution with a bias, from `channels[0]` to `channels[1]`. `positions`: output pixels."""
+        """Add a convolution with a bias, from `channels[0]` to `channels[1]`.
+
+        `positions`: output pixels.
+        """
         inputs, outputs = channels
         bound = 1.0 / math.sqrt(inputs * kernel**2)
         self.parameters += [
@@ -181,7 +190,10 @@ class LayerSpecs:
         self.multiply_adds += positions * outputs * inputs * kernel**2
 
     def conv_fan_out(self, name: str, channels: tuple[int, int], kernel: int, positions: int) -> None:
-        """Add a convolution without bias, normal with variance 2 / fan out (He et al. 2015, for a ReLU)."""
+        """Add a convolution without bias, normal with variance 2 / fan out.
+
+        He et al. 2015, for a ReLU.
+        """
         inputs, outputs = channels
         deviation = math.sqrt(2.0 / (outputs * kernel**2))
         self.parameters.append(ParameterSpec(f"{name}.weight", (outputs, inputs, kernel, kernel), deviation=deviation))
@@ -197,14 +209,20 @@ class LayerSpecs:
         self.multiply_adds += inputs * outputs
 
     def linear(self, name: str, inputs: int, outputs: int, parts: int = 1, bias: bool = False) -> None:
-        """Add `parts` stacked weights and a bias of 0. Uniform in ±√(6 / (inputs + outputs)) (Glorot and Bengio 2010)."""
+        """Add `parts` stacked weights and a bias of 0.
+
+        Uniform in ±√(6 / (inputs + outputs)) (Glorot and Bengio 2010).
+        """
         self.parameters.append(ParameterSpec(f"{name}.weight", (parts * outputs, inputs), bound=math.sqrt(6.0 / (inputs + outputs))))
         if bias:
             self.parameters.append(ParameterSpec(f"{name}.bias", (parts * outputs,)))
         self.multiply_adds += parts * outputs * inputs
 
     def embedding(self, name: str, pieces: int, width: int, logits: bool = False) -> None:
-        """Add a vector per piece with std width^−½, unit variance times √width. `logits`: also the output's weight."""
+        """Add a vector per piece with std width^−½, unit variance times √width.
+
+        `logits`: also the output's weight.
+        """
         self.parameters.append(ParameterSpec(f"{name}.weight", (pieces, width), deviation=width**-0.5))
         self.multiply_adds += pieces * width if logits else 0
 

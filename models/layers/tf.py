@@ -25,7 +25,10 @@ PERMUTED_WEIGHT = 1 << 18  # maximum elements of a dense weight permuted in each
 
 
 class HeldParameters(Mapping[str, Any]):
-    """Parameters as canonical values of `shapes`, by canonical name. `held` has the tensors as stored."""
+    """Parameters as canonical values of `shapes`, by canonical name.
+
+    `held` has the tensors as stored.
+    """
 
     def __init__(self, spec: ModelSpec, layouts: Mapping[str, StorageLayout], held: Mapping[str, tf.Tensor]) -> None:
         self.shapes = {parameter.name: parameter.shape for parameter in spec.parameters}
@@ -82,17 +85,20 @@ class Layers(NetworkLayers):
         return tf.image.resize(x_bhwc, (height, width), method="bilinear", antialias=False)
 
     def conv(self, x_bhwc: tf.Tensor, name: str, stride: int = 1, padding: int = 0) -> tf.Tensor:
-        """Cross-correlate with ``<name>.weight`` [out, in, h, w]. Add ``<name>.bias`` if there is one."""
-        y_bhwc = self._convolved(x_bhwc, name, stride, padding)
+        """Cross-correlate with ``<name>.weight`` [out, in, h, w].
+
+        Add ``<name>.bias`` if there is one.
+        """
+        y_bhwc = self._convolve(x_bhwc, name, stride, padding)
         bias = self._parameters.get(f"{name}.bias")
         return y_bhwc if bias is None else tf.nn.bias_add(y_bhwc, self._low(bias))
 
     def conv_pool(self, x_bhwc: tf.Tensor, name: str, kernel: int, stride: int, padding: int = 0) -> tf.Tensor:
         """Apply convolution, max pooling, bias and ReLU."""
-        y_bhwc = self.max_pool(self._convolved(x_bhwc, name, 1, padding), kernel, stride)
+        y_bhwc = self.max_pool(self._convolve(x_bhwc, name, 1, padding), kernel, stride)
         return tf.nn.relu(tf.nn.bias_add(y_bhwc, self._low(self._parameters[f"{name}.bias"])))
 
-    def _convolved(self, x_bhwc: tf.Tensor, name: str, stride: int, padding: int) -> tf.Tensor:
+    def _convolve(self, x_bhwc: tf.Tensor, name: str, stride: int, padding: int) -> tf.Tensor:
         x_bhwc, kernel_hwio = self._low(x_bhwc), self._kernel(f"{name}.weight")
         same = stride == 1 and all(2 * padding + 1 == side for side in kernel_hwio.shape[:2])
         if padding and not same:
@@ -147,7 +153,10 @@ class Layers(NetworkLayers):
         return tf.nn.bias_add(y_bo, self._low(self._parameters[f"{name}.bias"]))
 
     def batch_norm(self, x_bhwc: tf.Tensor, name: str) -> tf.Tensor:
-        """Normalise by the batch while training, else by running statistics (unbiased variance, 0 for a single value)."""
+        """Normalise by the batch while training, else by running statistics.
+
+        Their variance is unbiased, 0 for a single value.
+        """
         weight, bias = self._parameters[f"{name}.weight"], self._parameters[f"{name}.bias"]
         mean, variance = self._context.buffers[f"{name}.running_mean"], self._context.buffers[f"{name}.running_var"]
         if not self._context.training:

@@ -1,4 +1,7 @@
-"""Layers on torch: x_bchw [batch, channels, height, width] or x_bi [batch, features]. The backend's autocast sets formats."""
+"""Layers on torch: x_bchw [batch, channels, height, width] or x_bi [batch, features].
+
+The backend's autocast sets formats.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,10 @@ class Layers(NetworkLayers):
         return functional.interpolate(x_bchw, size=(height, width), mode="bilinear", align_corners=False)
 
     def conv(self, x_bchw: torch.Tensor, name: str, stride: int = 1, padding: int = 0) -> torch.Tensor:
-        """Cross-correlate with ``<name>.weight`` [out, in, h, w]. Add ``<name>.bias`` if there is one."""
+        """Cross-correlate with ``<name>.weight`` [out, in, h, w].
+
+        Add ``<name>.bias`` if there is one.
+        """
         weight, bias = self._parameters[f"{name}.weight"], self._parameters.get(f"{name}.bias")
         if x_bchw.device.type == "cpu" and _large(x_bchw, weight) and x_bchw.is_contiguous(memory_format=torch.channels_last):
             outputs, inputs, _, kernel_width = weight.shape
@@ -69,7 +75,10 @@ class Layers(NetworkLayers):
         return functional.linear(x_bi.flatten(1), self._parameters[f"{name}.weight"], self._parameters[f"{name}.bias"])
 
     def batch_norm(self, x_bchw: torch.Tensor, name: str) -> torch.Tensor:
-        """Normalise by the batch while training, else by running statistics (unbiased variance, 0 for a single value)."""
+        """Normalise by the batch while training, else by running statistics.
+
+        Their variance is unbiased, 0 for a single value.
+        """
         weight, bias = self._parameters[f"{name}.weight"], self._parameters[f"{name}.bias"]
         mean, variance = self._context.buffers[f"{name}.running_mean"], self._context.buffers[f"{name}.running_var"]
         if not self._context.training or not x_bchw.numel():
@@ -82,7 +91,10 @@ class Layers(NetworkLayers):
         return normal
 
     def _batch_norm_of_one(self, x_1c11: torch.Tensor, name: str) -> torch.Tensor:
-        """Normalise one value per channel, which torch rejects. Only the shift remains, without a gradient for x."""
+        """Normalise one value per channel, which torch rejects.
+
+        Only the shift remains, without a gradient for x.
+        """
         mean, variance = self._context.buffers[f"{name}.running_mean"], self._context.buffers[f"{name}.running_var"]
         seen_c = x_1c11.detach().flatten().to(mean.dtype)
         self._context.updated |= {f"{name}.running_mean": mean.lerp(seen_c, MOMENTUM), f"{name}.running_var": variance * (1 - MOMENTUM)}

@@ -12,7 +12,10 @@ from ..base import ModelSpec, ParameterSpec
 
 
 def build(data: DataInfo) -> ModelSpec:
-    """Fit the layer to the data. Weights are uniform in ±1/√features (torch.nn.Linear), the bias is 0."""
+    """Fit the layer to the data.
+
+    Weights are uniform in ±1/√features (torch.nn.Linear), the bias is 0.
+    """
     features = math.prod(data.input_shape)
     return ModelSpec(
         name="logreg",

@@ -1,4 +1,7 @@
-"""Logistic regression on torch. Shapes: x_bchw [batch, channels, height, width]; logits_bk [batch, classes]."""
+"""Logistic regression on torch.
+
+Shapes: x_bchw [batch, channels, height, width]; logits_bk [batch, classes].
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
 """Encoder–decoder Transformer, which translates a source into a target; one vocabulary for both, whose embedding is the output's too.
 
-Vaswani et al. 2017, in three sizes.
-
-Initial values are those of the reference implementation (tensor2tensor, and OpenSeq2Seq after it). Attention has no biases: the gradient of
-a key's bias is 0, and Adam with a small ε would turn its rounding errors into full steps.
-Shapes: tokens_bt [batch, time]; x_btd [batch, time, width]; logits_btv [batch, target time, pieces]; heads x_bhte.
+Vaswani et al. 2017, in three sizes. Shapes: tokens_bt [batch, time]; x_btd [batch, time, width]; logits_btv [batch, target time, pieces];
+heads x_bhte.
 """
 
 from __future__ import annotations
@@ -35,10 +32,11 @@ Norm = Literal["pre", "post"]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of a forward pass. `inner`: width of the feed-forward layer, `layers`: of each side.
+    """Settings of a forward pass.
 
-    `norm`: layer normalisation before each sublayer (and at the end), or after adding its result. Dropout rates by place: sum of embedding
-    and position; result of each sublayer; feed-forward layer's ReLU; attention's softmax. `smoothing`: label smoothing.
+    `inner`: width of the feed-forward layer, `layers`: of each side. `norm`: layer normalisation before each sublayer (and at the end), or
+    after adding its result. Dropout rates by place: sum of embedding and position; result of each sublayer; feed-forward layer's ReLU;
+    attention's softmax. `smoothing`: label smoothing.
     """
 
     width: int
@@ -99,7 +97,10 @@ def build(  # noqa: PLR0913 - the options that a user may give the model
     dropout_attention: Rate | None = None,
     smoothing: Rate = 0.1,
 ) -> ModelSpec:
-    """Fit the network to the data; `dropout`: default of all rates, None for the size's. Raises UsageError."""
+    """Fit the network to the data; `dropout`: default of all rates, None for the size's.
+
+    Raises UsageError.
+    """
     by_place = {
         "dropout_embedding": dropout_embedding,
         "dropout_residual": dropout_residual,
@@ -137,9 +138,9 @@ def _objective(data: DataInfo) -> Objective:
 
 def _vocabulary(data: DataInfo) -> int:
     sizes = data.text.vocabulary_sizes
-    if lacking := [column for column in (SOURCE, TARGET) if column not in sizes]:
+    if missing := [column for column in (SOURCE, TARGET) if column not in sizes]:
         raise UsageError(
-            f"model: 'transformer' reads the columns {SOURCE} and {TARGET}, and {data.name!r} has no {' and no '.join(lacking)}."
+            f"model: 'transformer' reads the columns {SOURCE} and {TARGET}, and {data.name!r} has no {' and no '.join(missing)}."
         )
     if sizes[SOURCE] != sizes[TARGET]:
         raise UsageError(
@@ -150,7 +151,11 @@ def _vocabulary(data: DataInfo) -> int:
 
 
 def _layers(settings: Settings, pieces: int) -> LayerSpecs:
-    """`multiply_adds` is for a source piece and a target piece, without attention's scores."""
+    """Return the layers' specs; `multiply_adds` is for a source piece and a target piece.
+
+    It is without attention's scores. Initial values are those of the reference implementation (tensor2tensor, and OpenSeq2Seq after it).
+    Attention has no biases: the gradient of a key's bias is 0, and Adam with a small ε would turn its rounding errors into full steps.
+    """
     width, inner, specs = settings.width, settings.inner, LayerSpecs()
     specs.embedding(EMBEDDING, pieces, width, logits=True)
     for side, crossed in (("encoder", False), ("decoder", True)):
@@ -216,7 +221,7 @@ class _Pass:
         mixed_bqd = self.layers.attention(query_bhqe, *pair, mask, rate, number, causal=causal, low=True)
         return self.layers.linear(mixed_bqd, f"{name}.output")
 
-    def own_heads(self, x_btd: Any, name: str) -> tuple[Any, Any, Any]:
+    def self_attention_heads(self, x_btd: Any, name: str) -> tuple[Any, Any, Any]:
         """Return query, key and value of a self-attention."""
         query, key, value = self.layers.heads(self.layers.linear(x_btd, f"{name}.query_key_value", low=True), 3, self.settings.heads)
         return query, key, value
@@ -235,7 +240,7 @@ class _Pass:
         attended, x_bsd = self.layers.attended(lengths_b, source_bs), self.embedded(source_bs)
         for number in range(self.settings.layers):
             name = f"encoder.{number}.self_attention"
-            query, key, value = self.own_heads(self.before(x_bsd, name), name)
+            query, key, value = self.self_attention_heads(self.before(x_bsd, name), name)
             x_bsd = self.after(x_bsd, self.attention(query, (key, value), attended, name), name)
             x_bsd = self.feed_forward(x_bsd, f"encoder.{number}")
         x_bsd = self.end(x_bsd, "encoder")
@@ -247,11 +252,14 @@ class _Pass:
         return key, value
 
     def decoded(self, tokens_bt: Any, memory: Memory, start: Any = 0, cache: Cache | None = None) -> tuple[Any, Cache]:
-        """Return logits_btv of the next tokens, and the cache. With a cache the tokens are one position, else whole targets."""
+        """Return logits_btv of the next tokens, and the cache.
+
+        With a cache the tokens are one position, else whole targets.
+        """
         x_btd, pairs = self.embedded(tokens_bt, start), []
         for number in range(self.settings.layers):
             name = f"decoder.{number}.self_attention"
-            query, key, value = self.own_heads(self.before(x_btd, name), name)
+            query, key, value = self.self_attention_heads(self.before(x_btd, name), name)
             if cache is not None:
                 before_key, before_value = cache[number]
                 key, value = self.layers.appended(before_key, key), self.layers.appended(before_value, value)
@@ -264,9 +272,9 @@ class _Pass:
 
 def network(layers: SequenceNetworkLayers, inputs: Mapping[str, Any], settings: Settings) -> Any:
     """Return logits_btv for each target position, from the source and the target before it."""
-    own = _Pass(layers, settings)
-    memory = own.encoded(inputs[SOURCE], inputs[SOURCE + LENGTHS])
-    logits_btv, _ = own.decoded(layers.shifted(inputs[TARGET], BEGIN), memory)
+    forward_pass = _Pass(layers, settings)
+    memory = forward_pass.encoded(inputs[SOURCE], inputs[SOURCE + LENGTHS])
+    logits_btv, _ = forward_pass.decoded(layers.shifted(inputs[TARGET], BEGIN), memory)
     return logits_btv
 
 
@@ -298,7 +306,10 @@ Tensors = Mapping[str, Any]
 def forward_functions(
     layers: Callable[..., SequenceNetworkLayers],
 ) -> tuple[Callable[..., Any], Callable[..., Memory], Callable[..., tuple[Any, Cache]]]:
-    """Return a forward module's `forward`, `encode` and `decode_step`, over a framework's layers."""
+    """Return a forward module's `forward`, `encode` and `decode_step`.
+
+    They are over a framework's layers.
+    """
 
     def forward(parameters: Tensors, inputs: Tensors, context: ForwardContext[Any]) -> Any:
         return network(layers(parameters, context), inputs, context.settings)

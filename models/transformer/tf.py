@@ -1,4 +1,7 @@
-"""The Transformer on TensorFlow. Shapes: logits_btv [batch, target time, pieces]; targets_bt [batch, time]."""
+"""The Transformer on TensorFlow.
+
+Shapes: logits_btv [batch, target time, pieces]; targets_bt [batch, time].
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The Transformer on torch. Shapes: logits_btv [batch, target time, pieces]; targets_bt [batch, time]."""
+"""The Transformer on torch.
+
+Shapes: logits_btv [batch, target time, pieces]; targets_bt [batch, time].
+"""
 
 from __future__ import annotations
 
@@ -21,16 +24,16 @@ forward, encode, decode_step = forward_functions(SequenceLayers)
 
 def translation_loss(logits_btv: torch.Tensor, targets: Tensors, context: Context) -> torch.Tensor:
     """Return Σ over the target's tokens of −log softmax, with smoothed labels: [batch]."""
-    return _summed(logits_btv, targets, context.settings.smoothing)
+    return _sum_losses(logits_btv, targets, context.settings.smoothing)
 
 
 def example_sums(logits_btv: torch.Tensor, targets: Tensors, context: Context) -> dict[str, torch.Tensor]:
     """Return each example's part of the sums except the loss: [batch] each."""
     right_bt = (logits_btv.argmax(2) == targets[TARGET]) & _inside(targets)
-    return {"nll_sum": _summed(logits_btv, targets, 0.0), "correct_tokens": right_bt.sum(1)}
+    return {"nll_sum": _sum_losses(logits_btv, targets, 0.0), "correct_tokens": right_bt.sum(1)}
 
 
-def _summed(logits_btv: torch.Tensor, targets: Tensors, smoothing: float) -> torch.Tensor:
+def _sum_losses(logits_btv: torch.Tensor, targets: Tensors, smoothing: float) -> torch.Tensor:
     losses_n = _SmoothedCrossEntropy.apply(logits_btv.flatten(0, 1), targets[TARGET].flatten(), smoothing)
     return (losses_n.view(logits_btv.shape[:2]) * _inside(targets)).sum(1)
 

@@ -32,14 +32,14 @@ def rounds(customers: tuple[int, int], think_seconds: Pair, demand_seconds: Sequ
         raise ValueError("a round has to take some time")
     first, second = customers
     before: list[NDArray[np.float64]] = []
-    for one in range(first + 1):
+    for first_count in range(first + 1):
         row: list[NDArray[np.float64]] = []
-        for two in range(second + 1):
+        for second_count in range(second + 1):
             queue = np.zeros(len(demands))
-            if one:
-                queue += _present(demands[:, 0], thinks[0], before[two], one)
-            if two:
-                queue += _present(demands[:, 1], thinks[1], row[two - 1], two)
+            if first_count:
+                queue += _customers_present(demands[:, 0], thinks[0], before[second_count], first_count)
+            if second_count:
+                queue += _customers_present(demands[:, 1], thinks[1], row[second_count - 1], second_count)
             row.append(queue)
         last, before = before, row
     met = [last[second] if first else before[second], before[second - 1] if second else before[second]]
@@ -47,7 +47,7 @@ def rounds(customers: tuple[int, int], think_seconds: Pair, demand_seconds: Sequ
     return Rounds(residence, residence.sum(axis=0) + thinks)
 
 
-def _present(demands: NDArray[np.float64], think: float, met: NDArray[np.float64], count: int) -> NDArray[np.float64]:
+def _customers_present(demands: NDArray[np.float64], think: float, met: NDArray[np.float64], count: int) -> NDArray[np.float64]:
     residence = demands * (1 + met)
     present: NDArray[np.float64] = count * residence / (think + residence.sum())
     return present
@@ -115,7 +115,7 @@ def traffic(exchange: Exchange, payload_bytes: float, workers: int) -> Traffic:
     return Traffic(2 * (workers - 1), shares, 2)
 
 
-def on_link(exchange: Exchange, payload_bytes: float, workers: int, nodes: int) -> float:
+def link_bytes(exchange: Exchange, payload_bytes: float, workers: int, nodes: int) -> float:
     """Return the bytes that leave a node in an all-reduce: a ring leaves it only once."""
     if nodes == 1 or workers == 1:
         return 0.0
@@ -158,7 +158,7 @@ def ring_step(compute_seconds: float, payload_bytes: float, workers: int, nodes:
         return _lockstep({"compute": compute_seconds})
     messages, sent, in_turn = traffic(ring.exchange, payload_bytes, workers)
     components = {
-        "link": on_link(ring.exchange, payload_bytes, workers, nodes) * ring.wire_factor * link.seconds_per_byte,
+        "link": link_bytes(ring.exchange, payload_bytes, workers, nodes) * ring.wire_factor * link.seconds_per_byte,
         "copying": sent * ring.seconds_per_byte,
         "latency": messages * ring.hop_seconds + (in_turn * link.latency_seconds if nodes > 1 else 0.0),
     }
@@ -176,8 +176,8 @@ def _lockstep(components: Mapping[str, float]) -> Step:
 def server_step(compute_seconds: float, payload_bytes: float, procs_per_node: int, nodes: int, ps: int, server: Server, link: Link) -> Step:
     """Return the step of async workers; those on the first `ps` nodes share cores with a server."""
     near, far = server_rounds(compute_seconds, payload_bytes, procs_per_node, nodes, ps, server, link)
-    beside = min(ps, nodes) * procs_per_node
-    rates = (beside / sum(near.values()), (nodes * procs_per_node - beside) / sum(far.values()))
+    near_workers = min(ps, nodes) * procs_per_node
+    rates = (near_workers / sum(near.values()), (nodes * procs_per_node - near_workers) / sum(far.values()))
     updates = sum(rates)
     components = {name: (rates[0] * near[name] + rates[1] * far[name]) / updates for name in near}
     return Step(sum(components.values()), updates, components)
@@ -190,15 +190,15 @@ def server_rounds(
     pulls, crossing = server.pulls_per_update, payload_bytes * server.wire_factor * link.seconds_per_byte
     messages = (1 + pulls) / 2
     software = {"messages": messages * server.worker_seconds, "copying": messages * server.worker_seconds_per_byte * payload_bytes}
-    own, latency = compute_seconds + sum(software.values()), (1 + pulls) * link.latency_seconds
+    work, latency = compute_seconds + sum(software.values()), (1 + pulls) * link.latency_seconds
     own_link = (1 + pulls) * crossing * (1 - 1 / ps)
     shared = server.shared_cores
     service = messages * (server.service_seconds + server.service_seconds_per_byte * payload_bytes / ps)
     service *= server.slowdown if shared and compute_seconds > 0 else 1.0
-    stations = [(service + (own if shared else 0.0), service), (0.0, crossing / ps), (0.0, pulls * crossing / ps)]
-    thinks = (0.0 if shared else own, own + latency + own_link)
+    stations = [(service + (work if shared else 0.0), service), (0.0, crossing / ps), (0.0, pulls * crossing / ps)]
+    thinks = (0.0 if shared else work, work + latency + own_link)
     residence, _ = rounds((procs_per_node, (nodes - 1) * procs_per_node), thinks, stations)
-    waited = float(residence[0, 0]) - service - (own if shared else 0.0)
+    waited = float(residence[0, 0]) - service - (work if shared else 0.0)
     near = {"compute": compute_seconds, **software, "link": 0.0, "server": service + waited, "latency": 0.0}
     on_links = float(residence[1, 1] + residence[2, 1]) + own_link
     far = {"compute": compute_seconds, **software, "link": on_links, "server": float(residence[0, 1]), "latency": latency}

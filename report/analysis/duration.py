@@ -80,7 +80,7 @@ class Estimate:
         return None if self.high_seconds is None else self.high_seconds - self.seconds
 
 
-def plan_of(job: Mapping[str, Any], total_steps: int, steps_per_epoch: float | None) -> Plan:
+def read_plan(job: Mapping[str, Any], total_steps: int, steps_per_epoch: float | None) -> Plan:
     """Return the plan of a run from its ``job.json``."""
     save = saved_every(job.get("checkpoint_every"), job.get("max_restarts", 0))
     evaluate = Cadence.parse(job.get("eval_every") or "1epoch")
@@ -98,7 +98,7 @@ def steps_per_epoch(job: Mapping[str, Any], examples_per_step: float | None) -> 
     return float(max(1, math.ceil(size / examples_per_step - 1e-6)))
 
 
-def blocks_of(ends: Floats, counts: Integers, stops: Sequence[tuple[float, float]], most: int = MAX_BLOCKS) -> list[Block]:
+def make_blocks(ends: Floats, counts: Integers, stops: Sequence[tuple[float, float]], most: int = MAX_BLOCKS) -> list[Block]:
     """Return at most `most` blocks of equal training time from groups of updates [groups]."""
     # `ends` are seconds since the measured part began, `stops` the pauses. Groups of async workers overlap; their ends count.
     if not len(ends):
@@ -121,14 +121,14 @@ def estimate(plan: Plan, measured: Measured) -> Estimate | None:
     left = max(0, plan.total_steps - measured.steps)
     step_seconds = seconds / steps
     train = left * step_seconds
-    evaluations = _due(plan.evaluate, plan, measured.steps, train, at_end=True)
-    saves = 0 if plan.save is None else _due(plan.save, plan, measured.steps, train, at_end=plan.save_final)
+    evaluations = _count_due(plan.evaluate, plan, measured.steps, train, at_end=True)
+    saves = 0 if plan.save is None else _count_due(plan.save, plan, measured.steps, train, at_end=plan.save_final)
     if plan.save is None or plan.save.unit == "end":
         saves = int(plan.save_final and left > 0)
     translations = int(plan.translate and left > 0)
-    evaluate = _times(evaluations, measured.evaluation_seconds)
-    save = _times(saves, measured.stall_seconds)
-    translate = _times(translations, measured.translation_seconds)
+    evaluate = _repeated_seconds(evaluations, measured.evaluation_seconds)
+    save = _repeated_seconds(saves, measured.stall_seconds)
+    translate = _repeated_seconds(translations, measured.translation_seconds)
     whole = train + (evaluate or 0.0) + (save or 0.0) + (translate or 0.0)
     if len(measured.blocks) < MIN_BLOCKS:
         low = high = None
@@ -143,7 +143,7 @@ def estimate(plan: Plan, measured: Measured) -> Estimate | None:
     return Estimate(whole, low, high, left, step_seconds, train, evaluations, evaluate, saves, save, translate)
 
 
-def _due(cadence: Cadence, plan: Plan, done: int, train_seconds: float, *, at_end: bool) -> int:
+def _count_due(cadence: Cadence, plan: Plan, done: int, train_seconds: float, *, at_end: bool) -> int:
     total = plan.total_steps
     if total <= done:
         return 0
@@ -160,7 +160,7 @@ def _multiples(steps: int, every: float, at_end: bool) -> int:
     return whole + (at_end and (whole == 0 or abs(whole * every - steps) > 0.5))
 
 
-def _times(count: int, values: Sequence[float]) -> float | None:
+def _repeated_seconds(count: int, values: Sequence[float]) -> float | None:
     """Return the seconds of `count` more, without the first, which compiles or caches."""
     if not count:
         return 0.0
@@ -221,33 +221,33 @@ def duration(run: Run, series: StepSeries, wanted: Wanted) -> Answer | None:
     if total is None:
         return None
     if total <= part.steps or (wanted == AS_PLANNED and run.summary["state"] == "succeeded"):  # a target may have ended it early
-        return _as_it_was(run, part)
-    plan = plan_of(run.job, total, per_epoch)
+        return _finished_duration(run, part)
+    plan = read_plan(run.job, total, per_epoch)
     left = estimate(plan, part.measured)
-    anew = estimate(plan, replace(part.measured, steps=part.began_step))  # all of the plan's evaluations and checkpoints
-    if left is None or anew is None:
+    complete = estimate(plan, replace(part.measured, steps=part.began_step))  # all of the plan's evaluations and checkpoints
+    if left is None or complete is None:
         return None
-    whole = _whole(run, part, left, anew)
+    whole = _estimate_total(run, part, left, complete)
     return Answer(KEY, QUESTION, _text(run, wanted, part, left, whole), whole)
 
 
 def _measured_part(run: Run, series: StepSeries) -> _Part:
     began, first = last_segment(run.job)
-    kept = (series.group_time_seconds > began) & ~series.profiled_groups
-    ends, counts = series.group_time_seconds[kept] - began, series.count[kept]
+    measured_groups = (series.group_time_seconds > began) & ~series.profiled_groups
+    ends, counts = series.group_time_seconds[measured_groups] - began, series.count[measured_groups]
     paused = sorted([*pauses(run.evals, run.events), *series.profile_pauses()])
     stops = [(start - began, end - began) for start, end in paused if end > began]
     evaluations = [record.seconds for record in run.evals if record.time_seconds > began]
     saved = [end - start for start, end in checkpoint_pauses(run.events) if end > began]
     translated = end_translations(run.events)
-    own = [end - start for start, end in translated if end > began]
+    last_translations = [end - start for start, end in translated if end > began]
     steps = int(run.summary["steps"])  # as written, even if records were lost since
-    examples = float(series.group_examples[kept].sum() / counts.sum()) if len(counts) else None
-    measured = Measured(steps, blocks_of(ends, counts, stops), evaluations, saved, [end - start for start, end in translated])
+    examples = float(series.group_examples[measured_groups].sum() / counts.sum()) if len(counts) else None
+    measured = Measured(steps, make_blocks(ends, counts, stops), evaluations, saved, [end - start for start, end in translated])
     trained = float(training_clock(np.array([ends.max()]), stops)[0]) if len(ends) else 0.0
-    translating = math.fsum(own) or run.summary["translate_seconds"]  # an aborted one has no event
-    beside = math.fsum(evaluations) + math.fsum(saved) + translating
-    return _Part(steps, began, first, examples, measured, trained, beside, bool(own))
+    translating = math.fsum(last_translations) or run.summary["translate_seconds"]  # an aborted one has no event
+    paused_seconds = math.fsum(evaluations) + math.fsum(saved) + translating
+    return _Part(steps, began, first, examples, measured, trained, paused_seconds, bool(last_translations))
 
 
 def _total_steps(run: Run, wanted: Wanted, part: _Part, per_epoch: float | None) -> int | None:
@@ -255,18 +255,18 @@ def _total_steps(run: Run, wanted: Wanted, part: _Part, per_epoch: float | None)
         total: int | None = run.job.get("total_steps")
         return total
     if wanted.steps is not None:
-        total, asked = wanted.steps, f"--planned-steps {wanted.steps}"
+        total, option_text = wanted.steps, f"--planned-steps {wanted.steps}"
     elif per_epoch is None:
         raise UsageError("planned-epochs: this run does not tell how many updates an epoch has; give --planned-steps instead.")
     else:
-        total, asked = round((wanted.epochs or 0) * per_epoch), f"--planned-epochs {wanted.epochs}"
+        total, option_text = round((wanted.epochs or 0) * per_epoch), f"--planned-epochs {wanted.epochs}"
     if total <= part.steps:
-        option = asked.split()[0].removeprefix("--")
-        raise UsageError(f"{option}: {asked} is {total:,} updates, and the run has made {part.steps:,} already; give more than that.")
+        option = option_text.split()[0].removeprefix("--")
+        raise UsageError(f"{option}: {option_text} is {total:,} updates, and the run has made {part.steps:,} already; give more than that.")
     return total
 
 
-def _as_it_was(run: Run, part: _Part) -> Answer:
+def _finished_duration(run: Run, part: _Part) -> Answer:
     summary = run.summary
     names = ("init_seconds", "run_seconds", "train_seconds", "eval_seconds", "checkpoint_seconds", "translate_seconds", "profile_seconds")
     figures = {name: summary[name] for name in names}
@@ -297,14 +297,18 @@ def _why_it_ended(run: Run, steps: int) -> str:
     return f"for {count_text(steps)} updates"
 
 
-def _whole(run: Run, part: _Part, left: Estimate, anew: Estimate) -> dict[str, Any]:
+def _estimate_total(run: Run, part: _Part, left: Estimate, complete: Estimate) -> dict[str, Any]:
     summary = run.summary
     made = _dataset_made_seconds(run)
     fixed = summary["total_seconds"] - summary["run_seconds"] - made
-    beside = max(0.0, summary["run_seconds"] - part.began_seconds - part.trained_seconds - part.paused_seconds)
-    paused = {"eval_seconds": anew.evaluate_seconds, "checkpoint_seconds": anew.save_seconds, "translate_seconds": anew.translate_seconds}
+    other_seconds = max(0.0, summary["run_seconds"] - part.began_seconds - part.trained_seconds - part.paused_seconds)
+    paused = {
+        "eval_seconds": complete.evaluate_seconds,
+        "checkpoint_seconds": complete.save_seconds,
+        "translate_seconds": complete.translate_seconds,
+    }
     pause = math.fsum(seconds or 0.0 for seconds in paused.values())
-    run_seconds = part.began_seconds + part.trained_seconds + left.train_seconds + pause + beside
+    run_seconds = part.began_seconds + part.trained_seconds + left.train_seconds + pause + other_seconds
     half = None if left.half_width is None else math.hypot(left.half_width, START_UP_SPREAD * fixed)
     band = (None, None) if half is None else (max(0.0, fixed + run_seconds - half), fixed + run_seconds + half)
     return {
@@ -320,8 +324,8 @@ def _whole(run: Run, part: _Part, left: Estimate, anew: Estimate) -> dict[str, A
         "dataset_made_seconds": made,
         "init_seconds": summary["init_seconds"],
         "train_seconds": part.trained_seconds + left.train_seconds,
-        "evaluations": anew.evaluations,
-        "checkpoints": anew.saves,
+        "evaluations": complete.evaluations,
+        "checkpoints": complete.saves,
         **paused,
         "left": asdict(left),
     }

@@ -1,4 +1,4 @@
-"""The figures of `trainer explain` and of its answers; of a resumed run those of the calibrated segment."""
+"""The figures behind a diagnosis; of a resumed run those of its last segment."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEP_COMPONENTS = {
     "network": "communicate_seconds",
 }  # all of a step, and their figures of a worker
 TRAINING_COMPONENTS = (*STEP_COMPONENTS, "idle")  # async workers may be idle
-BESIDE_TRAINING = {
+PAUSE_COMPONENTS = {
     "evaluating": "eval_seconds",
     "translating": "translate_seconds",
     "saving": "checkpoint_seconds",
@@ -47,7 +47,7 @@ class Worker:
     updates: int | None = None
 
     @property
-    def own_seconds(self) -> float:
+    def work_seconds(self) -> float:
         """The worker's own work in a step."""
         return self.data_seconds + self.compute_seconds
 
@@ -72,14 +72,16 @@ class Shares:
 def read_workers(summary: Mapping[str, Any]) -> list[Worker]:
     """Return the workers of ``time_shares`` with updates and all components."""
     counts = summary.get("updates_by_worker") or []
-    found = []
-    for entry in summary["time_shares"]["workers"]:
-        if not entry["step_seconds"] or None in [entry[name] for name in COMPONENTS]:
-            continue
-        known = {name: entry[name] for name in ("worker", "node", "step_seconds", *STEP_COMPONENTS.values())}
-        updates = counts[entry["worker"]] if entry["worker"] < len(counts) else None
-        found.append(Worker(**known, spread=entry["spread"] or 0.0, updates=updates))
-    return found
+    names = ("worker", "node", "step_seconds", *STEP_COMPONENTS.values())
+    return [
+        Worker(
+            **{name: entry[name] for name in names},
+            spread=entry["spread"] or 0.0,
+            updates=counts[entry["worker"]] if entry["worker"] < len(counts) else None,
+        )
+        for entry in summary["time_shares"]["workers"]
+        if entry["step_seconds"] and None not in [entry[name] for name in COMPONENTS]
+    ]
 
 
 def calibrated_segment(summary: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -93,10 +95,10 @@ def calibrated_segment(summary: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**summary, **clock, "run_seconds": sum(shares["run"].values()), "updates_by_worker": by_worker}
 
 
-def around_training(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Return the fractions of the run clock in training, `BESIDE_TRAINING` and otherwise."""
-    beside = {component: summary[name] for component, name in BESIDE_TRAINING.items()}
-    seconds = {"training": summary["train_seconds"], **beside}
+def clock_fractions(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Return the fractions of the run clock in training, `PAUSE_COMPONENTS` and otherwise."""
+    pauses = {component: summary[name] for component, name in PAUSE_COMPONENTS.items()}
+    seconds = {"training": summary["train_seconds"], **pauses}
     whole = max(summary["run_seconds"], sum(seconds.values()))
     fractions = {component: value / whole if whole else 0.0 for component, value in seconds.items()}
     return {**fractions, "other": max(0.0, 1.0 - sum(fractions.values()))}
@@ -104,42 +106,38 @@ def around_training(summary: Mapping[str, Any]) -> dict[str, float]:
 
 def read_shares(summary: Mapping[str, Any], workers: Sequence[Worker]) -> Shares:
     """Return the shares of a run from its summary and its workers (at least one)."""
-    slowest = max(workers, key=lambda worker: worker.own_seconds)
-    usual = sorted(workers, key=lambda worker: worker.own_seconds)[(len(workers) - 1) // 2]  # the median, of two in the middle the faster
+    slowest = max(workers, key=lambda worker: worker.work_seconds)
+    usual = sorted(workers, key=lambda worker: worker.work_seconds)[(len(workers) - 1) // 2]  # the median, of two in the middle the faster
     sync = summary["mode"] == "sync"
-    step = _of_a_common_step(workers, usual, slowest) if sync else _of_all_steps(workers)
+    common = {
+        "compute": usual.compute_seconds,
+        "data": usual.data_seconds,
+        "peers": slowest.work_seconds - usual.work_seconds,
+        "network": sum(worker.communicate_seconds for worker in workers) / len(workers),
+    }
+    step = _normalised(common) if sync else _all_steps_fractions(workers)
     idle = 0.0 if sync else _idle(summary, workers)
-    around = around_training(summary)
+    around = clock_fractions(summary)
     training = around["training"] * (1.0 - idle)
     run = {component: fraction * training for component, fraction in step.items()} | {"idle": around["training"] * idle}
-    run |= {component: around[component] for component in BESIDE_TRAINING}
+    run |= {component: around[component] for component in PAUSE_COMPONENTS}
     run["other"] = max(0.0, 1.0 - sum(run.values()))
-    uncertain = _uncertainty(step, usual, slowest, mode=summary["mode"], alone=len(workers) == 1)
+    uncertain = _uncertainty(step, usual, slowest, mode=summary["mode"], single=len(workers) == 1)
     uncertainty = {component: uncertain.get(component, 0.0) * training for component in run}
-    slowness = slowest.own_seconds / usual.own_seconds if usual.own_seconds else 1.0
+    slowness = slowest.work_seconds / usual.work_seconds if usual.work_seconds else 1.0
     doubt = slowness * (slowest.spread + usual.spread) if len(workers) > 1 else 0.0
     return Shares(step, run, uncertainty, slowest, slowness, doubt)
 
 
-def _uncertainty(step: Mapping[str, float], usual: Worker, slowest: Worker, *, mode: str, alone: bool) -> dict[str, float]:
-    if alone and mode == "sync":
+def _uncertainty(step: Mapping[str, float], usual: Worker, slowest: Worker, *, mode: str, single: bool) -> dict[str, float]:
+    if single and mode == "sync":
         return dict.fromkeys(("compute", "data"), usual.spread * step["data"])
-    own = step["compute"] + step["data"]
+    work = step["compute"] + step["data"]
     calibrated = {component: usual.spread * step[component] for component in ("compute", "data")}
     if mode == "async":
-        return {**calibrated, "network": usual.spread * own}
-    left = slowest.spread * (own + step["peers"])
-    return {**calibrated, "peers": usual.spread * own + left, "network": left}
-
-
-def _of_a_common_step(workers: Sequence[Worker], usual: Worker, slowest: Worker) -> dict[str, float]:
-    seconds = {
-        "compute": usual.compute_seconds,
-        "data": usual.data_seconds,
-        "peers": slowest.own_seconds - usual.own_seconds,
-        "network": sum(worker.communicate_seconds for worker in workers) / len(workers),
-    }
-    return _normalised(seconds)
+        return {**calibrated, "network": usual.spread * work}
+    left = slowest.spread * (work + step["peers"])
+    return {**calibrated, "peers": usual.spread * work + left, "network": left}
 
 
 def step_fractions(workers: Sequence[Worker]) -> dict[str, float]:
@@ -150,7 +148,7 @@ def step_fractions(workers: Sequence[Worker]) -> dict[str, float]:
     return _normalised(sums)
 
 
-def _of_all_steps(workers: Sequence[Worker]) -> dict[str, float]:
+def _all_steps_fractions(workers: Sequence[Worker]) -> dict[str, float]:
     seconds = dict.fromkeys(STEP_COMPONENTS, 0.0)
     for worker in workers:
         spent = (1 if worker.updates is None else worker.updates) * worker.step_seconds
@@ -194,32 +192,25 @@ class Link:
     limit_source: str | None
 
     @property
-    def sent_fraction(self) -> float | None:
-        """Utilization of the sending direction."""
-        return self._fraction(self.sent_bytes_per_second)
-
-    @property
-    def received_fraction(self) -> float | None:
-        """Utilization of the receiving direction."""
-        return self._fraction(self.received_bytes_per_second)
+    def fractions(self) -> dict[str, float | None]:
+        """Utilization of both directions, None if unknown."""
+        rates, limit = {"sent": self.sent_bytes_per_second, "received": self.received_bytes_per_second}, self.limit_bytes_per_second
+        return {f"{way}_fraction": rate / limit if rate is not None and limit else None for way, rate in rates.items()}
 
     @property
     def fraction(self) -> float | None:
         """Utilization of the busier direction."""
-        return max((value for value in (self.sent_fraction, self.received_fraction) if value is not None), default=None)
-
-    def _fraction(self, rate: float | None) -> float | None:
-        return rate / self.limit_bytes_per_second if rate is not None and self.limit_bytes_per_second else None
+        return max((fraction for fraction in self.fractions.values() if fraction is not None), default=None)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a JSON object, with the utilization of both directions."""
-        return {**asdict(self), "sent_fraction": self.sent_fraction, "received_fraction": self.received_fraction}
+        return {**asdict(self), **self.fractions}
 
 
 def read_links(summary: Mapping[str, Any], job: Mapping[str, Any], env: Sequence[Mapping[str, Any]]) -> list[Link]:
     """Return each node's link, with its bytes per second of training and profiling."""
     addresses = job.get("cluster", {}).get("addresses", ())
-    found = []
+    links = []
     for figures in summary["per_node"]:
         node = figures["node"]
         address = addresses[node] if node < len(addresses) else None
@@ -227,8 +218,8 @@ def read_links(summary: Mapping[str, Any], job: Mapping[str, Any], env: Sequence
         seconds = summary["train_seconds"] + summary.get("profile_seconds", 0.0)
         amounts = (figures[f"network_{way}_bytes"] for way in ("sent", "received"))
         sent, received = (amount / seconds if amount is not None and seconds > 0 else None for amount in amounts)
-        found.append(Link(node, sent, received, limit, source))
-    return found
+        links.append(Link(node, sent, received, limit, source))
+    return links
 
 
 def _limit(bandwidth: str | None, host: Mapping[str, Any], address: str | None) -> tuple[float | None, str | None]:
@@ -270,7 +261,7 @@ class Evidence:
         workers: Sequence[Mapping[str, Any]] = (self.calibration or {}).get("workers", ())
         return workers
 
-    def calibration_of(self, worker: Worker) -> Mapping[str, Any]:
+    def find_calibration(self, worker: Worker) -> Mapping[str, Any]:
         """Return a worker's seconds in the calibration; empty without them."""
         return next((entry for entry in self.calibrated_workers if entry["worker"] == worker.worker), {})
 
@@ -314,7 +305,7 @@ def read_evidence(run: Run) -> Evidence:
     if (known := summary.get("time_shares")) is not None:
         mixed = known.get("part_began_seconds") is None and changed_text(run) is not None
         began = known.get("part_began_seconds") or 0.0
-        summary = _of_last_segment(run, began) if began else summary
+        summary = _last_segment_summary(run, began) if began else summary
         workers = [] if mixed else read_workers(summary)
         _expect_figures_of_nodes(run, workers)
         shares = read_shares(summary, workers) if workers and summary["run_seconds"] else None
@@ -348,17 +339,17 @@ def _expect_figures_of_nodes(run: Run, workers: Sequence[Worker]) -> None:
         )
 
 
-_OF_THE_WHOLE_RUN = ("foreign_cpu_cores_used", "cpu_cores_lost", "starved_fraction")
+_WHOLE_RUN_FIGURES = ("foreign_cpu_cores_used", "cpu_cores_lost", "starved_fraction")
 
 
-def _of_last_segment(run: Run, began: float) -> dict[str, Any]:
+def _last_segment_summary(run: Run, began: float) -> dict[str, Any]:
     summary, nodes = run.summary, nodes_of_last_segment(run.job)
     segment = calibrated_segment({**summary, "nodes": nodes, "workers": summary["workers"] // summary["nodes"] * nodes})
     samples = (record for record in with_segments(run.samples(), resumed_seconds(run.job)) if record.part_began_seconds == began)
     spent = {name: segment[name] for name in ("init_seconds", "train_seconds", "eval_seconds", "checkpoint_seconds", "total_seconds")}
     used = per_node(samples, len(summary["per_node"]), Clock(run_seconds=summary["run_seconds"], **spent))
-    whole = [{name: node.get(name) for name in _OF_THE_WHOLE_RUN} for node in summary["per_node"]]
-    return {**segment, "per_node": [{**own, **other} for own, other in zip(used, whole, strict=True)]}
+    whole = [{name: node.get(name) for name in _WHOLE_RUN_FIGURES} for node in summary["per_node"]]
+    return {**segment, "per_node": [{**recorded, **unsegmented} for recorded, unsegmented in zip(used, whole, strict=True)]}
 
 
 _MUCH = 0.3  # batches of similar sentence lengths have about a quarter
@@ -397,10 +388,9 @@ def percent(fraction: float | None) -> str:
 def bits_text(bytes_per_second: float) -> str:
     """Return a link's speed as text, such as ``100 Mbit/s``."""
     bits = bytes_per_second * 8
-    for factor, name in ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s")):
-        if bits >= factor:
-            return f"{bits / factor:g} {name}"
-    return f"{bits:g} bit/s"
+    units = ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s"))
+    factor, name = next((unit for unit in units if bits >= unit[0]), (1.0, "bit/s"))
+    return f"{bits / factor:g} {name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,7 +417,6 @@ def time_text(seconds: float | None) -> str:
     """Return a time with three digits: ``0.34 s``, ``2.08 min``, ``3.12 h``, ``2.9 days``."""
     if seconds is None:
         return UNKNOWN
-    for least, unit_seconds, unit in ((3, 86_400.0, "days"), (2, 3600.0, "h"), (2, 60.0, "min")):
-        if seconds >= least * unit_seconds:
-            return f"{digits3(seconds / unit_seconds)} {unit}"
-    return f"{digits3(seconds)} s"
+    units = ((3, 86_400.0, "days"), (2, 3600.0, "h"), (2, 60.0, "min"))
+    _, factor, name = next((unit for unit in units if seconds >= unit[0] * unit[1]), (0, 1.0, "s"))
+    return f"{digits3(seconds / factor)} {name}"

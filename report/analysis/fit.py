@@ -1,4 +1,4 @@
-"""The costs of finished runs' steps, from their calibrations, and the cost model's parameters fitted to them."""
+"""Step costs of finished runs, from their calibrations, and the cost model fitted to them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .cost_model import (
     Ring,
     Server,
     Topology,
-    on_link,
+    link_bytes,
     ring_step,
     server_rounds,
     traffic,
@@ -44,8 +44,8 @@ class Worker:
 
     node: int
     kind: str  # the node's processor and its share
-    own: float  # work on a whole batch
-    half_own: float | None  # on half a batch (None for a batch of one)
+    work: float  # work on a whole batch
+    half_work: float | None  # on half a batch (None for a batch of one)
     communicate: float | None  # exchange of its payload alone
     message: float | None  # exchange of a few bytes (None for a single worker)
     step: float  # in training
@@ -99,7 +99,7 @@ class Observed:
     def slowest(self) -> float:
         """Seconds of own work on the slowest kind of node; differences within a kind are chance."""
         kinds = {worker.kind for worker in self.workers}
-        return max(self.mean("own", [worker for worker in self.workers if worker.kind == kind]) for kind in kinds)
+        return max(self.mean("work", [worker for worker in self.workers if worker.kind == kind]) for kind in kinds)
 
     def mean(self, figure: str, workers: Sequence[Worker] | None = None) -> float:
         """Return the mean of a figure over the workers."""
@@ -152,7 +152,7 @@ def observe(run: Run) -> Observed:
     if (
         len(steps) != summary["workers"]
         or min((seconds or 0.0) for seconds in steps.values()) < _MIN_SECONDS
-        or {one["worker"] for one in calibration["workers"]} != set(steps)
+        or {entry["worker"] for entry in calibration["workers"]} != set(steps)
     ):
         raise UsageError(
             f"run: {str(run.path)!r} is too short: a worker in it made no update, or was not there at its end. Train for longer."
@@ -194,14 +194,14 @@ def _expect_agreement(run: Run, calibration: Mapping[str, Any]) -> None:
     workers = len(places)
     counts = {"summary.json": run.summary["nodes"], "env.json": len(run.nodes), "summary.json's per_node": len(run.summary["per_node"])}
     wrong = {name: f"{count} nodes" for name, count in counts.items() if count != nodes}
-    numbers = {one["worker"]: one["node"] for one in calibration["workers"]}
+    numbers = {entry["worker"]: entry["node"] for entry in calibration["workers"]}
     if len(numbers) < len(calibration["workers"]) or any(worker >= workers or node != places[worker] for worker, node in numbers.items()):
         wrong["calibration.json"] = "other workers, or other nodes for them"
     if len(run.job.get("threads_per_task", ())) != nodes:
         wrong["its threads_per_task"] = "another number of nodes"
     if wrong:
-        found = ", ".join(f"{name} has {text}" for name, text in wrong.items())
-        raise DamagedRunError(f"{run.path}: job.json has {nodes} nodes with {workers} workers, but {found}; they do not belong together.")
+        faults = ", ".join(f"{name} has {text}" for name, text in wrong.items())
+        raise DamagedRunError(f"{run.path}: job.json has {nodes} nodes with {workers} workers, but {faults}; they do not belong together.")
 
 
 def _cores(job: Mapping[str, Any], host: Mapping[str, Any], node: int) -> float:
@@ -217,8 +217,8 @@ def _worker(run: Run, calibration: Mapping[str, Any], figures: Mapping[str, Any]
     return Worker(
         node=node,
         kind=f"{_cores(run.job, host, node):g} cores of {host['cpu_model']}",
-        own=figures["data_seconds"] + figures["compute_seconds"],
-        half_own=None if half is None else figures["data_seconds"] * share + half,
+        work=figures["data_seconds"] + figures["compute_seconds"],
+        half_work=None if half is None else figures["data_seconds"] * share + half,
         communicate=figures["communicate_seconds"],
         message=figures["message_seconds"],
         step=step,
@@ -257,8 +257,8 @@ class Fitted:
 def fit(runs: Sequence[Observed], exchange: Exchange | None = None) -> Fitted:
     """Fit the model to runs, sync ones with `exchange`. Raises UsageError if their work differs."""
     _expect_same_work(runs)
-    own: list[Exchange] = [run.exchange for run in runs if run.mode == "sync" and run.communicates]
-    chosen = exchange or (own[0] if own else "native")
+    exchanges: list[Exchange] = [run.exchange for run in runs if run.mode == "sync" and run.communicates]
+    chosen = exchange or (exchanges[0] if exchanges else "native")
     runs = [run.with_exchange(chosen) or run if run.mode == "sync" else run for run in runs]
     sync = [run for run in runs if run.mode == "sync" and run.communicates and run.exchange == chosen]
     if not sync and exchange is not None:
@@ -278,20 +278,20 @@ def fit(runs: Sequence[Observed], exchange: Exchange | None = None) -> Fitted:
 
 
 def _expect_same_work(runs: Sequence[Observed]) -> None:
-    first, *others = runs
-    for other in others:
-        both = f"run: {first.name!r} and {other.name!r}"
+    first, *rest = runs
+    for run in rest:
+        both = f"run: {first.name!r} and {run.name!r}"
         for name in SAME:
-            if first.same[name] != other.same[name]:
+            if first.same[name] != run.same[name]:
                 raise UsageError(
-                    f"{both} are not the same work: {name} is {first.same[name]} and {other.same[name]}. "
+                    f"{both} are not the same work: {name} is {first.same[name]} and {run.same[name]}. "
                     "Runs of one prediction may differ in mode, nodes, batch size and bandwidth."
                 )
-        if first.payload_bytes != other.payload_bytes:
-            raise UsageError(f"{both} send different amounts: {first.payload_bytes} and {other.payload_bytes} bytes.")
-    for other in others:
-        if other.compiled != first.compiled:
-            on, off = (first, other) if first.compiled else (other, first)
+        if first.payload_bytes != run.payload_bytes:
+            raise UsageError(f"{both} send different amounts: {first.payload_bytes} and {run.payload_bytes} bytes.")
+    for run in rest:
+        if run.compiled != first.compiled:
+            on, off = (first, run) if first.compiled else (run, first)
             raise UsageError(
                 f"run: {on.name!r} computed compiled steps, and {off.name!r} others (compile): what computing takes is not one figure."
             )
@@ -317,10 +317,10 @@ def fit_compute(runs: Sequence[Observed]) -> Compute:
     """Fit own time = fixed + per example × batch (sync: of the slowest kind of node)."""
     points: list[tuple[float, float]] = []
     for run in runs:
-        whole = run.slowest if run.mode == "sync" else run.mean("own")
+        whole = run.slowest if run.mode == "sync" else run.mean("work")
         points.append((run.batch_size, whole))
-        if all(worker.half_own is not None for worker in run.workers):
-            points.append((run.half_batch_size, whole * run.mean("half_own") / run.mean("own")))
+        if all(worker.half_work is not None for worker in run.workers):
+            points.append((run.half_batch_size, whole * run.mean("half_work") / run.mean("work")))
     if len({batch for batch, _ in points}) == 1:
         return Compute(fmean(seconds for _, seconds in points), 0.0)
     matrix = np.array([[1 / seconds, batch / seconds] for batch, seconds in points])
@@ -337,7 +337,7 @@ def fit_ring(runs: Sequence[Observed], compute: Compute) -> Ring:
     whole = [traffic(exchange_of, run.payload_bytes, len(run.workers)) for run in runs]
     few = [traffic(exchange_of, 0.0, len(run.workers)) for run in runs]
     wired = [
-        on_link(exchange_of, run.payload_bytes, len(run.workers), run.nodes) * WIRE_BYTES * _link(run).seconds_per_byte for run in runs
+        link_bytes(exchange_of, run.payload_bytes, len(run.workers), run.nodes) * WIRE_BYTES * _link(run).seconds_per_byte for run in runs
     ]
     beyond = [max(0.0, run.mean("communicate") - seconds) for run, seconds in zip(runs, wired, strict=True)]
     messages = [
@@ -347,25 +347,25 @@ def fit_ring(runs: Sequence[Observed], compute: Compute) -> Ring:
     hop = fmean(seconds / all_of.messages for seconds, all_of in zip(messages, whole, strict=True))
     per_byte = fmean((rest - seconds) / all_of.sent_bytes for rest, seconds, all_of in zip(beyond, messages, whole, strict=True))
     plain = Ring(hop, per_byte, exchange=exchange_of)
-    own = np.array([compute.seconds(run.batch_size) for run in runs])
+    work = np.array([compute.seconds(run.batch_size) for run in runs])
     exchange = np.array([ring_step(0.0, run.payload_bytes, len(run.workers), run.nodes, plain, _link(run)).seconds for run in runs])
-    return _overlapping(plain, own, exchange, np.array([run.mean("step") for run in runs]))
+    return _overlapping(plain, work, exchange, np.array([run.mean("step") for run in runs]))
 
 
-def _overlapping(plain: Ring, own: Vector, exchange: Vector, steps: Vector) -> Ring:
+def _overlapping(plain: Ring, work: Vector, exchange: Vector, steps: Vector) -> Ring:
     """Return the ring with the hidden fraction and window that describe the steps best."""
     # Nothing is hidden if steps take longer than own work and exchange; a window below the backward pass must explain clearly more.
-    hidden = own + exchange - steps
+    hidden = work + exchange - steps
     if float(np.sum(hidden / steps)) <= 0:
         return replace(plain, other_seconds=float(np.mean(-hidden)))
     fractions = np.clip([*(hidden / exchange), hidden @ exchange / (exchange @ exchange)], 0.0, 1.0)
-    windows = [BACKWARD_SHARE, *np.clip(hidden / own, 0.0, BACKWARD_SHARE)]
+    windows = [BACKWARD_SHARE, *np.clip(hidden / work, 0.0, BACKWARD_SHARE)]
 
     def cost(fraction: float, window: float) -> float:
-        errors = (np.minimum(fraction * exchange, window * own) - hidden) / steps
+        errors = (np.minimum(fraction * exchange, window * work) - hidden) / steps
         return float(errors @ errors) + (SMALLER_WINDOW_COST if window < BACKWARD_SHARE else 0.0)
 
-    _, fraction, window = min((cost(float(one), float(other)), float(one), float(other)) for one in fractions for other in windows)
+    _, fraction, window = min((cost(share, part), share, part) for share in map(float, fractions) for part in map(float, windows))
     return replace(plain, hidden_fraction=fraction, window_fraction=window)
 
 
@@ -387,23 +387,25 @@ def fit_server(runs: Sequence[Observed]) -> Server:
         return Server(service, service_byte, worker, worker_byte, pulls_per_update=pulls, shared_cores=shared, slowdown=slowdown)
 
     def residuals(x: Vector) -> Vector:
-        found = server(x)
-        return np.array([weight * math.log(predicted / seen) for run in runs for predicted, seen, weight in _against(run, found)])
+        candidate = server(x)
+        return np.array(
+            [weight * math.log(predicted / seen) for run in runs for predicted, seen, weight in _predicted_and_measured(run, candidate)]
+        )
 
     return server(least_squares(residuals, [0.25] * 4, bounds=(1e-6, np.inf)).x)
 
 
-def _against(run: Observed, server: Server) -> list[tuple[float, float, float]]:
+def _predicted_and_measured(run: Observed, server: Server) -> list[tuple[float, float, float]]:
     link, once = _link(run), replace(server, pulls_per_update=1.0)
 
-    def cycles(own: float, payload: float, server: Server) -> tuple[float, float]:
-        near, far = server_rounds(own, payload, run.procs_per_node, run.nodes, run.ps, server, link)
+    def cycles(work: float, payload: float, server: Server) -> tuple[float, float]:
+        near, far = server_rounds(work, payload, run.procs_per_node, run.nodes, run.ps, server, link)
         return sum(near.values()), sum(far.values())
 
     measured: list[tuple[str, tuple[float, float], float]] = [
         ("message", cycles(0.0, 0.0, once), 1.0),
         ("communicate", cycles(0.0, run.payload_bytes, once), 1.0),
-        ("step", cycles(run.mean("own"), run.payload_bytes, server), math.sqrt(2)),
+        ("step", cycles(run.mean("work"), run.payload_bytes, server), math.sqrt(2)),
     ]
     groups = [[worker for worker in run.workers if (worker.node < run.ps) is near] for near in (True, False)]
     return [

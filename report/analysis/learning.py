@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,7 +39,7 @@ RISEN = 0.05  # overfitting: the loss is above its best by this part of the gain
 class Learning:
     """A verdict on a run's curves. Losses are means over examples."""
 
-    state: State  # see `judge_curves`
+    state: State  # see `assess_curves`
     reason: str
     evaluations: int
     recent: int | None = None  # last evaluations of the trend
@@ -57,7 +57,7 @@ class Learning:
         return abs(self.change) / self.change_error if self.change is not None and self.change_error else None
 
 
-def judge_curves(losses: Floats, train_losses: Floats) -> Learning:
+def assess_curves(losses: Floats, train_losses: Floats) -> Learning:
     """Return the verdict on evaluation losses [n] and training losses around them [n].
 
     Losses are smoothed by medians of three; *gain* is the fall from the first to the lowest. The noise of an evaluation comes from second
@@ -137,11 +137,11 @@ def learning(run: Run, series: StepSeries) -> Answer | None:
         return None
     losses = np.array([record.loss for record in tests], np.float64)
     trained = _train_losses(series, [record.step for record in tests])
-    found = judge_curves(losses, trained)
+    trend = assess_curves(losses, trained)
     headline = run.metrics[0]
-    best = None if found.smoothed_best_index is None else tests[int(np.argmin(losses))]
+    best = None if trend.smoothed_best_index is None else tests[int(np.argmin(losses))]
     figures: dict[str, Any] = {
-        **asdict(found),
+        **asdict(trend),
         "best_step": None if best is None else best.step,
         "first_loss": tests[0].loss,
         "best_loss": None if best is None else best.loss,
@@ -151,7 +151,7 @@ def learning(run: Run, series: StepSeries) -> Answer | None:
         "last_headline": tests[-1].figure(headline.name),
         "headline_at_the_end": _at_the_end(run),
     }
-    text = _text(run, found, tests, losses, trained)
+    text = _text(run, trend, tests, losses, trained)
     if headline.name != LOSS.name:
         text += f"; {headline.label} {figure_text(headline.name, tests[-1].figure(headline.name))}{_search(run)}"
     return Answer("learning", "learning", text, figures)
@@ -173,43 +173,39 @@ def _search(run: Run) -> str:
 
 
 def _train_losses(series: StepSeries, steps: list[int]) -> Floats:
-    found, before = [], 0
     bounds = np.searchsorted(series.step, steps)
-    for bound in bounds:
-        losses = series.loss[before:bound].astype(np.float64)
-        found.append(float(losses.mean()) if len(losses) and np.all(np.isfinite(losses)) else np.nan)
-        before = int(bound)
-    return np.array(found, np.float64)
+    parts = [series.loss[begin:end].astype(np.float64) for begin, end in pairwise([0, *bounds.tolist()])]
+    return np.array([part.mean() if len(part) and np.all(np.isfinite(part)) else np.nan for part in parts], np.float64)
 
 
-def _text(run: Run, found: Learning, tests: list[EvalRecord], losses: Floats, trained: Floats) -> str:
-    word = _WORDS.get(found.state, found.state)
-    if found.smoothed_best_index is None or found.recent is None:
+def _text(run: Run, trend: Learning, tests: list[EvalRecord], losses: Floats, trained: Floats) -> str:
+    word = _WORDS.get(trend.state, trend.state)
+    if trend.smoothed_best_index is None or trend.recent is None:
         fallen = diverged(run.summary)
-        why = found.reason if fallen is None else "the loss is not finite"
-        hint = " (--eval-every evaluates more often)" if found.evaluations < MIN_EVALUATIONS else ""
+        why = trend.reason if fallen is None else "the loss is not finite"
+        hint = " (--eval-every evaluates more often)" if trend.evaluations < MIN_EVALUATIONS else ""
         return f"{word}: {why}{hint}; test loss {digits3(tests[-1].loss)}"
-    if found.state in ("overfitting", "worsening"):
-        best = found.smoothed_best_index
+    if trend.state in ("overfitting", "worsening"):
+        best = trend.smoothed_best_index
         train = f"the training loss (means between evaluations) went from {digits3(trained[best])} to {digits3(trained[-1])}"
         return (
-            f"{word}: test loss {digits3(tests[-1].loss)}, {digits3(found.rise)} above its best around update {tests[best].step:,} "
-            f"(noise {digits3(found.noise)}), {found.evaluations - 1 - best} evaluations ago; {train}"
+            f"{word}: test loss {digits3(tests[-1].loss)}, {digits3(trend.rise)} above its best around update {tests[best].step:,} "
+            f"(noise {digits3(trend.noise)}), {trend.evaluations - 1 - best} evaluations ago; {train}"
         )
-    since = len(tests) - found.recent
+    since = len(tests) - trend.recent
     train = f"training loss {digits3(trained[since])} → {digits3(trained[-1])} (means between evaluations)"
-    verb = "fell" if (found.change or 0.0) < 0 else "rose"
-    certain = f"{verb} by {digits3(abs(found.change or 0.0))} ± {digits3(found.change_error)}"
-    over = f"over the last {found.recent} of {len(tests)} evaluations"
-    return f"{word}: test loss {digits3(tests[-1].loss)}, which {certain} {over}{_how_certain(found)}; {train}"
+    verb = "fell" if (trend.change or 0.0) < 0 else "rose"
+    certain = f"{verb} by {digits3(abs(trend.change or 0.0))} ± {digits3(trend.change_error)}"
+    over = f"over the last {trend.recent} of {len(tests)} evaluations"
+    return f"{word}: test loss {digits3(tests[-1].loss)}, which {certain} {over}{_how_certain(trend)}; {train}"
 
 
-def _how_certain(found: Learning) -> str:
-    if found.state == "unclear":
-        errors = f"{found.standard_errors or 0.0:.1f} standard errors, which may be chance"
+def _how_certain(trend: Learning) -> str:
+    if trend.state == "unclear":
+        errors = f"{trend.standard_errors or 0.0:.1f} standard errors, which may be chance"
         return f": {errors}; more updates or evaluations would show (--steps, --eval-every)"
-    certain = found.change and abs(found.change) >= CHANCE * (found.change_error or 0.0)
-    return f": less than {NOTABLE:.0%} of its total change" if found.state == "flat" and certain else ""
+    certain = trend.change and abs(trend.change) >= CHANCE * (trend.change_error or 0.0)
+    return f": less than {NOTABLE:.0%} of its total change" if trend.state == "flat" and certain else ""
 
 
 MAX_POINTS = 50  # of the learning rates in ``--json``
@@ -282,8 +278,8 @@ def training_set(run: Run) -> Answer | None:
 
 def _size_text(figures: Mapping[str, Any], *, text: bool) -> str:
     lines = figures["lines"]
-    of = f" ({count_text(lines)} lines)" if lines is not None and lines != figures["examples"] else ""
-    parts = [f"{count_text(figures['examples'])} examples{of} of {figures['name'] or 'an unnamed dataset'}"]
+    lines_text = f" ({count_text(lines)} lines)" if lines is not None and lines != figures["examples"] else ""
+    parts = [f"{count_text(figures['examples'])} examples{lines_text} of {figures['name'] or 'an unnamed dataset'}"]
     parts.append("size not recorded by the version that wrote it" if figures["bytes"] is None else bytes_text(figures["bytes"]))
     parts += [f"{count_text(number)} {'tokens' if text else 'elements'} of {column}" for column, number in figures["elements"].items()]
     if figures["epochs_trained"] is not None:
@@ -301,12 +297,12 @@ MAX_FILES_NAMED = 4
 
 def checkpoint_files(run: Run) -> Answer | None:
     """Return the newest checkpoint's files, and the number and bytes of all; None without."""
-    sizes = [(path, found) for path in _newest_first(run.path / "checkpoints") if (found := _files(path))]
+    sizes = [(path, checkpoint) for path in _newest_first(run.path / "checkpoints") if (checkpoint := _files(path))]
     if not sizes:
         return None
     newest, files = sizes[0]
     saving = (run.summary.get("checkpoints") if run.has_summary else None) or {}
-    whole, every = sum(files.values()), sum(sum(found.values()) for _, found in sizes)
+    whole, every = sum(files.values()), sum(sum(checkpoint.values()) for _, checkpoint in sizes)
     figures: dict[str, Any] = {
         "newest": newest.name,
         "files": [{"name": name, "bytes": size} for name, size in files.items()],
@@ -336,7 +332,7 @@ def _newest_first(folder: Path) -> list[Path]:
 def _files(folder: Path) -> dict[str, int]:
     try:
         with os.scandir(folder) as entries:
-            kept = [entry for entry in islice(entries, MAX_FILES) if entry.is_file(follow_symlinks=False)]
-            return dict(sorted((entry.name, entry.stat(follow_symlinks=False).st_size) for entry in kept))
+            entries_of_files = [entry for entry in islice(entries, MAX_FILES) if entry.is_file(follow_symlinks=False)]
+            return dict(sorted((entry.name, entry.stat(follow_symlinks=False).st_size) for entry in entries_of_files))
     except FileNotFoundError:
         return {}

@@ -91,8 +91,8 @@ class Validation:
 
     def of(self, backend: str, mode: str, runs: int) -> ValidationGroup | None:
         """Return the validation for a backend, a mode and a number of fitted runs, if any."""
-        asked = (backend, mode, runs)
-        return next((judged for judged in self.judged if (judged.backend, judged.mode, len(judged.fitted_on)) == asked), None)
+        key = (backend, mode, runs)
+        return next((judged for judged in self.judged if (judged.backend, judged.mode, len(judged.fitted_on)) == key), None)
 
 
 def read_validation(path: Path = VALIDATION_FILE) -> Validation:
@@ -115,7 +115,7 @@ def band_factor(judged: ValidationGroup, nodes: int, bits_per_second: float | No
 
 Scaling = Literal["weak", "strong"]
 POOR_FIT = 0.15  # error on a fitted run from which on the model is unreliable
-WORTH_SAYING = 0.05  # minimum share of the run's time between steps to be mentioned
+MIN_SHARE_BETWEEN_STEPS = 0.05  # minimum share of the run's time between steps to be mentioned
 SHORT_SECONDS = 0.1  # five periods of the kernel's CPU quota; shorter steps are distorted by more than a tenth
 MODES: dict[Topology, str] = {"ring": "sync", "ps": "async"}
 
@@ -165,7 +165,7 @@ def validation_for(fitted: Fitted, topology: Topology, validation: Validation) -
     """Return the validation for this fit; None if its nodes shared cores or differed in them."""
     if topology == "ring" and fitted.ring.exchange != "native":
         return None
-    if topology not in fitted.measured or any(run.nodes_sharing_cores > 1 for run in fitted.runs) or _unlike(fitted):
+    if topology not in fitted.measured or any(run.nodes_sharing_cores > 1 for run in fitted.runs) or _has_unequal_cores(fitted):
         return None
     mode = MODES[topology]
     runs = [run for run in fitted.runs if run.mode == mode and run.communicates]
@@ -176,36 +176,36 @@ def validation_for(fitted: Fitted, topology: Topology, validation: Validation) -
 MAX_LATENCY = 0.1  # share of the step above which there is no band: latency was never validated
 
 
-def _unlike(fitted: Fitted) -> bool:
+def _has_unequal_cores(fitted: Fitted) -> bool:
     return len(fitted.first.same["cores_per_node"]) > 1
 
 
 def _predicted(fitted: Fitted, question: Question, scaling: Scaling, nodes: int, judged: ValidationGroup | None) -> Row:
     first = fitted.first
     workers = nodes * first.procs_per_node
-    in_all = first.batch_size * workers if scaling == "weak" else first.global_batch_size
-    step, rate = _step(fitted, question, nodes, in_all)
-    _, alone = _step(fitted, question, 1, first.batch_size * first.procs_per_node if scaling == "weak" else in_all)
-    speedup = None if rate is None or alone is None else rate / alone
+    global_batch = first.batch_size * workers if scaling == "weak" else first.global_batch_size
+    step, rate = _step(fitted, question, nodes, global_batch)
+    _, single_node_rate = _step(fitted, question, 1, first.batch_size * first.procs_per_node if scaling == "weak" else global_batch)
+    speedup = None if rate is None or single_node_rate is None else rate / single_node_rate
     bits = None if question.link.bytes_per_second is None else 8 * question.link.bytes_per_second
-    at_once, _ = _step(fitted, replace(question, link=replace(question.link, latency_seconds=0.0)), nodes, in_all)
-    delayed = step is not None and at_once is not None and step.seconds - at_once.seconds > MAX_LATENCY * step.seconds
+    undelayed, _ = _step(fitted, replace(question, link=replace(question.link, latency_seconds=0.0)), nodes, global_batch)
+    delayed = step is not None and undelayed is not None and step.seconds - undelayed.seconds > MAX_LATENCY * step.seconds
     factor, doublings = (None, None) if judged is None or delayed else band_factor(judged, nodes, bits)
-    return Row(scaling, nodes, workers, math.ceil(in_all / workers), in_all, step, rate, speedup, factor, doublings, delayed)
+    return Row(scaling, nodes, workers, math.ceil(global_batch / workers), global_batch, step, rate, speedup, factor, doublings, delayed)
 
 
-def _step(fitted: Fitted, question: Question, nodes: int, in_all: float) -> tuple[Step | None, float | None]:
+def _step(fitted: Fitted, question: Question, nodes: int, global_batch: float) -> tuple[Step | None, float | None]:
     first = fitted.first
     workers = nodes * first.procs_per_node
-    if in_all < workers or _too_many(fitted, question, workers):
+    if global_batch < workers or _too_many(fitted, question, workers):
         return None, None
-    compute = fitted.compute.seconds(math.ceil(in_all / workers))  # sync steps wait for the worker with the largest slice
+    compute = fitted.compute.seconds(math.ceil(global_batch / workers))  # sync steps wait for the worker with the largest slice
     if question.topology == "ring":
         step = ring_step(compute, first.payload_bytes, workers, nodes, fitted.ring, question.link)
-        return step, in_all * step.updates_per_second
+        return step, global_batch * step.updates_per_second
     ps = min(question.ps, nodes)
     step = server_step(compute, first.payload_bytes, first.procs_per_node, nodes, ps, fitted.server, question.link)
-    return step, in_all / workers * step.updates_per_second
+    return step, global_batch / workers * step.updates_per_second
 
 
 def _too_many(fitted: Fitted, question: Question, workers: int) -> bool:
@@ -214,11 +214,19 @@ def _too_many(fitted: Fitted, question: Question, workers: int) -> bool:
 
 def remarks(fitted: Fitted, question: Question, rows: Sequence[Row]) -> list[str]:
     """Return the remarks on these predictions, most important first."""
-    checks = (_of_fit, _of_exchange, _misfit, _extrapolation, _cores, _batches, _unvalidated)
+    checks = (
+        _remark_on_fit,
+        _remark_on_exchange,
+        _remark_on_errors,
+        _remark_on_extrapolation,
+        _remark_on_cores,
+        _remark_on_batches,
+        _remark_on_validation,
+    )
     return [text for check in checks for text in check(fitted, question, rows)]
 
 
-def _of_fit(fitted: Fitted, question: Question, rows: Sequence[Row]) -> Iterator[str]:
+def _remark_on_fit(fitted: Fitted, question: Question, rows: Sequence[Row]) -> Iterator[str]:
     contended = dict.fromkeys(run.name for run in fitted.runs if run.contended)
     if contended:
         yield f"CPU contention from other programs slowed {' and '.join(contended)}: speeds may be predicted too low."
@@ -228,31 +236,31 @@ def _of_fit(fitted: Fitted, question: Question, rows: Sequence[Row]) -> Iterator
             "Add a run of two nodes for more than that."
         )
     elif question.topology not in fitted.measured:
-        wanted, found = ("sync", "async") if question.topology == "ring" else ("async", "sync")
-        yield f"No run was {wanted}: what messages cost is taken from the {found} runs. That was never judged, so there is no band."
+        wanted, fitted_mode = ("sync", "async") if question.topology == "ring" else ("async", "sync")
+        yield f"No run was {wanted}: what messages cost is taken from the {fitted_mode} runs. That was never judged, so there is no band."
 
 
-def _of_exchange(fitted: Fitted, question: Question, rows: Sequence[Row]) -> Iterator[str]:
+def _remark_on_exchange(fitted: Fitted, question: Question, rows: Sequence[Row]) -> Iterator[str]:
     if question.topology != "ring":
         return
     exchange = fitted.ring.exchange
-    others = [run.name for run in fitted.runs if run.mode == "sync" and run.communicates and run.exchange != exchange]
-    if others:
-        yield f"{' and '.join(others)}: trained with another exchange, so only what computing costs is taken from there."
+    names = [run.name for run in fitted.runs if run.mode == "sync" and run.communicates and run.exchange != exchange]
+    if names:
+        yield f"{' and '.join(names)}: trained with another exchange, so only what computing costs is taken from there."
     if exchange == "direct":
         yield "The direct exchange was never judged, so there is no band."
     lost = [row.nodes for row in rows if _too_many(fitted, question, row.workers)]
     if lost:
-        yield f"{_many(lost)}: the direct exchange is for {MAX_RANKS} workers at most."
+        yield f"{_nodes_text(lost)}: the direct exchange is for {MAX_RANKS} workers at most."
 
 
-def _misfit(fitted: Fitted, question: Question, rows: Sequence[Row]) -> Iterator[str]:
+def _remark_on_errors(fitted: Fitted, question: Question, rows: Sequence[Row]) -> Iterator[str]:
     for run in fitted.runs:
         other_exchange = question.topology == "ring" and run.exchange != fitted.ring.exchange
         if run.mode != MODES[question.topology] or not run.communicates or other_exchange:
             continue
-        own = replace(question, link=Link(run.bytes_per_second), ps=run.ps)
-        _, rate = _step(replace(fitted, runs=(run,)), own, run.nodes, run.global_batch_size)
+        run_question = replace(question, link=Link(run.bytes_per_second), ps=run.ps)
+        _, rate = _step(replace(fitted, runs=(run,)), run_question, run.nodes, run.global_batch_size)
         assert rate is not None, "a run has an example for each worker"
         error = rate / run.examples_per_second - 1
         poor = " It does not describe this run well, so do not rely on it." if abs(error) > POOR_FIT else ""
@@ -260,7 +268,7 @@ def _misfit(fitted: Fitted, question: Question, rows: Sequence[Row]) -> Iterator
         reported = run.reported_examples_per_second
         lost = 0.0 if reported is None else 1 - reported / run.examples_per_second
         between = ""
-        if lost >= WORTH_SAYING:
+        if lost >= MIN_SHARE_BETWEEN_STEPS:
             between = f" In all it made {reported:,.0f}: {lost:.0%} of its time lay between steps, and the model leaves that out."
         yield (
             f"For {run.name} {which} the model gives {rate:,.0f} examples/s while it trains; {run.examples_per_second:,.0f} were measured "
@@ -268,27 +276,27 @@ def _misfit(fitted: Fitted, question: Question, rows: Sequence[Row]) -> Iterator
         )
 
 
-def _extrapolation(fitted: Fitted, question: Question, rows: Sequence[Row]) -> Iterator[str]:
+def _remark_on_extrapolation(fitted: Fitted, question: Question, rows: Sequence[Row]) -> Iterator[str]:
     most = max(run.nodes for run in fitted.runs)
     beyond = [row.nodes for row in rows if row.step is not None and row.nodes > 2 * most]
     if beyond:
         yield (
-            f"{_many(beyond)} are an extrapolation from {most}: the model knows no stragglers, no switches that are shared and no "
+            f"{_nodes_text(beyond)} are an extrapolation from {most}: the model knows no stragglers, no switches that are shared and no "
             "failures, all of which grow with the number of nodes."
         )
     wide = [row.nodes for row in rows if row.doublings]
     if wide:
-        yield f"The band of {_many(wide)} is widened, since nothing was judged there; the rule for that is caution, not measurement."
+        yield f"The band of {_nodes_text(wide)} is widened, since nothing was judged there; the rule for that is caution, not measurement."
 
 
-def _cores(fitted: Fitted, question: Question, rows: Sequence[Row]) -> Iterator[str]:
+def _remark_on_cores(fitted: Fitted, question: Question, rows: Sequence[Row]) -> Iterator[str]:
     sharing = max(run.nodes_sharing_cores for run in fitted.runs)
     if sharing > 1:
         yield (
             f"{sharing} nodes of a fitted run shared cores, so that their steps were slower than those of nodes with their own cores: the "
             "fit is doubtful, more nodes may be slower than fewer, and there is no band. Give each node its share with --cores-per-node."
         )
-    if _unlike(fitted):
+    if _has_unequal_cores(fitted):
         limits = ", ".join(f"{cores:g}" for cores in fitted.first.same["cores_per_node"])
         yield (
             f"The nodes of the fitted runs may use different numbers of cores ({limits}). Every node that is predicted computes as the "
@@ -303,27 +311,28 @@ def _cores(fitted: Fitted, question: Question, rows: Sequence[Row]) -> Iterator[
         )
 
 
-def _batches(fitted: Fitted, question: Question, rows: Sequence[Row]) -> Iterator[str]:
+def _remark_on_batches(fitted: Fitted, question: Question, rows: Sequence[Row]) -> Iterator[str]:
     smallest, largest = min(run.half_batch_size for run in fitted.runs), max(run.batch_size for run in fitted.runs)
     outside = [row.nodes for row in rows if row.step is not None and not smallest <= row.batch_size <= largest]
     if outside:
-        yield f"Batches of {_many(outside)} lie outside the {smallest} to {largest} examples a worker that computing was measured for."
+        measured = f"the {smallest} to {largest} examples a worker that computing was measured for"
+        yield f"Batches of {_nodes_text(outside)} lie outside {measured}."
     empty = [row.nodes for row in rows if row.global_batch_size < row.workers]
     if empty:
         whole = batch_text(fitted.first.global_batch_size, fitted.first.batch_tokens)
-        yield f"{_many(empty)} would leave workers without an example of the global batch of {whole}."
+        yield f"{_nodes_text(empty)} would leave workers without an example of the global batch of {whole}."
 
 
-def _unvalidated(fitted: Fitted, question: Question, rows: Sequence[Row]) -> Iterator[str]:
+def _remark_on_validation(fitted: Fitted, question: Question, rows: Sequence[Row]) -> Iterator[str]:
     late = [row.nodes for row in rows if row.delayed]
     verb = "has" if set(late) == {1} else "have"
-    without = f" {_many(late)} {verb} no band, since it is more than a tenth of their step." if late else ""
+    without = f" {_nodes_text(late)} {verb} no band, since it is more than a tenth of their step." if late else ""
     yield f"Latency is unvalidated: not every kernel can delay packets, so no judged run had any but the machine's own.{without}"
     if question.topology == "ps" and question.ps > 1:
         yield "Several parameter servers are unvalidated: every judged run had one."
 
 
-def _many(nodes: Sequence[int]) -> str:
+def _nodes_text(nodes: Sequence[int]) -> str:
     *names, last = [str(count) for count in sorted(set(nodes))]
     listed = f"{', '.join(names)} and {last}" if names else last
     return f"{listed} node{'' if set(nodes) == {1} else 's'}"
@@ -399,7 +408,7 @@ def _table(rows: Sequence[Row]) -> Table:
 def _cells(row: Row) -> list[str]:
     if row.step is None or row.examples_per_second is None or row.speedup is None or row.efficiency is None:
         return [UNKNOWN] * 6
-    low, high = _between(row.examples_per_second, row.factor)
+    low, high = _band(row.examples_per_second, row.factor)
     band = UNKNOWN if low is None or high is None else f"{rate_text(low, '')} – {rate_text(high, '')}"
     component = row.step.limited_by
     share = f"{_LIMITS[component]} ({row.step.components[component] / row.step.seconds:.0%})"
@@ -407,7 +416,7 @@ def _cells(row: Row) -> list[str]:
     return [seconds_text(row.step.seconds), *speeds, share]
 
 
-def _between(value: float | None, factor: float | None) -> tuple[float | None, float | None]:
+def _band(value: float | None, factor: float | None) -> tuple[float | None, float | None]:
     return (None, None) if value is None or factor is None else (value / factor, value * factor)
 
 
@@ -448,11 +457,11 @@ def document(fitted: Fitted, question: Question, rows: Sequence[Row], validation
 
 
 def _row(row: Row) -> dict[str, Any]:
-    own = ("scaling", "nodes", "workers", "batch_size", "global_batch_size", "examples_per_second", "speedup", "efficiency")
+    names = ("scaling", "nodes", "workers", "batch_size", "global_batch_size", "examples_per_second", "speedup", "efficiency")
     seconds = None if row.step is None else row.step.seconds
-    bands = {"step_seconds": _between(seconds, row.factor), "examples_per_second": _between(row.examples_per_second, row.factor)}
+    bands = {"step_seconds": _band(seconds, row.factor), "examples_per_second": _band(row.examples_per_second, row.factor)}
     return {
-        **{name: getattr(row, name) for name in own},
+        **{name: getattr(row, name) for name in names},
         "step_seconds": seconds,
         **{f"{name}_{end}": value for name, band in bands.items() for end, value in zip(("low", "high"), band, strict=True)},
         "limited_by": None if row.step is None else row.step.limited_by,

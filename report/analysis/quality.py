@@ -1,16 +1,16 @@
-"""Quality of configurations: ranking, significance and divergence; agreement of the losses of runs that should train alike.
+"""Quality of configurations: ranking, significance, divergence, and agreement of losses.
 
-A value is the headline metric of the last test evaluation, averaged over sync runs of one seed, which train alike. Means are compared by
-Welch's test at 95 %; for single values the significance is unknown.
+A value is the headline metric of the last test evaluation, averaged over sync runs of one seed, which train equally. Means are compared
+by Welch's test at 95 %; for single values the significance is unknown.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import NormalDist
-from typing import Any
+from statistics import NormalDist, fmean
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,16 @@ from ..compare.ratios import CONFIDENCE, interval_of_arithmetic_mean, mean_diffe
 from ..runs.run import Run, diverged, number
 
 _SIGMAS = 1.96  # quantile of the normal distribution that bounds the middle 95 %
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
+
+
+def grouped(pairs: Iterable[tuple[Key, Item]]) -> dict[Key, list[Item]]:
+    """Group items by their keys, both in the order of `pairs`."""
+    groups: dict[Key, list[Item]] = {}
+    for key, item in pairs:
+        groups.setdefault(key, []).append(item)
+    return groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +55,13 @@ class Quality:
     undecided: bool = False  # configurations train differently without a known difference in quality: none is recommended
     kind: str = METRICS  # of the metric (`core.setting.GROUPS`)
 
-    def ranks(self, place: int) -> bool:
+    def is_ranked(self, place: int) -> bool:
         """Return whether a configuration is ranked by speed: not diverged, and in quality not worse."""
         return place not in self.diverged and (not self.leads or (place in self.judged and place not in self.worse))
 
     def mean(self, place: int) -> float | None:
         """Return the mean of a configuration's values, if any."""
-        values = self.values[place] if self.values else ()
-        return math.fsum(values) / len(values) if values else None
+        return fmean(self.values[place]) if self.values and self.values[place] else None
 
     def interval(self, place: int) -> tuple[float, float] | None:
         """Return the 95 % interval of a configuration's mean (Student's t), None for a single value."""
@@ -60,10 +69,8 @@ class Quality:
 
     def text(self, place: int, interval: str = "") -> str:
         """Return a configuration's mean as text: ``0.9500 (n = 3)``; `interval` comes before the n."""
-        mean = self.mean(place)
-        assert mean is not None
         assert self.info is not None
-        return f"{figure_text(self.info.name, mean)} ({interval}n = {len(self.values[place])})"
+        return f"{figure_text(self.info.name, fmean(self.values[place]))} ({interval}n = {len(self.values[place])})"
 
     def to_json(self, labels: Sequence[str]) -> dict[str, Any]:
         """Return a JSON object; `labels` name the configurations."""
@@ -87,7 +94,7 @@ class Quality:
         }
 
 
-def judge_quality(
+def assess_quality(
     groups: Sequence[Sequence[Run]], keys: Sequence[Hashable], comparable: Callable[[str, Sequence[int]], Sequence[int]]
 ) -> Quality:
     """Return the quality of configurations, each given by its runs."""
@@ -97,35 +104,35 @@ def judge_quality(
     info = max(dict.fromkeys(headlines), key=headlines.count, default=None)
     broken = {place: why for place in places if (why := _not_finite(groups[place], info)) is not None}
     if info is None:
-        return Quality(diverged=_with_the_same_key(broken, keys))
+        return Quality(diverged=_with_equal_keys(broken, keys))
     learnable = [all(run.metrics[:1] == (info,) and not run.summary.get("synthetic") for run in group) for group in groups]
     known = [place for place in places if learnable[place]]
     values = tuple(_values(groups[place], info) if place in known and place not in broken else () for place in places)
     trained = [place for place in known if values[place]]
     translated = bool(known) and info.name in groups[known[0]][0].translation_metrics
     kind = LOSSES if info == LOSS else TRANSLATIONS if translated else METRICS
-    alike = _of_one_measure(groups, comparable(kind, trained), translated=translated)
+    comparable_places = _with_common_measure(groups, comparable(kind, trained), translated=translated)
     idle = {place: [_not_learnt(run, info) for run in groups[place]] for place in trained}
     learnt = not trained or any(why is None for place in trained for why in idle[place])
     finals = _Finals(groups, values, info)
-    whys = {place: finals.learnt_nothing(place, alike, idle[place]) for place in alike}
+    whys = {place: finals.idle_reasons(place, comparable_places, idle[place]) for place in comparable_places}
     behind = {
         place: why[0] if len(groups[place]) == 1 else f"{len(why)} of {len(groups[place])} runs: {why[0]}"
         for place, why in whys.items()
         if why
     }
-    found = _with_the_same_key({**broken, **behind}, keys)
+    diverged_or_idle = _with_equal_keys({**broken, **behind}, keys)
     still = frozenset(place for place in trained if all(idle[place]))
-    rest = [place for place in alike if place not in found]
-    others = [place for place in places if place not in found]
+    rest = [place for place in comparable_places if place not in diverged_or_idle]
+    remaining = [place for place in places if place not in diverged_or_idle]
     open_ended = bool(trained) and learnt and not any(run.summary.get("target_reached") for group in groups for run in group)
-    differ = _train_differently([groups[place][0] for place in others])
-    undecided = open_ended and differ and len(others) > 1
-    quality = Quality(info, values, found, learnt, still, frozenset(rest), undecided=undecided, kind=kind)
-    if not (open_ended and rest and len(alike) > 1 and (differ or len(rest) == 1)):
+    differs_significantly = _train_differently([groups[place][0] for place in remaining])
+    undecided = open_ended and differs_significantly and len(remaining) > 1
+    quality = Quality(info, values, diverged_or_idle, learnt, still, frozenset(rest), undecided=undecided, kind=kind)
+    if not (open_ended and rest and len(comparable_places) > 1 and (differs_significantly or len(rest) == 1)):
         return quality
-    ordered = sorted(rest, key=finals.mean, reverse=info.better == "higher")
-    worse, unknown = finals.behind_best(ordered)
+    ordered = sorted(rest, key=lambda place: fmean(values[place]), reverse=info.better == "higher")
+    worse, unknown = finals.compare_with_best(ordered)
     return replace(quality, leads=True, best=ordered[0], worse=worse, unknown=unknown, undecided=bool(unknown))
 
 
@@ -137,64 +144,63 @@ class _Finals:
     values: Sequence[Sequence[float]]
     info: MetricInfo
 
-    def mean(self, place: int) -> float:
-        return math.fsum(self.values[place]) / len(self.values[place])
-
-    def differ(self, one: int, other: int, tests: int = 1) -> bool | None:
+    def differs_significantly(self, place_a: int, place_b: int, tests: int = 1) -> bool | None:
         """Return whether two configurations differ significantly; None if unknown."""
-        ours, theirs = self.values[one], self.values[other]
+        ours, theirs = self.values[place_a], self.values[place_b]
         difference, half = mean_difference(ours, theirs, tests)
         if half is None:
             return None
         if half == 0.0:
             if self.info.name not in SHARES_OF_EXAMPLES:
                 return None if difference else False
-            examples = min(_examples(self.groups[place][0]) for place in (one, other))
+            examples = min(_examples(self.groups[place][0]) for place in (place_a, place_b))
             sigmas = NormalDist().inv_cdf(1.0 - (1.0 - CONFIDENCE) / tests / 2)
             half = sigmas * _standard_error_of_difference(ours[0], theirs[0], examples)
         return abs(difference) > half
 
-    def behind_best(self, ordered: Sequence[int]) -> tuple[frozenset[int], frozenset[int]]:
+    def compare_with_best(self, ordered: Sequence[int]) -> tuple[frozenset[int], frozenset[int]]:
         """Return which are significantly worse than the best, and of which that is unknown."""
         repeated = next((place for place in ordered if len(self.values[place]) > 1), ordered[0])
         tests = max(1, len(ordered) * (len(ordered) - 1) // 2)
         worse, unknown = set(), set()
         for rank, place in enumerate(ordered[1:], start=1):
             ahead = {ordered[0], *([repeated] if repeated in ordered[:rank] else [])}
-            results = [self.differ(other, place, tests) for other in ahead]
+            results = [self.differs_significantly(leader, place, tests) for leader in ahead]
             if True in results:
                 worse.add(place)
             elif None in results:
                 unknown.add(place)
         return frozenset(worse), frozenset(unknown)
 
-    def learnt_nothing(self, place: int, among: Sequence[int], idle: Sequence[str | None]) -> list[str]:
+    def idle_reasons(self, place: int, among: Sequence[int], idle: Sequence[str | None]) -> list[str]:
         """Return why runs of a configuration have learnt nothing, if others are better."""
         # Shares of the test examples are tested per run (two proportions); a run more than half-way from guessing to the best has learnt.
         # For other metrics no repeat may have learnt, and another configuration or all of its runs must be better.
         suspects = [(run, why) for run, why in zip(self.groups[place], idle, strict=True) if why is not None]
         if suspects and self.info.name in SHARES_OF_EXAMPLES:
-            best = max((run for other in among for run in self.groups[other]), key=lambda run: _final(run, self.info) or 0.0)
+            best = max((run for rival in among for run in self.groups[rival]), key=lambda run: _final(run, self.info) or 0.0)
             return [why for run, why in suspects if _behind_best(run, best, self.info)]
         if not suspects or len(suspects) < len(self.groups[place]):
             return []
         mine = self.values[place]
-        for other in among:
-            theirs = self.values[other]
-            if other == place or not self.info.improves(self.mean(other), self.mean(place)):
+        for rival in among:
+            theirs = self.values[rival]
+            if rival == place or not self.info.improves(fmean(theirs), fmean(mine)):
                 continue
-            apart = min(len(mine), len(theirs)) > 1 and all(self.info.improves(one, each) for one in theirs for each in mine)
-            if apart or self.differ(other, place):
+            apart = min(len(mine), len(theirs)) > 1 and all(
+                self.info.improves(theirs_value, mine_value) for theirs_value in theirs for mine_value in mine
+            )
+            if apart or self.differs_significantly(rival, place):
                 return [why for _, why in suspects]
         return []
 
 
-def _of_one_measure(groups: Sequence[Sequence[Run]], places: Sequence[int], *, translated: bool) -> list[int]:
+def _with_common_measure(groups: Sequence[Sequence[Run]], places: Sequence[int], *, translated: bool) -> list[int]:
     keys = {"data", "digest", "test_size", *(["translation_signature"] if translated else [])}
     rules = [rule for rule in RULES if rule.key in keys]
     data = {place: tuple(rule.value(groups[place][0]) for rule in rules) for place in places}
-    found = list(data.values())
-    most = max(dict.fromkeys(found), key=found.count, default=None)
+    measures = list(data.values())
+    most = max(dict.fromkeys(measures), key=measures.count, default=None)
     return [place for place in places if data[place] == most]
 
 
@@ -208,10 +214,7 @@ def _values(group: Sequence[Run], info: MetricInfo) -> tuple[float, ...]:
         return ()
     if group[0].summary["mode"] != "sync":
         return tuple(known)
-    by_seed: dict[Any, list[float]] = {}
-    for run, value in zip(group, known, strict=True):
-        by_seed.setdefault(run.summary["seed"], []).append(value)
-    return tuple(math.fsum(own) / len(own) for own in by_seed.values())
+    return tuple(map(fmean, grouped((run.summary["seed"], value) for run, value in zip(group, known, strict=True)).values()))
 
 
 def _not_finite(group: Sequence[Run], info: MetricInfo | None) -> str | None:
@@ -255,9 +258,9 @@ def _behind_best(run: Run, best: Run, info: MetricInfo) -> bool:
     return larger - smaller > error * _SIGMAS and smaller < ((_chance(run) or 0.0) + larger) / 2
 
 
-def _standard_error_of_difference(one: float, other: float, examples: int) -> float:
-    together = min(max((one + other) / 2, 0.0), 1.0)
-    return math.sqrt(2 * together * (1 - together) / examples)
+def _standard_error_of_difference(first: float, second: float, examples: int) -> float:
+    pooled = min(max((first + second) / 2, 0.0), 1.0)
+    return math.sqrt(2 * pooled * (1 - pooled) / examples)
 
 
 def _train_differently(firsts: Sequence[Run]) -> bool:
@@ -266,9 +269,9 @@ def _train_differently(firsts: Sequence[Run]) -> bool:
     return any(len({value for run in firsts if (value := rule.value(run)) is not None}) > 1 for rule in rules)
 
 
-def _with_the_same_key(found: Mapping[int, str], keys: Sequence[Hashable]) -> dict[int, str]:
-    spoilt = {keys[place]: why for place, why in found.items()}
-    return {place: found.get(place, spoilt[key]) for place, key in enumerate(keys) if key in spoilt}
+def _with_equal_keys(reasons: Mapping[int, str], keys: Sequence[Hashable]) -> dict[int, str]:
+    spoilt = {keys[place]: why for place, why in reasons.items()}
+    return {place: reasons.get(place, spoilt[key]) for place, key in enumerate(keys) if key in spoilt}
 
 
 EQUAL_WITHIN = 1e-4  # relative difference of equal losses: the effect of other kernels and orders of summation
@@ -292,17 +295,14 @@ class LossAgreement:
 
 def loss_agreements(runs: Sequence[Run]) -> list[LossAgreement]:
     """Return how sync runs agree with the first one of equal loss settings and seed."""
-    groups: dict[tuple[Any, ...], list[Run]] = {}
-    for run in runs:
-        if run.summary["mode"] == "sync" and not _changed_course(run):
-            groups.setdefault(tuple(rule.value(run) for rule in _DECIDING), []).append(run)
-    found: list[LossAgreement] = []
-    for first, *others in groups.values():
-        held = others[: MAX_PAIRS - len(found)]
-        losses = first.step_series().loss if held else np.zeros(0, np.float32)
-        agreements = [_agreement(first.name, losses, other) for other in held]
-        found += [agreement for agreement in agreements if agreement is not None]
-    return found
+    comparable = [run for run in runs if run.summary["mode"] == "sync" and not _changed_course(run)]
+    groups = grouped((tuple(rule.value(run) for rule in _DECIDING), run) for run in comparable)
+    agreements: list[LossAgreement] = []
+    for first, *rest in groups.values():
+        compared = rest[: MAX_PAIRS - len(agreements)]
+        losses = first.step_series().loss if compared else np.zeros(0, np.float32)
+        agreements += filter(None, [_agreement(first.name, losses, run) for run in compared])
+    return agreements
 
 
 def _changed_course(run: Run) -> bool:
@@ -313,8 +313,8 @@ def _changed_course(run: Run) -> bool:
     return not batch.union(["mode"], (rule.key for rule in _DECIDING)).isdisjoint(changed_on_resume(run))
 
 
-def _agreement(name: str, mine: NDArray[np.float32], other: Run) -> LossAgreement | None:
-    theirs = other.step_series().loss
+def _agreement(name: str, mine: NDArray[np.float32], run: Run) -> LossAgreement | None:
+    theirs = run.step_series().loss
     updates = min(len(mine), len(theirs))
     if not updates:
         return None
@@ -326,6 +326,6 @@ def _agreement(name: str, mine: NDArray[np.float32], other: Run) -> LossAgreemen
     apart = np.flatnonzero(relative > EQUAL_WITHIN)
     identical, largest = bool(same.all()), float(relative.max())
     if not len(apart):
-        return LossAgreement(other.name, name, updates, identical, largest, None, None)
+        return LossAgreement(run.name, name, updates, identical, largest, None, None)
     first = int(apart[0])
-    return LossAgreement(other.name, name, updates, identical, largest, first + 1, (float(ours[first]), float(its[first])))
+    return LossAgreement(run.name, name, updates, identical, largest, first + 1, (float(ours[first]), float(its[first])))

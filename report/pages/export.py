@@ -92,14 +92,14 @@ def table_of(what: str, runs: Sequence[Run]) -> Table:
 def _steps(run: Run) -> Iterator[Cells]:
     for record in run.steps():
         count, rates = record.count, record.learning_rates
-        each = record.seconds / count if count else 0.0
+        value = record.seconds / count if count else 0.0
         group = [getattr(record, name) for name in _GROUP]
         for index, loss in enumerate(record.losses):
             yield (
                 record.step + index,
                 record.epoch,
                 record.worker,
-                record.time_seconds - each * (count - 1 - index),
+                record.time_seconds - value * (count - 1 - index),
                 loss,
                 None if not rates else rates[0] if len(rates) == 1 else rates[index],
                 None if record.staleness is None else record.staleness[index],
@@ -110,7 +110,7 @@ def _steps(run: Run) -> Iterator[Cells]:
 def _evals(runs: Sequence[Run]) -> Table:
     metrics = list(dict.fromkeys([LOSS.name, *(info.name for run in runs for info in run.metrics)]))
     before, after = _EVALS[: _EVALS.index("loss")], _EVALS[_EVALS.index("metrics") + 1 :]
-    kinds = {column.name: column for column in _of_record(EvalRecord)}
+    kinds = {column.name: column for column in _record_columns(EvalRecord)}
     columns = [_RUN, *(kinds[name] for name in before), *(Column(name, "number") for name in metrics), *(kinds[name] for name in after)]
 
     def cells(record: EvalRecord) -> Cells:
@@ -122,7 +122,7 @@ def _evals(runs: Sequence[Run]) -> Table:
 
 def _system(run: Run) -> Iterator[Cells]:
     before: dict[int, SystemRecord] = {}
-    nested = {column.name for column in _of_record(SystemRecord) if column.kind == "text"} - {"network_source"}
+    nested = {column.name for column in _record_columns(SystemRecord) if column.kind == "text"} - {"network_source"}
     for record in run.samples():
         cells = [_json(record, field.name) if field.name in nested else getattr(record, field.name) for field in fields(SystemRecord)]
         yield (*cells, *(rate_between(before.get(record.node), record, counter) for counter in _RATES))
@@ -136,20 +136,20 @@ def _json(record: SystemRecord, name: str) -> str | None:
     return None if value is None else json_text(finite_json(value))
 
 
-def _of_record(record: type[Any]) -> list[Column]:
+def _record_columns(record: type[Any]) -> list[Column]:
     types = get_type_hints(record)
     return [Column(field.name, _kind_declared(types[field.name])) for field in fields(record)]
 
 
 def _kind_declared(declared: Any) -> Kind:
-    of = set(get_args(declared)) - {type(None)} if get_origin(declared) in (Union, UnionType) else {declared}
-    return "integer" if of == {int} else "number" if of == {float} else "text"
+    types = set(get_args(declared)) - {type(None)} if get_origin(declared) in (Union, UnionType) else {declared}
+    return "integer" if types == {int} else "number" if types == {float} else "text"
 
 
 _RUN = Column("run", "text")
 _RECORDS: Mapping[str, tuple[Sequence[Column], Callable[[Run], Iterator[Cells]]]] = {
     "steps": ([Column(name, kind) for name, kind in _STEP_COLUMNS.items()], _steps),
-    "system": ([_RUN, *_of_record(SystemRecord), *(Column(f"{name}_per_second", "number") for name in _RATES)], _system),
+    "system": ([_RUN, *_record_columns(SystemRecord), *(Column(f"{name}_per_second", "number") for name in _RATES)], _system),
 }
 
 
@@ -239,11 +239,11 @@ def write_csv(table: Table, file: IO[str] | None = None) -> int:
 
 
 def _without_formulas(cells: Cells, texts: Sequence[int]) -> Cells:
-    found = [*cells]
+    escaped = [*cells]
     for index in texts:
-        if found[index] is not None:
-            found[index] = cell_text(found[index])
-    return found
+        if escaped[index] is not None:
+            escaped[index] = cell_text(escaped[index])
+    return escaped
 
 
 def _spelled(cells: Cells, numbers: Sequence[int]) -> Cells:
@@ -305,8 +305,8 @@ class Curves:
         smooth = {name: self._listed(name, values) for name, values in self.smooth.items()}
         runs = [{"run": name, "raw": self._listed(name, values), "smoothed": smooth.get(name)} for name, values in self.raw.items()]
         document = {"quantity": self.quantity, "over": self.over, "smooth": self.weight, "grid": self.grid.tolist(), "runs": runs}
-        found: dict[str, Any] = finite_json(document)
-        return found
+        plain: dict[str, Any] = finite_json(document)
+        return plain
 
     def to_csv(self) -> str:
         """Return a line per grid point: the point, and each run's value and smoothed value."""
@@ -338,23 +338,23 @@ def curves(runs: Sequence[Run], quantity: Quantity, over: Axis, *, smooth: float
     if points * len(runs) > MAX_VALUES:
         most = f"at most {MAX_VALUES // len(runs):,}" + (f" each for {len(runs):,} runs" if len(runs) > 1 else "")
         raise UsageError.of("--points", points, f"{most}; the records themselves are written by `trainer runs export`")
-    own = {run.name: _points(run, quantity, over) for run in labelled(runs)}
-    known = [x for x, _ in own.values() if len(x)]
+    points_of_run = {run.name: _points(run, quantity, over) for run in labelled(runs)}
+    known = [x for x, _ in points_of_run.values() if len(x)]
     if not known:
         raise UsageError(f"--curves: got {quantity!r}, of which none of these runs has anything recorded.")
     grid = np.linspace(min(x[0] for x in known), max(x[-1] for x in known), points)
     grid = grid if over == "seconds" else np.unique(np.round(grid))
-    inside = {name: (grid >= x[0]) & (grid <= x[-1]) if len(x) else np.zeros(len(grid), bool) for name, (x, _) in own.items()}
+    inside = {name: (grid >= x[0]) & (grid <= x[-1]) if len(x) else np.zeros(len(grid), bool) for name, (x, _) in points_of_run.items()}
     rates = quantity.endswith("_per_second")
     if rates:
-        inside = {name: _from_the_second(known) for name, known in inside.items()}
+        inside = {name: known & np.append(False, known[:-1]) for name, known in inside.items()}  # a rate needs a previous point
     shape: Callable[[Floats, Floats], Floats] = (lambda x, y: _rates(grid, x, y)) if rates else (lambda x, y: _between(grid, x, y))
-    raw = {name: shape(x, y) if len(x) else np.full(len(grid), np.nan) for name, (x, y) in own.items()}
+    raw = {name: shape(x, y) if len(x) else np.full(len(grid), np.nan) for name, (x, y) in points_of_run.items()}
     if rates:
         inside = {name: known & ~np.isnan(raw[name]) for name, known in inside.items()}
     even: dict[str, Floats] = {}
     if smooth is not None:
-        for name, (x, y) in own.items():
+        for name, (x, y) in points_of_run.items():
             even[name] = _smooth_rates(raw[name], inside[name], smooth) if rates else _between(grid, x, smoothed(y, smooth))
     return Curves(quantity, over, smooth, grid, raw, even, inside)
 
@@ -390,20 +390,14 @@ def _progress(steps: StepSeries, quantity: Quantity, over: Axis) -> tuple[Floats
 def _between(grid: Floats, x: Floats, y: Floats) -> Floats:
     if not len(x):
         return np.full(len(grid), np.nan)
-    found: Floats = np.interp(grid, x, y)
-    return found
+    values: Floats = np.interp(grid, x, y)
+    return values
 
 
 def _rates(grid: Floats, x: Floats, y: Floats) -> Floats:
     passed, done = (np.diff(np.interp(grid, x, column), prepend=np.nan) for column in y.T)
     rates: Floats = np.divide(done, passed, out=np.full(len(grid), np.nan), where=passed > MIN_SECONDS)
     return rates
-
-
-def _from_the_second(inside: Flags) -> Flags:
-    """Exclude the first point of a range: a rate needs a previous one."""
-    found: Flags = inside & np.concatenate([[False], inside[:-1]])
-    return found
 
 
 def _smooth_rates(values: Floats, inside: Flags, weight: float) -> Floats:

@@ -1,4 +1,4 @@
-"""The parts of a chart for both renderers, Plotly and matplotlib, and the lines of configurations."""
+"""The parts of a chart for Plotly and matplotlib, and the lines of configurations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..analysis.configurations import Configuration, ConfigurationSet, called, configuration_set
+from ..analysis.configurations import Configuration, ConfigurationSet, configuration_set, values_label
 from ..compare.factors import some_of
 from ..runs.cpu_starvation import contention_judged
 from ..runs.run import Run
@@ -168,22 +168,22 @@ def curve(name: str, drawn_as: Stroke, x: Floats, y: Floats, line: int, kind: Ki
     return Curve(name, drawn_as, np.asarray(x[picked], np.float64), np.where(np.isfinite(heights), heights, np.nan), line, kind)
 
 
-def band(drawn_as: Stroke, x: Floats, low: Floats, high: Floats, line: int) -> Band | None:
-    """Return the band between two curves [n] where both are finite; None if nothing is visible."""
+def visible_bands(drawn_as: Stroke, x: Floats, low: Floats, high: Floats, line: int) -> list[Band]:
+    """Return the band between two curves [n] where both are finite; none if nothing is visible."""
     known = np.isfinite(low) & np.isfinite(high)
     if np.count_nonzero(known) < 2 or not np.any(high[known] > low[known]):
-        return None
-    return Band(drawn_as, x[known], low[known], high[known], line)
+        return []
+    return [Band(drawn_as, x[known], low[known], high[known], line)]
 
 
-def keys(picture: Picture) -> list[Curve]:
+def legend_curves(picture: Picture) -> list[Curve]:
     """Return the legend's curve for each name in a picture, preferably with points."""
-    found: dict[str, Curve] = {}
+    by_name: dict[str, Curve] = {}
     for panel in picture.panels:
         for drawn in panel.curves if isinstance(panel, Panel) else ():
-            if drawn.name not in found or drawn.kind == "points":
-                found[drawn.name] = drawn
-    return list(found.values())
+            if drawn.name not in by_name or drawn.kind == "points":
+                by_name[drawn.name] = drawn
+    return list(by_name.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,9 @@ def end_labels(panel: Panel, apart: float, characters: int) -> list[EndLabel]:
             last[drawn.name] = float(drawn.x[known[-1]]), float(drawn.y[known[-1]]), drawn
     if len(last) < 2 or (len(last) - 1) * apart > 1.0:
         return []
-    drawn_heights = [each for one in panel.curves if one.kind != "faint" for each in one.y[np.isfinite(one.y)]]
+    drawn_heights = [
+        height for panel_curve in panel.curves if panel_curve.kind != "faint" for height in panel_curve.y[np.isfinite(panel_curve.y)]
+    ]
     heights = [*drawn_heights, *([] if panel.level is None else [panel.level[0]]), *([0.0] if panel.from_zero else [])]
     low, high = min(heights), panel.top or max(heights)
     if not high > low:
@@ -220,7 +222,7 @@ def end_labels(panel: Panel, apart: float, characters: int) -> list[EndLabel]:
         places.append(max([wanted, *(places[-1:] and [places[-1] + apart])]))
     for number in reversed(range(len(places))):
         places[number] = min(places[number], 1.0 - apart * (len(places) - 1 - number))
-    edge = max(float(one.x[-1]) for one in panel.curves if len(one.x))
+    edge = max(float(panel_curve.x[-1]) for panel_curve in panel.curves if len(panel_curve.x))
     texts = _short(list(last), characters)
     return [
         EndLabel(texts[name], drawn, x, y, edge, low + place * (high - low))
@@ -230,17 +232,17 @@ def end_labels(panel: Panel, apart: float, characters: int) -> list[EndLabel]:
 
 def _short(names: Sequence[str], characters: int) -> dict[str, str]:
     words = [name.split() for name in names]
-    if len({len(each) for each in words}) == 1:
+    if len({len(words_of_name) for words_of_name in words}) == 1:
         columns = [column for column in zip(*words, strict=True) if len(set(column)) > 1]
-        words = [list(each) for each in zip(*columns, strict=True)] if columns else words
-    texts = [" ".join(each).rstrip(",") for each in words]
+        words = [list(words_of_name) for words_of_name in zip(*columns, strict=True)] if columns else words
+    texts = [" ".join(words_of_name).rstrip(",") for words_of_name in words]
     half = characters // 2
     return {
         name: text if len(text) <= characters else f"{text[: half - 1]}…{text[-half:]}" for name, text in zip(names, texts, strict=True)
     }
 
 
-def kinds(marks: Sequence[Mark]) -> list[Mark]:
+def legend_marks(marks: Sequence[Mark]) -> list[Mark]:
     """Return a mark of each kind, for a legend."""
     return list({mark.kind: mark for mark in marks}.values())
 
@@ -271,7 +273,7 @@ class Lines:
     """The lines, the contended runs, and the keys of the axes that colour and dash show."""
 
     all: tuple[Line, ...]
-    left_out: tuple[Run, ...]
+    skipped: tuple[Run, ...]
     configurations: ConfigurationSet | None
     coloured: str | None = None
     dashed: str | None = None
@@ -294,67 +296,70 @@ class Lines:
     @property
     def note(self) -> str:
         """The note on repeats and CPU contention; may be empty."""
-        return " ".join(filter(None, [REPEATS if self.repeated else "", self.left_out_note]))
+        return " ".join(filter(None, [REPEATS if self.repeated else "", self.contention_note]))
 
     @property
-    def left_out_note(self) -> str:
+    def contention_note(self) -> str:
         """The note on runs with CPU contention, or with unknown contention; may be empty."""
         unjudged = [run.name for line in self.all for run in line.runs if run.has_summary and not contention_judged(run.summary)]
-        names = some_of([run.name for run in self.left_out])
-        every = len(self.left_out) == len(self.runs)
+        names = some_of([run.name for run in self.skipped])
+        every = len(self.skipped) == len(self.runs)
         void = f"Not drawn over time, because of CPU contention from other programs: {names}."
         void = "All runs had CPU contention from other programs: their speeds and times are not their own." if every else void
         unknown = f"CPU contention was not measured (run under 2 s, or no samples): {some_of(unjudged)}."
-        return " ".join([*([void] if self.left_out else []), *([unknown] if unjudged else [])])
+        return " ".join([*([void] if self.skipped else []), *([unknown] if unjudged else [])])
 
 
-def lines_of(runs: Sequence[Run]) -> Lines:
+def make_lines(runs: Sequence[Run]) -> Lines:
     """Return the lines for labelled runs; without any uncontended run, all are drawn over time."""
     ended = [run for run in runs if run.has_summary]
-    others = [run for run in runs if not run.has_summary]
-    found = configuration_set(ended) if ended else None
-    if found is None:
+    unfinished = [run for run in runs if not run.has_summary]
+    configs = configuration_set(ended) if ended else None
+    if configs is None:
         return Lines(tuple(Line(number, run.name, stroke(number), "", (run,), None, (run,)) for number, run in enumerate(runs)), (), None)
-    coloured, dashed, looks = _looks(found)
-    ordered = [(one, looks[found.place(one)]) for one in found.in_order]
-    every = sum(len(one.runs) for one in found.all)
-    void = {id(run) for run in found.disturbed} if len(found.disturbed) < every else set()
-    timed = [tuple(run for run in one.runs if id(run) not in void) for one, _ in ordered]
-    repeated = bool(found.axes) and any(len(one.runs) > 1 for one in found.all)
-    labels = [one.label if found.axes else one.row.label for one, _ in ordered] if len(runs) > 1 else [runs[0].name]
+    coloured, dashed, looks = _looks(configs)
+    ordered = [(config, looks[config.index]) for config in configs.in_order]
+    every = sum(len(config.runs) for config in configs.all)
+    contended = {id(run) for run in configs.contended_runs} if len(configs.contended_runs) < every else set()
+    timed = [tuple(run for run in config.runs if id(run) not in contended) for config, _ in ordered]
+    repeated = bool(configs.axes) and any(len(config.runs) > 1 for config in configs.all)
+    labels = [config.label if configs.axes else config.row.label for config, _ in ordered] if len(runs) > 1 else [runs[0].name]
     lines = [
-        Line(number, labels[number], drawn, part, one.runs, one, timed[number], repeated)
-        for number, (one, (drawn, part)) in enumerate(ordered)
+        Line(number, labels[number], drawn, part, config.runs, config, timed[number], repeated)
+        for number, (config, (drawn, part)) in enumerate(ordered)
     ]
     used = len(set(looks))
     part = "" if {line.part for line in lines} == {""} else "without figures"
     lines += [
         Line(len(lines) + place, run.name, Stroke(used + place, used + place), part, (run,), None, (run,))
-        for place, run in enumerate(others)
+        for place, run in enumerate(unfinished)
     ]
-    return Lines(tuple(lines), found.disturbed, found, coloured, dashed)
+    return Lines(tuple(lines), configs.contended_runs, configs, coloured, dashed)
 
 
-def _looks(found: ConfigurationSet) -> tuple[str | None, str | None, list[tuple[Stroke, str]]]:
+def _looks(configs: ConfigurationSet) -> tuple[str | None, str | None, list[tuple[Stroke, str]]]:
     """Return the axes of colour and dash, and each configuration's stroke and small multiple."""
     # Colour shows the first axis with a colour for each value (numbers have pictures of their own), dash the next, small multiples the
     # others. If two would look equal, or without axes, configurations are numbered, as many to a picture as there are colours.
-    ordered = sorted(found.axes, key=lambda axis: counts_something(found.values_of(axis)))
-    coloured = next((axis for axis in ordered if len(found.values_of(axis)) <= len(COLOURS)), None)
-    dashed = next((axis for axis in ordered if axis is not coloured and len(found.values_of(axis)) <= len(DASHES)), None)
-    rest = [axis for axis in found.axes if axis is not coloured and axis is not dashed]
-    numbers = {axis.key: {value: place for place, value in enumerate(found.values_of(axis))} for axis in (coloured, dashed) if axis}
-    looks = []
-    for one in found.all:
-        colour_and_dash = (0 if axis is None else numbers[axis.key][one.values[axis.key]] for axis in (coloured, dashed))
-        looks.append((Stroke(*colour_and_dash), called(rest, one.values) if rest else ""))
+    ordered = sorted(configs.axes, key=lambda axis: are_numbers(configs.sorted_values(axis)))
+    coloured = next((axis for axis in ordered if len(configs.sorted_values(axis)) <= len(COLOURS)), None)
+    dashed = next((axis for axis in ordered if axis is not coloured and len(configs.sorted_values(axis)) <= len(DASHES)), None)
+    rest = [axis for axis in configs.axes if axis is not coloured and axis is not dashed]
+    numbers = {axis.key: {value: place for place, value in enumerate(configs.sorted_values(axis))} for axis in (coloured, dashed) if axis}
+    looks = [
+        (
+            Stroke(*(0 if axis is None else numbers[axis.key][config.values[axis.key]] for axis in (coloured, dashed))),
+            values_label(rest, config.values) if rest else "",
+        )
+        for config in configs.all
+    ]
     if coloured is not None and len(set(looks)) == len(looks):
         return coloured.key, None if dashed is None else dashed.key, looks
-    size, count = len(COLOURS), len(found.all)
+    size, count = len(COLOURS), len(configs.all)
     parts = [f"{first + 1} to {min(first + size, count)} of {count}" for first in range(0, count, size)]
     return None, None, [(stroke(index % size), parts[index // size] if count > size else "") for index in range(count)]
 
 
-def counts_something(values: Sequence[Any]) -> bool:
+def are_numbers(values: Sequence[Any]) -> bool:
     """Return whether all values of an axis are numbers."""
     return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)

@@ -27,21 +27,21 @@ class Content:
     scripts: tuple[bytes, ...]
 
 
-def content_of(page: str) -> Content:
+def split_scripts(page: str) -> Content:
     """Separate a page from its scripts; every script tag is real, as ``<`` in texts is escaped."""
-    kept: list[str] = []
+    parts: list[str] = []
     scripts: list[bytes] = []
     at = 0
     while (start := page.find("<script", at)) >= 0:
         begin = page.index(">", start) + 1
         end = page.index("</script>", begin)
-        kept.append(page[at:start])
+        parts.append(page[at:start])
         at = end + len("</script>")
         if 'type="application/json"' in page[start:begin]:
-            kept.append(page[start:at])
+            parts.append(page[start:at])
         else:
             scripts.append(page[begin:end].encode())
-    return Content("".join([*kept, page[at:]]).encode(), tuple(scripts))
+    return Content("".join([*parts, page[at:]]).encode(), tuple(scripts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,24 +49,24 @@ class Rendered:
     """The page, if any; the runs that are not on it with the reasons; another problem, if any."""
 
     page: str | None
-    left_out: Mapping[Path, str]
+    skipped: Mapping[Path, str]
     problem: str | None = None
 
 
 def render_readable(paths: Sequence[Path]) -> Rendered:
     """Return the page of the runs. Never raises for damaged, vanished or changing files."""
-    left_out: dict[Path, str] = {}
-    kept = list(paths)
-    while kept:
-        page, problem = _attempt(kept)
+    skipped: dict[Path, str] = {}
+    shown = list(paths)
+    while shown:
+        page, problem = _attempt(shown)
         if page is not None:
-            return Rendered(page, left_out)
-        found = _culprits(kept, problem)
-        if not found:
-            return Rendered(None, left_out, problem)
-        left_out |= found
-        kept = [path for path in kept if path not in found]
-    return Rendered(None, left_out)
+            return Rendered(page, skipped)
+        culprits = _culprits(shown, problem)
+        if not culprits:
+            return Rendered(None, skipped, problem)
+        skipped |= culprits
+        shown = [path for path in shown if path not in culprits]
+    return Rendered(None, skipped)
 
 
 def _attempt(paths: Sequence[Path]) -> tuple[str | None, str]:
@@ -74,19 +74,19 @@ def _attempt(paths: Sequence[Path]) -> tuple[str | None, str]:
         return render(started_runs([Run(path) for path in paths])), ""
     except TrainerError as error:
         return None, str(error)
-    except Exception as error:  # noqa: BLE001 — of files that change or vanish while they are read; told on the page, which goes on
+    except Exception as error:  # noqa: BLE001 — of files that change or vanish while they are read; shown on the page, which stays up
         return None, raised(error)
 
 
 def _culprits(paths: Sequence[Path], problem: str) -> dict[Path, str]:
     if len(paths) == 1:
         return {paths[0]: problem}
-    found: dict[Path, str] = {}
+    culprits: dict[Path, str] = {}
     for half in (paths[: len(paths) // 2], paths[len(paths) // 2 :]):
         page, problem = _attempt(half)
         if page is None:
-            found |= _culprits(half, problem)
-    return found
+            culprits |= _culprits(half, problem)
+    return culprits
 
 
 RECORDS = (
@@ -142,7 +142,7 @@ class FollowedRuns:
         return Standing(runs, at_work, tuple(notes))
 
     def _paths(self) -> tuple[list[Path], list[str]]:
-        found: dict[str, Path] = {}
+        by_real_path: dict[str, Path] = {}
         notes = []
         for place in self._places:
             try:
@@ -154,8 +154,8 @@ class FollowedRuns:
                 what = "there is no run in it yet" if os.path.isdir(place) else "the folder is no longer there"
                 notes.append(f"{one_line(str(place))}: {what}")
             for path in paths:
-                found.setdefault(os.path.realpath(path), path)
-        return list(found.values()), notes
+                by_real_path.setdefault(os.path.realpath(path), path)
+        return list(by_real_path.values()), notes
 
     def _state(self, path: Path, status: FileStamp, job: FileStamp) -> tuple[str | None, str]:
         if status is None:
@@ -175,15 +175,15 @@ class FollowedRuns:
 
 def _file_stamp(path: Path) -> FileStamp:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:  # usually missing; the reader of the file reports other errors
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 LOOK_SECONDS = 2.0  # between two looks at the files
 MIN_PAUSE_SECONDS = 2.0  # between two renderings
-CPU_SHARE = 0.25  # maximum share of one core for all renderings, kept by the pause after each
+CPU_SHARE = 0.25  # maximum share of one core for all renderings, limited by the pause after each
 ASKED_SECONDS = 10.0  # a page not requested for so long is no longer updated
 
 
@@ -206,7 +206,7 @@ class Refresher:
         self.published = Published()
         self._followed, self._report = followed, report
         self._rendered: Mapping[Path, Stamp] = {}
-        self._left_out: dict[Path, tuple[Stamp, str]] = {}
+        self._skipped: dict[Path, tuple[Stamp, str]] = {}
         self._problem: str | None = None
         self._next_at = self._asked_at = time.monotonic()
         self._awake = threading.Event()
@@ -231,10 +231,10 @@ class Refresher:
         """Look at the runs, and render their page if it has changed and the pause is over."""
         looked_at = time.time()
         standing = self._followed.look()
-        for path, (stamp, _) in list(self._left_out.items()):
+        for path, (stamp, _) in list(self._skipped.items()):
             if standing.runs.get(path) != stamp:
-                del self._left_out[path]  # it has changed, and may be readable
-        wanted = {path: stamp for path, stamp in standing.runs.items() if path not in self._left_out}
+                del self._skipped[path]  # it has changed, and may be readable
+        wanted = {path: stamp for path, stamp in standing.runs.items() if path not in self._skipped}
         current = list(wanted.items()) == list(self._rendered.items())
         if not current and time.monotonic() >= self._next_at:
             self._render(wanted)
@@ -244,19 +244,19 @@ class Refresher:
     def _render(self, wanted: Mapping[Path, Stamp]) -> None:
         began, cpu_began = time.monotonic(), time.thread_time()
         rendered = render_readable(list(wanted))
-        self._left_out |= {path: (wanted[path], problem) for path, problem in rendered.left_out.items()}
+        self._skipped |= {path: (wanted[path], problem) for path, problem in rendered.skipped.items()}
         self._problem = rendered.problem
         if rendered.page is not None:
-            self.published = replace(self.published, version=self.published.version + 1, content=content_of(rendered.page))
-        self._rendered = {path: stamp for path, stamp in wanted.items() if path not in rendered.left_out}
+            self.published = replace(self.published, version=self.published.version + 1, content=split_scripts(rendered.page))
+        self._rendered = {path: stamp for path, stamp in wanted.items() if path not in rendered.skipped}
         cpu_seconds = time.thread_time() - cpu_began
         ended = time.monotonic()
         self._next_at = ended + max(MIN_PAUSE_SECONDS, ended - began, cpu_seconds / CPU_SHARE - cpu_seconds)
 
     def _publish(self, standing: Standing, read_at: float | None) -> None:
-        left_out = [f"{one_line(path.name)} is skipped: {one_line(problem)}" for path, (_, problem) in self._left_out.items()]
+        skipped = [f"{one_line(path.name)} is skipped: {one_line(problem)}" for path, (_, problem) in self._skipped.items()]
         problem = [] if self._problem is None else [f"the page could not be updated: {one_line(self._problem)}"]
-        notes = (*standing.notes, *left_out, *problem)
+        notes = (*standing.notes, *skipped, *problem)
         for text in notes:
             if text not in self.published.notes:
                 with suppress(OSError):  # standard error is closed; the page has it too

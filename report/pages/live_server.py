@@ -14,8 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields
 from http import HTTPStatus
 from pathlib import Path
-from types import TracebackType
-from typing import NoReturn, Self
+from typing import NoReturn
 from urllib.parse import parse_qsl, urlsplit
 
 from ...core.listener import AuthenticatingListener, Exchange
@@ -62,16 +61,16 @@ def read_head(connection: socket.socket) -> bytes | None:
 def parse_request(head: bytes, hosts: Collection[str], token: str) -> str:
     """Return the path. Raises RefusedRequestError without token or for other hosts (rebinding)."""
     first, *lines = head.decode("latin-1").split("\r\n")
-    found = _REQUEST_LINE.fullmatch(first)
+    request = _REQUEST_LINE.fullmatch(first)
     headers = [_HEADER.fullmatch(line) for line in lines]
-    if found is None or None in headers:
+    if request is None or None in headers:
         raise RefusedRequestError(HTTPStatus.BAD_REQUEST, "this is no request of HTTP/1.1")
-    given = [header[2].strip(" \t").lower() for header in headers if header is not None and header[1].lower() == "host"]
-    if len(given) != 1 or given[0] not in hosts:
+    requested_hosts = [header[2].strip(" \t").lower() for header in headers if header is not None and header[1].lower() == "host"]
+    if len(requested_hosts) != 1 or requested_hosts[0] not in hosts:
         raise RefusedRequestError(HTTPStatus.MISDIRECTED_REQUEST, f"this is {' or '.join(sorted(hosts))} alone")
-    if found[1] != "GET":
+    if request[1] != "GET":
         raise RefusedRequestError(HTTPStatus.METHOD_NOT_ALLOWED, "GET alone")
-    return _path_with_token(found[2], token)
+    return _path_with_token(request[2], token)
 
 
 def _path_with_token(target: str, token: str) -> str:
@@ -89,28 +88,22 @@ def _path_with_token(target: str, token: str) -> str:
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
-class Site:
-    """Finds the documents of a live page; each request keeps the refresher active."""
-
-    def __init__(self, refresher: Refresher) -> None:
-        self._refresher = refresher
-        self._frame = (_TEMPLATES / "live.html").read_bytes()
-        self._script = (_TEMPLATES / "live.js").read_bytes()
-
-    def find(self, path: str, token: str) -> Document | None:
-        """Return the document at a path, if there is one (yet)."""
-        self._refresher.ask()
-        published = self._refresher.published
-        state = {field.name: getattr(published, field.name) for field in fields(published) if field.name != "content"}
-        scripts: Sequence[bytes] = ()
-        documents = {"/": Document("text/html", self._frame.replace(b"{token}", token.encode()))}
-        if published.content is not None:
-            scripts = published.content.scripts
-            documents["/page"] = Document("text/html", published.content.document)
-        for name, script in {"live": self._script, **{f"script-{number}": script for number, script in enumerate(scripts)}}.items():
-            documents[f"/{name}.js"] = Document("text/javascript", script)
-        documents["/state"] = Document("application/json", json.dumps({**state, "scripts": len(scripts)}).encode())
-        return documents.get(path)
+def find_document(refresher: Refresher, path: str, token: str) -> Document | None:
+    """Return the document of the live page at a path, if any, and record the request."""
+    refresher.ask()
+    published = refresher.published
+    state = {field.name: getattr(published, field.name) for field in fields(published) if field.name != "content"}
+    scripts: Sequence[bytes] = ()
+    documents = {
+        "/": Document("text/html", (_TEMPLATES / "live.html").read_bytes().replace(b"{token}", token.encode())),
+        "/live.js": Document("text/javascript", (_TEMPLATES / "live.js").read_bytes()),
+    }
+    if published.content is not None:
+        scripts = published.content.scripts
+        documents["/page"] = Document("text/html", published.content.document)
+    documents |= {f"/script-{number}.js": Document("text/javascript", script) for number, script in enumerate(scripts)}
+    documents["/state"] = Document("application/json", json.dumps({**state, "scripts": len(scripts)}).encode())
+    return documents.get(path)
 
 
 MAX_ANSWERS = 32  # concurrent, each with a thread; a browser asks for two or three
@@ -153,13 +146,7 @@ class LocalServer:
 
     def start(self) -> None:
         """Start answering."""
-        self._listener = AuthenticatingListener(self._listening, self._hear, self._answer, self._report)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+        self._listener = AuthenticatingListener(self._listening, self._read_request, self._answer, self._report)
 
     def close(self) -> None:
         """Stop listening, and abort current answers; idempotent."""
@@ -173,14 +160,14 @@ class LocalServer:
                 with contextlib.suppress(OSError):  # the peer closed it first
                     connection.shutdown(socket.SHUT_RDWR)
 
-    def _hear(self, exchange: Exchange) -> tuple[socket.socket, Document | None]:
+    def _read_request(self, exchange: Exchange) -> tuple[socket.socket, Document | None]:
         connection = exchange.connection
         try:
             head = read_head(connection)
             if head is None:
                 return connection, None
-            found = self._find(parse_request(head, self._hosts, self.token))
-            if found is None:
+            document = self._find(parse_request(head, self._hosts, self.token))
+            if document is None:
                 raise RefusedRequestError(HTTPStatus.NOT_FOUND, "there is nothing at this address")
         except RefusedRequestError as refusal:
             with contextlib.suppress(OSError):  # the peer has gone, or takes nothing
@@ -188,10 +175,10 @@ class LocalServer:
             return connection, None
         except ConnectionError:  # the peer has gone before its request
             return connection, None
-        return connection, found
+        return connection, document
 
-    def _answer(self, heard: tuple[socket.socket, Document | None], host: str) -> None:
-        connection, document = heard
+    def _answer(self, request: tuple[socket.socket, Document | None], host: str) -> None:
+        connection, document = request
         with connection:
             if document is None:
                 return
@@ -246,8 +233,7 @@ def _refuse(connection: socket.socket, refusal: RefusedRequestError) -> None:
 def serve(places: Sequence[Path], announce: Callable[[str], None], report: Callable[[str], None], check: Callable[[], None]) -> NoReturn:
     """Serve the page of `places` until `check` raises; signals can interrupt this thread."""
     refresher = Refresher(FollowedRuns(places), report)
-    site = Site(refresher)
-    with LocalServer(lambda path: site.find(path, server.token), report) as server:
+    with contextlib.closing(LocalServer(lambda path: find_document(refresher, path, server.token), report)) as server:
         announce(server.address)
         server.start()
         refresher.follow(check)

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -25,11 +26,11 @@ from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
 from ...core.console import note, shown
 from ...core.drafts import replacing
 from ...core.errors import UsageError
-from .figure import INK, Bars, Curve, Dots, Panel, Picture, colour, dash, end_labels, keys, kinds, marker
+from .figure import INK, Bars, Curve, Dots, Panel, Picture, colour, dash, end_labels, legend_curves, legend_marks, marker
 
 Format = Literal["png", "svg", "pdf"]
 FORMATS: tuple[str, ...] = get_args(Format)
-_MADE_BY = "crosstrain: trainer plot"  # to recognise our own files; without a date, for identical bytes
+_MADE_BY = "crosstrain: trainer plot"  # to recognise earlier figures; without a date, for identical bytes
 _METADATA: Mapping[str, Mapping[str, Any]] = {
     "png": {"Software": _MADE_BY},
     "svg": {"Creator": _MADE_BY, "Date": None},
@@ -68,20 +69,6 @@ class Look:
         """Text size relative to 9 points."""
         return self.font_points / 9.0
 
-    @property
-    def longest_line(self) -> int:
-        """Maximum characters in a line of a legend entry."""
-        return max(8, int((self.width_inches / self.scale - _HANDLE_INCHES) / _CHARACTER_INCHES))
-
-    @property
-    def label_characters(self) -> int:
-        """Maximum characters in a line of a bar's label, which leaves most of the width to the bars."""
-        return max(8, min(_LABEL_CHARACTERS, int(0.4 * self.width_inches / self.scale / _CHARACTER_INCHES)))
-
-    def panels_abreast(self, panels: int) -> int:
-        """Return how many panels fit side by side."""
-        return max(1, min(panels, int(self.width_inches / self.scale / 2.8)))
-
 
 def write_figures(pictures: Sequence[Picture], folder: Path, image: Format, look: Look | None = None) -> list[Path]:
     """Write each picture as ``NAME.FORMAT``. Raises UsageError, first, if a file is not ours."""
@@ -95,20 +82,17 @@ def write_figures(pictures: Sequence[Picture], folder: Path, image: Format, look
     except OSError as error:
         raise UsageError(f"--output: {str(folder)!r} cannot hold figures ({error.strerror}). Give another folder.") from error
     if missing := frozenset[str]().union(*drawn):
-        note(lacking_text(missing))
+        note(missing_characters_text(missing))
     return paths
 
 
 def _file_names(pictures: Sequence[Picture]) -> list[str]:
-    found: list[str] = []
+    names: list[str] = []
     for picture in pictures:
-        name = numbered = re.sub(r"[^\w.-]+", "_", picture.name)[:_MAX_NAME]
-        number = 1
-        while numbered in found:
-            number += 1
-            numbered = f"{name}-{number}"
-        found.append(numbered)
-    return found
+        name = re.sub(r"[^\w.-]+", "_", picture.name)[:_MAX_NAME]
+        numbered = chain([name], (f"{name}-{number}" for number in count(2)))
+        names.append(next(candidate for candidate in numbered if candidate not in names))
+    return names
 
 
 def _write(picture: Picture, path: Path, image: Format, look: Look) -> frozenset[str]:
@@ -116,10 +100,10 @@ def _write(picture: Picture, path: Path, image: Format, look: Look) -> frozenset
         warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")  # the caller reports it once for all figures
         figure = _draw(picture, look)
         families = list(matplotlib.rcParams["font.family"])
-        missing = lacking(figure, families)
-        if missing and (others := families_for(missing)):
-            families += others
-            missing = lacking(figure, families)
+        missing = missing_characters(figure, families)
+        if missing and (fallbacks := families_for(missing)):
+            families += fallbacks
+            missing = missing_characters(figure, families)
             matplotlib.rcParams["font.family"] = families
             figure = _draw(picture, look)
         with replacing(path) as draft:
@@ -131,29 +115,29 @@ def _draw(picture: Picture, look: Look) -> Figure:
     bars = [panel for panel in picture.panels if isinstance(panel, Bars)]
     if bars:
         return _bars(picture, bars, look)
-    count = len(picture.panels)
-    columns = 1 if picture.stacked else look.panels_abreast(count)
-    rows = -(-count // columns)
+    panels = len(picture.panels)
+    columns = 1 if picture.stacked else max(1, min(panels, int(look.width_inches / look.scale / 2.8)))
+    rows = -(-panels // columns)
     panel_inches = _STRIP_INCHES if picture.stacked else min(_PANEL_INCHES, 0.9 * look.width_inches / look.scale / columns)
     handles = _key(picture, look)
     labels = [str(handle.get_label()) for handle in handles]
     abreast, deep = _abreast(labels, look), max((label.count("\n") + 1 for label in labels), default=1)
     dots = [len(panel.rows) for panel in picture.panels if isinstance(panel, Dots)]
-    panel_inches = max([panel_inches, *(0.9 + _DOTS_INCHES * count for count in dots)])
+    panel_inches = max([panel_inches, *(0.9 + _DOTS_INCHES * dot_rows for dot_rows in dots)])
     height = rows * panel_inches + (0.8 if picture.stacked else 0.0) + 0.2 * deep * -(-len(handles) // abreast)
     figure = Figure(figsize=(look.width_inches, look.scale * height), layout="constrained")
     figure.suptitle(_plain(picture.title))
     axes = figure.subplots(rows, columns, sharex=picture.stacked, squeeze=False).ravel()
     for place, (axis, panel) in enumerate(zip(axes, picture.panels, strict=False)):
         if isinstance(panel, Panel):
-            _panel(axis, panel, picture, last=not picture.stacked or place == count - 1)
+            _panel(axis, panel, picture, last=not picture.stacked or place == panels - 1)
             if not picture.stacked:
                 _end_labels(axis, panel, look, panel_inches, look.width_inches / look.scale / columns)
-            if not picture.stacked and count > 2:
+            if not picture.stacked and panels > 2:
                 axis.set_title(_plain(panel.title), fontsize=look.font_points)
         elif isinstance(panel, Dots):
             _dots(axis, panel, look)
-    for axis in axes[count:]:
+    for axis in axes[panels:]:
         axis.set_axis_off()
     figure.legend(handles=handles, loc="outside lower center", ncols=abreast, frameon=False)
     return figure
@@ -242,10 +226,10 @@ def _points(drawn: Curve, *, several: bool) -> dict[str, Any]:
     if drawn.kind != "points" and not (drawn.kind == "line" and several and drawn.stroke.colour >= 0):
         return {}
     shape = marker(drawn.stroke)
-    found: dict[str, Any] = {"marker": _MARKERS[shape.removesuffix("-open")], "markersize": 4.0}
+    style: dict[str, Any] = {"marker": _MARKERS[shape.removesuffix("-open")], "markersize": 4.0}
     if shape.endswith("-open"):
-        found["markerfacecolor"] = "white"
-    return found if drawn.kind == "points" else {**found, "markevery": (_MARKER_EVERY * (drawn.line % 5) / 5, _MARKER_EVERY)}
+        style["markerfacecolor"] = "white"
+    return style if drawn.kind == "points" else {**style, "markevery": (_MARKER_EVERY * (drawn.line % 5) / 5, _MARKER_EVERY)}
 
 
 def _pattern(lengths: Sequence[float]) -> Any:
@@ -253,14 +237,22 @@ def _pattern(lengths: Sequence[float]) -> Any:
 
 
 def _key(picture: Picture, look: Look) -> list[Line2D]:
-    curves, shown = [], keys(picture)
-    for drawn in shown:
-        label = _plain(textwrap.fill(drawn.name, look.longest_line))
-        look_of: dict[str, Any] = {"color": colour(drawn.stroke.colour), "linestyle": _pattern(dash(drawn.stroke.dash)), "linewidth": 1.6}
-        curves.append(Line2D([], [], label=label, **look_of, **{**_points(drawn, several=len(shown) > 1), "markevery": None}))
-    for mark in kinds(picture.marks):
-        curves.append(Line2D([], [], color=mark.colour, linestyle=_pattern(mark.dash), linewidth=0.8, label=mark.kind))
-    return curves
+    curves = legend_curves(picture)
+    longest_line = max(8, int((look.width_inches / look.scale - _HANDLE_INCHES) / _CHARACTER_INCHES))
+    lines = [
+        Line2D(
+            [],
+            [],
+            label=_plain(textwrap.fill(drawn.name, longest_line)),
+            color=colour(drawn.stroke.colour),
+            linestyle=_pattern(dash(drawn.stroke.dash)),
+            linewidth=1.6,
+            **{**_points(drawn, several=len(curves) > 1), "markevery": None},
+        )
+        for drawn in curves
+    ]
+    marks = legend_marks(picture.marks)
+    return lines + [Line2D([], [], color=mark.colour, linestyle=_pattern(mark.dash), linewidth=0.8, label=mark.kind) for mark in marks]
 
 
 def _plain(name: str) -> str:
@@ -281,7 +273,8 @@ def _bars(picture: Picture, panels: Sequence[Bars], look: Look) -> Figure:
 
 
 def _wrapped(label: str, look: Look) -> str:
-    return textwrap.fill(re.sub(r" (?=[^()]*\))", "\u00a0", label), look.label_characters)
+    most = int(0.4 * look.width_inches / look.scale / _CHARACTER_INCHES)  # leaves most of the width to the bars
+    return textwrap.fill(re.sub(r" (?=[^()]*\))", "\u00a0", label), max(8, min(_LABEL_CHARACTERS, most)))
 
 
 def _bar_panel(part: SubFigure, panel: Bars, look: Look) -> None:
@@ -311,7 +304,7 @@ _NOT_FOR_NAMES = ("last resort", "stixnon", "stixsize", "cmb10", "cmex10", "cmmi
 _SHOWN = 12
 
 
-def lacking(figure: Figure, families: Collection[str]) -> frozenset[str]:
+def missing_characters(figure: Figure, families: Collection[str]) -> frozenset[str]:
     """Return the visible characters of a figure that none of the font `families` has."""
     used = {character for text in figure.findobj(Text) for character in text.get_text() if not character.isspace()}
     known = frozenset[int]().union(*(_characters(findfont(FontProperties(family=[family]))) for family in families))
@@ -325,14 +318,14 @@ def families_for(characters: Collection[str]) -> list[str]:
     for font in _candidates():
         if not missing:
             break
-        found = missing & _characters(font.fname)
-        if found:
+        covered = missing & _characters(font.fname)
+        if covered:
             chosen.append(font.name)
-            missing -= found
+            missing -= covered
     return chosen
 
 
-def lacking_text(characters: Collection[str]) -> str:
+def missing_characters_text(characters: Collection[str]) -> str:
     """Return the note on missing characters, with the fix."""
     some = "".join(sorted(characters)[:_SHOWN])
     more = f"… ({len(characters)} characters)" if len(characters) > _SHOWN else ""

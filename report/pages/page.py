@@ -21,17 +21,17 @@ from ...core.errors import UsageError
 from ...records.text import UNKNOWN, bytes_text, code_text, count_text, instructions_text, number_text
 from ..analysis.advice import advise
 from ..analysis.conclusion import conclude
-from ..analysis.explanation_text import HEADER as EXPLAINED
-from ..analysis.explanation_text import answers, explain_several, headline, notes
+from ..analysis.diagnosis import diagnose
+from ..analysis.diagnosis_text import HEADER as DIAGNOSIS_HEADER
+from ..analysis.diagnosis_text import answers, explain_several, headline, notes
 from ..analysis.sentences import QUESTION
 from ..analysis.sentences import told as sentences
-from ..analysis.verdict import explain
 from ..compare.cells import holds_figures
 from ..compare.comparison import compare_runs
 from ..compare.comparison_tables import ComparisonTable, above, below, default_tables
 from ..compare.run_tables import SYNTHETIC
 from ..runs.run import Run, as_recorded, config_text, lost_updates, repeat_command
-from .figure import REPEATS, Bars, Lines, Picture, Stroke, colour, dash, keys, kinds, lines_of, marker
+from .figure import REPEATS, Bars, Picture, Stroke, colour, dash, legend_curves, legend_marks, make_lines, marker
 from .pictures import pictures
 from .plotly_renderer import plots
 
@@ -39,7 +39,7 @@ SETTINGS = ("run", "state", "backend", "mode", "model", "data", "precision", "no
 ENVIRONMENT = ("node", "host", "processor", "cores available", "memory", "kernel", "Python", "packages", "GPUs")
 
 
-def described(run: Run) -> dict[str, Any]:
+def describe_run(run: Run) -> dict[str, Any]:
     """Return a run's values in the page's template."""
     segments = run.job.get("segments") or [{"command": run.job.get("command") or ()}]
     return {
@@ -52,7 +52,7 @@ def described(run: Run) -> dict[str, Any]:
         "settings": _settings(run),
         "started": _when(segments[0].get("started_at")),
         "path": str(run.path.resolve()),
-        **_explanation_of(run),
+        **_diagnosis_of_run(run),
         "environment": [_node(number, node) for number, node in enumerate(run.nodes)],
         "code": code_text(run.code),
         "segments": [shlex.join(map(str, segment.get("command") or ())) for segment in segments],
@@ -83,13 +83,13 @@ def _settings(run: Run) -> list[str]:
     return [job["backend"], job["mode"], job["model"], data, precision, count_text(nodes), count_text(workers), servers, batch]
 
 
-def _explanation_of(run: Run) -> dict[str, Any]:
+def _diagnosis_of_run(run: Run) -> dict[str, Any]:
     if not run.has_summary and next(run.steps(), None) is None:
         return {"verdict": None, "questions": []}
     known = as_recorded(run)
-    explanation = explain(known)
-    verdict = {"text": headline(explanation), "notes": notes(explanation), "advice": [entry.sentence for entry in advise(explanation)]}
-    return {"verdict": verdict, "questions": [(answer.question, answer.text) for answer in answers(known, explanation)]}
+    diagnosis = diagnose(known)
+    verdict = {"text": headline(diagnosis), "notes": notes(diagnosis), "advice": [entry.sentence for entry in advise(diagnosis)]}
+    return {"verdict": verdict, "questions": [(answer.question, answer.text) for answer in answers(known, diagnosis)]}
 
 
 def _node(number: int, node: Mapping[str, Any]) -> list[str]:
@@ -109,7 +109,7 @@ def _node(number: int, node: Mapping[str, Any]) -> list[str]:
     ]
 
 
-MADE_BY = "crosstrain: trainer report"  # at the top of every page, to recognise our own reports
+MADE_BY = "crosstrain: trainer report"  # at the top of every page, to recognise earlier reports
 _MARK_WITHIN = 2000  # characters from the beginning
 _TEMPLATES = Path(__file__).parent / "templates"
 _MARKER_PATHS = {
@@ -149,9 +149,9 @@ def _check(path: Path) -> None:
 
 def render(runs: Sequence[Run]) -> str:
     """Return the page. Raises DamagedRunError for unreadable records."""
-    lines = lines_of(runs)
+    lines = make_lines(runs)
     known = frozenset((line.label, line.stroke) for line in lines.all if len(lines.all) > 1)
-    drawn = [replace(one, note=one.note.replace(REPEATS, "").strip()) for one in pictures(runs, lines)]  # shown above all
+    drawn = [replace(picture, note=picture.note.replace(REPEATS, "").strip()) for picture in pictures(runs, lines)]  # shown above all
     shown = [_picture(number, picture, known) for number, picture in enumerate(drawn)]
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
@@ -162,26 +162,25 @@ def render(runs: Sequence[Run]) -> str:
         lstrip_blocks=True,
     )
     environment.globals.update(colour=colour, dash=dash, marker=marker, marker_paths=_MARKER_PATHS)
-    told = [described(run) for run in runs]
-    environment_right = _right([row for run in told for row in run["environment"]] or [ENVIRONMENT])
+    descriptions = [describe_run(run) for run in runs]
+    environment_right = _are_figures([row for run in descriptions for row in run["environment"]] or [ENVIRONMENT])
     environment.globals.update(environment=ENVIRONMENT, environment_right=environment_right)
     ended = [run for run in runs if run.has_summary]
     concluded = conclude(ended) if len(ended) > 1 else None
     conclusion = sentences(concluded) if concluded is not None and concluded.concludes else None
     return environment.get_template("report.html").render(
-        title=_title(runs, lines),
         made_by=MADE_BY,
         version=version("crosstrain"),
-        sections=_sections(runs, conclusion is not None),
         question=QUESTION,
         conclusion=conclusion,
-        warnings=_warnings(told),
+        synthetic=SYNTHETIC,
         settings=SETTINGS,
-        settings_right=_right([[run["label"], run["state"], *run["settings"]] for run in told]),
-        runs=told,
+        settings_right=_are_figures([[run["label"], run["state"], *run["settings"]] for run in descriptions]),
+        runs=descriptions,
         lines=lines.all,
         lines_note=REPEATS if lines.repeated else "",
-        explained=_explained(ended),
+        explained=explain_several(ended) if len(ended) > 1 else None,
+        explained_header=DIAGNOSIS_HEADER,
         **_compared(ended),
         pictures=shown,
         plots=[plot for picture in shown for plot in picture["plots"]],
@@ -191,39 +190,12 @@ def render(runs: Sequence[Run]) -> str:
     )
 
 
-def _title(runs: Sequence[Run], lines: Lines) -> str:
-    if len(runs) == 1:
-        return f"Run {runs[0].label}"
-    return f"{len(runs)} runs compared" + (f", {len(lines.all)} configurations" if len(lines.all) < len(runs) else "")
-
-
-def _sections(runs: Sequence[Run], concludes: bool) -> list[tuple[str, str]]:
-    first = [(f"run-{runs[0].number}", "Bottleneck")] if len(runs) == 1 else []
-    first += [("conclusion", QUESTION)] if concludes else []
-    return [*first, ("plots-heading", "Plots"), ("figures", "Metrics"), ("runs", "Settings"), ("each", "Each run")]
-
-
-_MAX_WARNINGS = 5
-
-
-def _warnings(told: Sequence[Mapping[str, Any]]) -> list[str]:
-    found = []
-    failed = [run for run in told if run["state"] != "succeeded"]
-    for run in failed[:_MAX_WARNINGS]:
-        cause = f" ({run['cause']})" if run["cause"] else ""
-        found.append(f"{run['label']}: {run['state']}{cause}. What is shown of it is what was recorded until then.")
-    if len(failed) > _MAX_WARNINGS:
-        found.append(f"{len(failed) - _MAX_WARNINGS} more runs have not succeeded; see their settings.")
-    found += [f"{run['lost']}." for run in told if run["lost"]]
-    return [*found, SYNTHETIC] if any(run["synthetic"] for run in told) else found
-
-
 def _shown(value: Any) -> Any:
     """Escape what is invisible in a text, unless it is a part of the page itself."""
     return shown(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
-def _right(rows: Sequence[Sequence[str]]) -> list[bool]:
+def _are_figures(rows: Sequence[Sequence[str]]) -> list[bool]:
     return [index > 0 and holds_figures(column, False) for index, column in enumerate(zip(*rows, strict=True))]
 
 
@@ -236,26 +208,14 @@ def _compared(ended: Sequence[Run]) -> dict[str, Any]:
     return {"above": _nested(above(comparison)), "blocks": blocks, "below": below(comparison)}
 
 
-def _explained(ended: Sequence[Run]) -> dict[str, Any] | None:
-    if len(ended) < 2:
-        return None
-    found = explain_several(ended)
-    return {
-        "header": EXPLAINED,
-        "rows": found.rows,
-        "right": [False, True, False],
-        "changes": [change.sentence for change in found.changes],
-    }
-
-
 def _nested(lines: Sequence[str]) -> list[tuple[str, list[str]]]:
-    found: list[tuple[str, list[str]]] = []
+    nested: list[tuple[str, list[str]]] = []
     for line in lines:
-        if line.startswith(" ") and found:
-            found[-1][1].append(line.strip())
+        if line.startswith(" ") and nested:
+            nested[-1][1].append(line.strip())
         else:
-            found.append((line.strip(), []))
-    return found
+            nested.append((line.strip(), []))
+    return nested
 
 
 def _labelled(block: ComparisonTable) -> ComparisonTable:
@@ -266,10 +226,10 @@ def _labelled(block: ComparisonTable) -> ComparisonTable:
 
 
 def _picture(number: int, picture: Picture, known: Collection[tuple[str, Stroke]]) -> dict[str, Any]:
-    found = plots(picture)
-    legend = keys(picture)
+    drawn = plots(picture)
+    legend = legend_curves(picture)
     bars = [panel for panel in picture.panels if isinstance(panel, Bars)]
-    for plot, panel in zip(found, bars, strict=False):
+    for plot, panel in zip(drawn, bars, strict=False):
         plot["segments"] = [{"name": segment.name, "colour": segment.colour} for segment in panel.segments]
     return {
         "id": number,
@@ -281,9 +241,9 @@ def _picture(number: int, picture: Picture, known: Collection[tuple[str, Stroke]
         "stacked": picture.stacked,
         "whole": picture.stacked or bool(bars),
         "small": len(picture.panels) > _MAX_LARGE,
-        "legend": [] if picture.place != "first" and all((one.name, one.stroke) in known for one in legend) else legend,
-        "marks": kinds(picture.marks),
-        "plots": [{"segments": None, **plot} for plot in found],
+        "legend": [] if picture.place != "first" and all((entry.name, entry.stroke) in known for entry in legend) else legend,
+        "marks": legend_marks(picture.marks),
+        "plots": [{"segments": None, **plot} for plot in drawn],
     }
 
 

@@ -105,7 +105,7 @@ def latex_text(text: str, breakable: bool = False, most: int = MAX_CHARACTERS) -
     for character in line[:most]:
         if character in _LIGATES and character == before:
             parts.append("{}")
-        parts.append(_one(character))
+        parts.append(_latex_character(character))
         word = 0 if character == " " else word + 1
         if breakable and word and (character in "-_/.,:;=+" or word % _MAX_WORD == 0):
             parts.append(r"\allowbreak{}")
@@ -113,7 +113,7 @@ def latex_text(text: str, breakable: bool = False, most: int = MAX_CHARACTERS) -
     return "".join(parts) + (r"\ldots{}" if len(line) > most else "")
 
 
-def _one(character: str) -> str:
+def _latex_character(character: str) -> str:
     if character in _SPECIAL:
         return _SPECIAL[character]
     if " " <= character <= "~":
@@ -121,10 +121,10 @@ def _one(character: str) -> str:
     parts = unicodedata.normalize("NFD", character)
     letter, accents = parts[0], parts[1:]
     if accents and letter.isascii() and letter.isalpha() and all(accent in _ACCENTS for accent in accents):
-        found = {"i": r"\i{}", "j": r"\j{}"}.get(letter, letter) if accents[0] not in _BELOW else letter
+        latex = {"i": r"\i{}", "j": r"\j{}"}.get(letter, letter) if accents[0] not in _BELOW else letter
         for accent in accents:
-            found = f"\\{_ACCENTS[accent]}{{{found}}}"
-        return found
+            latex = f"\\{_ACCENTS[accent]}{{{latex}}}"
+        return latex
     return _greek(character) or f"U+{ord(character):04X}"
 
 
@@ -186,7 +186,10 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class PaperColumn:
-    """A column: LaTeX header with unit, cells, whether they are words, and `core.setting.GROUPS`."""
+    """A column of a paper's table: LaTeX header with unit, cells, and kind of figure.
+
+    `words`: the cells are text; `group`: one of `core.setting.GROUPS`.
+    """
 
     header: str
     cells: tuple[Cell, ...]
@@ -198,19 +201,14 @@ class PaperColumn:
         """Whether any cell has a part behind its figure."""
         return any(cell.behind for cell in self.cells)
 
-    @property
-    def has_intervals(self) -> bool:
-        """Whether any cell has an interval."""
-        return any(cell.behind.startswith(PLUS_MINUS) for cell in self.cells)
-
 
 def default_columns(comparison: Comparison) -> list[Column]:
     """Return the default columns: metrics or loss, the time to target if any, examples/s."""
     # Final metrics of translations replace those during training. Runs on synthetic data have no quality.
     synthetic = all(run.summary.get("synthetic") for run in comparison.runs)
     metrics = metric_columns(comparison.runs)
-    at_the_end = {one.key.removeprefix("end_") for one in metrics if one.key.startswith("end_")}
-    learnt = [one for one in metrics if one.key.removeprefix("eval_") not in at_the_end] or [column("loss")]
+    at_the_end = {metric.key.removeprefix("end_") for metric in metrics if metric.key.startswith("end_")}
+    learnt = [metric for metric in metrics if metric.key.removeprefix("eval_") not in at_the_end] or [column("loss")]
     target = [column("time_to_target")] if any(entry.converged is not None for entry in comparison.entries) else []
     return [*([] if synthetic else learnt), *target, column("examples_per_second")]
 
@@ -218,34 +216,39 @@ def default_columns(comparison: Comparison) -> list[Column]:
 def figure_columns(comparison: Comparison, columns: Sequence[Column]) -> list[PaperColumn]:
     """Return the columns of figures that any row has; those of nodes have a column per node."""
     known = {id(run): row(run.summary) for entry in comparison.entries for run in entry.runs}
-    found = []
-    for one in columns:
-        if one.of_node:
+    paper_columns = []
+    for source in columns:
+        if source.of_node:
             for node, label in node_lines(comparison.entries):
-                of_node = {place: _of_node(flat.get(one.key) or [], node) for place, flat in known.items()}
-                found.append(_column(comparison, one, of_node, named_node(node, label, one.header)))
+                of_node = {place: _node_value(flat.get(source.key) or [], node) for place, flat in known.items()}
+                paper_columns.append(_column(comparison, source, of_node, named_node(node, label, source.header)))
         else:
-            found.append(_column(comparison, one, {place: flat.get(one.key) for place, flat in known.items()}, one.header))
-    return [one for one in found if any(cell.figure != UNKNOWN for cell in one.cells)]
+            paper_columns.append(_column(comparison, source, {place: flat.get(source.key) for place, flat in known.items()}, source.header))
+    return [source for source in paper_columns if any(cell.figure != UNKNOWN for cell in source.cells)]
 
 
-def _of_node(values: Sequence[Any], node: int | str) -> Any:
+def _node_value(values: Sequence[Any], node: int | str) -> Any:
     return statistic(node, values) if isinstance(node, str) else values[node] if node < len(values) else None
 
 
-def _column(comparison: Comparison, one: Column, figures: Mapping[int, Any], header: str) -> PaperColumn:
-    marked = [one.group in marks for marks in comparison.marks]
-    counting = [timed_runs(entry.runs) if one.key in TIMED_FIGURES else entry.runs for entry in comparison.entries]
+def _column(comparison: Comparison, source: Column, figures: Mapping[int, Any], header: str) -> PaperColumn:
+    marked = [source.group in marks for marks in comparison.marks]
+    counting = [timed_runs(entry.runs) if source.key in TIMED_FIGURES else entry.runs for entry in comparison.entries]
     values = [[figures[id(run)] for run in runs] for runs in counting]
-    if any(value is not None and (isinstance(value, bool | list) or number(value) is None) for each in values for value in each):
-        words = tuple(Cell(_words(each) + (_MARK if mark else "")) for each, mark in zip(values, marked, strict=True))
-        return PaperColumn(latex_text(header), words, words=True, group=one.group)
-    estimates = [estimate([number(value) for value in each]) for each in values]
-    factor, unit = _unit(one.key, [found.mean for found in estimates if found is not None])
-    scaled = [None if found is None else found.scaled(factor) for found in estimates]
-    digits = _digits(one, [found for found in scaled if found is not None])
-    cells = [_cell(one, entry, found, digits, marked=mark) for entry, found, mark in zip(comparison.entries, scaled, marked, strict=True)]
-    return PaperColumn(latex_text(f"{header} ({unit})" if unit else header), tuple(cells), group=one.group)
+    if any(
+        value is not None and (isinstance(value, bool | list) or number(value) is None) for run_values in values for value in run_values
+    ):
+        words = tuple(Cell(_words(run_values) + (_MARK if mark else "")) for run_values, mark in zip(values, marked, strict=True))
+        return PaperColumn(latex_text(header), words, words=True, group=source.group)
+    estimates = [estimate([number(value) for value in run_values]) for run_values in values]
+    factor, unit = _unit(source.key, [mean_estimate.mean for mean_estimate in estimates if mean_estimate is not None])
+    scaled = [None if mean_estimate is None else mean_estimate.scaled(factor) for mean_estimate in estimates]
+    digits = _digits(source, [mean_estimate for mean_estimate in scaled if mean_estimate is not None])
+    cells = [
+        _cell(source, entry, mean_estimate, digits, marked=mark)
+        for entry, mean_estimate, mark in zip(comparison.entries, scaled, marked, strict=True)
+    ]
+    return PaperColumn(latex_text(f"{header} ({unit})" if unit else header), tuple(cells), group=source.group)
 
 
 def _words(values: Sequence[Any]) -> str:
@@ -262,29 +265,29 @@ def _unit(key: str, means: Sequence[float]) -> tuple[float, str]:
     return (100.0, "%") if "_fraction" in key else (1.0, "")
 
 
-def _digits(one: Column, estimates: Sequence[Estimate]) -> int:
-    if one.group == LOSS or (one.group in LEARNING and one.group != TARGET):
-        percentages = one.key.removeprefix("best_").removeprefix("eval_").removeprefix("end_") in PERCENTAGES
+def _digits(source: Column, estimates: Sequence[Estimate]) -> int:
+    if source.group == LOSS or (source.group in LEARNING and source.group != TARGET):
+        percentages = source.key.removeprefix("best_").removeprefix("eval_").removeprefix("end_") in PERCENTAGES
         return _DECIMALS_OF_PERCENTAGES if percentages else _DECIMALS_OF_METRICS
-    counted = all(found.mean.is_integer() and not found.half_width for found in estimates)
-    return 0 if counted else decimals(found.mean for found in estimates)
+    counted = all(mean_estimate.mean.is_integer() and not mean_estimate.half_width for mean_estimate in estimates)
+    return 0 if counted else decimals(mean_estimate.mean for mean_estimate in estimates)
 
 
-def _cell(one: Column, entry: Row, found: Estimate | None, digits: int, *, marked: bool) -> Cell:
-    to_target = one.key == "time_to_target_seconds" and entry.converged is not None
+def _cell(source: Column, entry: Row, mean_estimate: Estimate | None, digits: int, *, marked: bool) -> Cell:
+    to_target = source.key == "time_to_target_seconds" and entry.converged is not None
     if to_target and entry.converged == 0:
         return Cell("not reached", spans=True)
-    if found is None:
+    if mean_estimate is None:
         return Cell(UNKNOWN)
     mark = _MARK if marked else ""
-    figure = number_latex(found.mean, digits)
+    figure = number_latex(mean_estimate.mean, digits)
     if to_target and not entry.all_converged:
-        count = "" if found.values == entry.converged else f", $n={found.values}$"
+        count = "" if mean_estimate.values == entry.converged else f", $n={mean_estimate.values}$"
         return Cell(figure, f"({entry.converged} of {len(entry.runs)}{count}){mark}")
-    count = rf" ($n={found.values}$)" if found.values < len(entry.runs) else ""
-    if found.half_width is None:
+    count = rf" ($n={mean_estimate.values}$)" if mean_estimate.values < len(entry.runs) else ""
+    if mean_estimate.half_width is None:
         return Cell(figure + mark, count.strip())
-    return Cell(figure, f"{PLUS_MINUS} {_half_width(found.half_width, digits)}{mark}{count}")
+    return Cell(figure, f"{PLUS_MINUS} {_half_width(mean_estimate.half_width, digits)}{mark}{count}")
 
 
 def _half_width(value: float, digits: int) -> str:
@@ -294,24 +297,24 @@ def _half_width(value: float, digits: int) -> str:
 
 def scaling_columns(comparison: Comparison) -> list[PaperColumn]:
     """Return speed-up and parallel efficiency of rows grouped by nodes, by kind of scaling."""
-    found = []
+    columns = []
     speeds = [estimate([number(run.summary["examples_per_second"]) for run in timed_runs(entry.runs)]) for entry in comparison.entries]
     kinds = list(dict.fromkeys(series.kind for series in comparison.scaling or ()))
     for kind in kinds:
         speedups = [Cell(UNKNOWN)] * len(speeds)
         efficiencies = [*speedups]
-        for series in (one for one in comparison.scaling or () if one.kind == kind):
+        for series in (scaling for scaling in comparison.scaling or () if scaling.kind == kind):
             base = series.points[0]
             for point in series.points:
-                own, first = speeds[point.entry], speeds[base.entry]
-                if own is None or first is None or not first.mean:
+                speed, first = speeds[point.entry], speeds[base.entry]
+                if speed is None or first is None or not first.mean:
                     continue
                 mark = _MARK if SPEED in comparison.comparability.confounded(base.entry, point.entry) else ""
-                times = own.mean / first.mean
+                times = speed.mean / first.mean
                 speedups[point.entry] = Cell(f"{number_latex(times, 2)}{mark}")
                 if point.efficiency is not None:
                     efficiencies[point.entry] = Cell(f"{number_latex(100 * times * base.nodes / point.nodes, 0)}{mark}")
         which = f"{kind} " if len(kinds) > 1 else ""
-        found.append(PaperColumn(latex_text(f"{which}speed-up"), tuple(speedups), group=SPEED))
-        found.append(PaperColumn(latex_text(f"{which}efficiency (%)"), tuple(efficiencies), group=SPEED))
-    return found
+        columns.append(PaperColumn(latex_text(f"{which}speed-up"), tuple(speedups), group=SPEED))
+        columns.append(PaperColumn(latex_text(f"{which}efficiency (%)"), tuple(efficiencies), group=SPEED))
+    return columns

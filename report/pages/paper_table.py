@@ -10,7 +10,7 @@ from typing import Any
 from ...core.errors import UsageError
 from ...core.setting import TARGET, WORK
 from ...records.text import UNKNOWN
-from ..analysis.configurations import axes_of, called, shown
+from ..analysis.configurations import bare_value_text, find_axes, values_label
 from ..analysis.sentences import shared_settings
 from ..compare.cells import MARK
 from ..compare.comparison import Comparison, compare_runs
@@ -22,6 +22,7 @@ from ..runs.columns import Column
 from ..runs.cpu_starvation import cpu_starvation
 from ..runs.locate import find_sweep
 from ..runs.run import Run, labelled
+from .figure import are_numbers
 from .paper_figures import (
     PLUS_MINUS,
     Cell,
@@ -41,7 +42,7 @@ _SHARED = frozenset(
 # In the caption if they differ; the others follow, or appear with the figures.
 _CHOSEN = {rule.key for rule in CHOSEN} - {"seed", "digest", "update_examples", "translation_signature", "translation_signature_at_the_end"}
 _MAX_CHARACTERS = 2000  # of one sentence
-_SAYS_NOTHING = frozenset({"target none", "constant"})
+_UNINFORMATIVE = frozenset({"target none", "constant"})
 
 
 def _caption(
@@ -49,8 +50,8 @@ def _caption(
 ) -> Iterator[str]:
     rows = comparison.entries
     yield from _training(rows)
-    if others := _not_shown(comparison, by):
-        yield f"The rows differ in {others} as well."
+    if differing := _not_shown(comparison, by):
+        yield f"The rows differ in {differing} as well."
     yield _repeats(rows, intervals=intervals)
     if any(row.converged and not row.all_converged for row in rows) and TARGET in groups:
         yield "In brackets: how many of the repeats reached the target; the time is the mean over those."
@@ -70,38 +71,35 @@ def _caption(
 def _training(rows: Sequence[Row]) -> Iterator[str]:
     firsts = [row.runs[0] for row in rows]
     keys = _SHARED | (set() if len({run.summary["global_batch_size"] for run in firsts}) == 1 else {"batch_size"})
-    parts = [_in_prose(part) for part in shared_settings(firsts, keys) if part not in _SAYS_NOTHING]
+    settings = [part for part in shared_settings(firsts, keys) if part not in _UNINFORMATIVE]
+    parts = [part.replace(">=", " ≥ ").replace("<=", " ≤ ") if part.startswith("target ") else part for part in settings]
     if parts:
-        first, *others = parts
-        yield f"Training: {first}{'; ' if others else ''}{', '.join(others)}."
-
-
-def _in_prose(part: str) -> str:
-    return part.replace(">=", " ≥ ").replace("<=", " ≤ ") if part.startswith("target ") else part
+        first, *rest = parts
+        yield f"Training: {first}{'; ' if rest else ''}{', '.join(rest)}."
 
 
 def _not_shown(comparison: Comparison, by: Sequence[Factor]) -> str:
-    shown = {key for axis in axes_of(comparison.entries, by) for key in axis.key.split(" and ")}
+    shown = {key for axis in find_axes(comparison.entries, by) for key in axis.key.split(" and ")}
     known = comparison.comparability
-    values = {one.key: one.values for one in (*known.independent, *known.faults)}
-    found = [
-        f"{one.label} ({', '.join(one.known)})"
-        for one in (*known.independent, *known.faults)
-        if one.key in _CHOSEN and one.key not in shown and one.values not in [values.get(key) for key in shown]
+    values = {difference.key: difference.values for difference in (*known.independent, *known.faults)}
+    texts = [
+        f"{difference.label} ({', '.join(difference.known)})"
+        for difference in (*known.independent, *known.faults)
+        if difference.key in _CHOSEN and difference.key not in shown and difference.values not in [values.get(key) for key in shown]
     ]
-    return enumerated(found)
+    return enumerated(texts)
 
 
 def _repeats(rows: Sequence[Row], *, intervals: bool) -> str:
     counts = {len(row.runs) for row in rows}
     if counts == {1}:
         return "One run each." if len(rows) > 1 else "One run."
-    each = "the runs of each row" if len(counts) > 1 else f"{min(counts):,} repeats{' each' if len(rows) > 1 else ''}"
+    runs = "the runs of each row" if len(counts) > 1 else f"{min(counts):,} repeats{' each' if len(rows) > 1 else ''}"
     seeds = ", which differ by their seeds" if all(len(row.seeds) == len(row.runs) for row in rows) else ""
     if not intervals:
-        return f"Means over {each}{seeds}."
+        return f"Means over {runs}{seeds}."
     single = "; of a single run there is none" if 1 in counts else ""
-    return f"Means over {each}{seeds}; ± is half the width of the 95 % interval of the mean by Student's t{single}."
+    return f"Means over {runs}{seeds}; ± is half the width of the 95 % interval of the mean by Student's t{single}."
 
 
 WIDE_NAME = 40  # longer names of configurations, in characters, are broken into lines
@@ -111,27 +109,23 @@ def name_columns(comparison: Comparison, by: Sequence[Factor], *, fold: bool) ->
     """Return the columns that name a row: configuration, numeric settings, varying run counts."""
     # Names of runs are added if the settings do not distinguish all rows, or without `fold`.
     rows = comparison.entries
-    axes = axes_of(rows, by)
+    axes = find_axes(rows, by)
     values = [{axis.key: axis.value(row.runs[0]) for axis in axes} for row in rows]
-    numbers = [axis for axis in axes if all(_is_number(one[axis.key]) for one in values)]
+    numbers = [axis for axis in axes if are_numbers([row[axis.key] for row in values if row[axis.key] is not None])]
     words = [axis for axis in axes if axis not in numbers]
-    told_apart = len({tuple(one.values()) for one in values}) == len(rows)
-    set_ups = [called(words, one) for one in values]
-    if not fold or not told_apart or not axes:
-        set_ups = [f"{set_up} ({name})" if set_up else name for set_up, name in zip(set_ups, row_names(rows), strict=True)]
+    are_distinct = len({tuple(row_values.values()) for row_values in values}) == len(rows)
+    names = [values_label(words, row_values) for row_values in values]
+    if not fold or not are_distinct or not axes:
+        names = [f"{settings} ({name})" if settings else name for settings, name in zip(names, row_names(rows), strict=True)]
     columns = []
-    if any(set_ups):
-        wide = max(map(len, set_ups)) > WIDE_NAME
-        columns.append(PaperColumn("configuration", tuple(Cell(latex_text(text, breakable=wide)) for text in set_ups), words=True))
-    columns += [_numbers(axis, [one[axis.key] for one in values]) for axis in numbers]
+    if any(names):
+        wide = max(map(len, names)) > WIDE_NAME
+        columns.append(PaperColumn("configuration", tuple(Cell(latex_text(text, breakable=wide)) for text in names), words=True))
+    columns += [_numbers(axis, [row_values[axis.key] for row_values in values]) for axis in numbers]
     counts = [len(row.runs) for row in rows]
     if len(set(counts)) > 1:
         columns.append(PaperColumn("runs", tuple(Cell(f"{count:,}") for count in counts)))
     return columns
-
-
-def _is_number(value: Any) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def row_names(rows: Sequence[Row]) -> list[str]:
@@ -141,13 +135,13 @@ def row_names(rows: Sequence[Row]) -> list[str]:
 
 
 def _numbers(axis: Factor, values: Sequence[Any]) -> PaperColumn:
-    texts = [UNKNOWN if value is None else shown(axis, value) for value in values]
+    texts = [UNKNOWN if value is None else bare_value_text(axis, value) for value in values]
     fractions = [len(text.partition(".")[2]) if "e" not in text else 0 for text in texts]
     cells = []
     for text, digits in zip(texts, fractions, strict=True):
-        lacking = max(fractions) - digits
-        point = "." if lacking and not digits else ""
-        padding = rf"\phantom{{{point}{'0' * lacking}}}" if lacking and text != UNKNOWN else ""
+        missing = max(fractions) - digits
+        point = "." if missing and not digits else ""
+        padding = rf"\phantom{{{point}{'0' * missing}}}" if missing and text != UNKNOWN else ""
         cells.append(Cell(latex_text(text) + padding))
     return PaperColumn(latex_text(axis.label), tuple(cells))
 
@@ -170,16 +164,19 @@ def as_latex(
     if disturbed and not figures:
         raise UsageError("--latex: CPU contention from other programs voids the speed of every run. Repeat them on a quiet machine.")
     names = name_columns(comparison, by, fold=fold)
-    groups, intervals = {one.group for one in figures}, any(one.has_intervals for one in figures)
+    groups, intervals = (
+        {figure.group for figure in figures},
+        any(cell.behind.startswith(PLUS_MINUS) for figure in figures for cell in figure.cells),
+    )
     sentences = _caption(comparison, by, groups, len(disturbed), intervals=intervals)
-    told = "\n".join(latex_text(sentence, most=_MAX_CHARACTERS) for sentence in sentences)
+    caption = "\n".join(latex_text(sentence, most=_MAX_CHARACTERS) for sentence in sentences)
     comments = [
         "For LaTeX with \\usepackage{booktabs}, and no other package.",
         *before,
         *(f"Speed and times are not used, because of CPU contention from other programs: {run.name}" for run in disturbed),
         *(f"Copies of one run, which count once: {', '.join(copies)}" for copies in comparison.copies),
     ]
-    return "\n".join([*map(comment, comments), *_environment([*names, *figures], told, _label(comparison))]) + "\n"
+    return "\n".join([*map(comment, comments), *_environment([*names, *figures], caption, _label(comparison))]) + "\n"
 
 
 def _label(comparison: Comparison) -> str:
@@ -192,13 +189,16 @@ def _label(comparison: Comparison) -> str:
     return label(stem if len(stem) >= _MIN_STEM or len(names) == 1 else "-".join(row_names(comparison.entries)))
 
 
-def _environment(columns: Sequence[PaperColumn], told: str, name: str) -> list[str]:
+def _environment(columns: Sequence[PaperColumn], caption: str, name: str) -> list[str]:
     kind = "table*" if _points(columns) > _COLUMN_POINTS else "table"
-    rows = [[_row_cell(one, row[index]) for index, one in enumerate(columns)] for row in zip(*(one.cells for one in columns), strict=True)]
+    rows = [
+        [_row_cell(column, row[index]) for index, column in enumerate(columns)]
+        for row in zip(*(column.cells for column in columns), strict=True)
+    ]
     return [
         f"\\begin{{{kind}}}",
         "  \\centering",
-        *(f"  {line}" for line in f"\\caption{{%\n{told}}}".splitlines()),
+        *(f"  {line}" for line in f"\\caption{{%\n{caption}}}".splitlines()),
         f"  \\label{{tab:{name}}}",
         f"  \\begin{{tabular}}{{{''.join(map(_alignment, columns))}}}",
         "    \\toprule",
@@ -211,35 +211,36 @@ def _environment(columns: Sequence[PaperColumn], told: str, name: str) -> list[s
     ]
 
 
-def _alignment(one: PaperColumn) -> str:
-    if one.words:
-        return "p{0.4\\linewidth}" if _wraps(one) else "l"
-    if not one.has_behind:
+def _alignment(column: PaperColumn) -> str:
+    if column.words:
+        return "p{0.4\\linewidth}" if _wraps(column) else "l"
+    if not column.has_behind:
         return "r"
-    return "r@{ }r" if all(cell.behind.startswith(PLUS_MINUS) for cell in one.cells if cell.behind) else "r@{ }l"
+    return "r@{ }r" if all(cell.behind.startswith(PLUS_MINUS) for cell in column.cells if cell.behind) else "r@{ }l"
 
 
-def _wraps(one: PaperColumn) -> bool:
-    return any("\\allowbreak" in cell.figure for cell in one.cells)
+def _wraps(column: PaperColumn) -> bool:
+    return any("\\allowbreak" in cell.figure for cell in column.cells)
 
 
-def _header(one: PaperColumn) -> str:
-    return f"\\multicolumn{{2}}{{c}}{{{one.header}}}" if one.has_behind else one.header
+def _header(column: PaperColumn) -> str:
+    return f"\\multicolumn{{2}}{{c}}{{{column.header}}}" if column.has_behind else column.header
 
 
-def _row_cell(one: PaperColumn, cell: Cell) -> str:
-    if _wraps(one):
+def _row_cell(column: PaperColumn, cell: Cell) -> str:
+    if _wraps(column):
         return f"\\raggedright {cell.figure}"
-    if not one.has_behind:
+    if not column.has_behind:
         return cell.figure
     return f"\\multicolumn{{2}}{{c}}{{{cell.figure}}}" if cell.spans else f"{cell.figure} & {cell.behind}"
 
 
 def _points(columns: Sequence[PaperColumn]) -> int:
-    widths = [min(max(_signs(one.header), *(_signs(f"{cell.figure} {cell.behind}") for cell in one.cells)), WIDE_NAME) for one in columns]
+    texts = [[column.header, *(f"{cell.figure} {cell.behind}" for cell in column.cells)] for column in columns]
+    widths = [min(max(map(_count_characters, column_texts)), WIDE_NAME) for column_texts in texts]
     return _DIGIT_POINTS * sum(widths) + _GAP_POINTS * (len(columns) - 1)
 
 
-def _signs(latex: str) -> int:
+def _count_characters(latex: str) -> int:
     seen = re.sub(r"\\makebox\[.*|\\allowbreak\{\}", "", latex)
     return len(re.sub(r"[{}$]", "", re.sub(r"\\[a-zA-Z]+|\\.", "x", seen)).strip())

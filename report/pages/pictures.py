@@ -10,7 +10,7 @@ import numpy as np
 
 from ...metrics import MetricInfo
 from ...records.text import duration_text, number_text, rate_text
-from ..analysis.configurations import FIGURES, Configuration, ConfigurationSet, Figure, called
+from ..analysis.configurations import FIGURES, Configuration, ConfigurationSet, Figure, values_label
 from ..compare.factors import Factor
 from ..compare.ratios import geometric_mean
 from ..runs.columns import reach
@@ -33,14 +33,14 @@ from .figure import (
     Place,
     Stroke,
     Unit,
-    band,
-    counts_something,
+    are_numbers,
     curve,
-    lines_of,
+    make_lines,
     stroke,
+    visible_bands,
 )
 from .resource_charts import resources, time_shares
-from .training_charts import course, evaluations, goal, metrics_of_all, training
+from .training_charts import all_metrics, draw_line, evaluations, shared_goal, training
 
 MAX_ROWS = 12  # readable on a first screen
 TARGET, _ = FIGURES
@@ -48,20 +48,20 @@ TARGET, _ = FIGURES
 
 def decision(lines: Lines) -> Picture | None:
     """Return the picture; None for one configuration, or without any of the figures."""
-    found = [line for line in lines.all if line.configuration is not None]
-    if lines.configurations is None or len(found) < 2:
+    configured = [line for line in lines.all if line.configuration is not None]
+    if lines.configurations is None or len(configured) < 2:
         return None
-    by_figure = ((one, lines.configurations.all_comparable(one)) for one in FIGURES)
-    figure, among = next(((one, members) for one, members in by_figure if members), (None, []))
+    by_figure = ((entry, lines.configurations.all_comparable(entry)) for entry in FIGURES)
+    figure, among = next(((entry, members) for entry, members in by_figure if members), (None, []))
     if figure is None:
         return None
-    comparable = {id(one) for one in among}
-    ranked = sorted(found, key=lambda line: _rank(_of(line), figure, id(line.configuration) in comparable))
+    comparable = {id(entry) for entry in among}
+    ranked = sorted(configured, key=lambda line: _rank(_configuration(line), figure, id(line.configuration) in comparable))
     rows = ranked[:MAX_ROWS]
     panels: list[Panel | Dots] = [_dots(lines, rows, figure, len(ranked), comparable)]
-    if (learnt := _learnt(lines, ranked)) is not None:
-        panels.append(learnt)
-    widened = any(_of(line).contended for line in rows if id(line.configuration) in comparable)
+    if (quality_panel := _quality_panel(lines, ranked)) is not None:
+        panels.append(quality_panel)
+    widened = any(_configuration(line).contended for line in rows if id(line.configuration) in comparable)
     bar = f" Tick: geometric mean. Bar: its 95 % confidence interval{', widened for CPU contention' * widened}."
     note = f"Dot: a run.{bar * lines.repeated} "
     words = "; ".join(_words_of_line(lines, line, figure, comparable) for line in rows)
@@ -69,81 +69,81 @@ def decision(lines: Lines) -> Picture | None:
     return Picture("decision", title, (note + lines.note).strip(), words, tuple(panels), place="first")
 
 
-def _of(line: Line) -> Configuration:
+def _configuration(line: Line) -> Configuration:
     assert line.configuration is not None
     return line.configuration
 
 
-def _rank(one: Configuration, figure: Figure, comparable: bool) -> tuple[bool, float, float]:
+def _rank(config: Configuration, figure: Figure, comparable: bool) -> tuple[bool, float, float]:
     if comparable:
-        return False, 0.0, -figure.better * geometric_mean(one.figures(figure))
-    return True, -(one.row.converged or 0) / len(one.runs), 0.0
+        return False, 0.0, -figure.better * geometric_mean(config.figures(figure))
+    return True, -(config.row.converged or 0) / len(config.runs), 0.0
 
 
-def _dots(lines: Lines, rows: list[Line], figure: Figure, of: int, comparable: Collection[int]) -> Dots:
-    values = [_of(line).figures(figure) if id(line.configuration) in comparable else () for line in rows]
-    title = f"Time to {_of(rows[0]).row.figures['target']}" if figure is TARGET else "Examples per second"
-    if of > len(rows):
-        title += f", the best {len(rows)} of {of} configurations"
+def _dots(lines: Lines, rows: list[Line], figure: Figure, total: int, comparable: Collection[int]) -> Dots:
+    values = [_configuration(line).figures(figure) if id(line.configuration) in comparable else () for line in rows]
+    title = f"Time to {_configuration(rows[0]).row.figures['target']}" if figure is TARGET else "Examples per second"
+    if total > len(rows):
+        title += f", the best {len(rows)} of {total} configurations"
     return Dots(
         title,
         "seconds, less is better" if figure is TARGET else "examples per second, more is better",
-        tuple(line.named(len(each) or len(line.runs)) for line, each in zip(rows, values, strict=True)),
+        tuple(line.named(len(line_values) or len(line.runs)) for line, line_values in zip(rows, values, strict=True)),
         tuple(values),
-        tuple(geometric_mean(each) if each else None for each in values),
-        tuple(_of(line).interval(figure) if each else None for line, each in zip(rows, values, strict=True)),
+        tuple(geometric_mean(line_values) if line_values else None for line_values in values),
+        tuple(_configuration(line).interval(figure) if line_values else None for line, line_values in zip(rows, values, strict=True)),
         tuple(line.stroke for line in rows),
         tuple(line.number for line in rows),
-        tuple("" if each else _missing(lines, _of(line), figure) for line, each in zip(rows, values, strict=True)),
+        tuple("" if line_values else _missing(lines, _configuration(line), figure) for line, line_values in zip(rows, values, strict=True)),
     )
 
 
-def _missing(lines: Lines, one: Configuration, figure: Figure) -> str:
+def _missing(lines: Lines, config: Configuration, figure: Figure) -> str:
     assert lines.configurations is not None
-    quality, place = lines.configurations.quality, lines.configurations.place(one)
+    quality, place = lines.configurations.quality, config.index
     if place in quality.diverged:
         return f"diverged: {quality.diverged[place]}"
-    if not quality.ranks(place) and place not in quality.judged:
-        why = [fault.label for fault in lines.configurations.why_not_judged(one)]
+    if not quality.is_ranked(place) and place not in quality.judged:
+        why = [fault.label for fault in lines.configurations.why_not_judged(config)]
         return f"not ranked: other {' and '.join(why)}" if why else "not ranked: quality not comparable"
-    if not quality.ranks(place) and quality.info is not None:
+    if not quality.is_ranked(place) and quality.info is not None:
         return f"test {quality.info.label} significantly worse: {quality.text(place)}"
-    if not timed_runs(one.runs):
+    if not timed_runs(config.runs):
         return "CPU contention from other programs"
-    if one.figures(figure):
+    if config.figures(figure):
         return "not comparable with those above"
-    if figure is TARGET and one.row.converged is not None:
-        return f"{one.row.converged} of {len(one.runs)} reached {one.row.figures['target']}"
+    if figure is TARGET and config.row.converged is not None:
+        return f"{config.row.converged} of {len(config.runs)} reached {config.row.figures['target']}"
     return "no target" if figure is TARGET else "speed not known"
 
 
-def _learnt(lines: Lines, ranked: list[Line]) -> Panel | None:
-    metrics = metrics_of_all(lines)
+def _quality_panel(lines: Lines, ranked: list[Line]) -> Panel | None:
+    metrics = all_metrics(lines)
     if not metrics:
         return None
-    info = next((one for one in metrics if goal(lines, one.name) is not None), metrics[0])
+    info = next((metric for metric in metrics if shared_goal(lines, metric.name) is not None), metrics[0])
     some = len(lines.parts) > 1 or len(ranked) > MAX_ROWS
     curves, bands = [], []
     for place, line in enumerate(ranked[: len(COLOURS)] if some else ranked):
-        known = [found for run in line.timed if (found := evaluations(run, info)) is not None]
+        known = evaluations(line.timed, info)
         if known:
             drawn_as = replace(line, stroke=stroke(place)) if some else line
-            own, pale = course(drawn_as, [(seconds, values) for _, seconds, values in known], "points", one_by_one)
-            curves += own
+            line_curves, pale = draw_line(drawn_as, [(seconds, values) for _, seconds, values in known], "points", one_by_one)
+            curves += line_curves
             bands += pale
     if not curves:
         return None
-    of = searched(info, lines.runs)
-    title = f"Test {info.label}{of} over time" + (f", the best {len(curves)} configurations" if some else "")
-    return Panel(title, "wall-clock time (s)", f"test {info.label}", tuple(curves), level=goal(lines, info.name), bands=tuple(bands))
+    search = searched(info, lines.runs)
+    title = f"Test {info.label}{search} over time" + (f", the best {len(curves)} configurations" if some else "")
+    return Panel(title, "wall-clock time (s)", f"test {info.label}", tuple(curves), level=shared_goal(lines, info.name), bands=tuple(bands))
 
 
 def _words_of_line(lines: Lines, line: Line, figure: Figure, comparable: Collection[int]) -> str:
-    values = _of(line).figures(figure)
+    values = _configuration(line).figures(figure)
     if not values or id(line.configuration) not in comparable:
-        return f"{line.label}: {_missing(lines, _of(line), figure)}"
+        return f"{line.label}: {_missing(lines, _configuration(line), figure)}"
     show = duration_text if figure is TARGET else rate_text
-    scatter = _of(line).interval(figure)
+    scatter = _configuration(line).interval(figure)
     within = "" if scatter is None else f" (95 % CI {' to '.join(map(show, scatter))})"
     return (
         f"{line.label}: {show(geometric_mean(values))}{within} in {number_text(len(values), 0)} runs"
@@ -176,22 +176,22 @@ class _Row:
 
 def over_settings(lines: Lines) -> list[Picture]:
     """Return a picture for each axis of at least three numbers (two for nodes)."""
-    found = lines.configurations
-    if found is None:
+    configs = lines.configurations
+    if configs is None:
         return []
     return [
-        _picture(lines, found, axis)
-        for axis in found.axes
-        if counts_something(values := found.values_of(axis)) and len(values) >= (2 if axis.key == "nodes" else MIN_VALUES)
+        _picture(lines, configs, axis)
+        for axis in configs.axes
+        if are_numbers(values := configs.sorted_values(axis)) and len(values) >= (2 if axis.key == "nodes" else MIN_VALUES)
     ]
 
 
-def _picture(lines: Lines, found: ConfigurationSet, axis: Factor) -> Picture:
-    values = found.values_of(axis)
-    rows = _rows(lines, found, axis)
+def _picture(lines: Lines, configs: ConfigurationSet, axis: Factor) -> Picture:
+    values = configs.sorted_values(axis)
+    rows = _rows(lines, configs, axis)
     logarithmic = values[0] > 0 and values[-1] >= _LOGARITHMIC_FROM * values[0]
-    measures = _measures(metrics_of_all(lines), lines.runs)
-    runs = [run for row in rows for one in row.configurations for run in one.runs]
+    measures = _measures(all_metrics(lines), lines.runs)
+    runs = [run for row in rows for config in row.configurations for run in config.runs]
     uneven = {measure.title for measure in measures if any(differ(measure.values(run)) for run in runs)}
     panels = [_panel(axis, measure, rows, logarithmic, uneven=measure.title in uneven) for measure in measures]
     words = "; ".join(_words_of_row(axis, row) for row in rows)
@@ -206,18 +206,18 @@ def _picture(lines: Lines, found: ConfigurationSet, axis: Factor) -> Picture:
     return Picture(f"over-{axis.key}", title, note, words, tuple(panel for panel in panels if panel.curves))
 
 
-def _rows(lines: Lines, found: ConfigurationSet, axis: Factor) -> list[_Row]:
-    others = found.others(axis)
+def _rows(lines: Lines, configs: ConfigurationSet, axis: Factor) -> list[_Row]:
+    other_axes = configs.other_axes(axis)
     by_id = {id(line.configuration): line for line in lines.all if line.configuration is not None}
-    groups = [tuple(sorted(group, key=lambda one: axis.order(one.values[axis.key]))) for group in found.strata(axis)]
+    groups = [tuple(sorted(group, key=lambda config: axis.order(config.values[axis.key]))) for group in configs.strata(axis)]
     first = [by_id[id(members[0])] for members in groups]
     coloured, dashed = lines.coloured == axis.key, lines.dashed == axis.key
     strokes = [Stroke(-1 if coloured else line.stroke.colour, 0 if dashed else line.stroke.dash) for line in first]
     if lines.coloured is None or len(set(strokes)) < len(strokes):
         strokes = [stroke(place) for place in range(len(groups))]
     return [
-        _Row(called(others, members[0].values) or "all runs", own, line.number, members)
-        for members, own, line in zip(groups, strokes, first, strict=True)
+        _Row(values_label(other_axes, members[0].values) or "all runs", row_stroke, line.number, members)
+        for members, row_stroke, line in zip(groups, strokes, first, strict=True)
     ]
 
 
@@ -226,33 +226,33 @@ def _measures(metrics: Sequence[MetricInfo], runs: Sequence[Run]) -> list[_Measu
     for info in metrics[:1]:
         of = searched(info, runs)
         title = f"Test {info.label}{of} at the {'last evaluation' if of else 'end'}"
-        learnt.append(_Measure(title, "", _of_run("eval", info.name), f"test {info.label}", from_zero=False, timed=False))
+        learnt.append(_Measure(title, "", _summary_value("eval", info.name), f"test {info.label}", from_zero=False, timed=False))
     return [
         _SPEED,
         _Measure("Time to the target", "s", _time_to_target, "seconds"),
         *learnt,
-        _Measure("CPU", "", _of_nodes("cpu_cores_used", "mean"), "cores used by a node"),
-        _Measure("Sent", "B/s", _of_nodes("network_sent_bytes_per_train_second"), "by a node, per second of training"),
-        _Measure("Memory", "B", _of_nodes("memory_rss_bytes", "max"), "RSS of a node, at most", timed=False),
+        _Measure("CPU", "", _node_values("cpu_cores_used", "mean"), "cores used by a node"),
+        _Measure("Sent", "B/s", _node_values("network_sent_bytes_per_train_second"), "by a node, per second of training"),
+        _Measure("Memory", "B", _node_values("memory_rss_bytes", "max"), "RSS of a node, at most", timed=False),
     ]
 
 
-def _of_run(*path: str) -> Callable[[Run], list[float]]:
+def _summary_value(*path: str) -> Callable[[Run], list[float]]:
     return lambda run: [] if (value := number(reach(run.summary, path))) is None else [value]
 
 
-_SPEED = _Measure("Examples per second", "", _of_run("examples_per_second"), "examples per second")
+_SPEED = _Measure("Examples per second", "", _summary_value("examples_per_second"), "examples per second")
 
 
 def _time_to_target(run: Run) -> list[float]:
-    return _of_run("time_to_target_seconds")(run) if run.summary.get("target_reached") else []
+    return _summary_value("time_to_target_seconds")(run) if run.summary.get("target_reached") else []
 
 
-def _of_nodes(*path: str) -> Callable[[Run], list[float]]:
+def _node_values(*path: str) -> Callable[[Run], list[float]]:
     def values(run: Run) -> list[float]:
-        found = [number(reach(node, path)) for node in run.summary["per_node"]]
-        known = [value for value in found if value is not None]
-        return known if len(known) == len(found) else []
+        figures = [number(reach(node, path)) for node in run.summary["per_node"]]
+        known = [value for value in figures if value is not None]
+        return known if len(known) == len(figures) else []
 
     return values
 
@@ -261,15 +261,15 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _points(axis: Factor, row: _Row, measure: _Measure, of: Callable[[Sequence[float]], float] = _mean) -> tuple[Floats, ...]:
+def _points(axis: Factor, row: _Row, measure: _Measure, statistic: Callable[[Sequence[float]], float] = _mean) -> tuple[Floats, ...]:
     """Return x, mean, lowest and highest [configurations]."""
     table = []
-    for one in row.configurations:
-        found = [measure.values(run) for run in (timed_runs(one.runs) if measure.timed else one.runs)]
-        known = [value for each in found if each and math.isfinite(value := of(each))]
-        nothing = not known or len(known) < len(found)
+    for config in row.configurations:
+        run_values = [measure.values(run) for run in (timed_runs(config.runs) if measure.timed else config.runs)]
+        known = [value for figures in run_values if figures and math.isfinite(value := statistic(figures))]
+        nothing = not known or len(known) < len(run_values)
         mean = math.nan if nothing else sum(known) / len(known)
-        table.append((float(one.values[axis.key]), mean, math.nan if nothing else min(known), math.nan if nothing else max(known)))
+        table.append((float(config.values[axis.key]), mean, math.nan if nothing else min(known), math.nan if nothing else max(known)))
     return tuple(np.array(table, np.float64).T)
 
 
@@ -278,12 +278,11 @@ def _panel(axis: Factor, measure: _Measure, rows: Sequence[_Row], logarithmic: b
     bands: list[Band] = []
     ways: tuple[Callable[[Sequence[float]], float], ...] = (min, max) if uneven else (_mean,)
     for row in rows:
-        own = [_points(axis, row, measure, of) for of in ways]
-        x, (_, _, low, _), (_, _, _, high) = own[0][0], own[0], own[-1]
-        curves += [curve(row.label, row.stroke, x, mean, row.line, "points") for _, mean, _, _ in own if np.isfinite(mean).any()]
-        pale = band(row.stroke, x, low, high, row.line)
-        bands += [] if pale is None else [pale]
-    ticks = {float(one.values[axis.key]) for row in rows for one in row.configurations}
+        ranges = [_points(axis, row, measure, statistic) for statistic in ways]
+        x, (_, _, low, _), (_, _, _, high) = ranges[0][0], ranges[0], ranges[-1]
+        curves += [curve(row.label, row.stroke, x, mean, row.line, "points") for _, mean, _, _ in ranges if np.isfinite(mean).any()]
+        bands += visible_bands(row.stroke, x, low, high, row.line)
+    ticks = {float(config.values[axis.key]) for row in rows for config in row.configurations}
     return Panel(
         f"{measure.title}, lowest and highest node" if uneven else measure.title,
         axis.label,
@@ -332,13 +331,11 @@ _MAIN = ("loss", "speed")  # not behind a click if there are several lines; of s
 
 def pictures(runs: Sequence[Run], lines: Lines | None = None) -> list[Picture]:
     """Return the non-empty pictures of labelled runs. Raises DamagedRunError."""
-    lines = lines or lines_of(runs)
-    decided = decision(lines)
-    found = [] if decided is None else [decided]
-    found += over_settings(lines)
+    lines = lines or make_lines(runs)
+    drawn = [*filter(None, [decision(lines)]), *over_settings(lines)]
     for picture in (*training(lines), time_shares(lines)):
         shown = _MAIN if len(lines.parts) == 1 else _MAIN[:1]
         place: Place = "more" if len(lines.all) > 1 and picture.name not in shown else "plots"
-        found.append(replace(picture, place=place))
-    found += resources(runs, [run.node_series() for run in runs])
-    return [picture for picture in found if any(isinstance(panel, Bars | Dots) or panel.curves for panel in picture.panels)]
+        drawn.append(replace(picture, place=place))
+    drawn += resources(runs, [run.node_series() for run in runs])
+    return [picture for picture in drawn if any(isinstance(panel, Bars | Dots) or panel.curves for panel in picture.panels)]

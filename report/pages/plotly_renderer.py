@@ -49,16 +49,16 @@ _UNITS = {
 def plots(picture: Picture) -> list[dict[str, Any]]:
     """Return a picture's plots (``id``, ``title``, ``data``, ``layout``); a stack is one plot."""
     if picture.stacked:
-        found = [_stack(picture, [panel for panel in picture.panels if isinstance(panel, Panel)])]
+        drawn = [_stack(picture, [panel for panel in picture.panels if isinstance(panel, Panel)])]
     else:
         pixels = _SMALL_PIXELS if len(picture.panels) >= _SMALL_FROM or picture.place == "first" else _PANEL_PIXELS
         dots = [_dots(panel) for panel in picture.panels if isinstance(panel, Dots)]
         pixels = max([pixels, *(plot["layout"]["height"] for plot in dots)])
-        found = [
+        drawn = [
             _bars(panel) if isinstance(panel, Bars) else _dots(panel) if isinstance(panel, Dots) else _panel(panel, pixels)
             for panel in picture.panels
         ]
-    return [{"id": f"plot-{picture.name}-{number}", **plot} for number, plot in enumerate(found)]
+    return [{"id": f"plot-{picture.name}-{number}", **plot} for number, plot in enumerate(drawn)]
 
 
 def packed(values: Floats) -> dict[str, str]:
@@ -69,11 +69,11 @@ def packed(values: Floats) -> dict[str, str]:
 
 def _panel(panel: Panel, pixels: int) -> dict[str, Any]:
     labels = end_labels(panel, _END_LABEL_PIXELS / (pixels - _AXIS_PIXELS), _END_LABEL_CHARACTERS)
-    beside = 10 if panel.level is None or labels else _LABEL_PIXELS * len(panel.level[1]) + 10
-    beside += max((_END_LABEL_WIDTH * len(label.text) for label in labels), default=0)
+    right_margin = 10 if panel.level is None or labels else _LABEL_PIXELS * len(panel.level[1]) + 10
+    right_margin += max((_END_LABEL_WIDTH * len(label.text) for label in labels), default=0)
     layout = {
         "height": pixels,
-        "margin": {"l": 60, "r": beside, "t": 10, "b": 45},
+        "margin": {"l": 60, "r": right_margin, "t": 10, "b": 45},
         "xaxis": {**_axis(panel.x_title), **_places(panel)},
         "yaxis": _height(panel),
         **_level(panel, at_left=bool(labels)),
@@ -83,13 +83,13 @@ def _panel(panel: Panel, pixels: int) -> dict[str, Any]:
 
 
 def _places(panel: Panel) -> dict[str, Any]:
-    found: dict[str, Any] = {"type": "log"} if panel.logarithmic else {}
+    places: dict[str, Any] = {"type": "log"} if panel.logarithmic else {}
     if panel.ticks:
-        return {**found, "tickvals": list(panel.ticks), "ticktext": [f"{tick:,.6g}" for tick in panel.ticks]}
+        return {**places, "tickvals": list(panel.ticks), "ticktext": [f"{tick:,.6g}" for tick in panel.ticks]}
     if panel.counts:
         largest = max((float(drawn.x[-1]) for drawn in panel.curves if len(drawn.x)), default=0.0)
-        found |= {"tickformat": ",d", **({"dtick": 1} if largest <= _FEW_COUNTS else {})}
-    return found
+        places |= {"tickformat": ",d", **({"dtick": 1} if largest <= _FEW_COUNTS else {})}
+    return places
 
 
 def _dots(panel: Dots) -> dict[str, Any]:
@@ -244,7 +244,7 @@ def _trace(drawn: Curve, panel: Panel) -> dict[str, Any]:
     }
     if drawn.kind == "faint":
         trace |= {"line": {"color": paint, "width": 1}, "opacity": 0.3, "hoverinfo": "skip", "hovertemplate": None}
-    if drawn.kind == "line" and drawn.stroke.colour >= 0 and len({one.name for one in panel.curves}) > 1:
+    if drawn.kind == "line" and drawn.stroke.colour >= 0 and len({other_curve.name for other_curve in panel.curves}) > 1:
         trace["mode"] = "lines+markers"
         trace["marker"] = {"color": paint, "size": 6, "symbol": marker(drawn.stroke), "maxdisplayed": _MAX_MARKERS}
     if drawn.kind in ("points", "crosses"):

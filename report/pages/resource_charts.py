@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...records.text import MAX_NODES_SHOWN, bytes_text, duration_text, ends_of, number_text, statistic
-from ..analysis.evidence import BESIDE_TRAINING, calibrated_segment, idle_fraction
+from ..analysis.evidence import PAUSE_COMPONENTS, calibrated_segment, idle_fraction
 from ..runs.run import Run
 from ..runs.series import BAND_PERCENTILES, ENDS, UNEVEN_NOTE, bands
 from ..runs.series_arrays import Floats, NodeSeries
@@ -56,16 +56,16 @@ _MARKS: dict[str, tuple[str, tuple[float, ...], tuple[str, ...]]] = {
 def resources(runs: Sequence[Run], nodes: Sequence[Sequence[NodeSeries]]) -> list[Picture]:
     """Return a picture for each run with samples; `nodes` has the samples of each run's nodes."""
     tops = [_top(figure, runs, nodes) for _, _, _, figure in _MEASURES]
-    return [_picture(run, own, tops, alone=len(runs) == 1) for run, own in zip(runs, nodes, strict=True) if own]
+    return [_picture(run, run_nodes, tops, single=len(runs) == 1) for run, run_nodes in zip(runs, nodes, strict=True) if run_nodes]
 
 
 def _top(figure: _Figure, runs: Sequence[Run], nodes: Sequence[Sequence[NodeSeries]]) -> float | None:
     highest = []
-    for run, own in zip(runs, nodes, strict=True):
-        first, last = _range(run, own) if own else (0.0, 0.0)
-        shown = [figure(node)[(first <= node.time_seconds) & (node.time_seconds <= last)] for node in own]
-        if _are_many(own):
-            shown = [bands(own, figure, first, last, _BAND_POINTS).high]
+    for run, run_nodes in zip(runs, nodes, strict=True):
+        first, last = _range(run, run_nodes) if run_nodes else (0.0, 0.0)
+        shown = [figure(node)[(first <= node.time_seconds) & (node.time_seconds <= last)] for node in run_nodes]
+        if _are_many(run_nodes):
+            shown = [bands(run_nodes, figure, first, last, _BAND_POINTS).high]
         highest += [float(np.nanmax(values)) for values in shown if np.isfinite(values).any()]
     return 1.05 * max(highest) if highest and max(highest) > 0 else None
 
@@ -76,7 +76,7 @@ def _range(run: Run, nodes: Sequence[NodeSeries]) -> tuple[float, float]:
     return -margin, end + margin
 
 
-def _picture(run: Run, nodes: Sequence[NodeSeries], tops: Sequence[float | None], *, alone: bool) -> Picture:
+def _picture(run: Run, nodes: Sequence[NodeSeries], tops: Sequence[float | None], *, single: bool) -> Picture:
     first, last = _range(run, nodes)
     panels = tuple(
         Panel(title, "wall-clock time (s)", y_title, curves, unit, from_zero=True, top=top)
@@ -86,7 +86,7 @@ def _picture(run: Run, nodes: Sequence[NodeSeries], tops: Sequence[float | None]
     marks, thinned = _marks(run)
     sources = sorted({_SOURCES[node.network_source] for node in nodes if node.network_source in _SOURCES})
     return Picture(
-        "resources" if alone else f"resources-{run.name}",
+        "resources" if single else f"resources-{run.name}",
         f"What each node used: {run.name}",
         _NOTE.format(source=" ".join(sources), thinned=thinned).strip() + (_BAND_NOTE.format(len(nodes)) if _are_many(nodes) else ""),
         "; ".join(_words_of_nodes(run, nodes)),
@@ -95,7 +95,7 @@ def _picture(run: Run, nodes: Sequence[NodeSeries], tops: Sequence[float | None]
         marks=tuple(mark for mark in marks if first <= mark.x <= last),
         x_range=(first, last),
         run=run.number,
-        place="plots" if alone else "run",
+        place="plots" if single else "run",
     )
 
 
@@ -104,43 +104,45 @@ def _are_many(nodes: Sequence[NodeSeries]) -> bool:
 
 
 def _band_curves(run: Run, nodes: Sequence[NodeSeries], figure: _Figure, first: float, last: float) -> tuple[Curve, ...]:
-    found = bands(nodes, figure, max(first, min(float(node.time_seconds[0]) for node in nodes)), last, _BAND_POINTS)
-    if not np.isfinite(found.median).any():
+    spread = bands(nodes, figure, max(first, min(float(node.time_seconds[0]) for node in nodes)), last, _BAND_POINTS)
+    if not np.isfinite(spread.median).any():
         return ()
-    low, high = ("lowest node", "highest node") if found.percentiles == ENDS else (f"{each}th percentile" for each in BAND_PERCENTILES)
+    low, high = (
+        ("lowest node", "highest node") if spread.percentiles == ENDS else (f"{percentile}th percentile" for percentile in BAND_PERCENTILES)
+    )
     return (
-        curve(low, stroke(1), found.time_seconds, found.low, run.number, "faint"),
-        curve(high, stroke(2), found.time_seconds, found.high, run.number, "faint"),
-        curve(f"median of {len(nodes):,} nodes", stroke(0), found.time_seconds, found.median, run.number),
+        curve(low, stroke(1), spread.time_seconds, spread.low, run.number, "faint"),
+        curve(high, stroke(2), spread.time_seconds, spread.high, run.number, "faint"),
+        curve(f"median of {len(nodes):,} nodes", stroke(0), spread.time_seconds, spread.median, run.number),
     )
 
 
 def _curves(run: Run, nodes: Sequence[NodeSeries], figure: _Figure, start: float, end: float) -> tuple[Curve, ...]:
     if _are_many(nodes):
         return _band_curves(run, nodes, figure, start, end)
-    found = []
+    curves = []
     for node in nodes:
         shown = node.time_seconds >= start
         values = figure(node)[shown]
         if np.isfinite(values).any():
             kind: Kind = "points" if len(values) <= _FEW_SAMPLES else "line"
             drawn_as = stroke(node.node)
-            found.append(curve(f"node {node.node}", drawn_as, node.time_seconds[shown], values, run.number, kind, points=_POINTS))
-    return tuple(found)
+            curves.append(curve(f"node {node.node}", drawn_as, node.time_seconds[shown], values, run.number, kind, points=_POINTS))
+    return tuple(curves)
 
 
 def _marks(run: Run) -> tuple[list[Mark], str]:
     marks: list[Mark] = []
-    said = []
+    notes = []
     for kind, (colour, dash, events) in _MARKS.items():
-        found = [event.time_seconds for event in run.events if event.event in events]
+        times = [event.time_seconds for event in run.events if event.event in events]
         if kind == "evaluation":
-            found = [record.time_seconds for record in run.evals]
-        every = max(1, -(-len(found) // _MAX_MARKS))
-        marks += [Mark(kind, seconds, colour, dash) for seconds in found[every - 1 :: every]]
+            times = [record.time_seconds for record in run.evals]
+        every = max(1, -(-len(times) // _MAX_MARKS))
+        marks += [Mark(kind, seconds, colour, dash) for seconds in times[every - 1 :: every]]
         if every > 1:
-            said.append(f" Of kind “{kind}”, each {every}th of {len(found):,} is marked.")
-    return marks, "".join(said)
+            notes.append(f" Of kind “{kind}”, each {every}th of {len(times):,} is marked.")
+    return marks, "".join(notes)
 
 
 def _words_of_nodes(run: Run, nodes: Sequence[NodeSeries]) -> Iterator[str]:
@@ -206,30 +208,30 @@ _MAX_NODES = 12  # with more nodes in all, a bar is the mean of a configuration'
 
 def time_shares(lines: Lines) -> Picture:
     """Return bars for each configuration with figures, and for its nodes unless too many."""
-    representatives = [(line, line.runs[0] if line.configuration is None else line.configuration.typical_run) for line in lines.all]
+    representatives = [(line, line.runs[0] if line.configuration is None else line.configuration.median_run) for line in lines.all]
     ended = [(line, run) for line, run in representatives if run.has_summary]
     clocks = [_clock(run.summary) for _, run in ended]
-    each = len(ended) == 1 or sum(len(_nodes(run)) for _, run in ended) <= _MAX_NODES
+    shows_nodes = len(ended) == 1 or sum(len(_nodes(run)) for _, run in ended) <= _MAX_NODES
     nodes: list[tuple[str, Mapping[str, Any] | None]] = []
     some = False
     for line, run in ended:
-        shown, left_out = _ends(run)
-        some = some or (left_out and each)
-        if each:
-            nodes += [(_row(line, node, figures, alone=len(ended) == 1), figures) for node, figures in shown]
+        shown, some_skipped = _end_nodes(run)
+        some = some or (some_skipped and shows_nodes)
+        if shows_nodes:
+            nodes += [(_row(line, node, figures, single=len(ended) == 1), figures) for node, figures in shown]
         else:
             nodes.append((line.label, _mean_of_nodes(figures for _, figures in _nodes(run))))
-    note = _SHARES_NOTE + _SOME * some + _MEAN * (not each) + _TYPICAL * lines.repeated
-    note = f"{note} {lines.left_out_note}".strip()
+    note = _SHARES_NOTE + _SOME * some + _MEAN * (not shows_nodes) + _TYPICAL * lines.repeated
+    note = f"{note} {lines.contention_note}".strip()
     panels = (
         Bars(
             "Where each run's clock went",
             "seconds",
             tuple(line.label for line, _ in ended),
             tuple(
-                Segment(_named(name, clocks), np.array([clock.get(key, 0.0) for clock in clocks], np.float64), colour)
+                Segment(_component_name(name, clocks), np.array([clock.get(key, 0.0) for clock in clocks], np.float64), colour)
                 for name, (key, colour) in _CLOCK_COMPONENTS.items()
-                if any(_has(clock, key) for clock in clocks)
+                if any(_has_component(clock, key) for clock in clocks)
             ),
             "s",
             ("",) * len(ended),
@@ -256,11 +258,11 @@ def _mean_of_nodes(nodes: Iterable[Mapping[str, Any] | None]) -> Mapping[str, An
         return None
     keys = ["step_seconds", *(key for key, _ in _STEP_COMPONENTS.values())]
     values = {key: [figures[key] for figures in known if figures[key] is not None] for key in keys}
-    return {key: sum(found) / len(found) if found else None for key, found in values.items()}
+    return {key: sum(known_values) / len(known_values) if known_values else None for key, known_values in values.items()}
 
 
 def _clock(summary: Mapping[str, Any]) -> dict[str, float]:
-    segment, measured = calibrated_segment(summary), ("train_seconds", *BESIDE_TRAINING.values())
+    segment, measured = calibrated_segment(summary), ("train_seconds", *PAUSE_COMPONENTS.values())
     shares = summary.get("time_shares")
     if shares is not None and not shares.get("part_began_seconds"):
         clock = {key: float(shares["run"][key]) for key in (*measured, "other_seconds")}
@@ -278,7 +280,7 @@ def _nodes(run: Run) -> list[tuple[int, Mapping[str, Any] | None]]:
     return [(figures["node"], figures) for figures in shares["nodes"]]
 
 
-def _ends(run: Run) -> tuple[list[tuple[int, Mapping[str, Any] | None]], bool]:
+def _end_nodes(run: Run) -> tuple[list[tuple[int, Mapping[str, Any] | None]], bool]:
     return ends_of(_nodes(run), lambda node: None if node[1] is None else node[1]["peers_seconds"])
 
 
@@ -288,8 +290,8 @@ def _percent(figures: Mapping[str, Any] | None, key: str) -> float:
     return 100.0 * float(figures[key]) / float(figures["step_seconds"])
 
 
-def _row(line: Line, node: int, figures: Mapping[str, Any] | None, *, alone: bool) -> str:
-    name = f"node {node}" if alone else f"{line.label}, node {node}"
+def _row(line: Line, node: int, figures: Mapping[str, Any] | None, *, single: bool) -> str:
+    name = f"node {node}" if single else f"{line.label}, node {node}"
     return name if figures is None or figures["step_seconds"] is None else f"{name} ({_short(figures['step_seconds'])})"
 
 
@@ -299,20 +301,20 @@ def _short(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else duration_text(seconds)
 
 
-def _has(clock: Mapping[str, float], key: str) -> bool:
+def _has_component(clock: Mapping[str, float], key: str) -> bool:
     return bool(clock.get(key)) if key in _SELDOM else key in clock
 
 
-def _named(name: str, clocks: Sequence[Mapping[str, float]]) -> str:
-    return f"{name}, workers busy" if name == "training" and any(_has(clock, "idle_seconds") for clock in clocks) else name
+def _component_name(name: str, clocks: Sequence[Mapping[str, float]]) -> str:
+    return f"{name}, workers busy" if name == "training" and any(_has_component(clock, "idle_seconds") for clock in clocks) else name
 
 
 def _words(line: Line, run: Run, clock: Mapping[str, float]) -> str:
-    known = [(_named(name, [clock]), key) for name, (key, _) in _CLOCK_COMPONENTS.items() if _has(clock, key)]
+    known = [(_component_name(name, [clock]), key) for name, (key, _) in _CLOCK_COMPONENTS.items() if _has_component(clock, key)]
     spent = ", ".join(f"{name} {duration_text(clock[key])}" for name, key in known)
-    steps = []
-    for node, figures in _ends(run)[0]:
-        parts = [f"{name} {value:.0f} %" for name, (key, _) in _STEP_COMPONENTS.items() if np.isfinite(value := _percent(figures, key))]
-        if parts:
-            steps.append(f"a step on node {node}: {', '.join(parts)}")
+    shares = {
+        node: [f"{name} {value:.0f} %" for name, (key, _) in _STEP_COMPONENTS.items() if np.isfinite(value := _percent(figures, key))]
+        for node, figures in _end_nodes(run)[0]
+    }
+    steps = [f"a step on node {node}: {', '.join(parts)}" for node, parts in shares.items() if parts]
     return f"{line.label}: {'; '.join([spent, *steps]) if steps else f'{spent}, steps {NOT_CALIBRATED}'}"

@@ -1,4 +1,4 @@
-"""A watched run: its current state, from the files that it writes, as plain lines or drawn on a terminal."""
+"""The current state of a watched run, as plain lines or drawn on a terminal."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from ...records.text import (
     number_text,
     rate_text,
 )
-from ..analysis.duration import Block, Estimate, Measured, blocks_of, estimate, plan_of, steps_per_epoch
+from ..analysis.duration import Block, Estimate, Measured, estimate, make_blocks, read_plan, steps_per_epoch
 from ..runs.series import checkpoint_pauses, end_translations, pauses
 
 _CHUNK_BYTES = 1 << 20
@@ -47,10 +47,10 @@ _CHUNK_BYTES = 1 << 20
 class Tail(Generic[R]):
     """Follows a run's file of JSON lines, which may not exist yet, by whole lines."""
 
-    # `most_bytes` limits the initial content (None: all). `anew`: the file was replaced at the last `read`, as on resume.
+    # `most_bytes` limits the initial content (None: all). `was_replaced`: the file was replaced at the last `read`, as on resume.
 
     def __init__(self, path: Path, kind: type[R], most_bytes: int | None = None) -> None:
-        self.anew = False
+        self.was_replaced = False
         self._path = path
         self._kind: type[R] = kind
         self._most_bytes = most_bytes
@@ -61,8 +61,8 @@ class Tail(Generic[R]):
 
     def read(self) -> list[R]:
         """Return the new records. Raises DamagedRunError for a whole line that is no record."""
-        self.anew = self._descriptor is not None and self._replaced(self._descriptor)
-        if self.anew:
+        self.was_replaced = self._descriptor is not None and self._replaced(self._descriptor)
+        if self.was_replaced:
             self.close()
         if self._descriptor is None:
             self._descriptor = self._open()
@@ -79,12 +79,12 @@ class Tail(Generic[R]):
 
     def _replaced(self, descriptor: int) -> bool:
         """Return whether the path is another file; the open one keeps its inode from reuse."""
-        held = os.fstat(descriptor)
+        opened = os.fstat(descriptor)
         try:
-            there = os.stat(self._path)
+            current = os.stat(self._path)
         except FileNotFoundError:
             return False
-        return (held.st_ino, held.st_dev) != (there.st_ino, there.st_dev) or there.st_size < self._offset
+        return (opened.st_ino, opened.st_dev) != (current.st_ino, current.st_dev) or current.st_size < self._offset
 
     def _open(self) -> int | None:
         try:
@@ -135,7 +135,7 @@ class Tail(Generic[R]):
 ENDED = ("succeeded", "failed", "interrupted", "died")  # final states
 SPEED_SECONDS = 10.0  # on the run clock, over which speeds are measured
 LOSSES = 20  # updates of the mean loss, as for ``final_train_loss``
-PAUSES = 100  # evaluations and checkpoints kept, for the estimate of later ones
+PAUSES = 100  # evaluations and checkpoints stored, for the estimate of later ones
 UNWRITTEN_SECONDS = 5.0  # that a new run may be without a status
 FIRST_BYTES = 1 << 20  # of earlier updates and samples: enough for the speed, and little of a long run
 _SILENT = ("epoch_ended",)  # shown by the figures anyway
@@ -177,13 +177,13 @@ class _Training:
     def blocks(self, stops: Sequence[tuple[float, float]]) -> list[Block]:
         if not self._recent:
             return []
-        first, *others = self._recent
-        if not others or others[-1].time_seconds <= first.time_seconds:
+        first, *rest = self._recent
+        if not rest or rest[-1].time_seconds <= first.time_seconds:
             last = self._recent[-1]
             return [Block(last.count, last.seconds)] if last.seconds > 0 else []
-        ends = np.array([record.time_seconds - first.time_seconds for record in others])
+        ends = np.array([record.time_seconds - first.time_seconds for record in rest])
         since = [(start - first.time_seconds, end - first.time_seconds) for start, end in stops if end > first.time_seconds]
-        return blocks_of(ends, np.array([record.count for record in others]), since)
+        return make_blocks(ends, np.array([record.count for record in rest]), since)
 
     @property
     def examples_per_step(self) -> float | None:
@@ -193,17 +193,17 @@ class _Training:
     def speed(self) -> Speed | None:
         if not self._recent:
             return None
-        first, *others = self._recent
+        first, *rest = self._recent
         seconds = self._recent[-1].time_seconds - first.time_seconds
-        if not others or seconds <= 0:
-            others, seconds = [self._recent[-1]], self._recent[-1].seconds
+        if not rest or seconds <= 0:
+            rest, seconds = [self._recent[-1]], self._recent[-1].seconds
         if seconds <= 0:
             return None
-        return Speed(sum(record.count for record in others) / seconds, sum(record.examples for record in others) / seconds)
+        return Speed(sum(record.count for record in rest) / seconds, sum(record.examples for record in rest) / seconds)
 
 
 class WatchedRun:
-    """Follows one run directory incrementally, where `catalog.run.Run` reads once."""
+    """Follows one run directory incrementally, where `runs.run.Run` reads once."""
 
     def __init__(self, reader: RunReader) -> None:
         self.reader = reader
@@ -256,7 +256,7 @@ class WatchedRun:
         """Read news; return evaluations and events since the first call. Raises DamagedRunError."""
         self._read_status()  # before the records, so that those of an ended run are complete
         records = self._read()
-        if any(tail.anew for tail in self._tails):
+        if any(tail.was_replaced for tail in self._tails):
             self.close()
             self._begin()
             records = self._read()
@@ -264,12 +264,12 @@ class WatchedRun:
             self._take(record)
         if records:
             self._heard = time.monotonic()
-        found = [record for record in records if isinstance(record, EventRecord | EvalRecord)]
-        news = [record for record in found if _key(record) not in self._shown]
-        self._shown.update(map(_key, found))
+        readable = [record for record in records if isinstance(record, EventRecord | EvalRecord)]
+        news = [record for record in readable if _key(record) not in self._shown]
+        self._shown.update(map(_key, readable))
         first, self._polled = not self._polled, True
-        kept = [] if first else [record for record in news if not (isinstance(record, EventRecord) and record.event in _SILENT)]
-        return sorted(kept, key=lambda record: record.time_seconds)
+        shown_news = [] if first else [record for record in news if not (isinstance(record, EventRecord) and record.event in _SILENT)]
+        return sorted(shown_news, key=lambda record: record.time_seconds)
 
     def _read_status(self) -> None:
         path = self.reader.path / "status.json"
@@ -316,7 +316,7 @@ class WatchedRun:
         """The estimate of ``trainer explain``, from recent updates, without an earlier target."""
         if self.ended or self.job is None or self.total_steps is None:
             return None
-        plan = plan_of(self.job, self.total_steps, steps_per_epoch(self.job, self.training.examples_per_step))
+        plan = read_plan(self.job, self.total_steps, steps_per_epoch(self.job, self.training.examples_per_step))
         blocks = self.training.blocks(pauses(self._evaluated, self._saved))
         stalls = [end - start for start, end in checkpoint_pauses(self._saved)]
         evaluations = [record.seconds for record in self._evaluated]
@@ -443,7 +443,7 @@ def last_evaluation(record: EvalRecord, metrics: Sequence[MetricInfo]) -> str:
 
 
 def is_in_summary(run: WatchedRun) -> bool:
-    """Return whether a summary follows, whose figures are of the training alone."""
+    """Return whether a summary follows, whose figures are of the training only."""
     return run.ended and run.reader.summary() is not None
 
 
@@ -453,7 +453,7 @@ def picture(run: WatchedRun) -> RenderableType:
     if is_in_summary(run):
         return Group(*parts)
     if run.progress is not None:
-        line = Table.grid()  # a bar alone does not end its line
+        line = Table.grid()  # a bar does not end its line
         line.add_row(ProgressBar(total=1.0, completed=run.progress, width=BAR_WIDTH))
         parts.append(line)
     figures = figures_line(run)

@@ -12,7 +12,7 @@ from crosstrain.conformance.runs import norm_wise_difference, read_run, relative
 from crosstrain.core.job import Job
 from crosstrain.data.store.stored_dataset import open_dataset
 from crosstrain.records.store.run_directory import RunReader
-from crosstrain.report.analysis.verdict import explain
+from crosstrain.report.analysis.diagnosis import diagnose
 from crosstrain.report.runs.run import Run
 
 pytestmark = pytest.mark.cluster
@@ -111,7 +111,7 @@ def test_native_run_measures_direct_exchange_at_its_end(backend, job, tmp_path):
     for worker in calibration["workers"]:
         for component in ("data", "compute", "communicate", "message", "direct", "direct_message", "direct_step"):
             assert worker[f"{component}_seconds"] > 0, component
-    costs = explain(Run(result.path)).exchange_costs
+    costs = diagnose(Run(result.path)).exchange_costs
     assert costs.no_estimate in (None, "other programs had the cores")
 
 

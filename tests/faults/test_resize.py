@@ -13,9 +13,9 @@ from crosstrain.checkpoint import list_checkpoints, newest_sound
 from crosstrain.core.errors import RunFailedError, UsageError
 from crosstrain.launch.driver.restart_policy import Resize, Restart, Stop
 from crosstrain.records.store.run_directory import RunReader
-from crosstrain.report.analysis.explanation_text import notes
+from crosstrain.report.analysis.diagnosis import diagnose
+from crosstrain.report.analysis.diagnosis_text import notes
 from crosstrain.report.analysis.fit import observe
-from crosstrain.report.analysis.verdict import explain
 from crosstrain.report.compare.caveats import changed_text
 from crosstrain.report.runs.run import Run
 
@@ -96,9 +96,9 @@ def test_resize_run_continues_without_lost_node(tmp_path):
     assert (changed_text(run) or "").endswith(
         "(nodes): the figures add up parts under different settings; the settings are those that were asked for."
     )
-    explained = explain(run).evidence.summary
+    explained = diagnose(run).evidence.summary
     assert (explained["nodes"], explained["workers"]) == (2, 2)
-    (restarted_note,) = [text for text in notes(explain(run)) if "was restarted (once" in text]
+    (restarted_note,) = [text for text in notes(diagnose(run)) if "was restarted (once" in text]
     assert f"after update {part['step']:,} on 2 nodes. Cause: " in restarted_note
     with pytest.raises(UsageError, match="nodes"):
         observe(run)

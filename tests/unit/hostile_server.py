@@ -22,7 +22,7 @@ from pathlib import Path
 from crosstrain.backends.export import PLAIN, export_weights
 from crosstrain.cli.commands import evaluate as evaluate_command
 from crosstrain.cli.commands import export as export_command
-from crosstrain.cli.group import COMMANDS, invoke
+from crosstrain.cli.group import COMMANDS, invoke, load_command
 
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 MAX_MEMORY_BYTES = 3 << 30
@@ -93,8 +93,8 @@ def main():
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     evaluate_command.Evaluator.evaluate = evaluate
     export_command._run_exporter = export
-    for command in COMMANDS.values():
-        command.load()
+    for name in COMMANDS:
+        load_command(name)
     for module in (
         "matplotlib.backends.backend_svg",
         "matplotlib.backends.backend_agg",

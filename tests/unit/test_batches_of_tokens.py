@@ -15,7 +15,7 @@ from predict_samples import calibrated_run, write
 from crosstrain.cli.commands.predict import predict
 from crosstrain.core.job import Job
 from crosstrain.report.analysis.advice import advise
-from crosstrain.report.analysis.verdict import explain
+from crosstrain.report.analysis.diagnosis import diagnose
 from crosstrain.report.compare.comparison import compare_runs
 from crosstrain.report.compare.formats import as_text
 from crosstrain.report.compare.run_tables import one_run, to_text
@@ -44,10 +44,10 @@ def by_tokens(path, tokens, mean):
 @pytest.mark.parametrize("accumulate", [1, 4])
 def test_twice_the_tokens_are_advised_and_can_be_asked_for(tmp_path, mode, accumulate):
     path = explained_run(tmp_path, [STEP] * 2, mode=mode, half_fraction=0.6, figures={"updates_by_worker": [100, 100]})
-    before = {entry.option: entry for entry in advise(explain(Run(path)))}["--batch-size 64"]
+    before = {entry.option: entry for entry in advise(diagnose(Run(path)))}["--batch-size 64"]
     described = json.loads((path / "job.json").read_text())
     write(path, "job.json", {**described, "accumulate": accumulate})
-    found = {entry.option: entry for entry in advise(explain(Run(by_tokens(path, 1024, 71))))}
+    found = {entry.option: entry for entry in advise(diagnose(Run(by_tokens(path, 1024, 71))))}
     assert not [option for option in found if option.startswith(("--batch-size", "--global-batch-size"))]
     entry = found["--batch-tokens 2048"]
     assert (entry.speedup, entry.bound) == (before.speedup, "about")

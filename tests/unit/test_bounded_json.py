@@ -17,7 +17,7 @@ from crosstrain.core.bounded_json import MAX_BYTES, MAX_LINE_BYTES, NotJsonError
 
 OTHER_TEXTS = {
     "backends/tf/__init__.py": "a program that is shown to the reader of an export",
-    "cli/kept_commands.py": "a cache of its own, read at each key without what the reader imports",
+    "cli/completion.py": "a cache of its own, read at each key without what the reader imports",
     "cli/commands/run_repeats.py": "what a trainer of its own printed",
     "conformance/suite.py": "what a trainer of its own printed",
     "conformance/runs.py": "what a trainer of its own printed, and what the suite that starts it has given it",

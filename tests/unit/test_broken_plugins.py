@@ -10,6 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from crosstrain.conformance.runs import trainer
+from crosstrain.core import plugins
 from crosstrain.core.job import Job
 
 BROKEN = """
@@ -105,6 +106,14 @@ def test_broken_plugin_hides_no_other():
     problems = {row["name"]: row["problem"] for row in json.loads(backends.stdout)}
     assert {name for name, problem in problems.items() if problem} >= {"exits", "nothing", "raising-backend", "modes", "packages"}
     assert problems["torch"] is None
+
+
+def test_an_error_in_our_code_is_not_blamed_on_a_model_of_ours_named_by_its_path():
+    model = plugins.find("model", "crosstrain.models.logreg")
+    build = plugins.load(model, "model")
+    with pytest.raises(AttributeError) as caught:
+        build(None)
+    assert plugins.plugin_problem(caught.value) is None
 
 
 CONTAINERS = ({}, {"a": {"b": [1]}}, [], [[]], [None], [{"a": 1}], [True], "", "x" * 100_000, True, 10**400, -1)

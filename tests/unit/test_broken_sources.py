@@ -14,7 +14,7 @@ from crosstrain.data.columns import Column, ColumnSpec
 from crosstrain.data.sources.translation.tokenizer import train_vocabulary
 from crosstrain.data.store.build import build_store
 from crosstrain.data.store.manifest import read_manifest
-from crosstrain.data.store.writer import wrong_sentences
+from crosstrain.data.store.writer import sentences_problem
 from crosstrain.data.text import END, PADDING
 
 MODEL = train_vocabulary(["red house", "green ship", "blue tree"], 40, bytes_too=False)
@@ -199,7 +199,7 @@ SENTENCES = st.lists(
 @given(SENTENCES, st.integers(0, 9))
 def test_sentences_are_right_where_each_of_them_is(rows, first):
     wrong = [not row or row[-1] != END or PADDING in row or END in row[:-1] for row in rows]
-    problem = wrong_sentences(column(*rows), first)
+    problem = sentences_problem(column(*rows), first)
     assert (problem is not None) == any(wrong)
     if problem is not None:
         assert wrong[int(problem.split()[1]) - first - 1]

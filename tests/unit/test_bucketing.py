@@ -107,7 +107,7 @@ def test_what_is_interrupted_and_goes_on_unchanged_makes_the_same_batches(length
 def test_a_step_is_of_one_bucket_and_whatever_is_computed_at_once_within_the_budget(lengths, tokens, workers, mode, parts, epoch):
     """Of each worker, and of each of its micro-batches, which together are its batch."""
     sampler = made(lengths, BucketedTokens(tokens, workers, mode, parts))
-    buckets, own = Buckets.of(longest(np.array(lengths))), longest(np.array(lengths))
+    buckets, own = Buckets.from_lengths(longest(np.array(lengths))), longest(np.array(lengths))
     batches = sampler.whole(epoch, 0, sampler.steps_per_epoch)
     assert len(batches) == buckets.steps(tokens, parts * (workers if mode == "sync" else 1))
     for step in range(len(batches)):

@@ -129,7 +129,7 @@ class TestWrongUse:
         writer = CheckpointWriter(tmp_path / "checkpoints", meta(), entries(arrays()))
         writer.write(b"\0" * 100)
         with pytest.raises(ValueError, match=r"\d+ bytes of the checkpoint's arrays are missing"):
-            writer.finish()
+            writer.seal()
         assert list((tmp_path / "checkpoints").iterdir()) == []
 
     def test_too_many_bytes(self, tmp_path):
@@ -154,7 +154,7 @@ class TestWrongUse:
         writer.abort()
         assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000000001"]
         with pytest.raises(ValueError, match="given up"):
-            writer.finish()
+            writer.seal()
 
     def test_what_is_sealed_has_no_name_yet(self, tmp_path):
         parent = tmp_path / "checkpoints"
@@ -376,7 +376,8 @@ class TestKeeping:
         first = CheckpointWriter(tmp_path / "checkpoints", meta(1), entries(arrays(1)))
         save(tmp_path, 2)
         first.write(b"".join(value.tobytes() for value in arrays(1).values()))
-        assert same(read_checkpoint(first.finish()).arrays, by_file(arrays(1)))
+        first.seal()
+        assert same(read_checkpoint(first.publish()).arrays, by_file(arrays(1)))
 
 
 class TestSuddenDeath:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from checkpoint_tools import arrays, save
 
-from crosstrain.checkpoint.selection import Selection, choose, held
+from crosstrain.checkpoint.selection import Selection, choose, locked_weights
 from crosstrain.core.errors import UsageError
 
 ACCURACIES = {100: 0.6, 200: 0.9, 300: 0.7, 400: 0.8, 500: 0.5}
@@ -122,7 +122,7 @@ def test_a_checkpoint_by_its_path_is_the_only_one(run):
 def test_damaged_ones_are_passed_over_and_named(run, tmp_path):
     shutil.copytree(run, tmp_path / "run")
     (tmp_path / "run" / "checkpoints" / "step-000000400" / "parameters.safetensors").unlink()
-    with held(tmp_path / "run", Selection(average=3)) as chosen:
+    with locked_weights(tmp_path / "run", Selection(average=3)) as chosen:
         assert steps(chosen) == [500, 300, 200]
     assert [error.path.name for error in chosen.damaged] == ["step-000000400"]
     with pytest.raises(UsageError, match=r"(?s)has 4 checkpoints that are sound.*step-000000400' is damaged"):

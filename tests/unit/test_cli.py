@@ -15,8 +15,10 @@ import click
 import psutil
 import pytest
 
-from crosstrain.cli.group import COMMANDS
+from crosstrain.cli.commands.run import note_lone_exchange, run
+from crosstrain.cli.group import COMMANDS, load_command
 from crosstrain.cli.main import main
+from crosstrain.cli.run_request import TypedRun
 from crosstrain.core.job import Job
 from crosstrain.core.plugins import available
 from crosstrain.core.settings.job_fields import flag_name, is_boolean
@@ -86,7 +88,7 @@ def test_help_and_version_load_neither_subcommands_nor_libraries():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
-    assert all(f"  {name} " in done.stdout and command.summary in done.stdout for name, command in COMMANDS.items())
+    assert all(f"  {name} " in done.stdout and summary in done.stdout for name, summary in COMMANDS.items())
 
 
 LOADED_WHERE_THEY_ARE_USED = {"matplotlib", "plotly", "pyroute2", "scipy", "pyarrow", "duckdb", "ray", "tensorflow", "torch"}
@@ -94,18 +96,33 @@ LOADED_WHERE_THEY_ARE_USED = {"matplotlib", "plotly", "pyroute2", "scipy", "pyar
 
 
 def test_commands_load_without_the_libraries_that_take_long():
-    loaded = "".join(f"COMMANDS[{name!r}].load(); " for name in COMMANDS if name != "plot")  # which draws with matplotlib
+    loaded = "".join(f"load_command({name!r}); " for name in COMMANDS if name != "plot")  # which draws with matplotlib
     script = f"""
-import sys; from crosstrain.cli.group import COMMANDS; COMMANDS["run"].load(); print("rich" in sys.modules); {loaded}
+import sys; from crosstrain.cli.group import load_command; load_command("run"); print("rich" in sys.modules); {loaded}
 import crosstrain.report.pages.live_server, crosstrain.launch.node.supervisor
 print(sorted({LOADED_WHERE_THEY_ARE_USED} & set(sys.modules)))"""
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout == "False\n[]\n", done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "job", "noted"),
+    [
+        (["--exchange", "direct"], {}, True),
+        (["--exchange", "direct"], {"nodes": 2}, False),
+        (["--exchange", "native"], {}, False),
+        ([], {"exchange": "direct"}, False),
+    ],
+)
+def test_a_direct_exchange_with_one_worker_is_noted(arguments, job, noted, capsys):
+    typed = TypedRun(run.make_context("run", arguments), None, None, None, None, None, {}, quiet=False)
+    note_lone_exchange(typed, Job(**job))
+    assert capsys.readouterr().err == ("exchange: direct has no effect with one worker\n" if noted else "")
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_of_the_table_loads_and_has_help(capsys, name):
-    command = COMMANDS[name].load()
+    command = load_command(name)
     assert isinstance(command, click.Command)
     assert command.name == name
     code, out, err = call(capsys, name, "--help")
@@ -114,7 +131,7 @@ def test_every_command_of_the_table_loads_and_has_help(capsys, name):
 
 
 def test_run_has_an_option_for_every_field_with_its_help_and_default(capsys):
-    options = {option.name: option for option in COMMANDS["run"].load().params}
+    options = {option.name: option for option in load_command("run").params}
     for field, info in Job.model_fields.items():
         assert options[field].opts == [flag_name(field)]
         assert options[field].help.startswith(info.description)

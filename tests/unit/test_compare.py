@@ -23,7 +23,7 @@ from crosstrain.core.errors import UsageError
 from crosstrain.records.summary import summarise
 from crosstrain.records.text import bytes_text, count_text, duration_text, number_text, rate_text
 from crosstrain.report.analysis.conclusion import conclude
-from crosstrain.report.analysis.verdict import explain
+from crosstrain.report.analysis.diagnosis import diagnose
 from crosstrain.report.compare.cells import cell
 from crosstrain.report.compare.comparison import compare_runs
 from crosstrain.report.compare.formats import as_markdown, as_text
@@ -300,7 +300,7 @@ def test_a_loss_that_blew_up_in_one_repeat_is_not_averaged_away():
 def test_steps_per_second_decide_nothing_across_modes():
     busy = made("busy", mode="async", summary={"steps_per_second": 9e9, "examples_per_second": 900.0})
     found = compare_runs([made(), busy])
-    assert conclude(found.runs).verdicts[0].ratio.ratio == pytest.approx(1000 / 900)
+    assert conclude(found.runs).rankings[0].ratio.ratio == pytest.approx(1000 / 900)
     (line,) = (line for line in as_text(found).splitlines() if line.startswith("steps/s "))
     assert line.split()[1:] == ["31.2", "9,000,000,000†"]
 
@@ -322,7 +322,7 @@ def test_copies_of_a_run_are_called_as_their_directories(tmp_path):
     compared = compare_paths([tmp_path / "one", tmp_path / "copy"], fold=False)
     assert [entry.label for entry in compared.entries] == ["one", "copy"]
     assert [found["run"] for found in rows([tmp_path / "copy"])] == ["copy"]
-    assert explain(Run(tmp_path / "copy")).to_json()["run"] == "copy"
+    assert diagnose(Run(tmp_path / "copy")).to_json()["run"] == "copy"
 
 
 def test_a_run_is_found_by_its_name(tmp_path):

@@ -185,7 +185,7 @@ def test_what_is_kept_is_answered_without_importing_a_command(folder, cache):
         done = subprocess.run(command, env={**os.environ, **asked}, capture_output=True, text=True, cwd=folder, check=False)
         assert done.stdout.split() == ["plain,sync", "plain,async"]
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "crosstrain.cli.kept_commands" in imported
+    assert "crosstrain.cli.completion" in imported
     assert {"pydantic", "numpy", "crosstrain.core.job", "crosstrain.cli.options"}.isdisjoint(imported)
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from crosstrain.records.store.schema import EvalRecord
 from crosstrain.report.analysis.conclusion import conclude
-from crosstrain.report.analysis.configurations import SPEED_FIGURE, times_as_good
+from crosstrain.report.analysis.configurations import SPEED_FIGURE, speedup
 from crosstrain.report.analysis.sentences import as_text, told
 
 
@@ -27,13 +27,13 @@ FAST, SLOW = (1000.0, 1010.0, 990.0), (500.0, 505.0, 495.0)
 
 
 def verdicts(runs):
-    return {(one.axis, one.figure): one for one in conclude(runs).verdicts}
+    return {(one.axis, one.figure): one for one in conclude(runs).rankings}
 
 
 def test_one_axis():
     found = conclude([*repeated("t", FAST, backend="torch"), *repeated("f", SLOW, backend="tf")])
-    (verdict,) = found.verdicts
-    assert (verdict.axis, verdict.winner, verdict.other) == ("backend", "torch", "tf")
+    (verdict,) = found.rankings
+    assert (verdict.axis, verdict.winner, verdict.second) == ("backend", "torch", "tf")
     assert verdict.ratio.ratio == pytest.approx(2.0, rel=1e-3)
     assert verdict.ratio.sure
     (best,) = found.best
@@ -65,15 +65,15 @@ def test_each_axis_within_set_ups_that_are_equal_in_all_else():
 def test_what_goes_together_is_one_axis():
     """All runs of one backend are async: nothing tells what of the two made the difference."""
     found = conclude([*repeated("t", FAST, backend="torch", mode="async"), *repeated("f", SLOW, backend="tf")])
-    (verdict,) = found.verdicts
-    assert (verdict.label, verdict.winner, verdict.other) == ("backend and mode", "torch, async", "tf, sync")
+    (verdict,) = found.rankings
+    assert (verdict.label, verdict.winner, verdict.second) == ("backend and mode", "torch, async", "tf, sync")
     assert [one.configuration.label for one in found.best] == ["torch, async"]
     more = [
         *repeated("t", FAST, backend="torch", mode="async"),
         *repeated("f", SLOW, backend="tf"),
         *repeated("g", SLOW, backend="tf", mode="async"),
     ]
-    assert {one.axis for one in conclude(more).verdicts} == {"backend", "mode"}
+    assert {one.axis for one in conclude(more).rankings} == {"backend", "mode"}
 
 
 def test_where_they_point_both_ways_it_is_said():
@@ -87,8 +87,8 @@ def test_where_they_point_both_ways_it_is_said():
     assert verdict.ratio.opposed
     assert verdict.depends
     line = next(line for line in told(conclude(runs)).axes if line.axis == "backend")
-    assert line.sure == "depends on other settings; reversed at global batch 64 (0.83 ×)"
-    assert not any(one.sure.startswith("significant") for one in told(conclude(runs)).axes if one.axis == "backend")
+    assert line.significance == "depends on other settings; reversed at global batch 64 (0.83 ×)"
+    assert not any(one.significance.startswith("significant") for one in told(conclude(runs)).axes if one.axis == "backend")
 
 
 def test_a_pair_within_its_scatter_points_no_way():
@@ -101,7 +101,7 @@ def test_a_pair_within_its_scatter_points_no_way():
     verdict = verdicts(runs)["backend", "examples_per_second"]
     assert (verdict.ratio.opposed, verdict.depends) == (True, False)
     line = next(line for line in told(conclude(runs)).axes if line.axis == "backend")
-    assert line.sure == "significant; not significant at global batch 64 (0.98 ×)"
+    assert line.significance == "significant; not significant at global batch 64 (0.98 ×)"
 
 
 def test_who_may_be_as_good_as_the_best_is_named():
@@ -132,16 +132,16 @@ def test_what_times_to_a_target_leave_out_is_said():
         *repeated("t", FAST, times=(8.0, 8.1, 7.9), until="accuracy>=0.9"),
         *repeated("f", SLOW, times=(4.0, 4.1, 3.9), until="accuracy>=0.9", backend="tf"),
     ]
-    assert not any("Time to target has the resolution" in text for text in told(conclude(runs)).mind)  # there are no records of evaluations
+    assert not any("Time to target has the resolution" in text for text in told(conclude(runs)).caveats)  # no evaluations
     for run in runs:
         evaluated(run, run.summary["time_to_target_seconds"] / 2, run.summary["time_to_target_seconds"])
-    mind = told(conclude(runs)).mind
+    mind = told(conclude(runs)).caveats
     assert "Time to target excludes start-up: 3.00 s with tf, 3.00 s with torch." in mind
     (said,) = (text for text in mind if "Time to target has the resolution" in text)
     assert "of evaluations (--eval-every 1epoch), 1.95 s to 4.05 s here" in said
     for run in runs:
         evaluated(run, *(run.summary["time_to_target_seconds"] * part / 20 for part in range(1, 21)))
-    assert not any("Time to target has the resolution" in text for text in told(conclude(runs)).mind)
+    assert not any("Time to target has the resolution" in text for text in told(conclude(runs)).caveats)
 
 
 def learnt(*accuracies, **more):
@@ -149,7 +149,7 @@ def learnt(*accuracies, **more):
         made(f"r{lr}", lr=lr, summary={"eval": {"examples": 360, "accuracy": accuracy, "loss": 1.0}}, **more)
         for lr, accuracy in zip((0.1, 0.2, 0.3), accuracies, strict=False)
     ]
-    return told(conclude(runs)).learnt
+    return told(conclude(runs)).accuracy
 
 
 def test_what_was_learnt_is_said_where_no_target_is():
@@ -160,7 +160,7 @@ def test_what_was_learnt_is_said_where_no_target_is():
     runs = [
         made(name, backend=name, summary={"eval": {"accuracy": value, "loss": 1.0}}) for name, value in (("tf", 0.819), ("torch", 0.809))
     ]
-    assert told(conclude(runs)).learnt == (
+    assert told(conclude(runs)).accuracy == (
         f"Final test accuracy: {both}. Rerun with --until 'accuracy>=0.8', which all runs reached, to compare time to accuracy.",
     )
     assert learnt(0.5, 0.5) == ("Final test accuracy: 0.5000 in all configurations.",)
@@ -172,7 +172,7 @@ def test_what_was_learnt_is_said_where_no_target_is():
 
 def test_what_is_within_the_scatter_is_not_sure():
     found = conclude([*repeated("t", (1000.0, 1100.0, 900.0)), *repeated("f", (1010.0, 920.0, 1120.0), backend="tf")])
-    (verdict,) = found.verdicts
+    (verdict,) = found.rankings
     assert not verdict.ratio.sure
     assert "not significant; needs more than 30 repeats each" in told(found).best[0]
 
@@ -192,7 +192,7 @@ def test_a_set_up_that_missed_the_target_is_ranked_behind():
         *repeated("f", SLOW, times=(4.0, 4.1, 3.9), reached=(True, False, True), until="accuracy>=0.9", backend="tf"),
     ]
     found = conclude(runs)
-    assert {one.figure for one in found.verdicts} == {"examples_per_second"}  # by the target there is no ratio
+    assert {one.figure for one in found.rankings} == {"examples_per_second"}  # by the target there is no ratio
     best = told(found).best
     assert (
         best[0]
@@ -216,8 +216,8 @@ def test_a_disturbed_run_counts_for_no_speed_and_is_named():
     runs.append(made("busy", seed=3, backend="tf", summary={"examples_per_second": 1.0, "per_node": [starved_node(0.5)]}))
     found = conclude(runs)
     assert [(len(one.runs), len(one.figures(SPEED_FIGURE))) for one in found.configurations.all] == [(3, 3), (4, 3)]
-    assert found.verdicts[0].ratio.ratio == pytest.approx(2.0, rel=1e-3)
-    assert any("other programs took 50% of the CPU time that busy needed" in text for text in told(found).mind)
+    assert found.rankings[0].ratio.ratio == pytest.approx(2.0, rel=1e-3)
+    assert any("other programs took 50% of the CPU time that busy needed" in text for text in told(found).caveats)
 
 
 def test_who_has_three_repeats_is_not_told_to_make_three():
@@ -239,8 +239,8 @@ def test_what_cannot_be_compared_is_not():
     runs = [*repeated("t", FAST), *repeated("f", SLOW, backend="tf", node={"cpu_model": "Other 1"})]
     found = conclude(runs)
     assert found.best == ()
-    assert found.verdicts[0].ratio is None
-    assert "confounded with processor" in told(found).axes[0].sure
+    assert found.rankings[0].ratio is None
+    assert "confounded with processor" in told(found).axes[0].significance
 
 
 def test_nodes_of_one_machine_are_compared_on_it():
@@ -251,10 +251,10 @@ def test_nodes_of_one_machine_are_compared_on_it():
         for seed, speed in enumerate(speeds)
     ]
     found = conclude(runs)
-    (verdict,) = found.verdicts
-    assert (verdict.axis, verdict.winner, verdict.other) == ("nodes", "1", "3")
+    (verdict,) = found.rankings
+    assert (verdict.axis, verdict.winner, verdict.second) == ("nodes", "1", "3")
     assert verdict.ratio.sure
-    assert any("Nodes share cores" in text for text in told(found).mind)
+    assert any("Nodes share cores" in text for text in told(found).caveats)
 
 
 def test_nodes_are_not_judged_by_what_is_faster_than_ideal():
@@ -264,10 +264,10 @@ def test_nodes_are_not_judged_by_what_is_faster_than_ideal():
         for seed, speed in enumerate(speeds)
     ]
     found = conclude(runs)
-    (verdict,) = (one for one in found.verdicts if one.axis == "nodes")
+    (verdict,) = (one for one in found.rankings if one.axis == "nodes")
     assert verdict.ratio is None
     assert "the speed-up exceeds the ideal" in verdict.why_not
-    assert any(line.startswith("2 nodes is 3.00 × as fast as 1 node, above the ideal 2 ×") for line in told(found).mind)
+    assert any(line.startswith("2 nodes is 3.00 × as fast as 1 node, above the ideal 2 ×") for line in told(found).caveats)
 
 
 DRAWN_RUN = st.fixed_dictionaries(
@@ -299,11 +299,11 @@ def test_any_runs_have_a_conclusion(jobs, speeds, reached):
         for number, (job, speed) in enumerate(zip(jobs, speeds, strict=False))
     ]
     found = conclude(runs)
-    for one in found.verdicts:
+    for one in found.rankings:
         assert (one.ratio is None) == (one.why_not is not None)
-        assert len(one.each) == (0 if one.ratio is None else len(one.ratio.pairs))
+        assert len(one.ratios) == (0 if one.ratio is None else len(one.ratio.pairs))
     for best in found.best:
-        behind = [times_as_good(best.configuration, one, best.figure) for one in found.configurations.all_comparable(best.figure)]
+        behind = [speedup(best.configuration, one, best.figure) for one in found.configurations.all_comparable(best.figure)]
         assert all(times.ratio >= 1.0 - 1e-9 for times in behind)
         assert {one.label for one in best.rivals} <= {one.label for one in found.configurations.all}
     words = told(found)
@@ -331,7 +331,7 @@ def test_an_exchange_that_goes_along_with_several_settings_makes_pairs_incompara
     jobs = [("torch", 10, "native"), ("torch", 20, "direct"), ("tf", 10, "direct"), ("tf", 20, "native")]
     runs = [made(f"{b}-{n}", nodes=2, backend=b, batch_size=n, exchange=x) for b, n, x in jobs]
     found = conclude(runs)
-    assert all(one.winner is None for one in found.verdicts), found.verdicts
+    assert all(one.winner is None for one in found.rankings), found.rankings
 
 
 def test_threads_that_were_asked_for_are_not_the_effect_of_the_framework():
@@ -340,7 +340,7 @@ def test_threads_that_were_asked_for_are_not_the_effect_of_the_framework():
     def verdict(**asked):
         jobs = [("torch", asked.get("torch"), 1), ("tf", asked.get("tf"), 2)]
         given = [made(b, nodes=2, backend=b, threads=n, described={"threads_per_task": [used] * 2}) for b, n, used in jobs]
-        (found,) = conclude(given).verdicts
+        (found,) = conclude(given).rankings
         return found
 
     assert verdict().winner is not None

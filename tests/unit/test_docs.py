@@ -27,7 +27,7 @@ from safetensors.numpy import save_file
 
 from crosstrain.backends.torch import EXPORT_FORMATS
 from crosstrain.cli.commands.run import run
-from crosstrain.cli.group import COMMANDS
+from crosstrain.cli.group import COMMANDS, load_command
 from crosstrain.cli.options import given_options
 from crosstrain.core import plugins
 from crosstrain.core.job import Job
@@ -89,7 +89,7 @@ def options(command: click.Command) -> set[str]:
 
 @pytest.fixture(scope="module")
 def every_option():
-    return {"--help", "--version"}.union(*(options(command.load()) for command in COMMANDS.values()))
+    return {"--help", "--version"}.union(*(options(load_command(name)) for name in COMMANDS))
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from crosstrain.cli.commands.explain import explain as command
 from crosstrain.report.analysis.advice import advise
-from crosstrain.report.analysis.verdict import BAND, exchange_text, explain
+from crosstrain.report.analysis.diagnosis import BAND, diagnose, exchange_text
 from crosstrain.report.runs.run import Run
 
 MS = 1e-3
@@ -20,7 +20,7 @@ MS = 1e-3
 
 def costs_of(out, *, compute=1.0, network=3.0, count=3, **options):
     workers = [{"compute": compute * MS, "communicate": network * MS}] * count
-    return explain(Run(explained_run(out, workers, **options)))
+    return diagnose(Run(explained_run(out, workers, **options)))
 
 
 def test_the_exchange_is_messages_bytes_and_what_is_around_them(tmp_path):
@@ -40,7 +40,7 @@ def test_the_three_add_up_to_what_the_exchange_adds_to_a_step(compute, seen, who
         document = json.loads((path / "calibration.json").read_text())
         document["workers"] = [{**worker, "communicate_seconds": whole * MS} for worker in document["workers"]]
         (path / "calibration.json").write_text(json.dumps(document))
-        costs = explain(Run(path)).exchange_costs
+        costs = diagnose(Run(path)).exchange_costs
     parts = (costs.messages_seconds_per_step, costs.bytes_seconds_per_step or 0.0, costs.around_seconds_per_step)
     assert (costs.bytes_seconds_per_step is None) == (message > whole)
     assert ("transfer of the bytes too little to be measured" in exchange_text(costs)) == (message > whole)
@@ -70,7 +70,7 @@ def test_a_calibration_that_is_slower_than_the_run_tells_no_exchange(step, slowe
         measured = {"compute_seconds": slower * step * MS, "communicate_seconds": whole * MS, "message_seconds": MS}
         document["workers"] = [{**worker, **measured} for worker in document["workers"]]
         (path / "calibration.json").write_text(json.dumps(document))
-        explanation = explain(Run(path))
+        explanation = diagnose(Run(path))
         said = CliRunner().invoke(command, [str(path)], catch_exceptions=False).output
     costs = explanation.exchange_costs
     assert costs.messages_seconds_per_step is costs.bytes_seconds_per_step is costs.direct_exchange_speedup_estimate is None

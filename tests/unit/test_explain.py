@@ -17,9 +17,9 @@ from crosstrain.core.console import one_line
 from crosstrain.core.errors import UsageError
 from crosstrain.records.store.jsonl import DamagedRunError, write_document
 from crosstrain.report.analysis.advice import advise
+from crosstrain.report.analysis.diagnosis import diagnose, diagnose_evidence, read_evidence
+from crosstrain.report.analysis.diagnosis_text import headline, notes, page
 from crosstrain.report.analysis.evidence import read_shares, read_workers
-from crosstrain.report.analysis.explanation_text import headline, notes, page
-from crosstrain.report.analysis.verdict import explain, judge, read_evidence
 from crosstrain.report.compare.run_tables import to_text
 from crosstrain.report.runs.run import Run
 
@@ -34,7 +34,7 @@ def steps(*, data=0.0, compute=0.0, network=0.0, count=2, **more):
 
 
 def judged(out, workers, **options):
-    return explain(Run(explained_run(out, workers, **options)))
+    return diagnose(Run(explained_run(out, workers, **options)))
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
@@ -82,7 +82,7 @@ def test_most_of_the_step_decides_whatever_the_sizes(four_nodes, mode, cause, sh
     updates = {"updates_by_worker": [1000] * 4, "train_seconds": 1000 * step_seconds, "run_seconds": 1000 * step_seconds}
     summary = {**evidence.summary, **updates, "time_shares": time_shares(workers)}
     known = read_workers(summary)
-    found = judge(replace(evidence, summary=summary, workers=known, shares=read_shares(summary, known)))
+    found = diagnose_evidence(replace(evidence, summary=summary, workers=known, shares=read_shares(summary, known)))
     assert found.verdict == {"communicate": "network"}.get(cause, cause)
     assert sum(found.run_fractions.values()) == pytest.approx(1.0)
     assert sum(found.step_fractions.values()) == pytest.approx(1.0)
@@ -106,7 +106,7 @@ def test_one_slow_node_of_four_is_named_whatever_the_sizes(four_nodes, mode, tim
     updates = {"updates_by_worker": [1000 * rate / max(rates) for rate in rates], "train_seconds": 1000 / max(rates)}
     summary = {**evidence.summary, **updates, "run_seconds": updates["train_seconds"], "time_shares": shares}
     known = read_workers(summary)
-    found = judge(replace(evidence, summary=summary, workers=known, shares=read_shares(summary, known)))
+    found = diagnose_evidence(replace(evidence, summary=summary, workers=known, shares=read_shares(summary, known)))
     assert (found.verdict, found.slow_node, found.slowness) == ("peers", slow, pytest.approx(times))
 
 
@@ -189,9 +189,9 @@ def test_the_speed_of_a_real_interface_is_a_limit_too(tmp_path):
     (path / "env.json").write_text(
         json.dumps({"schema": 1, "nodes": [{"interfaces": {"eth0": interface}}, {"interfaces": {"eth0": other}}]})
     )
-    found = explain(Run(path))
+    found = diagnose(Run(path))
     assert found.network_cause == "link"
-    assert (found.nodes[0].link.limit_source, found.nodes[0].link.sent_fraction) == ("eth0", pytest.approx(0.952))
+    assert (found.nodes[0].link.limit_source, found.nodes[0].link.fractions["sent_fraction"]) == ("eth0", pytest.approx(0.952))
     assert found.nodes[1].link.limit_bytes_per_second is None
 
 
@@ -254,7 +254,7 @@ def test_a_run_that_went_on_after_losses_says_so_and_what_it_cost(tmp_path, figu
     none = dict.fromkeys(("restarts", "restart_seconds_lost", "worker_restarts", "worker_absent_seconds"))
     path = explained_run(tmp_path, steps(compute=9, network=1), figures={**none, "train_seconds": 0.2, **figures})
     (path / "events.jsonl").write_text("".join(json.dumps({"schema": 1, **event}) + "\n" for event in events))
-    found = explain(Run(path))
+    found = diagnose(Run(path))
     said = [text for text in notes(found) if "restarted" in text or "replaced" in text or "Cause" in text]
     assert [text for text in texts if text not in " ".join(said)] == []
     assert len(said) == min(1, len(texts))
@@ -296,7 +296,7 @@ def test_an_exchange_that_is_quick_by_itself_is_neither_bytes_nor_messages(tmp_p
     assert found.network_cause == "transfer"
     path = found.evidence
     calibration = {"workers": [{**entry, "communicate_seconds": 3.9 * MS} for entry in path.calibration["workers"]]}
-    waits = judge(replace(path, calibration={**path.calibration, **calibration}))
+    waits = diagnose_evidence(replace(path, calibration={**path.calibration, **calibration}))
     assert waits.network_cause == "waiting"
     assert "mostly overhead and waiting: a push and pull by itself takes 3.9 ms" in headline(waits)
 
@@ -317,7 +317,7 @@ def test_nothing_dominates(tmp_path):
 
 def test_without_calibration_nothing_is_guessed(tmp_path):
     path = explained_run(tmp_path, steps(compute=9), calibrated=False, figures={"data_wait_seconds": 0.25})
-    found = explain(Run(path))
+    found = diagnose(Run(path))
     assert (found.verdict, found.calibrated, [node.limit for node in found.nodes]) == ("unknown", False, [None, None])
     text = to_text(page(found, advise(found)))
     assert text.startswith("no verdict: the run was not calibrated.")
@@ -331,7 +331,7 @@ def test_a_summary_from_before_calibration_is_read(tmp_path):
     summary = json.loads((path / "summary.json").read_text())
     del summary["time_shares"]
     (path / "summary.json").write_text(json.dumps(summary))
-    assert explain(Run(path)).verdict == "unknown"
+    assert diagnose(Run(path)).verdict == "unknown"
 
 
 def test_a_run_that_has_recorded_nothing_is_refused(tmp_path):
@@ -339,7 +339,7 @@ def test_a_run_that_has_recorded_nothing_is_refused(tmp_path):
     with pytest.raises(
         UsageError, match=r"going' has no summary.json and no record of an update, for it is running; wait until it trains\."
     ):
-        explain(Run(writer.path))
+        diagnose(Run(writer.path))
     writer.close()
 
 
@@ -474,7 +474,7 @@ def test_a_summary_without_figures_of_a_workers_node_is_told_as_damaged(workers,
         summary = summary_of(path)
         write_document(path / "summary.json", {**summary, "per_node": summary["per_node"][:kept]})
         if kept >= workers:
-            assert len(explain(Run(path)).nodes) == workers
+            assert len(diagnose(Run(path)).nodes) == workers
         else:
             with pytest.raises(DamagedRunError, match=f"figures of {kept} nodes, but time_shares has workers on node {kept};"):
-                explain(Run(path))
+                diagnose(Run(path))

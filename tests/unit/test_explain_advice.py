@@ -8,8 +8,8 @@ from explained_runs import explained_run, using
 
 from crosstrain.cli.commands.run import run as run_command
 from crosstrain.report.analysis.advice import advise
-from crosstrain.report.analysis.explanation_text import headline, notes
-from crosstrain.report.analysis.verdict import explain
+from crosstrain.report.analysis.diagnosis import diagnose
+from crosstrain.report.analysis.diagnosis_text import headline, notes
 from crosstrain.report.runs.run import Run
 
 MS = 1e-3
@@ -22,7 +22,7 @@ def steps(*, data=0.0, compute=0.0, network=0.0, count=2, **more):
 
 
 def advice(out, workers, **options):
-    return {entry.option: entry for entry in advise(explain(Run(explained_run(out, workers, **options))))}
+    return {entry.option: entry for entry in advise(diagnose(Run(explained_run(out, workers, **options))))}
 
 
 def test_twice_the_batch_pays_the_exchange_once(tmp_path):
@@ -38,12 +38,12 @@ def test_a_batch_of_more_than_all_training_examples_is_not_advised(tmp_path, siz
     path = explained_run(tmp_path, steps(compute=2, network=8))
     described = json.loads((path / "job.json").read_text())
     (path / "job.json").write_text(json.dumps({**described, "dataset": {"sizes": {"train": size, "test": 4}}}))
-    assert ("--batch-size 64" in {entry.option for entry in advise(explain(Run(path)))}) is advised
+    assert ("--batch-size 64" in {entry.option for entry in advise(diagnose(Run(path)))}) is advised
 
 
 def test_nothing_is_advised_from_a_run_that_lost_its_loss(tmp_path):
     path = explained_run(tmp_path, steps(compute=2, network=8), figures={"non_finite_from_step": 3})
-    found = explain(Run(path))
+    found = diagnose(Run(path))
     assert advise(found) == []
     assert notes(found)[0] == "The loss was not finite (NaN or infinite) from step 3 on: speed and resources are not those of training."
 
@@ -98,7 +98,7 @@ def test_one_node_alone_keeps_the_overhead_of_its_steps(tmp_path, mode, own, see
     document = json.loads((path / "calibration.json").read_text())
     document["workers"] = [{**worker, "communicate_seconds": exchange * MS} for worker in document["workers"]]
     (path / "calibration.json").write_text(json.dumps(document))
-    found = {entry.option: entry for entry in advise(explain(Run(path)))}
+    found = {entry.option: entry for entry in advise(diagnose(Run(path)))}
     entry = found.get("--nodes 1" if mode == "sync" else "--nodes 1 --mode sync")
     assert entry is None or (entry.bound == "at least" and entry.speedup <= measured)
 
@@ -227,13 +227,13 @@ TRANSLATES = {"train_seconds": 0.3, "eval_seconds": 0.1, "translate_seconds": 0.
 
 def test_the_translation_at_the_end_is_not_avoided_by_fewer_evaluations(tmp_path):
     path = explained_run(tmp_path, steps(compute=10), figures=TRANSLATES, eval_every="1epoch", beam=4)
-    found = explain(Run(path))
+    found = diagnose(Run(path))
     assert (found.verdict, found.run_fractions["translating"]) == ("translating", pytest.approx(0.6))
     assert [entry.option for entry in advise(found)] == ["--beam 1"]
     text = headline(found)
     assert text.startswith("the final translation is the bottleneck: it takes 60% of the run time (0.6 s, and was not ")
     greedy = explained_run(tmp_path, steps(compute=10), figures=TRANSLATES, eval_every="1epoch", beam=1, name="greedy")
-    assert advise(explain(Run(greedy))) == []
+    assert advise(diagnose(Run(greedy))) == []
 
 
 def test_every_option_that_is_recommended_is_one_of_the_command(tmp_path):
@@ -246,7 +246,7 @@ def test_every_option_that_is_recommended_is_one_of_the_command(tmp_path):
         explained_run(tmp_path, steps(compute=9), figures={"train_seconds": 0.3, "eval_seconds": 0.6}, name="e"),
         explained_run(tmp_path, steps(compute=9), figures=TRANSLATES, beam=4, name="g"),
     ]
-    options = [entry.option for run in runs for entry in advise(explain(Run(run)))]
+    options = [entry.option for run in runs for entry in advise(diagnose(Run(run)))]
     assert len(options) > 8
     usual = ["--nodes", "3", "--mode", "async"]
     typed = [[*([] if "--nodes" in text or "--mode sync" in text else usual), *text.split()] for text in options]

@@ -17,10 +17,10 @@ from run_samples import EVALUATION, sample, summary_of
 from crosstrain.cli.commands.explain import explain as command
 from crosstrain.records.store.jsonl import write_document
 from crosstrain.records.store.schema import EvalRecord
+from crosstrain.report.analysis.diagnosis import diagnose
+from crosstrain.report.analysis.diagnosis_text import answers
 from crosstrain.report.analysis.duration import NOTABLE_REST
-from crosstrain.report.analysis.explanation_text import answers
 from crosstrain.report.analysis.utilisation import hardware_use
-from crosstrain.report.analysis.verdict import explain
 from crosstrain.report.runs.run import Run, as_recorded
 
 MS = 1e-3
@@ -292,7 +292,7 @@ def test_an_evaluation_that_was_made_again_counts_once(tmp_path):
 
 def used(out, pairs, *, compute=9, **options):
     workers = [{"compute": compute * MS, "communicate": (10 - compute) * MS} for _ in pairs]
-    return hardware_use(explain(Run(explained_run(out, workers, node_figures=using(*pairs), **options))))
+    return hardware_use(diagnose(Run(explained_run(out, workers, node_figures=using(*pairs), **options))))
 
 
 def test_nodes_with_cores_of_their_own(tmp_path):
@@ -320,7 +320,7 @@ def used_where_known(out, pairs, **options):
     """Of nodes that used so many of the cores that they may use; None: of one of which nothing is known."""
     figures = [using(pair)[0] if pair else {"cores_available": None, "cpu_cores_used": None, "cpu_fraction": None} for pair in pairs]
     workers = [{"compute": 9 * MS, "communicate": MS} for _ in pairs]
-    return hardware_use(explain(Run(explained_run(out, workers, node_figures=figures, **options))))
+    return hardware_use(diagnose(Run(explained_run(out, workers, node_figures=figures, **options))))
 
 
 @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ def test_of_nodes_that_share_their_cores_the_known_ones_are_added_up(tmp_path):
 def test_where_only_gpus_were_sampled_nothing_is_said_of_cores(tmp_path):
     unknown = {"cores_available": None, "cpu_cores_used": None, "cpu_fraction": None}
     figures = [{**unknown, "gpus": [{"name": "X", "utilization": {"mean": 0.9, "max": 1.0}}]}]
-    found = hardware_use(explain(Run(explained_run(tmp_path, [{"compute": 9 * MS}], node_figures=figures))))
+    found = hardware_use(diagnose(Run(explained_run(tmp_path, [{"compute": 9 * MS}], node_figures=figures))))
     assert found.text.startswith("GPUs fully used: node 0 90% of the time; whether all cores were fully used is unknown")
     assert (found.figures["cpu_fraction_least"], found.figures["cpus_fully_used"]) == (None, None)
 
@@ -359,7 +359,7 @@ def test_where_only_gpus_were_sampled_nothing_is_said_of_cores(tmp_path):
 def test_gpus_come_first(tmp_path):
     figures = [{**using((1.0, 2.0))[0], "gpus": [{"name": "X", "utilization": {"mean": 0.6, "max": 1.0}}]}]
     run = explained_run(tmp_path, [{"compute": 9 * MS}], node_figures=figures)
-    found = hardware_use(explain(Run(run)))
+    found = hardware_use(diagnose(Run(run)))
     assert found.question == "GPUs and CPUs"
     assert found.text.startswith("GPUs not fully used: node 0 60% of the time; cores not fully used")
     assert found.figures["gpus_fully_used"] is False
@@ -370,7 +370,7 @@ def test_gpus_come_first(tmp_path):
 
 def test_a_question_without_an_answer_is_left_out(tmp_path):
     path = trained(tmp_path, groups=0, total=400)
-    assert [answer.key for answer in answers(Run(path), explain(Run(path)))] == []
+    assert [answer.key for answer in answers(Run(path), diagnose(Run(path)))] == []
 
 
 def test_the_page_has_a_line_a_question(tmp_path):

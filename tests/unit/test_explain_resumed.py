@@ -11,8 +11,8 @@ from run_samples import CLOCK, a_job, open_run, sample
 from crosstrain.records.store.run_directory import RunReader
 from crosstrain.records.store.schema import EvalRecord, EventRecord, StepRecord
 from crosstrain.records.summary import summarise
-from crosstrain.report.analysis.explanation_text import headline, notes, page
-from crosstrain.report.analysis.verdict import explain
+from crosstrain.report.analysis.diagnosis import diagnose
+from crosstrain.report.analysis.diagnosis_text import headline, notes, page
 from crosstrain.report.compare.caveats import changed_on_resume
 from crosstrain.report.compare.run_tables import one_run, to_text
 from crosstrain.report.pages.resource_charts import _clock
@@ -79,7 +79,7 @@ def resumed_run(out, *, nodes=(2, 1), changed=None, calibrated=True, own=0.09, m
 @pytest.mark.parametrize("nodes", [(2, 1), (1, 2), (2, 2)])
 def test_the_steps_of_the_part_that_was_calibrated_decide(tmp_path, nodes):
     """An update of the first part took a thousand seconds: against the calibration all of that would be exchange."""
-    found = explain(Run(resumed_run(tmp_path, nodes=nodes)))
+    found = diagnose(Run(resumed_run(tmp_path, nodes=nodes)))
     assert (found.verdict, found.slow_node) == ("compute", None)
     assert found.step_fractions["compute"] == pytest.approx(1.0)
     assert found.run_fractions == pytest.approx(
@@ -91,7 +91,7 @@ def test_the_steps_of_the_part_that_was_calibrated_decide(tmp_path, nodes):
 
 @pytest.mark.parametrize("nodes", [(2, 1), (1, 2), (2, 2)])
 def test_nodes_and_links_are_those_of_that_part_on_every_node(tmp_path, nodes):
-    found = explain(Run(resumed_run(tmp_path, nodes=nodes)))
+    found = diagnose(Run(resumed_run(tmp_path, nodes=nodes)))
     assert [view.cpu_cores_used for view in found.nodes] == pytest.approx([0.9] * nodes[1])
     assert [view.sent_bytes_per_second for view in found.nodes] == pytest.approx([1e7] * nodes[1])
     assert [view.link.sent_bytes_per_second for view in found.nodes] == pytest.approx([6e7 / 5.6] * nodes[1])
@@ -103,7 +103,7 @@ def test_nodes_and_links_are_those_of_that_part_on_every_node(tmp_path, nodes):
 
 def test_workers_of_an_async_part_after_a_sync_one_are_not_idle_for_its_time(tmp_path):
     path = resumed_run(tmp_path, nodes=(2, 2), mode=("sync", "async"), changed={"mode": ["sync", "async"]})
-    found = explain(Run(path))
+    found = diagnose(Run(path))
     assert found.run_fractions["idle"] == pytest.approx(0.2 / 6)
     assert found.training_fraction == pytest.approx(5.6 / 6)
     summary = RunReader(path).summary()
@@ -115,7 +115,7 @@ def test_workers_of_an_async_part_after_a_sync_one_are_not_idle_for_its_time(tmp
 @pytest.mark.parametrize("calibrated", [True, False])
 def test_a_run_that_changed_says_so_as_its_table_does(tmp_path, calibrated):
     path = resumed_run(tmp_path, calibrated=calibrated)
-    found = explain(Run(path))
+    found = diagnose(Run(path))
     said = "The run changed when it was resumed (nodes): "
     (note,) = [text for text in notes(found) if text.startswith(said)]
     table = " ".join(to_text(one_run(RunReader(path).summary(), RunReader(path).job())).split())
@@ -126,7 +126,7 @@ def test_a_run_that_changed_says_so_as_its_table_does(tmp_path, calibrated):
 
 
 def test_one_that_did_not_says_nothing(tmp_path):
-    assert not [text for text in notes(explain(Run(resumed_run(tmp_path, nodes=(2, 2))))) if "resumed" in text]
+    assert not [text for text in notes(diagnose(Run(resumed_run(tmp_path, nodes=(2, 2))))) if "resumed" in text]
 
 
 def test_a_summary_whose_steps_are_those_of_all_parts_gives_no_verdict(tmp_path):
@@ -136,6 +136,6 @@ def test_a_summary_whose_steps_are_those_of_all_parts_gives_no_verdict(tmp_path)
         summary = json.loads((path / "summary.json").read_text())
         del summary["time_shares"]["part_began_seconds"]
         (path / "summary.json").write_text(json.dumps(summary))
-        found = explain(Run(path))
+        found = diagnose(Run(path))
         assert found.verdict == verdict
         assert ("only its last part was calibrated" in headline(found)) == (verdict == "unknown")

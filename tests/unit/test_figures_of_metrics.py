@@ -11,7 +11,7 @@ from run_samples import EVALUATION, summary_of, sync_run
 from crosstrain.metrics.base import described_metrics, metrics
 from crosstrain.records.store.run_directory import RunReader
 from crosstrain.records.text import evaluation_text, figure_text, number_text
-from crosstrain.report.analysis.learning import judge_curves
+from crosstrain.report.analysis.learning import assess_curves
 from crosstrain.report.compare.run_tables import one_run, to_text
 from crosstrain.report.compare.runs_list import runs_table
 from crosstrain.report.runs.columns import row
@@ -55,4 +55,4 @@ def test_the_figure_is_the_same_while_training_at_the_end_and_in_lists(tmp_path,
 def test_one_evaluation_is_one(count, words):
     import numpy as np
 
-    assert judge_curves(np.ones(count), np.ones(count)).reason.startswith(f"{words} of at least 8")
+    assert assess_curves(np.ones(count), np.ones(count)).reason.startswith(f"{words} of at least 8")

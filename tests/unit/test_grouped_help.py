@@ -14,7 +14,7 @@ from crosstrain.cli.commands.submit import submit
 from crosstrain.cli.commands.sweep import sweep
 from crosstrain.cli.group import GroupedCommand, topic_option
 from crosstrain.core.job import Job
-from crosstrain.core.settings.job_fields import flag_name, topic
+from crosstrain.core.settings.job_fields import DECLARED, flag_name
 from crosstrain.core.topics import Topic
 
 COMMANDS = {"run": run, "sweep": sweep, "submit slurm": submit.commands["slurm"], "manifest kubernetes": manifest.commands["kubernetes"]}
@@ -52,8 +52,8 @@ def test_the_ten_most_used_options_of_a_run_come_first():
 def test_a_setting_stands_under_the_topic_that_it_is_declared_with_in_run_and_sweep():
     of_run, of_sweep = sections(run), sections(sweep)
     for field in Job.model_fields:
-        assert flag_name(field) in of_run[topic(field).value], field
-        assert flag_name(field) in of_sweep[topic(field).value], field
+        assert flag_name(field) in of_run[DECLARED[field].topic.value], field
+        assert flag_name(field) in of_sweep[DECLARED[field].topic.value], field
 
 
 def test_an_option_without_a_topic_is_refused_when_the_command_is_made():

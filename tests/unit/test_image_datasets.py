@@ -398,7 +398,7 @@ class TestImageFolder:
     def test_is_decoded_to_one_size_and_labelled_by_folder(self, pictures, cache):
         opened = stored_dataset.open_dataset(f"image-folder:{pictures}?size=16")
         assert opened.info.input_shape == (3, 16, 16)
-        assert (opened.info.classes, dict(opened.info.sizes), opened.info.flippable) == (2, {"train": 3, "test": 2}, True)
+        assert (opened.info.classes, dict(opened.info.sizes), opened.info.images.flippable) == (2, {"train": 3, "test": 2}, True)
         assert opened.images("train")[:, :, 3, 9].tolist()[:2] == [[200, 0, 0], [0, 200, 0]]
         assert np.abs(opened.images("train")[2, :, 5, 5].astype(int) - [0, 0, 200]).max() <= 3  # JPEG rounds
         assert (opened.labels("train").tolist(), opened.labels("test").tolist()) == ([0, 0, 1], [0, 1])

@@ -106,6 +106,24 @@ def test_from_a_file_or_a_variable_it_is_told(field, tmp_path):
         assert (str(path) in told) == (config is not None)
 
 
+@pytest.mark.parametrize(
+    ("settings", "idle"),
+    [
+        ({"save_final": "false"}, True),
+        ({}, False),
+        *(({"save_final": "false", field: value}, False) for field, value in (("checkpoint_every", "5steps"), ("keep_best", "loss"))),
+        ({"save_final": "false", "max_restarts": "1"}, False),
+    ],
+)
+def test_keep_needs_a_run_that_saves_checkpoints(settings, idle):
+    resolved = resolve({"keep": "3", "backend": "torch", **settings}, {})
+    if idle:
+        with pytest.raises(UsageError, match=r"--keep: got '3', which does nothing, as checkpoint_every is not given; it belongs to"):
+            resolved.refuse_idle_flags()
+    else:
+        assert resolved.idle == {}
+
+
 WITHOUT_ENVIRON = {field: {environment_name(name): value for name, value in needed.items()} for field, needed in WITHOUT.items()}
 
 

@@ -18,7 +18,7 @@ from report_runs import make_run
 
 from crosstrain.cli.commands.compare import compare
 from crosstrain.cli.group import invoke
-from crosstrain.report.analysis.verdict import explain
+from crosstrain.report.analysis.diagnosis import diagnose
 from crosstrain.report.pages.export import curves, table_of
 from crosstrain.report.pages.page import render
 from crosstrain.report.pages.pictures import pictures
@@ -85,7 +85,7 @@ def test_commands_print_the_current_name(tmp_path, capsys):
     paths = renamed_and_copied(tmp_path)
     printed = CliRunner().invoke(compare, [*map(str, paths), "--csv", "--no-fold"], catch_exceptions=False).output
     assert [line["run"] for line in csv.DictReader(printed.splitlines())] == EXPECTED
-    assert explain(Run(paths[0])).to_json()["run"] == "new"
+    assert diagnose(Run(paths[0])).to_json()["run"] == "new"
     assert invoke(["runs", "show", str(paths[1]), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["run"], shown["summary"]["run"]) == ("copy", "copy")

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_runs import make_run
 
-from crosstrain.report.pages.figure import COLOURS, NEUTRAL, REPEATS, Dots, Panel, lines_of
+from crosstrain.report.pages.figure import COLOURS, NEUTRAL, REPEATS, Dots, Panel, make_lines
 from crosstrain.report.pages.pictures import pictures
 from crosstrain.report.runs.run import Run, labelled, started_runs
 from crosstrain.report.runs.series import on_a_grid, one_by_one
@@ -46,7 +46,7 @@ def test_lines_of_a_panel_are_distinct(sizes):
         largest = max(sizes, key=lambda name: sizes[name])
         sizes = {**sizes, largest: sizes[largest] - 1}
     runs = grid(**{name: values[: sizes[name]] for name, values in AXES.items()})
-    lines = lines_of(runs)
+    lines = make_lines(runs)
     assert sorted(run.name for line in lines.all for run in line.runs) == sorted(run.name for run in runs)
     assert [line.number for line in lines.all] == list(range(len(lines.all)))
     for part in lines.parts:
@@ -57,7 +57,7 @@ def test_lines_of_a_panel_are_distinct(sizes):
 
 
 def test_colour_shows_one_axis_and_dash_the_other():
-    lines = lines_of(grid(mode=("sync", "async"), batch_size=(10, 20, 40)))
+    lines = make_lines(grid(mode=("sync", "async"), batch_size=(10, 20, 40)))
     assert (lines.coloured, lines.dashed) == ("mode", "global_batch_size")
     for line in lines.all:
         assert line.configuration is not None
@@ -67,14 +67,14 @@ def test_colour_shows_one_axis_and_dash_the_other():
 
 
 def test_third_axis_makes_small_multiples():
-    lines = lines_of(grid(backend=("torch", "tf"), mode=("sync", "async"), lr=(0.1, 0.2)))
+    lines = make_lines(grid(backend=("torch", "tf"), mode=("sync", "async"), lr=(0.1, 0.2)))
     assert lines.parts == ("learning rate 0.1", "learning rate 0.2")
 
 
 def test_more_names_than_colours_make_small_multiples():
     """Only their names distinguish them."""
     runs = labelled([made(f"run-{number}", data=f"images:{'x' * (number + 1)}") for number in range(len(COLOURS) + 1)])
-    lines = lines_of(runs)
+    lines = make_lines(runs)
     assert len(lines.all) == 7
     assert len({(line.part, line.stroke) for line in lines.all}) == 7
 
@@ -82,10 +82,10 @@ def test_more_names_than_colours_make_small_multiples():
 def test_contended_run_is_drawn_over_updates_only():
     runs = [made(f"t-{seed}", seed=seed) for seed in range(2)] + [made("f", backend="tf")]
     runs.append(made("busy", seed=3, backend="tf", summary={"per_node": [starved_node(0.5)]}))
-    lines = lines_of(labelled(runs))
+    lines = make_lines(labelled(runs))
     assert [(len(line.runs), len(line.timed)) for line in lines.all] == [(2, 1), (2, 2)]
-    assert lines.left_out_note == "Not drawn over time, because of CPU contention from other programs: busy."
-    alone = lines_of(labelled(runs[-1:]))  # there is nothing else to show
+    assert lines.contention_note == "Not drawn over time, because of CPU contention from other programs: busy."
+    alone = make_lines(labelled(runs[-1:]))  # there is nothing else to show
     assert [line.label for line in alone.all] == ["busy"]
 
 

@@ -26,7 +26,7 @@ from strangers import listens
 from crosstrain.cli.group import invoke
 from crosstrain.core.errors import UsageError
 from crosstrain.report.pages import followed_runs as module
-from crosstrain.report.pages.followed_runs import RECORDS, FollowedRuns, Refresher, content_of, render_readable
+from crosstrain.report.pages.followed_runs import RECORDS, FollowedRuns, Refresher, render_readable, split_scripts
 from crosstrain.report.pages.page import render
 from crosstrain.report.runs.locate import find_places
 from crosstrain.report.runs.run import Run, started_runs
@@ -69,7 +69,7 @@ def without_page(path):
     rendered = render_readable([path])
     assert rendered.page is None
     assert rendered.problem is None
-    return rendered.left_out[path]
+    return rendered.skipped[path]
 
 
 @pytest.mark.thorough
@@ -295,7 +295,7 @@ def test_vanished_run_has_a_reason(tmp_path):
 def test_page_is_split_at_its_scripts(parts):
     tags = {"json": '<script type="application/json" id="x">', "script": "<script>"}
     page = "".join(f"{text}{tags[kind]}{inside}</script>" for text, kind, inside in parts) + "end"
-    content = content_of(page)
+    content = split_scripts(page)
     assert content.scripts == tuple(inside.encode() for _, kind, inside in parts if kind == "script")
     kept = "".join(text + (f"{tags[kind]}{inside}</script>" if kind == "json" else "") for text, kind, inside in parts) + "end"
     assert content.document == kept.encode()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import threading
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from http import HTTPStatus
 from pathlib import Path
 
@@ -33,7 +33,7 @@ HOSTS = {"127.0.0.1:4000", "localhost:4000"}
 def serving(find=lambda path: Document("text/html", BODY) if path == "/" else None):
     """Yield a running server and its reports."""
     reports = []
-    with LocalServer(find, reports.append) as server:
+    with closing(LocalServer(find, reports.append)) as server:
         server.start()
         yield server, reports
 
@@ -232,7 +232,7 @@ def test_closing_leaves_neither_port_nor_thread():
 
 
 def test_unopened_server_can_be_closed():
-    with LocalServer(lambda path: None, lambda text: None) as server:
+    with closing(LocalServer(lambda path: None, lambda text: None)) as server:
         assert listens(server.port)
     assert not listens(server.port)
 

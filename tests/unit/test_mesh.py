@@ -232,13 +232,13 @@ def test_unauthenticated_clients_do_not_block_ranks(monkeypatch):
     monkeypatch.setattr(listener, "MAX_UNPROVEN", 4)
     tasks = tasks_of(3)
 
-    met, meet = [], listener.AuthenticatingListener._meet
+    met, meet = [], listener.AuthenticatingListener._start_handshake
 
     def count(door, connection, host):
         met.append(host)
         meet(door, connection, host)
 
-    monkeypatch.setattr(listener.AuthenticatingListener, "_meet", count)
+    monkeypatch.setattr(listener.AuthenticatingListener, "_start_handshake", count)
 
     def knock(stop):
         held = []

@@ -10,7 +10,7 @@ from run_samples import a_job, open_run, sample
 
 from crosstrain.records.store.schema import Clock, StepRecord
 from crosstrain.records.summary import summarise
-from crosstrain.report.analysis.utilisation import correlation, grid_of, on_grid, pair_correlations
+from crosstrain.report.analysis.utilisation import correlation, make_grid, pair_correlations, rates_on_grid
 from crosstrain.report.runs.series_arrays import NodeSeries
 
 
@@ -63,12 +63,12 @@ def test_pairs_of_many_nodes_are_limited():
 
 def test_no_samples_give_no_correlations():
     assert pair_correlations([], 0.0, 10.0) == []
-    assert grid_of([node(0, [], [])], 0.0, 10.0) is None
+    assert make_grid([node(0, [], [])], 0.0, 10.0) is None
 
 
 def test_unknown_samples_have_no_rate():
     sampled_node = node(0, [1.0, np.nan, np.nan, 1.0, 1.0], [1.0] * 5)
-    rates = on_grid(grid_of([sampled_node], 0.0, 2.5), sampled_node.time_seconds, sampled_node.sent_bytes_per_second)
+    rates = rates_on_grid(make_grid([sampled_node], 0.0, 2.5), sampled_node.time_seconds, sampled_node.sent_bytes_per_second)
     assert rates.tolist() == pytest.approx([np.nan, np.nan, 1.0, 1.0], nan_ok=True)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from crosstrain.cli.group import invoke
 from crosstrain.core.errors import UsageError
-from crosstrain.core.settings.personal import PERSONAL_OPTIONS, own_file, resolve_personal, shown_command
+from crosstrain.core.settings.personal import PERSONAL_OPTIONS, personal_file, resolve_personal, shown_command
 from crosstrain.core.settings.sources import resolve
 from crosstrain.launch.driver.resumption import refuse_personal
 
@@ -72,8 +72,8 @@ def test_hosts_and_hostfile_replace_each_other(home):
 
 def test_personal_file_is_in_the_configuration_folder(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
-    assert own_file({}) == own_file({"XDG_CONFIG_HOME": "relative"}) == Path("/home/me/.config/crosstrain/trainer.toml")
-    assert own_file({"XDG_CONFIG_HOME": "/etc/me"}) == Path("/etc/me/crosstrain/trainer.toml")
+    assert personal_file({}) == personal_file({"XDG_CONFIG_HOME": "relative"}) == Path("/home/me/.config/crosstrain/trainer.toml")
+    assert personal_file({"XDG_CONFIG_HOME": "/etc/me"}) == Path("/etc/me/crosstrain/trainer.toml")
 
 
 @pytest.mark.parametrize(

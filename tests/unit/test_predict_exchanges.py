@@ -10,7 +10,7 @@ from predict_samples import BATCH, PAYLOAD, RING, calibrated_run
 
 from crosstrain.cli.commands.predict import predict as command
 from crosstrain.core.errors import UsageError
-from crosstrain.report.analysis.cost_model import Link, Ring, on_link, ring_step, traffic
+from crosstrain.report.analysis.cost_model import Link, Ring, link_bytes, ring_step, traffic
 from crosstrain.report.analysis.fit import fit, observe
 from crosstrain.report.runs.run import Run
 
@@ -45,7 +45,7 @@ class TestTraffic:
     @given(st.integers(1, 16), st.integers(1, 4), st.floats(1, 1e8))
     def test_links_carry_only_traffic_between_nodes(self, nodes, per_node, payload):
         workers = nodes * per_node
-        on_links = on_link("direct", payload, workers, nodes)
+        on_links = link_bytes("direct", payload, workers, nodes)
         sent_in_all = workers * traffic("direct", payload, workers).sent_bytes if workers > 1 else 0.0
         assert on_links * nodes <= sent_in_all * (1 + 1e-12)
         assert (on_links == 0) == (nodes == 1)

@@ -125,7 +125,7 @@ def test_verdict_is_independent_of_order_and_copies(speeds, seeds, order):
     ]
     order.shuffle(more)
     assert speeds_by_backend(more) == speeds_by_backend(runs)
-    assert len(conclude(more).verdicts) == len({run.summary["backend"] for run in runs}) - 1
+    assert len(conclude(more).rankings) == len({run.summary["backend"] for run in runs}) - 1
 
 
 def speeds_of(**jobs):
@@ -143,14 +143,14 @@ SCATTERED = speeds_of(tf=[1000.0, 1210.0], torch=[1030.0, 990.0])
 
 def test_repeats_are_judged_together():
     conclusion = conclude(SCATTERED)
-    assert conclusion.verdicts[0].ratio.ratio == pytest.approx(math.sqrt(1000 * 1210) / math.sqrt(1030 * 990))
+    assert conclusion.rankings[0].ratio.ratio == pytest.approx(math.sqrt(1000 * 1210) / math.sqrt(1030 * 990))
     assert "not significant; needs about" in told(conclusion).best[0]
 
 
 def test_runs_of_one_job_are_not_ranked():
     runs = speeds_of(tf=[1000.0, 1210.0])
     conclusion = conclude(runs)
-    assert conclusion.verdicts == ()
+    assert conclusion.rankings == ()
     assert conclusion.best == ()  # nothing is best without a comparison
     assert told(conclusion).best == ("There is only one configuration, with a throughput of 1,100 examples/s (n = 2).",)
     assert not conclude(runs[:1]).concludes
@@ -183,7 +183,7 @@ def test_starved_run_affects_neither_rank_nor_mean():
     assert cell(comparison.entries[1], column("examples_per_second")).endswith("(n=2)")
     words = told(conclude(comparison.runs))
     assert words.best[0].startswith("torch has the highest throughput, 1,205 examples/s (geometric mean; 95 % CI ")
-    assert any("torch-seed=2 needed; its speed and times are not used" in text for text in words.mind)
+    assert any("torch-seed=2 needed; its speed and times are not used" in text for text in words.caveats)
 
 
 def test_all_runs_starved_is_reported():
@@ -287,7 +287,7 @@ def test_page_has_the_sentences_of_compare(tmp_path):
             paths.append(path)
     page = render(started_runs(map(Run, paths)))
     words = told(conclude(compare_paths(paths).runs))
-    for sentence in (words.head, *words.best, *words.why, *words.mind, *(part for line in words.axes for part in astuple(line))):
+    for sentence in (words.head, *words.best, *words.bottlenecks, *words.caveats, *(part for line in words.axes for part in astuple(line))):
         assert escape(sentence) in page
     printed = " ".join(CliRunner().invoke(compare, list(map(str, paths)), catch_exceptions=False).output.split())
     for sentence in words.sentences[:2]:

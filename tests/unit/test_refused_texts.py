@@ -73,8 +73,8 @@ def test_too_large_held_out_split_is_refused_early(tmp_path, monkeypatch):
     for language in ("en", "de"):
         (tmp_path / f"text.test.{language}").unlink()
     held = []
-    real = parallel_text._as_bytes
-    monkeypatch.setattr(parallel_text, "_as_bytes", lambda entry: held.append(entry) or real(entry))
+    real = parallel_text._encode_entry
+    monkeypatch.setattr(parallel_text, "_encode_entry", lambda entry: held.append(entry) or real(entry))
     with pytest.raises(UsageError, match=r"\(held-out=300\) has more than 0 MiB of text"):
         open_dataset(name)
     assert max(sum(len(pair[side]) + 1 for pair in held) for side in (0, 1)) <= 2000

@@ -21,8 +21,8 @@ from crosstrain.cli.group import invoke
 from crosstrain.core.console import shown
 from crosstrain.core.job import Job
 from crosstrain.records.store.run_directory import RunReader
-from crosstrain.report.analysis.explanation_text import answers
-from crosstrain.report.analysis.verdict import explain
+from crosstrain.report.analysis.diagnosis import diagnose
+from crosstrain.report.analysis.diagnosis_text import answers
 from crosstrain.report.compare.run_tables import SYNTHETIC
 from crosstrain.report.pages.page import render
 from crosstrain.report.pages.pictures import pictures
@@ -217,7 +217,7 @@ def test_failed_run_is_shown_as_failed(tmp_path):
 
 def test_runs_have_the_answers_of_explain(tmp_path):
     path = make_run(tmp_path, "asked", steps=40)
-    answered = answers(Run(path), explain(Run(path)))
+    answered = answers(Run(path), diagnose(Run(path)))
     text = Page(page_of(path)).text
     assert len(answered) >= 3
     for answer in answered:

@@ -255,6 +255,15 @@ def test_invalid_files_are_refused(tmp_path, config):
     assert message(config=tmp_path) == f"--config: file {tmp_path} cannot be read: Is a directory."
 
 
+def test_a_list_of_workers_per_node_in_a_file_is_one_value(tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text('backend = "torch"\nnodes = 2\nprocs_per_node = [1, 2]\n')
+    assert resolve({}, {}, path).job.procs_per_node == (1, 2)
+    path.write_text('backend = "torch"\nnodes = [1, 2]\n')
+    with pytest.raises(UsageError, match="several values of it make a sweep"):
+        resolve({}, {}, path)
+
+
 def test_unknown_variable_and_flag_suggest_the_nearest():
     assert message(environ={"TRAINER_BATCHSIZE": "3"}) == (
         "TRAINER_BATCHSIZE: no setting has this environment variable. Did you mean 'TRAINER_BATCH_SIZE'? " + SEE

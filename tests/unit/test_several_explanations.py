@@ -71,6 +71,6 @@ def test_time_per_example_is_of_the_largest_update(tmp_path, size, examples):
         described = json.loads((path / "job.json").read_text())
         (path / "job.json").write_text(json.dumps({**described, "dataset": {"sizes": {"train": size, "test": 4}}}))
         runs.append(Run(path))
-    fast, slow = told(conclude(runs)).why
+    fast, slow = told(conclude(runs)).bottlenecks
     assert fast.endswith(f" ({examples} examples take {seconds_text(examples / 1000)}).")
     assert slow.endswith(f" ({examples} examples take {seconds_text(examples / 500)}).")

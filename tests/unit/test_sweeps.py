@@ -170,9 +170,9 @@ def test_misplaced_grid_has_a_working_suggestion(tmp_path, capsys, name, command
 def test_axis_of_the_command_line_replaces_the_file_s(tmp_path):
     path = tmp_path / "job.toml"
     path.write_text("[sweep]\ngrid = {batch_size = [5, 10], mode = ['sync', 'async']}\nrepeats = 3\n")
-    grid = Grid({"mode": ["sync"], "lr": ["0.1"]}).over(read_grid(path))
+    grid = Grid({"mode": ["sync"], "lr": ["0.1"]}).merged_over(read_grid(path))
     assert grid == Grid({"batch_size": [5, 10], "mode": ["sync"], "lr": ["0.1"]}, (), 3)
-    assert Grid(repeats=1).over(read_grid(path)).repeats == 1
+    assert Grid(repeats=1).merged_over(read_grid(path)).repeats == 1
 
 
 def test_run_of_a_file_with_a_sweep_is_its_base_job(tmp_path):

@@ -45,7 +45,7 @@ def test_records_are_read_once(path, tail):
     assert tail.read() == []
     file.write(updates(3, 1)[0])
     assert tail.read() == updates(3, 1)
-    assert not tail.anew
+    assert not tail.was_replaced
     file.close()
 
 
@@ -65,7 +65,7 @@ def test_withdrawn_partial_line_is_never_read(path, tail):
     os.truncate(path, len(b"".join(map(encode, updates(0, 2)))))
     append(path, updates(2, 1))
     assert tail.read() == updates(2, 1)
-    assert not tail.anew
+    assert not tail.was_replaced
 
 
 def test_truncated_file_is_read_again(path, tail):
@@ -73,10 +73,10 @@ def test_truncated_file_is_read_again(path, tail):
     assert len(tail.read()) == 8
     cut_records(path.parent, 6, 100.0)
     assert tail.read() == updates(0, 3)
-    assert tail.anew
+    assert tail.was_replaced
     append(path, updates(3, 1))
     assert tail.read() == updates(3, 1)
-    assert not tail.anew
+    assert not tail.was_replaced
 
 
 def test_truncated_file_that_regrew_is_noticed(path, tail):
@@ -85,7 +85,7 @@ def test_truncated_file_that_regrew_is_noticed(path, tail):
     cut_records(path.parent, 2, 100.0)
     append(path, updates(1, 9))
     assert tail.read() == updates(0, 10)
-    assert tail.anew
+    assert tail.was_replaced
 
 
 @pytest.mark.parametrize("spare", [0, 1, 50])

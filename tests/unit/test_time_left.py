@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crosstrain.core.units import Cadence
-from crosstrain.report.analysis.duration import Block, Measured, Plan, blocks_of, estimate, steps_per_epoch
+from crosstrain.report.analysis.duration import Block, Measured, Plan, estimate, make_blocks, steps_per_epoch
 
 
 def plan(total, evaluate="end", save=None, *, save_final=False, per_epoch=None):
@@ -96,7 +96,7 @@ def test_band_covers_a_steady_run(pace, scatter, groups, times, seed):
     """Random speeds; the rest is `times` as long. Nine in ten are within the band, all within 2."""
     rng = np.random.default_rng(seed)
     seconds = 10 / pace * (1 + scatter * rng.uniform(-1, 1, groups * (times + 1)))
-    blocks = blocks_of(np.cumsum(seconds)[:groups], np.full(groups, 10), [])
+    blocks = make_blocks(np.cumsum(seconds)[:groups], np.full(groups, 10), [])
     left = estimate(plan(10 * groups * (times + 1)), Measured(10 * groups, blocks, (), ()))
     assert abs(left.seconds - seconds[groups:].sum()) <= 2 * left.half_width
     assert left.half_width <= (0.11 + scatter) * left.seconds
@@ -104,14 +104,14 @@ def test_band_covers_a_steady_run(pace, scatter, groups, times, seed):
 
 def test_pauses_are_not_part_of_blocks():
     ends = np.array([1.0, 2.0, 8.0, 9.0])
-    blocks = blocks_of(ends, np.full(4, 5), [(2.0, 7.0)])
+    blocks = make_blocks(ends, np.full(4, 5), [(2.0, 7.0)])
     assert [block.steps for block in blocks] == pytest.approx([5.0] * 4)
     assert [block.seconds for block in blocks] == pytest.approx([1.0] * 4)
 
 
 def test_no_groups_give_no_blocks():
-    assert blocks_of(np.zeros(0), np.zeros(0, np.int64), []) == []
-    assert blocks_of(np.zeros(3), np.full(3, 5), []) == []
+    assert make_blocks(np.zeros(0), np.zeros(0, np.int64), []) == []
+    assert make_blocks(np.zeros(3), np.full(3, 5), []) == []
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from crosstrain.records.store.schema import EvalRecord
 from crosstrain.report.analysis.conclusion import conclude
-from crosstrain.report.analysis.configurations import FIGURES, SPEED_FIGURE, times_as_good
+from crosstrain.report.analysis.configurations import FIGURES, SPEED_FIGURE, speedup
 from crosstrain.report.analysis.sentences import told
 from crosstrain.report.compare.comparison import compare_runs
 from crosstrain.report.compare.comparison_tables import above
 from crosstrain.report.compare.formats import as_csv, as_text
 from crosstrain.report.compare.ratios import Sample, better_by
-from crosstrain.report.pages.figure import lines_of
+from crosstrain.report.pages.figure import make_lines
 from crosstrain.report.pages.paper_table import as_latex
 from crosstrain.report.runs.cpu_starvation import STARVED, cpu_starvation
 from crosstrain.report.runs.run import labelled
@@ -87,7 +87,7 @@ def test_contention_voids_speed_and_not_accuracy():
     latex = as_latex(runs)
     assert "0.9500" in latex
     assert "($n=1$)" in latex
-    lines = lines_of(labelled(runs))
+    lines = make_lines(labelled(runs))
     assert {(line.named(len(line.runs)), len(line.runs), len(line.timed)) for line in lines.all} == {
         ("precision fp32 (n=3)", 3, 1),
         ("precision bf16 (n=3)", 3, 3),
@@ -106,11 +106,11 @@ def test_contended_async_runs_have_marked_metrics():
 def test_unmeasured_contention_makes_verdicts_unsure():
     runs = repeated("t", FAST, GOOD, contention=(None,) * 3) + repeated("f", SLOW, GOOD, backend="tf")
     words = told(conclude(runs))
-    assert conclude(runs).verdicts[0].ratio.to_json()["sure"] is None
+    assert conclude(runs).rankings[0].ratio.to_json()["sure"] is None
     assert "significance unknown (CPU contention was not measured in every run)" in words.best[0]
-    assert any(line.startswith("CPU contention was not measured") and "t-0, t-1, t-2" in line for line in words.mind)
+    assert any(line.startswith("CPU contention was not measured") and "t-0, t-1, t-2" in line for line in words.caveats)
     assert "CPU contention was not measured (run under 2 s, or no samples): t-0, t-1, t-2." in as_text(compare_runs(runs))
-    assert "CPU contention was not measured (run under 2 s, or no samples): t-0, t-1, t-2." in lines_of(labelled(runs)).note
+    assert "CPU contention was not measured (run under 2 s, or no samples): t-0, t-1, t-2." in make_lines(labelled(runs)).note
 
 
 def test_winner_needs_an_opponent_and_repeats_are_suggested():
@@ -121,8 +121,8 @@ def test_winner_needs_an_opponent_and_repeats_are_suggested():
         "Throughput is not compared: CPU contention from other programs leaves no two configurations to compare; repeat nodes-1, nodes-4."
     )
     assert text in told(conclusion).best
-    assert all(verdict.winner is None for verdict in conclusion.verdicts)
-    assert any("CPU contention from other programs voids speeds; repeat" in line.sure for line in told(conclusion).axes)
+    assert all(verdict.winner is None for verdict in conclusion.rankings)
+    assert any("CPU contention from other programs voids speeds; repeat" in line.significance for line in told(conclusion).axes)
 
 
 SPEEDS = st.lists(st.floats(900.0, 1100.0), min_size=2, max_size=5)
@@ -147,7 +147,7 @@ def test_one_contended_run_never_reverses_a_verdict(ours, theirs, factor, fracti
     by_backend = {configuration.values["backend"]: configuration for configuration in configurations.all}
     if not by_backend["torch"].figures(SPEED_FIGURE):
         return
-    seen = times_as_good(by_backend["torch"], by_backend["tf"], SPEED_FIGURE)
+    seen = speedup(by_backend["torch"], by_backend["tf"], SPEED_FIGURE)
     if true.sure and seen.sure:
         assert (true.ratio > 1) == (seen.ratio > 1)
     if fraction < STARVED and seen.sure:  # contention can only make its side look worse
@@ -177,8 +177,8 @@ def test_diverged_configuration_is_never_the_fastest():
         "Diverged, so not ranked: learning rate 0.1 "
         "(3 of 3 runs: test accuracy 0.1000 at the end, no better than guessing the most common class)."
     )
-    assert not any("0.1'" in line for line in words.learnt)
-    assert all(limit.configuration.label == "learning rate 0.02" for limit in conclusion.limits)
+    assert not any("0.1'" in line for line in words.accuracy)
+    assert all(limit.configuration.label == "learning rate 0.02" for limit in conclusion.diagnoses)
     assert words.axes == ()  # nothing beyond this
 
 
@@ -315,7 +315,7 @@ def test_widened_interval_is_marked():
     runs = repeated("t", FAST, GOOD, contention=(0.1, 0.1, 0.1)) + repeated("f", SLOW, GOOD, backend="tf")
     words = told(conclude(runs))
     assert words.best[0].count("95 % CI* ") == 2
-    assert "* Widened for CPU contention; without it: torch up to 1.11 × as fast." in words.mind
+    assert "* Widened for CPU contention; without it: torch up to 1.11 × as fast." in words.caveats
     scattered = repeated("t", (1000.0, 1160.0, 1300.0), GOOD, contention=(0.1,) * 3) + repeated("f", SLOW, GOOD, backend="tf")
     assert told(conclude(scattered)).best[0].endswith(" repeats each without CPU contention.")
     assert "CI*" not in told(conclude(repeated("t", FAST, GOOD) + repeated("f", SLOW, GOOD, backend="tf"))).best[0]
@@ -371,7 +371,7 @@ def test_waiting_tasks_may_have_lost_all_waits_together(nodes, fraction, lost):
     clean = [run(f"f-{seed}", 1000.0 + seed, backend="tf", seed=seed, **shape, summary={"per_node": [used()] * nodes}) for seed in range(3)]
     slow = 1300.0 * (1 - nodes * lost)
     held = [run(f"t-{seed}", slow + seed, seed=seed, **shape, summary={"per_node": [node] * nodes}) for seed in range(3)]
-    assert not conclude([*clean, *held]).verdicts[0].ratio.sure
+    assert not conclude([*clean, *held]).rankings[0].ratio.sure
 
 
 def test_measurement_setting_does_not_change_training():
@@ -396,7 +396,7 @@ def test_measurement_setting_does_not_change_training():
 def test_copy_of_a_contended_run_is_no_second_run():
     contended = run("c", 500.0, contention=0.9)
     runs = labelled([contended, run("c", 500.0, contention=0.9), run("d", 1000.0, backend="tf")])
-    lines = lines_of(runs)
+    lines = make_lines(runs)
     assert "All runs had CPU contention" not in lines.note
     assert [len(line.timed) for line in lines.all if line.configuration.values["backend"] == "tf"] == [1]
 
@@ -446,7 +446,7 @@ def test_conclusions_are_consistent_for_any_runs(jobs, until, copied):
     conclusion = conclude(runs)
     quality, every = conclusion.configurations.quality, conclusion.configurations.all
     for best in conclusion.best:
-        assert conclusion.configurations.place(best.configuration) not in quality.diverged
+        assert best.configuration.index not in quality.diverged
         assert not any(map(broken, best.configuration.runs))
         assert len(every) > 1
         assert best.worst is not None or all(
@@ -485,7 +485,7 @@ def _copied_under_contention(conclusion, runs, jobs, place, until):
             {first.label: first for first in version.configurations.all if first.figures(figure)} for version in (conclusion, more)
         )
         for first, second in [(a, b) for a in before for b in before if a < b and a in after and b in after]:
-            was, now = times_as_good(before[first], before[second], figure), times_as_good(after[first], after[second], figure)
+            was, now = speedup(before[first], before[second], figure), speedup(after[first], after[second], figure)
             if was.sure and now.sure:
                 assert (was.ratio > 1) == (now.ratio > 1)
 

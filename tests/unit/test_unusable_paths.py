@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from report_runs import make_run
 from test_unreadable_folders import without_privileges
 
-from crosstrain.cli.group import COMMANDS, invoke
-from crosstrain.cli.kept_commands import _values
+from crosstrain.cli.completion import _values
+from crosstrain.cli.group import COMMANDS, invoke, load_command
 from crosstrain.core.drafts import replacing
 
 RUN = "RUN"
@@ -47,10 +47,10 @@ def leaves(command, path):
 
 def taking_paths():
     """Return all parameters of commands that take a path, or a run's name, which may be one."""
-    for first, lazy in COMMANDS.items():
-        for name, command in leaves(lazy.load(), (first,)):
+    for first in COMMANDS:
+        for name, command in leaves(load_command(first), (first,)):
             for parameter in command.params:
-                if _values(parameter, name.split()[-1])["beside"] is not None:
+                if _values(parameter, name.split()[-1])["completes"] is not None:
                     yield name, parameter.opts[0] if isinstance(parameter, click.Option) else "", command
     for command in ("data prepare", "data info"):
         for source in ("image-folder", "parallel-text", "npz"):

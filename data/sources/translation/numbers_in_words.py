@@ -1,6 +1,6 @@
-"""numbers: English and German words for numbers, ordinals, years and dates; a translation that can be learnt in minutes.
+"""numbers: English and German words for numbers, ordinals, years and dates.
 
-The words come from num2words. Dates are put together here, since it has none.
+A translation that can be learnt in minutes. The words come from num2words; dates are put together here, since it has none.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _MONTHS = (
 
 
 @dataclass(frozen=True)
-class Numbers:
-    """Numbers in words, with a vocabulary of this size."""
+class _Numbers:
+    """_Numbers in words, with a vocabulary of this size."""
 
     vocabulary: int = 500
 
@@ -45,21 +45,17 @@ class Numbers:
 
     @property
     def name(self) -> str:
-        """The name with all arguments that are not defaults."""
         arguments = write_arguments({"vocabulary": str(self.vocabulary)}, _DEFAULTS)
         return f"{_NAME}:{arguments}" if arguments else _NAME
 
-    def with_arguments(self, text: str) -> Numbers:
-        """Return the source with another vocabulary size. Raises UsageError."""
+    def with_arguments(self, text: str) -> _Numbers:
         values = read_arguments(_NAME, text, _DEFAULTS)
-        return Numbers(whole_number(_NAME, "vocabulary", values["vocabulary"], MIN_VOCABULARY, MAX_VOCABULARY))
+        return _Numbers(whole_number(_NAME, "vocabulary", values["vocabulary"], MIN_VOCABULARY, MAX_VOCABULARY))
 
-    def with_vocabulary(self, size: int) -> Numbers:
-        """Return the source with another vocabulary size. Raises UsageError."""
+    def with_vocabulary(self, size: int) -> _Numbers:
         return self.with_arguments(f"vocabulary={size}")
 
     def originals(self, data_dir: Path) -> Sequence[Path]:
-        """Raise UsageError: there are no original files."""
         raise UsageError(f"data_dir: got {str(data_dir)!r}, but {_NAME!r} are made up and read no files. Leave --data-dir out.")
 
     def load_in(self, work: Path, data_dir: Path | None) -> PreparedColumns:
@@ -80,15 +76,15 @@ class Numbers:
 def number_pairs() -> list[tuple[str, str]]:
     """Return pairs of English and German text, each English text once, in a fixed random order."""
     words = text_package("num2words").num2words
-    found: dict[str, str] = {}
-    for kind, numbers in (("cardinal", _drawn(_CARDINALS, 1)), ("ordinal", _drawn(_ORDINALS, 2)), ("year", list(_YEARS))):
+    german_by_english: dict[str, str] = {}
+    for kind, numbers in (("cardinal", _draw_numbers(_CARDINALS, 1)), ("ordinal", _draw_numbers(_ORDINALS, 2)), ("year", list(_YEARS))):
         for number in numbers:
             english, german = (words(number, lang=language, to=kind) for language in ("en", "de"))
-            found.setdefault(english, german)
+            german_by_english.setdefault(english, german)
     for english, german in _dates(words):
-        found.setdefault(english, german)
-    pairs = list(found.items())
-    return [pairs[place] for place in np.argsort(_raw(len(pairs), 3), kind="stable").tolist()]
+        german_by_english.setdefault(english, german)
+    pairs = list(german_by_english.items())
+    return [pairs[place] for place in np.argsort(_draw_bits(len(pairs), 3), kind="stable").tolist()]
 
 
 def split_apart(pairs: Sequence[tuple[str, str]]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
@@ -99,30 +95,33 @@ def split_apart(pairs: Sequence[tuple[str, str]]) -> tuple[list[tuple[str, str]]
     return train[:_TRAIN], test
 
 
-def _raw(count: int, stream: int) -> Any:
+def _draw_bits(count: int, stream: int) -> Any:
     return np.random.Philox(np.random.SeedSequence([20, stream])).random_raw(count)
 
 
-def _drawn(count: int, stream: int) -> list[int]:
-    """Return all numbers below 1000, then different ones up to the largest, mostly of few digits."""
-    found = dict.fromkeys(range(1000))
-    exponents, places = _raw(8 * count, stream), iter(_raw(8 * count, stream + 10).tolist())
+def _draw_numbers(count: int, stream: int) -> list[int]:
+    """Return all numbers below 1000, then different ones up to the largest.
+
+    Most of these have few digits.
+    """
+    numbers = dict.fromkeys(range(1000))
+    exponents, places = _draw_bits(8 * count, stream), iter(_draw_bits(8 * count, stream + 10).tolist())
     for exponent in (exponents % np.uint64(4)).tolist():
-        if len(found) >= count:
+        if len(numbers) >= count:
             break
         top = min(_MAX_SIZE, 10 ** (3 + exponent))
-        found.setdefault(next(places) % (top + 1))
-    return list(found)
+        numbers.setdefault(next(places) % (top + 1))
+    return list(numbers)
 
 
 def _dates(words: Any) -> Iterator[tuple[str, str]]:
     days = [(words(day, lang="en", to="ordinal"), words(day, lang="de", to="ordinal")) for day in range(32)]
     years = [(words(year, lang="en", to="year"), words(year, lang="de", to="year")) for year in _YEARS]
-    for number in _raw(_DATES, 4).tolist():
+    for number in _draw_bits(_DATES, 4).tolist():
         year, rest = years[number % len(years)], number // len(years)
         english, german, length = _MONTHS[rest % 12]
         day = days[1 + rest // 12 % length]
         yield f"the {day[0]} of {english}, {year[0]}", f"der {day[1]} {german} {year[1]}"
 
 
-DATASET = Numbers()
+DATASET = _Numbers()

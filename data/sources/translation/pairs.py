@@ -1,4 +1,4 @@
-"""Prepares sentence pairs for the store: a vocabulary, the encoded columns, and the test lines."""
+"""Prepares sentence pairs for the store: a vocabulary, encoded columns, and the test lines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ _KEYS = 1 << 20  # drawn at a time
 
 
 def chosen(count: int, most: int, seed: int) -> NDArray[np.int64]:
-    """Return at most `most` of 0 … count − 1, ascending. Equal seeds give equal numbers on every machine."""
+    """Return at most `most` of 0 … count − 1, ascending.
+
+    Equal seeds give equal numbers on every machine.
+    """
     if count <= most:
         return np.arange(count)
     random = np.random.Philox(np.random.SeedSequence([seed, count]))
@@ -71,13 +74,16 @@ def prepared_pairs(
     bleu_tokenizer: str = "13a",
     packages: Sequence[str] = (),
 ) -> PreparedColumns:
-    """Return the columns of a translation. The vocabulary is made here, the rest when the store asks.
+    """Return the columns of a translation.
 
-    `bytes_too`, `longest` and `work` as in `train_vocabulary` and `PairEncoder`. `packages`, with sentencepiece, are those whose versions
-    determine the text; `vocabulary.json` lists them. Raises UsageError if no vocabulary can be made.
+    The vocabulary is made here, the rest when the store asks. `bytes_too`, `longest` and `work` as in `train_vocabulary` and `PairEncoder`.
+    `packages`, with sentencepiece, are those whose versions determine the text; `vocabulary.json` lists them. Raises UsageError if no
+    vocabulary can be made.
     """
     readers, counts = splits.readers, splits.counts
-    model, description = _vocabulary(readers["train"], counts["train"], vocabulary_size, bytes_too=bytes_too, work=work, packages=packages)
+    model, description = _make_vocabulary(
+        readers["train"], counts["train"], vocabulary_size, bytes_too=bytes_too, work=work, packages=packages
+    )
     vocabulary = Vocabulary(model)
     encoder = PairEncoder(vocabulary, longest, work, splits.line_numbers)
     columns = ColumnSpec("source", "uint16", (None,)), ColumnSpec("target", "uint16", (None,))
@@ -97,7 +103,7 @@ def prepared_pairs(
     )
 
 
-def _skipped(read: PairReader) -> str:
+def _describe_skipped(read: PairReader) -> str:
     reasons = Counter(entry for entry in read() if isinstance(entry, str) and entry)
     return ", ".join(f"{count:,} {'pair' if count == 1 else 'pairs'} {reason}" for reason, count in reasons.most_common())
 
@@ -116,7 +122,6 @@ def _entries_at(places: NDArray[np.int64], read: PairReader, progress: ReadingPr
 
 
 def _sampled_places(read: PairReader, count: int) -> NDArray[np.int64]:
-    """Return the places of a vocabulary's sample: evenly drawn, up to the limits."""
     places = chosen(count, MAX_SAMPLED_LINES // 2, SAMPLE_SEED)
     size = sum(map(entry_bytes, _entries_at(places, read, ReadingProgress("measuring the text", count))))
     if size <= MAX_SAMPLED_BYTES:
@@ -142,11 +147,13 @@ class _Sample:
         self.sha256 = digest.hexdigest()
 
 
-def _vocabulary(read: PairReader, count: int, size: int, *, bytes_too: bool, work: Path, packages: Sequence[str]) -> tuple[bytes, bytes]:
+def _make_vocabulary(
+    read: PairReader, count: int, size: int, *, bytes_too: bool, work: Path, packages: Sequence[str]
+) -> tuple[bytes, bytes]:
     """Return model and description, those in `work` if they are of the same lines."""
     places = _sampled_places(read, count)
-    if (kept := _kept(work, _Sample(read, count, places), size)) is not None:
-        return kept
+    if (stored := _stored_vocabulary(work, _Sample(read, count, places), size)) is not None:
+        return stored
     sample = _Sample(read, count, places)
 
     def lines() -> Iterator[str]:
@@ -159,7 +166,7 @@ def _vocabulary(read: PairReader, count: int, size: int, *, bytes_too: bool, wor
     except UsageError as error:
         if sample.sha256 is None:  # the text could not be read to its end
             raise
-        skipped = _skipped(read)
+        skipped = _describe_skipped(read)
         if sample.taken:
             raise UsageError(f"{error}{f' Skipped: {skipped}.' if skipped else ''}") from error
         raise UsageError(
@@ -182,7 +189,7 @@ def _vocabulary(read: PairReader, count: int, size: int, *, bytes_too: bool, wor
     return model, description
 
 
-def _kept(work: Path, sample: _Sample, size: int) -> tuple[bytes, bytes] | None:
+def _stored_vocabulary(work: Path, sample: _Sample, size: int) -> tuple[bytes, bytes] | None:
     try:
         model, description = (work / VOCABULARY).read_bytes(), (work / DESCRIPTION).read_bytes()
         vocabulary, facts = Vocabulary(model), parse_json(description)
@@ -204,8 +211,11 @@ def reference_lines(content: bytes) -> list[str]:
     return content.decode().removesuffix("\n").split("\n")
 
 
-def wrong_scoring_files(files: Mapping[str, bytes], vocabulary_sizes: Mapping[str, int], test_examples: int) -> str | None:
-    """Return why translations into the text of `files` cannot be scored, or None. Raises MissingPackageError."""
+def scoring_problem(files: Mapping[str, bytes], vocabulary_sizes: Mapping[str, int], test_examples: int) -> str | None:
+    """Return why translations into the text of `files` cannot be scored, or None.
+
+    Raises MissingPackageError.
+    """
     if missing := [name for name in SCORING_FILES if name not in files]:
         return f"it has no attachment {' and no '.join(missing)}, which translations are scored by"
     try:

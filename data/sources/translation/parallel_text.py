@@ -1,8 +1,8 @@
-"""parallel-text:PREFIX:en-de: sentences in PREFIX.en and their translations, line by line, in PREFIX.de, or in .gz files.
+"""parallel-text:PREFIX:en-de: sentences in PREFIX.en, translations by line in PREFIX.de.
 
-A language is a code, optionally with a region or script: de, zho, zh_CN, zh-Hant. It determines BLEU's tokenizer, unless ``bleu=zh`` names
-one. The test split is PREFIX.test.en and PREFIX.test.de, or with ``held-out=N`` N pairs of the text, drawn once and for all; then training
-pairs share no text with it.
+Files may be .gz. A language is a code, optionally with a region or script: de, zho, zh_CN, zh-Hant. It determines BLEU's tokenizer, unless
+``bleu=zh`` names one. The test split is PREFIX.test.en and PREFIX.test.de, or with ``held-out=N`` N pairs of the text, drawn once and for
+all; then training pairs share no text with it.
 """
 
 from __future__ import annotations
@@ -34,14 +34,17 @@ _ODD_RATIO = 1.8
 
 
 def aligned_count(source: Path, target: Path) -> int:
-    """Return the number of lines of both files. Raises UsageError if they are empty or differ in it."""
+    """Return the number of lines of both files.
+
+    Raises UsageError if they are empty or differ in it.
+    """
     counts = count_lines(source), count_lines(target)
     if counts[0] != counts[1]:
-        found = first_suspicious_line(source, target)
+        suspicious = first_suspicious_line(source, target)
         where = (
             "The lengths of their lines do not show where they diverge."
-            if found is None
-            else f"The first suspicious line is {found[0]:,}: {found[1]}."
+            if suspicious is None
+            else f"The first suspicious line is {suspicious[0]:,}: {suspicious[1]}."
         )
         raise UsageError(
             f"data: {str(source)!r} has {counts[0]:,} lines and {str(target)!r} has {counts[1]:,}, so that they are no translations of "
@@ -53,7 +56,10 @@ def aligned_count(source: Path, target: Path) -> int:
 
 
 def first_suspicious_line(source: Path, target: Path) -> tuple[int, str] | None:
-    """Return the first line, from 1, from which lengths look unlike translations, and why. None if no line does."""
+    """Return the first line, from 1, from which lengths look unlike translations, and why.
+
+    None if no line does.
+    """
     odd: deque[tuple[int, str]] = deque()
     for number, lines in enumerate(zip(read_lines(source), read_lines(target), strict=False), 1):
         why = _oddity(*lines)
@@ -66,15 +72,15 @@ def first_suspicious_line(source: Path, target: Path) -> tuple[int, str] | None:
     return None
 
 
-def _oddity(one: bytes | None, other: bytes | None) -> str | None:
+def _oddity(source: bytes | None, target: bytes | None) -> str | None:
     """None is a line that is too long."""
-    sizes = [None if line is None else len(line.strip()) for line in (one, other)]
-    told = [f"more than {MAX_LINE_BYTES:,} bytes" if size is None else f"{size} bytes" for size in sizes]
+    sizes = [None if line is None else len(line.strip()) for line in (source, target)]
+    texts = [f"more than {MAX_LINE_BYTES:,} bytes" if size is None else f"{size} bytes" for size in sizes]
     least, most = sorted(MAX_LINE_BYTES + 1 if size is None else size for size in sizes)
     if least == 0:
-        return None if most == 0 else f"it is empty in one file and has {told[sizes[0] == 0]} in the other"
+        return None if most == 0 else f"it is empty in one file and has {texts[sizes[0] == 0]} in the other"
     odd = most > 20 and most > _ODD_RATIO * least
-    return f"it has {told[0]} in one file and {told[1]} in the other" if odd else None
+    return f"it has {texts[0]} in one file and {texts[1]} in the other" if odd else None
 
 
 _NAME = "parallel-text"
@@ -105,8 +111,11 @@ _KNOWN = "of which a text is in the test split"
 
 
 @dataclass(frozen=True)
-class ParallelText:
-    """The text in `prefix`.LANGUAGE, skipping pairs of over `longest` pieces. `bleu`: tokenizer, None if unknown."""
+class _ParallelText:
+    """The text in `prefix`.LANGUAGE, skipping pairs of over `longest` pieces.
+
+    `bleu`: tokenizer, None if unknown.
+    """
 
     prefix: Path | None = None
     languages: tuple[str, str] = ("en", "de")
@@ -120,22 +129,19 @@ class ParallelText:
 
     @property
     def name(self) -> str:
-        """The name with the absolute path of the prefix and all arguments that are not defaults."""
         if self.prefix is None:
             return _NAME
         values = {"vocabulary": str(self.vocabulary), "longest": str(self.longest), "held-out": str(self.held_out), "bleu": f"{self.bleu}"}
         usual = _tokenizer(self.languages[1])
-        unsaid = usual if usual in (None, _EARLIER_TOKENIZERS.get(self.languages[1], "13a")) else "auto"
-        arguments = write_arguments(values, {**_DEFAULTS, "bleu": f"{unsaid}"})
+        implied = usual if usual in (None, _EARLIER_TOKENIZERS.get(self.languages[1], "13a")) else "auto"
+        arguments = write_arguments(values, {**_DEFAULTS, "bleu": f"{implied}"})
         return f"{_NAME}:{self.prefix}:{'-'.join(self.languages)}{'?' if arguments else ''}{arguments}"
 
     @property
     def folder(self) -> Path | None:
-        """The folder of the files."""
         return None if self.prefix is None else self.prefix.parent
 
-    def with_arguments(self, text: str) -> ParallelText:
-        """Parse ``PREFIX:en-de``, optionally followed by ``?vocabulary=…``. Raises UsageError."""
+    def with_arguments(self, text: str) -> _ParallelText:
         place, _, arguments = text.rpartition("?") if "?" in text else (text, "", "")
         path, _, pair = place.rpartition(":")
         languages = _LANGUAGES.fullmatch(pair)
@@ -149,7 +155,7 @@ class ParallelText:
         values = read_arguments(_NAME, arguments, _DEFAULTS)
         if values["bleu"] != "auto":
             check_tokenizer(values["bleu"])
-        return ParallelText(
+        return _ParallelText(
             Path(os.path.expanduser(path)).absolute(),
             (languages[1], languages[2]),
             whole_number(_NAME, "vocabulary", values["vocabulary"], BYTE_PIECES + 64, MAX_VOCABULARY),
@@ -158,13 +164,11 @@ class ParallelText:
             _tokenizer(languages[2]) if values["bleu"] == "auto" else values["bleu"],
         )
 
-    def with_vocabulary(self, size: int) -> ParallelText:
-        """Return the source with another vocabulary size. Raises UsageError."""
+    def with_vocabulary(self, size: int) -> _ParallelText:
         whole_number(_NAME, "vocabulary", str(size), BYTE_PIECES + 64, MAX_VOCABULARY)
         return replace(self, vocabulary=size)
 
     def originals(self, data_dir: Path) -> Sequence[Path]:
-        """Return the files of both splits. Raises UsageError for a missing one."""
         return [path for paths in self._files().values() for path in paths]
 
     def load_in(self, work: Path, data_dir: Path | None) -> PreparedColumns:
@@ -179,11 +183,11 @@ class ParallelText:
         if self.held_out >= total:
             raise UsageError(f"data: held-out={self.held_out} of {_NAME!r} leaves none of {total:,} pairs to train on; hold out fewer.")
         if self.held_out:
-            splits = _held_out(files["train"], total, chosen(total, self.held_out, _HELD_OUT_SEED))
+            splits = _hold_out(files["train"], total, chosen(total, self.held_out, _HELD_OUT_SEED))
         else:
             counts: dict[Split, int] = {"train": total, "test": aligned_count(*files["test"])}
             splits = PairSplits({split: partial(_read, paths, counts[split]) for split, paths in files.items()}, counts)
-            for _ in _not_too_large(splits.readers["test"](), "its test files"):
+            for _ in _limit_size(splits.readers["test"](), "its test files"):
                 pass
         prepared = prepared_pairs(
             splits,
@@ -202,7 +206,10 @@ class ParallelText:
         return (f"the language {self.languages[1]!r} is not known, so BLEU takes the tokenizer 13a; choose one with bleu=13a, char or zh",)
 
     def _files(self) -> dict[Split, tuple[Path, Path]]:
-        """Return source and target of each split with files. Raises UsageError for missing or duplicate ones."""
+        """Return source and target of each split with files.
+
+        Raises UsageError for missing or duplicate ones.
+        """
         train = _pair(f"{self.prefix}", self.languages)
         test = _pair(f"{self.prefix}.test", self.languages)
         if train is None:
@@ -227,18 +234,21 @@ def _file_names(stem: str, languages: tuple[str, str]) -> str:
 
 def _pair(stem: str, languages: tuple[str, str]) -> tuple[Path, Path] | None:
     """Return the files of both languages, if any. Raises UsageError for one alone or twice."""
-    found = [[path for path in (Path(f"{stem}.{one}"), Path(f"{stem}.{one}.gz")) if os.path.exists(path)] for one in languages]
-    if not any(found):
+    files = [[path for path in map(Path, (f"{stem}.{code}", f"{stem}.{code}.gz")) if os.path.exists(path)] for code in languages]
+    if not any(files):
         return None
-    for language, paths in zip(languages, found, strict=True):
+    for language, paths in zip(languages, files, strict=True):
         if len(paths) != 1:
             problem = f"there is no {stem}.{language}" if not paths else f"there are both {paths[0]} and {paths[1]}"
             raise UsageError(f"data: {problem}; {_NAME} reads one file a language.")
-    return found[0][0], found[1][0]
+    return files[0][0], files[1][0]
 
 
 def _read(files: tuple[Path, Path], total: int) -> Iterator[tuple[str, str] | str]:
-    """Yield the `total` pairs of two files; see `PairReader`. Raises UsageError if their number has changed."""
+    """Yield the `total` pairs of two files; see `PairReader`.
+
+    Raises UsageError if their number has changed.
+    """
     count = 0
     for source, target in zip_longest(*map(read_lines, files), fillvalue=_NO_LINE):
         count += 1
@@ -261,8 +271,11 @@ def _read(files: tuple[Path, Path], total: int) -> Iterator[tuple[str, str] | st
         raise UsageError(f"data: {str(files[0])!r} or {str(files[1])!r} has changed while it was read; prepare it when it is at rest.")
 
 
-def _not_too_large(entries: Iterable[tuple[str, str] | str], what: str) -> Iterator[tuple[str, str] | str]:
-    """Yield test entries. Raises UsageError, naming their origin `what`, for more text than a store keeps."""
+def _limit_size(entries: Iterable[tuple[str, str] | str], what: str) -> Iterator[tuple[str, str] | str]:
+    """Yield test entries.
+
+    Raises UsageError, naming their origin `what`, for more text than a store keeps.
+    """
     sizes = [0, 0]
     for entry in entries:
         if not isinstance(entry, str):
@@ -275,17 +288,20 @@ def _not_too_large(entries: Iterable[tuple[str, str] | str], what: str) -> Itera
         yield entry
 
 
-def _as_bytes(entry: tuple[str, str] | str) -> tuple[bytes, bytes] | str:
+def _encode_entry(entry: tuple[str, str] | str) -> tuple[bytes, bytes] | str:
     """UTF-8 takes a quarter of the memory for lines with characters such as emojis."""
     return entry if isinstance(entry, str) else (entry[0].encode(), entry[1].encode())
 
 
-def _held_out(files: tuple[Path, Path], total: int, places: NDArray[np.int64]) -> PairSplits:
-    """Use the pairs at `places`, from 0, ascending, as test split. Raises UsageError for a large one."""
+def _hold_out(files: tuple[Path, Path], total: int, places: NDArray[np.int64]) -> PairSplits:
+    """Use the pairs at `places`, from 0, ascending, as test split.
+
+    Raises UsageError for a large one.
+    """
     apart = np.zeros(total, np.bool_)
     apart[places] = True
     entries = (entry for number, entry in enumerate(_read(files, total)) if apart[number])
-    packed = [_as_bytes(entry) for entry in _not_too_large(entries, f"held-out={len(places)}")]
+    packed = [_encode_entry(entry) for entry in _limit_size(entries, f"held-out={len(places)}")]
     known = tuple({entry[side] for entry in packed if not isinstance(entry, str)} for side in (0, 1))
 
     def test() -> Iterator[tuple[str, str] | str]:
@@ -304,4 +320,4 @@ def _held_out(files: tuple[Path, Path], total: int, places: NDArray[np.int64]) -
     return PairSplits({"train": train, "test": test}, {"train": total, "test": len(packed)}, {"test": places + 1})
 
 
-DATASET = ParallelText()
+DATASET = _ParallelText()

@@ -1,4 +1,7 @@
-"""Reads lines of text files, also gzip, in bounded memory. Only a line feed ends a line: `str.splitlines` splits sentences too."""
+"""Reads lines of text files, also gzip, in bounded memory.
+
+Only a line feed ends a line: `str.splitlines` splits sentences too.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def read_lines(path: Path) -> Iterator[bytes | None]:
-    """Yield lines without LF or CR LF, None for one longer than `MAX_LINE_BYTES`. Raises UsageError."""
+    """Yield lines without LF or CR LF, None for one longer than `MAX_LINE_BYTES`.
+
+    Raises UsageError.
+    """
     rest: bytes = b""
     passing = False  # within a line that is too long
     for block in _blocks(path):
@@ -114,7 +120,7 @@ def text_package(name: str) -> ModuleType:
         ) from error
 
 
-class LeftOut:
+class SkippedPairs:
     """Counts skipped pairs by split and reason; lines are numbered from 1."""
 
     def __init__(self) -> None:

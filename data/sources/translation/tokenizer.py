@@ -1,8 +1,5 @@
 """Byte-pair encoding by sentencepiece, one vocabulary for both languages.
 
-The text is not normalised: `Vocabulary.decode` inverts `Vocabulary.encode`, except that U+2581, sentencepiece's mark of a space, becomes
-one, and that characters missing in a vocabulary without byte pieces become ⁇.
-
 Training uses one thread, so the same lines always make the same pieces. Other fields of the model file differ among sentencepiece's
 releases; `pieces_sha256` identifies a vocabulary.
 """
@@ -31,7 +28,7 @@ from ....core.errors import UsageError
 from ...base import Dataset, Split
 from ...columns import Column
 from ...text import BEGIN, END, PADDING, UNKNOWN
-from .text_files import LeftOut, ReadingProgress, entry_bytes, parts, text_bytes, text_package
+from .text_files import ReadingProgress, SkippedPairs, entry_bytes, parts, text_bytes, text_package
 from .vocabulary_training import RefusedTextError, trained_model
 
 VOCABULARY = "vocabulary.model"  # attachment with the pieces of a dataset of text
@@ -41,17 +38,24 @@ BYTE_PIECES = 256
 
 
 def pieces_digest(data: Dataset) -> str | None:
-    """Return `Vocabulary.pieces_sha256`, if the dataset has pieces. Raises UsageError if sentencepiece is needed and missing."""
+    """Return `Vocabulary.pieces_sha256`, if the dataset has pieces.
+
+    Raises UsageError if sentencepiece is needed and missing.
+    """
     if DESCRIPTION in data.attachments:
         with suppress(UnreadableError):  # third-party attachments may be anything
             description = parse_json(data.attachment(DESCRIPTION))
-            if isinstance(description, dict) and isinstance(said := description.get("pieces_sha256"), str):
-                return said
+            if isinstance(description, dict) and isinstance(digest := description.get("pieces_sha256"), str):
+                return digest
     return Vocabulary(data.attachment(VOCABULARY)).pieces_sha256 if VOCABULARY in data.attachments else None
 
 
 class Vocabulary:
-    """The pieces in a sentencepiece model. Raises ValueError for other bytes."""
+    """The pieces in a sentencepiece model. Raises ValueError for other bytes.
+
+    Text is not normalised: `decode` inverts `encode`, except that U+2581, sentencepiece's mark of a space, becomes one, and that characters
+    missing in a vocabulary without byte pieces become ⁇.
+    """
 
     def __init__(self, model: bytes) -> None:
         package = text_package("sentencepiece")
@@ -60,9 +64,9 @@ class Vocabulary:
         except RuntimeError as error:
             raise ValueError("not a model of sentencepiece") from error
         reserved = {"pad_id": PADDING, "bos_id": BEGIN, "eos_id": END, "unk_id": UNKNOWN}
-        found = {name: getattr(self._processor, name)() for name in reserved}
-        if found != reserved:
-            raise ValueError(f"a vocabulary with the reserved pieces {found} instead of {reserved}")
+        reserved_here = {name: getattr(self._processor, name)() for name in reserved}
+        if reserved_here != reserved:
+            raise ValueError(f"a vocabulary with the reserved pieces {reserved_here} instead of {reserved}")
         self.size: int = self._processor.get_piece_size()
 
     @cached_property
@@ -74,21 +78,19 @@ class Vocabulary:
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         """Return the pieces of each line, followed by END, using up to one thread per core."""
         threads = min(len(os.sched_getaffinity(0)), max(1, len(lines)))
-        found: list[list[int]] = self._processor.encode(list(lines), out_type=int, add_eos=True, num_threads=threads)
-        return found
+        return list(self._processor.encode(list(lines), out_type=int, add_eos=True, num_threads=threads))
 
     def decode(self, pieces: Sequence[int]) -> str:
         """Return the text of pieces up to the first END. Raises ValueError for an unknown piece."""
-        kept: list[int] = []
+        known: list[int] = []
         for piece in map(int, pieces):
             if piece == END:
                 break
             if not 0 <= piece < self.size:
                 raise ValueError(f"piece {piece} of a vocabulary of {self.size}")
             if piece not in (PADDING, BEGIN):
-                kept.append(piece)
-        text: str = self._processor.decode(kept)
-        return text
+                known.append(piece)
+        return str(self._processor.decode(known))
 
 
 _TOO_MANY = re.compile(r"Vocabulary size too high \(\d+\)\. Please set it to a value <= (\d+)")
@@ -96,22 +98,22 @@ _TOO_FEW = re.compile(r"Vocabulary size is smaller than required_chars\. \d+ vs 
 _NO_SENTENCE = "!sentences_.empty()"
 
 
-def _why_none(told: str, smallest: int) -> str:
+def _explain_refusal(message: str, smallest: int) -> str:
     """Complete the message about an impossible vocabulary with a size that fits."""
-    most, fewest = ((found := pattern.search(told)) and int(found[1]) for pattern in (_TOO_MANY, _TOO_FEW))
+    most, fewest = ((match := pattern.search(message)) and int(match[1]) for pattern in (_TOO_MANY, _TOO_FEW))
     if most is not None and most < smallest:
         return f": it is too short, with at most {most:,} pieces; the smallest vocabulary has {smallest:,}. Give more text."
     if most is not None or fewest is not None:
         why = f"it is short, and has at most {most:,}" if most is not None else f"its characters need at least {fewest:,}"
         size = most if most is not None else max(fewest or 0, smallest)
         return f": {why} pieces. Give --vocabulary {size}, or ?vocabulary={size} in the data's name."
-    if _NO_SENTENCE in told:
+    if _NO_SENTENCE in message:
         return ": it has no sentence."
-    return f" ({(told.partition('] ')[2] or told).strip()}). Give another size: --vocabulary N, or ?vocabulary=N in the data's name."
+    return f" ({(message.partition('] ')[2] or message).strip()}). Give another size: --vocabulary N, or ?vocabulary=N in the data's name."
 
 
 def train_vocabulary(lines: Iterable[str], size: int, *, bytes_too: bool) -> bytes:
-    """Return the model of a vocabulary of exactly `size` pieces, made from these lines in this order.
+    """Return the model of a vocabulary of exactly `size` pieces, from these lines in order.
 
     With `bytes_too`, 256 of them are bytes, which encode characters without pieces; otherwise every character of the lines has a piece.
     Raises UsageError if no such vocabulary exists, TrainerError if memory runs out, and what reading the lines raises.
@@ -120,7 +122,7 @@ def train_vocabulary(lines: Iterable[str], size: int, *, bytes_too: bool) -> byt
     try:
         return trained_model(lines, size, bytes_too=bytes_too)
     except RefusedTextError as refused:
-        why = _why_none(str(refused), BYTE_PIECES + 64 if bytes_too else MIN_VOCABULARY)
+        why = _explain_refusal(str(refused), BYTE_PIECES + 64 if bytes_too else MIN_VOCABULARY)
         raise UsageError(f"data: no vocabulary of {size:,} pieces can be made of this text{why}") from refused
 
 
@@ -150,13 +152,16 @@ class PairEncoder:
     longest: int
     work: Path
     line_numbers: Mapping[Split, NDArray[np.int64]] = field(default_factory=dict)
-    left_out: LeftOut = field(default_factory=LeftOut)
+    left_out: SkippedPairs = field(default_factory=SkippedPairs)
     test_lines: tuple[list[bytes], list[bytes]] = field(default_factory=lambda: ([], []))
 
     def blocks(self, split: Split, read: PairReader, total: int) -> Iterator[Mapping[str, Column]]:
-        """Yield the columns ``source`` and ``target`` in parts. Raises UsageError if no pair is left."""
+        """Yield the columns ``source`` and ``target`` in parts.
+
+        Raises UsageError if no pair is left.
+        """
         progress = ReadingProgress(f"encoding the {split} split", total)
-        begin, kept = 0, False
+        begin, has_pairs = 0, False
         for number, part in enumerate(parts(read(), PART_PAIRS, PART_BYTES, entry_bytes)):
             places = [place for place, entry in enumerate(part) if not isinstance(entry, str)]
             for place, entry in enumerate(part):
@@ -173,12 +178,12 @@ class PairEncoder:
                 for side, lines in enumerate(self.test_lines):
                     lines += [pair[side].encode() for place, pair in enumerate(pairs) if place not in gone]
             if len(arrays["source_lengths"]):
-                kept = True
+                has_pairs = True
                 offsets = {name: np.append(0, np.cumsum(arrays[f"{name}_lengths"])).astype(np.int64) for name in ("source", "target")}
                 yield {name: Column(arrays[name], offsets[name]) for name in offsets}
             begin += len(part)
             progress.update(begin)
-        if not kept:
+        if not has_pairs:
             raise UsageError(f"data: no pair of the {split} split is left: {'; '.join(self.left_out.lines()) or 'the text has none'}.")
 
     def _line(self, split: Split, place: int) -> int:
@@ -191,28 +196,28 @@ class PairEncoder:
         for line in itertools.chain.from_iterable(pairs):
             digest.update(counted(line))
         path = self.work / f"{stem}-{digest.hexdigest()[:16]}.npz"
-        if path.exists() and (kept := _read(path, len(pairs), self.vocabulary.size)) is not None:
-            return kept
+        if path.exists() and (stored := _read(path, len(pairs), self.vocabulary.size)) is not None:
+            return stored
         made = self._encode(pairs)
         with replacing(path) as draft, draft.open("wb") as file:
             np.savez(file, allow_pickle=False, **made)
         return made
 
     def _encode(self, pairs: Sequence[tuple[str, str]]) -> dict[str, NDArray[Any]]:
-        values, lengths = zip(*(self._encoded([pair[side] for pair in pairs]) for side in (0, 1)), strict=True)
-        kept = (lengths[0] <= self.longest) & (lengths[1] <= self.longest)
-        found: dict[str, NDArray[Any]] = {"dropped": np.flatnonzero(~kept)}
+        values, lengths = zip(*(self._encode_lines([pair[side] for pair in pairs]) for side in (0, 1)), strict=True)
+        short_n = (lengths[0] <= self.longest) & (lengths[1] <= self.longest)
+        arrays: dict[str, NDArray[Any]] = {"dropped": np.flatnonzero(~short_n)}
         for side, name in enumerate(("source", "target")):
-            found[name] = values[side][np.repeat(kept, lengths[side])]
-            found[f"{name}_lengths"] = lengths[side][kept]
-        return found
+            arrays[name] = values[side][np.repeat(short_n, lengths[side])]
+            arrays[f"{name}_lengths"] = lengths[side][short_n]
+        return arrays
 
-    def _encoded(self, lines: Sequence[str]) -> tuple[NDArray[np.uint16], NDArray[np.int64]]:
+    def _encode_lines(self, lines: Sequence[str]) -> tuple[NDArray[np.uint16], NDArray[np.int64]]:
         values, lengths = [np.empty(0, np.uint16)], [np.empty(0, np.int64)]
         for some in parts(lines, LINES_AT_ONCE, BYTES_AT_ONCE, text_bytes):
-            found = self.vocabulary.encode(some)
-            sizes = np.fromiter(map(len, found), np.int64, len(found))
-            values.append(np.fromiter(itertools.chain.from_iterable(found), np.uint16, int(sizes.sum())))
+            encoded = self.vocabulary.encode(some)
+            sizes = np.fromiter(map(len, encoded), np.int64, len(encoded))
+            values.append(np.fromiter(itertools.chain.from_iterable(encoded), np.uint16, int(sizes.sum())))
             lengths.append(sizes)
         return np.concatenate(values), np.concatenate(lengths)
 
@@ -221,11 +226,11 @@ def _read(path: Path, pairs: int, pieces: int) -> Arrays | None:
     """Return a kept part; None if it is damaged."""
     try:
         with np.load(path, allow_pickle=False) as file:
-            found = {name: file[name] for name in ("dropped", "source", "source_lengths", "target", "target_lengths")}
+            arrays = {name: file[name] for name in ("dropped", "source", "source_lengths", "target", "target_lengths")}
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None
-    whole = len(found["dropped"]) + len(found["source_lengths"]) == pairs
+    whole = len(arrays["dropped"]) + len(arrays["source_lengths"]) == pairs
     for name in ("source", "target"):
-        values, lengths = found[name], found[f"{name}_lengths"]
+        values, lengths = arrays[name], arrays[f"{name}_lengths"]
         whole &= values.dtype == np.uint16 and int(lengths.sum()) == len(values) and int(values.max(initial=0)) < pieces
-    return found if whole else None
+    return arrays if whole else None

@@ -1,4 +1,4 @@
-"""Makes a vocabulary in a process of its own, which can be killed: sentencepiece computes for minutes and ignores signals.
+"""Makes a vocabulary in a separate process: sentencepiece takes minutes, ignoring signals.
 
 ``python -m crosstrain.data.sources.translation.vocabulary_training PARENT PIECES BYTES`` reads lines from standard input, each after its
 length in UTF-8 as four bytes, until `_END`. It answers with a line of JSON, `null` or sentencepiece's refusal, and the model. It ends with
@@ -36,10 +36,13 @@ class RefusedTextError(Exception):
 
 
 def trained_model(lines: Iterable[str], size: int, *, bytes_too: bool) -> bytes:
-    """Return `tokenizer.train_vocabulary`'s model. Raises RefusedTextError, TrainerError if the process dies, errors of `lines`."""
-    with tempfile.TemporaryFile() as said:
+    """Return `tokenizer.train_vocabulary`'s model.
+
+    Raises RefusedTextError, TrainerError if the process dies, errors of `lines`.
+    """
+    with tempfile.TemporaryFile() as log:
         command = python(__name__, str(os.getpid()), str(size), str(int(bytes_too)))
-        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, start_new_session=True)
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True)
         if child.stdin is None or child.stdout is None:
             raise RuntimeError("a process without the pipes that it was to have")
         try:
@@ -52,11 +55,11 @@ def trained_model(lines: Iterable[str], size: int, *, bytes_too: bool) -> bytes:
             with suppress(BrokenPipeError):
                 child.stdin.close()
             child.stdout.close()
-        said.seek(0)
-        told = said.read().decode(errors="replace")
+        log.seek(0)
+        message = log.read().decode(errors="replace")
     if code:
-        raise TrainerError(f"data: the vocabulary of {size} pieces was not made: {_end_in_words(code, told)}")
-    sys.stderr.write(told)
+        raise TrainerError(f"data: the vocabulary of {size} pieces was not made: {_end_in_words(code, message)}")
+    sys.stderr.write(message)
     head, _, model = answer.partition(b"\n")
     if (refused := parse_json(head)) is not None:
         raise RefusedTextError(refused)
@@ -76,20 +79,20 @@ def _feed(stream: IO[bytes], lines: Iterable[str]) -> None:
         stream.flush()
 
 
-def _end_in_words(code: int, told: str) -> str:
+def _end_in_words(code: int, message: str) -> str:
     killed = signal.Signals(-code).name if code < 0 else None
-    if "bad_alloc" in told or "MemoryError" in told or killed == "SIGKILL":
+    if "bad_alloc" in message or "MemoryError" in message or killed == "SIGKILL":
         how = "was killed, as the system does where memory runs out" if killed == "SIGKILL" else "had not enough memory"
         return (
             f"the process that makes it {how}; it may take up to {MAX_MEMORY_BYTES >> 30} GiB. Most is needed by text whose words are very"
             " long and all different; leave such lines out, or give it more memory."
         )
-    last = told.strip().splitlines()[-1:]
+    last = message.strip().splitlines()[-1:]
     how = f"was killed by {killed}" if killed else f"ended with code {code}"
     return f"the process that makes it {how}{''.join(f': {line}' for line in last)}"
 
 
-def _arriving(stream: IO[bytes]) -> Iterator[str]:
+def _receive_lines(stream: IO[bytes]) -> Iterator[str]:
     """Yield the received lines. Raises EOFError if they end without `_END`."""
     while (length := stream.read(_LENGTH_BYTES)) != _END:
         if len(length) != _LENGTH_BYTES:
@@ -134,14 +137,17 @@ def _limit_memory() -> None:
 
 
 def main(parent: int, size: int, *, bytes_too: bool) -> None:
-    """Make the vocabulary. sentencepiece's output goes to standard error, as standard output is the answer."""
+    """Make the vocabulary.
+
+    sentencepiece's output goes to standard error, as standard output is the answer.
+    """
     die_with_parent(parent)
     _limit_memory()
     answer_to = os.dup(1)
     os.dup2(2, 1)
     refused, model = None, b""
     try:
-        model = _train(_arriving(sys.stdin.buffer), size, bytes_too=bytes_too)
+        model = _train(_receive_lines(sys.stdin.buffer), size, bytes_too=bytes_too)
     except RuntimeError as error:
         refused = str(error)
     with os.fdopen(answer_to, "wb") as stream:

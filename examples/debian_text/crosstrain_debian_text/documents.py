@@ -1,4 +1,7 @@
-"""Text of translated documents: pages with the same markup in both languages, and gettext's catalogues."""
+"""Text of translated documents: pages with equal markup in both languages, and catalogues.
+
+The catalogues are gettext's.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ class Block:
 def blocks(page: str) -> list[Block]:
     """Return the blocks of a page that have text, in order, without code and scripts."""
     reader = _PageReader()
-    page = _without_comments(page)
+    page = _strip_comments(page)
     position = 0
     for mark in _MARKUP.finditer(page):
         reader.read(page[position : mark.start()], mark)
@@ -91,23 +94,23 @@ class _PageReader:
 
 
 def _identifier(attributes: str) -> str:
-    found = _ID.search(attributes)
-    return found[1] if found else ""
+    match = _ID.search(attributes)
+    return match[1] if match else ""
 
 
 def paired(source: list[Block], target: list[Block]) -> Iterator[tuple[str, str]]:
-    """Yield matching texts of two pages, by position if all markup is the same, else by identifier."""
+    """Yield matching texts of two pages: by position if all markup is the same, else by id."""
     if [block.tag for block in source] == [block.tag for block in target]:
-        yield from ((one.text, other.text) for one, other in zip(source, target, strict=True))
+        yield from ((block.text, translation.text) for block, translation in zip(source, target, strict=True))
         return
     named = {block.identifier: block for block in target if block.identifier}
-    for one in source:
-        other = named.get(one.identifier) if one.identifier else None
-        if other is not None and other.tag == one.tag:
-            yield one.text, other.text
+    for block in source:
+        translation = named.get(block.identifier) if block.identifier else None
+        if translation is not None and translation.tag == block.tag:
+            yield block.text, translation.text
 
 
-def _without_comments(page: str) -> str:
+def _strip_comments(page: str) -> str:
     parts: list[str] = []
     position = 0
     while (begin := page.find("<!--", position)) >= 0:
@@ -130,7 +133,10 @@ _ESCAPED = {"n": "\n", "t": "\t", "r": "\r"}
 
 
 def read_mo(content: bytes) -> Iterator[tuple[str, str]]:
-    """Yield (original, translation) of a .mo catalogue, skipping undecodable messages. Raises ValueError if it is invalid."""
+    """Yield (original, translation) of a .mo catalogue, skipping undecodable messages.
+
+    Raises ValueError if it is invalid.
+    """
     order = _MAGICS.get(content[:4])
     if order is None or len(content) < 20:
         raise ValueError("no catalogue")
@@ -183,15 +189,15 @@ def read_po(text: str) -> Iterator[tuple[str, str]]:
     current, fuzzy = "", False
     for line in (*text.split("\n"), ""):
         line = line.strip()
-        found = _PO_LINE.match(line)
-        if found is not None and not line.startswith("#"):
-            if found[1]:
-                current = found[1] + (f"[{found[2]}]" if found[2] else "")
+        match = _PO_LINE.match(line)
+        if match is not None and not line.startswith("#"):
+            if match[1]:
+                current = match[1] + (f"[{match[2]}]" if match[2] else "")
                 if current in ("msgctxt", "msgid") and any(key.startswith("msgstr") for key in parts):
                     yield from _entry(parts, fuzzy=fuzzy)
                     parts, fuzzy = {}, False
             if current:
-                parts.setdefault(current, []).append(_ESCAPE.sub(lambda one: _ESCAPED.get(one[1], one[1]), found[3]))
+                parts.setdefault(current, []).append(_ESCAPE.sub(lambda escape: _ESCAPED.get(escape[1], escape[1]), match[3]))
         elif not line:
             yield from _entry(parts, fuzzy=fuzzy)
             parts, current, fuzzy = {}, "", False
@@ -237,11 +243,11 @@ def cleaned_message(source: str, target: str) -> tuple[str, str]:
     A mark before a word is a mnemonic (``_File``, ``&File``, ``~File``). One within a word is a mnemonic if it is the message's only mark,
     and the translation has one in another word (``E_xit``, ``B_eenden``): names (``apt_preferences``) are the same in both languages.
     """
-    texts = [_without_markup(text) for text in (source, target)]
+    texts = [_strip_markup(text) for text in (source, target)]
     marked = [[word for word in _WORD_WITH_MARKS.findall(text) for _ in _MARK.finditer(word)] for text in texts]
     mark = _MARK if all(len(words) == 1 for words in marked) and marked[0] != marked[1] else _MARK_BEFORE
-    one, other = (cleaned_paragraph(_WORD_WITH_MARKS.sub(lambda word: mark.sub("", word[0]), text)) for text in texts)
-    return one, other
+    cleaned_source, cleaned_target = (cleaned_paragraph(_WORD_WITH_MARKS.sub(lambda word: mark.sub("", word[0]), text)) for text in texts)
+    return cleaned_source, cleaned_target
 
 
 def cleaned_paragraph(text: str) -> str:
@@ -268,7 +274,7 @@ def wrong_with(source: str, target: str) -> str | None:
     return None
 
 
-def _without_markup(text: str) -> str:
+def _strip_markup(text: str) -> str:
     context = _CONTEXT_BEFORE.match(text)
     text = text[context.end() :] if context else text
     if "<" in text:

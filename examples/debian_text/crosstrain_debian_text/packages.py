@@ -59,18 +59,18 @@ class Package:
 
 
 def fetch(names: Sequence[str], folder: Path) -> tuple[list[Path], list[str]]:
-    """Download the available packages into `folder`. Return their files and the unavailable names.
+    """Download the available packages into `folder`.
 
-    Keeps files from an earlier attempt, unless outdated or damaged. Raises UsageError without apt or any package, and TrainerError, which
-    keeps the folder for another attempt, if apt fails.
+    Return their files and the unavailable names. Keeps files from an earlier attempt, unless outdated or damaged. Raises UsageError without
+    apt or any package, and TrainerError, which keeps the folder for another attempt, if apt fails.
     """
     for tool in ("apt-get", "apt-cache", "dpkg-deb"):
         if shutil.which(tool) is None:
             raise UsageError(_NO_APT.format(tool=tool))
     shown = _run(["apt-cache", "show", "--no-all-versions", *names], folder, 120.0)
     stanzas = [dict(re.findall(r"^(Package|Version|SHA256): (\S+)$", stanza, re.MULTILINE)) for stanza in shown.stdout.split("\n\n")]
-    there = {stanza["Package"]: stanza for stanza in stanzas if len(stanza) == 3}
-    wanted = {name: f"{name}={there[name]['Version']}" for name in names if name in there}
+    known = {stanza["Package"]: stanza for stanza in stanzas if len(stanza) == 3}
+    wanted = {name: f"{name}={known[name]['Version']}" for name in names if name in known}
     if not wanted:
         raise UsageError(
             f"data: apt knows none of the packages that 'debian-text' is made from ({', '.join(names[:3])}, …). Is its list of packages "
@@ -79,24 +79,27 @@ def fetch(names: Sequence[str], folder: Path) -> tuple[list[Path], list[str]]:
     note(f"data: fetching {len(wanted)} packages with apt-get download, to read and not to install; the largest part of half a gigabyte")
     done = _run(["apt-get", "download", "-q", *wanted.values()], folder, _FETCH_SECONDS)
     if done.returncode:
-        told = next((line for line in reversed(done.stderr.splitlines()) if line.startswith("E:")), f"exit code {done.returncode}")
-        raise TrainerError(f"data: apt-get download failed: {told}. Try again, with a network and after `apt-get update`.")
-    found = _sound_files({there[name]["SHA256"]: name for name in wanted}, folder)
-    if lacking := [wanted[name] for name in wanted if name not in found]:
-        raise TrainerError(f"data: apt-get download ended well, but there is no sound file of {', '.join(lacking)}. Try again.")
-    return list(found.values()), [name for name in names if name not in there]
+        message = next((line for line in reversed(done.stderr.splitlines()) if line.startswith("E:")), f"exit code {done.returncode}")
+        raise TrainerError(f"data: apt-get download failed: {message}. Try again, with a network and after `apt-get update`.")
+    files = _sound_files({known[name]["SHA256"]: name for name in wanted}, folder)
+    if missing := [wanted[name] for name in wanted if name not in files]:
+        raise TrainerError(f"data: apt-get download ended well, but there is no sound file of {', '.join(missing)}. Try again.")
+    return list(files.values()), [name for name in names if name not in known]
 
 
 def _sound_files(names: Mapping[str, str], folder: Path) -> dict[str, Path]:
-    """Return the packages' files by name, and remove others. Apt keeps damaged files of the right size."""
-    found: dict[str, Path] = {}
+    """Return the packages' files by name, and remove others.
+
+    Apt keeps damaged files of the right size.
+    """
+    files: dict[str, Path] = {}
     for path in sorted(folder.glob("*.deb")):
         name = names.get(_sha256(path))
         if name is None:
             path.unlink()
         else:
-            found[name] = path
-    return found
+            files[name] = path
+    return files
 
 
 def _sha256(path: Path) -> str:
@@ -132,18 +135,21 @@ def described(path: Path) -> Package:
     if done.returncode or not name:
         raise UsageError(f"data: {str(path)!r} is no package of Debian: {done.stderr.strip()[-200:]}")
     stated = [text for _, text in read_files(path, lambda place: place == f"usr/share/doc/{name}/copyright")]
-    found = re.findall(r"^License:[ \t]*(\S.*)$", stated[0].decode(errors="replace"), re.MULTILINE) if stated else []
-    licences = tuple(dict.fromkeys(" ".join(one.split())[:80] for one in found))[:20]
+    stated_licences = re.findall(r"^License:[ \t]*(\S.*)$", stated[0].decode(errors="replace"), re.MULTILINE) if stated else []
+    licences = tuple(dict.fromkeys(" ".join(licence.split())[:80] for licence in stated_licences))[:20]
     return Package(name, version.strip(), _sha256(path), licences)
 
 
 def read_files(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
-    """Yield name and content of `wanted` regular files, except too large ones. Raises UsageError for an invalid package."""
+    """Yield name and content of `wanted` regular files, except too large ones.
+
+    Raises UsageError for an invalid package.
+    """
     read_bytes = 0
     command = ["dpkg-deb", "--fsys-tarfile", str(path.absolute())]
     with (
-        TemporaryFile() as told,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=told, stdin=subprocess.DEVNULL) as child,
+        TemporaryFile() as log,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL) as child,
     ):
         unpacked = cast(IO[bytes], child.stdout)
         try:
@@ -163,17 +169,20 @@ def read_files(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str,
             while unpacked.read(1 << 20):  # the rest is padding; dpkg-deb fails if it is not read
                 pass
             if child.wait():
-                raise _damaged(path, f"dpkg-deb ended with exit code {child.returncode}", told)
+                raise _damage_error(path, f"dpkg-deb ended with exit code {child.returncode}", log)
         except (tarfile.TarError, RecursionError) as error:  # RecursionError: a long sequence of long names
             child.kill()
             child.wait()
-            raise _damaged(path, str(error), told) from error
+            raise _damage_error(path, str(error), log) from error
         finally:
             child.kill()  # has ended, unless the caller stopped early
 
 
 class _Header(tarfile.TarInfo):
-    """A header allowed by deb(5), with bounded names. tarfile would stop at invalid ones, and read any size into memory."""
+    """A header allowed by deb(5), with bounded names.
+
+    tarfile would stop at invalid ones, and read any size into memory.
+    """
 
     _LONG = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
     _FILES = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
@@ -183,22 +192,22 @@ class _Header(tarfile.TarInfo):
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
         """Raises ReadError for an invalid header, and HeaderError at the archive's end."""
         try:
-            found = super().frombuf(buf, encoding, errors)
+            header = super().frombuf(buf, encoding, errors)
         except tarfile.HeaderError as error:
             if any(buf):
                 raise tarfile.ReadError(str(error)) from error
             raise
-        if found.type not in (*cls._LONG, *cls._FILES, *cls._OTHERS):
-            raise tarfile.ReadError(f"a header of the kind {found.type!r}, which no package has")
-        if found.type in cls._LONG and not 0 <= found.size <= MAX_NAME_BYTES:
-            raise tarfile.ReadError(f"a name of {found.size:,} bytes")
-        return found
+        if header.type not in (*cls._LONG, *cls._FILES, *cls._OTHERS):
+            raise tarfile.ReadError(f"a header of the kind {header.type!r}, which no package has")
+        if header.type in cls._LONG and not 0 <= header.size <= MAX_NAME_BYTES:
+            raise tarfile.ReadError(f"a name of {header.size:,} bytes")
+        return header
 
 
-def _damaged(path: Path, problem: str, told: IO[bytes]) -> UsageError:
-    told.seek(max(0, told.seek(0, os.SEEK_END) - 300))
-    said = " ".join(told.read().decode(errors="replace").split())
-    return UsageError(f"data: the package {str(path)!r} is damaged: {problem}{f' ({said})' if said else ''}. Fetch it again.")
+def _damage_error(path: Path, problem: str, log: IO[bytes]) -> UsageError:
+    log.seek(max(0, log.seek(0, os.SEEK_END) - 300))
+    message = " ".join(log.read().decode(errors="replace").split())
+    return UsageError(f"data: the package {str(path)!r} is damaged: {problem}{f' ({message})' if message else ''}. Fetch it again.")
 
 
 _CATALOGUE = re.compile(r"(?:.*/)?de(?:_DE)?(?:\.UTF-8)?/LC_MESSAGES/[^/]+\.[mp]o|(?:.*/)?(?:[^/]*[-_.])?de(?:_DE)?\.[mp]o")
@@ -218,41 +227,41 @@ class Extraction:
 
     def pairs(self) -> list[tuple[str, str]]:
         """Return the distinct English and German pairs, in an order that only packages determine."""
-        kept: dict[tuple[str, str], None] = {}
-        for package, pair in self._cleaned():
+        pairs: dict[tuple[str, str], None] = {}
+        for package, pair in self._read_pairs():
             wrong = wrong_with(*pair)
-            if wrong is None and pair in kept:
+            if wrong is None and pair in pairs:
                 wrong = "there already"
             if wrong is not None:
                 self.left_out[wrong] += 1
             else:
-                kept[pair] = None
+                pairs[pair] = None
                 self.found[package] += 1
-        return list(kept)
+        return list(pairs)
 
-    def _cleaned(self) -> Iterator[tuple[str, tuple[str, str]]]:
+    def _read_pairs(self) -> Iterator[tuple[str, tuple[str, str]]]:
         pages: dict[str, dict[str, tuple[str, bytes]]] = {}
         for path in self.files:
             package = described(path)
             self.packages.append(package)
             licences = ", ".join(package.licences) or f"see usr/share/doc/{package.name}/copyright in it"
             note(f"data: reading {package.name} {package.version} ({licences})")
-            own: dict[str, bytes] = {}
+            contents: dict[str, bytes] = {}
             for name, content in read_files(path, lambda name: bool(_CATALOGUE.fullmatch(name) or _PAGE.fullmatch(name))):
-                own[name] = content
-            for name in sorted(own):
+                contents[name] = content
+            for name in sorted(contents):
                 if _CATALOGUE.fullmatch(name):
-                    yield from ((package.name, cleaned_message(*pair)) for pair in self._messages(name, own[name]))
+                    yield from ((package.name, cleaned_message(*pair)) for pair in self._messages(name, contents[name]))
                 else:
                     key, language = _place(package.name, name)
-                    pages.setdefault(key, {}).setdefault(language, (package.name, own[name]))
+                    pages.setdefault(key, {}).setdefault(language, (package.name, contents[name]))
         for key in sorted(pages):
             if len(pages[key]) == 2:
                 (package_name, source), (_, target) = pages[key]["en"], pages[key]["de"]
-                texts = [_page_text(one) for one in (source, target)]
+                texts = [_page_text(page) for page in (source, target)]
                 if texts[0] is not None and texts[1] is not None:
-                    for one, other in paired(blocks(texts[0]), blocks(texts[1])):
-                        yield package_name, (cleaned_paragraph(one), cleaned_paragraph(other))
+                    for pair in paired(blocks(texts[0]), blocks(texts[1])):
+                        yield package_name, (cleaned_paragraph(pair[0]), cleaned_paragraph(pair[1]))
 
     def _messages(self, name: str, content: bytes) -> Iterator[tuple[str, str]]:
         try:
@@ -266,8 +275,8 @@ class Extraction:
 
 def _place(package: str, name: str) -> tuple[str, str]:
     """Return a page's common name in both languages, and its language, English if it names none."""
-    found = _LANGUAGE.search(f"/{name}")
-    language = "de" if (found and (found[1] or found[2]).startswith("de")) or package.endswith("-de") else "en"
+    match = _LANGUAGE.search(f"/{name}")
+    language = "de" if (match and (match[1] or match[2]).startswith("de")) or package.endswith("-de") else "en"
     plain = _LANGUAGE.sub("*", f"/{name}").removesuffix(".gz").replace("/*/", "/").replace(".*.", ".")
     return f"{_OF_PACKAGE.sub('', package)}:{_OF_PACKAGE.sub('', plain)}", language
 

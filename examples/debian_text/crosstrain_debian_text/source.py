@@ -1,6 +1,7 @@
-"""debian-text:en-de: real sentences of English and German, extracted on the user's machine from its Debian archive.
+"""debian-text:en-de: real sentences of English and German from the user's Debian archive.
 
-None of the text is part of this program. The packages have their own licences, which are printed when they are read and apply to the text.
+They are extracted on the user's machine; none of the text is part of this program. The packages have their own licences, which are printed
+when they are read and apply to the text.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _MAX_LENGTH = 200
 
 
 @dataclass(frozen=True)
-class DebianText:
+class _DebianText:
     """Messages of programs and paragraphs of manuals, with a vocabulary of this size."""
 
     vocabulary: int = 8000
@@ -43,31 +44,30 @@ class DebianText:
 
     @property
     def name(self) -> str:
-        """The name, with the languages if arguments follow."""
         arguments = write_arguments({"vocabulary": str(self.vocabulary)}, _DEFAULTS)
         return f"{_NAME}:{_LANGUAGES}?{arguments}" if arguments else _NAME
 
-    def with_arguments(self, text: str) -> DebianText:
-        """Parse ``en-de`` or ``en-de?vocabulary=4000``. Raises UsageError."""
+    def with_arguments(self, text: str) -> _DebianText:
         languages, _, arguments = text.partition("?")
         if languages != _LANGUAGES:
             raise UsageError.of(f"data: languages of {_NAME!r}", languages, _LANGUAGES, [_LANGUAGES])
         values = read_arguments(_NAME, arguments, _DEFAULTS)
-        return DebianText(_pieces(values["vocabulary"]))
+        return _DebianText(_pieces(values["vocabulary"]))
 
-    def with_vocabulary(self, size: int) -> DebianText:
-        """Return the source with another vocabulary size. Raises UsageError."""
-        return DebianText(_pieces(str(size)))
+    def with_vocabulary(self, size: int) -> _DebianText:
+        return _DebianText(_pieces(str(size)))
 
     def originals(self, data_dir: Path) -> Sequence[Path]:
-        """Return the packages in a folder. Raises UsageError if there are none."""
-        found = sorted(data_dir.glob("*.deb"))
-        if not found:
+        packages = sorted(data_dir.glob("*.deb"))
+        if not packages:
             raise UsageError(f"data_dir: {str(data_dir)!r} holds no .deb files; leave --data-dir out, and apt fetches them.")
-        return found
+        return packages
 
     def load_in(self, work: Path, data_dir: Path | None) -> PreparedColumns:
-        """Fetch the packages unless `data_dir` holds some, and read them. Keeps finished parts in `work`."""
+        """Fetch the packages unless `data_dir` holds some, and read them.
+
+        Keeps finished parts in `work`.
+        """
         text_package("sentencepiece")  # before fetching half a gigabyte
         missing: list[str] = []
         if data_dir is None:
@@ -102,7 +102,10 @@ def _pieces(text: str) -> int:
 
 
 def _split(pairs: Sequence[tuple[str, str]]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Return (train, test): at most a tenth, drawn with a fixed seed, is test. Train shares no text with it."""
+    """Return (train, test): at most a tenth, drawn with a fixed seed, is test.
+
+    Train shares no text with it.
+    """
     keys = np.random.Philox(np.random.SeedSequence([22, len(pairs)])).random_raw(len(pairs))
     test: list[tuple[str, str]] = []
     sources: set[str] = set()
@@ -144,4 +147,4 @@ def _record(
     }
 
 
-DATASET = DebianText()
+DATASET = _DebianText()

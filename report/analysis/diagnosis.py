@@ -1,4 +1,4 @@
-"""The bottleneck of a run, with its figures, from the run directory alone."""
+"""The diagnosis of a run: its bottleneck and figures, from the run directory only."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ...records.text import number_text, rate_text, seconds_text
 from ..runs.cpu_starvation import CpuStarvation, cpu_starvation
 from ..runs.run import Run
 from .evidence import (
-    BESIDE_TRAINING,
+    PAUSE_COMPONENTS,
     TRAINING_COMPONENTS,
     Evidence,
     Link,
     NetworkCause,
     Shares,
     Worker,
-    around_training,
+    clock_fractions,
     percent,
     read_evidence,
     step_fractions,
@@ -83,8 +83,8 @@ def hidden_exchange(evidence: Evidence) -> float | None:
     slower = any(entry["data_seconds"] + entry["compute_seconds"] > steps.get(entry["worker"], math.inf) for entry in entries)
     if shares is None or not slower or len(steps) < len(evidence.workers) or evidence.summary["workers"] == 1:
         return None
-    alone = max((entry["communicate_seconds"] or 0.0) / steps[entry["worker"]] for entry in entries if entry["worker"] in steps)
-    return min(1.0, max(alone, shares.slowest.spread))
+    exchange_fraction = max((entry["communicate_seconds"] or 0.0) / steps[entry["worker"]] for entry in entries if entry["worker"] in steps)
+    return min(1.0, max(exchange_fraction, shares.slowest.spread))
 
 
 def _with_estimate(costs: ExchangeCosts, calibration: Mapping[str, Any], *, starved: bool) -> ExchangeCosts:
@@ -128,7 +128,7 @@ def exchange_text(costs: ExchangeCosts) -> str:
     return f"{spent}; estimated with --exchange direct: {rate} steps/s ({low} to {high}), {faster}"
 
 
-Verdict = str  # a component of `NAMES`; starved: by other programs; mixed: nothing dominates; unclear; unknown: no calibration
+Bottleneck = str  # a component of `NAMES`; starved: by other programs; mixed: nothing dominates; unclear; unknown: no calibration
 SLOW = 1.5  # times the median worker's own work
 DOMINANT = 0.4  # below this share nothing dominates
 MIN_DIFFERENCE = 0.05  # repeats on a shared machine differ by so much; a smaller lead decides nothing
@@ -153,10 +153,10 @@ class NodeView:
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
+class Diagnosis:
     """The verdict on a run."""
 
-    verdict: Verdict
+    verdict: Bottleneck
     candidates: tuple[str, ...]  # of an unclear verdict, within the uncertainty
     network_cause: NetworkCause | None  # why communication is slow, if it is
     message_fraction: float | None
@@ -190,7 +190,7 @@ class Explanation:
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures, without their source documents."""
-        own = {name: getattr(self, name) for name in self.__slots__ if name not in ("evidence", "nodes")}
+        fields = {name: getattr(self, name) for name in self.__slots__ if name not in ("evidence", "nodes")}
         return {
             "run": self.evidence.name,
             "state": self.evidence.state,
@@ -198,7 +198,7 @@ class Explanation:
             "calibrated": self.calibrated,
             "part_began_seconds": self.evidence.part_began_seconds,
             "starved": None if self.starved is None else asdict(self.starved),
-            **own,
+            **fields,
             "training_fraction": self.training_fraction,
             **{name: self.evidence.summary.get(name) for name in _RESTARTS},
             "exchange_costs": None if self.exchange_costs is None else asdict(self.exchange_costs),
@@ -209,33 +209,33 @@ class Explanation:
 _RESTARTS = ("restarts", "restart_seconds_lost", "worker_restarts", "worker_absent_seconds")  # of a summary
 
 
-def explain(run: Run) -> Explanation:
+def diagnose(run: Run) -> Diagnosis:
     """Return the verdict on a run. Raises UsageError without a recorded update."""
-    return judge(read_evidence(run))
+    return diagnose_evidence(read_evidence(run))
 
 
-def judge(evidence: Evidence) -> Explanation:
+def diagnose_evidence(evidence: Evidence) -> Diagnosis:
     """Return the verdict of the evidence; only ``starved`` under CPU contention."""
-    found = _judged(evidence)
-    return found if found.starved is None else replace(found, verdict="starved", candidates=(), slow_node=None)
+    diagnosis = _diagnose(evidence)
+    return diagnosis if diagnosis.starved is None else replace(diagnosis, verdict="starved", candidates=(), slow_node=None)
 
 
-def _judged(evidence: Evidence) -> Explanation:
+def _diagnose(evidence: Evidence) -> Diagnosis:
     shares = evidence.shares
     if shares is None:
-        around = around_training(evidence.summary)
-        long = [component for component in (*BESIDE_TRAINING, "other") if around[component] > MAX_UNSEEN]
+        around = clock_fractions(evidence.summary)
+        long = [component for component in (*PAUSE_COMPONENTS, "other") if around[component] > MAX_UNSEEN]
         views = tuple(_view(evidence, node, None, None) for node in range(len(evidence.summary["per_node"])))
-        return Explanation(long[0] if long else "unknown", tuple(long), None, None, None, None, around, {}, {}, views, evidence)
+        return Diagnosis(long[0] if long else "unknown", tuple(long), None, None, None, None, around, {}, {}, views, evidence)
     exchange = shares.step["network"]
     seconds = sum(worker.communicate_seconds for worker in evidence.workers) / len(evidence.workers)
     cause = evidence.network_cause(exchange, seconds) if exchange >= NOTABLE else None
     short = _saturated_node(evidence) if cause != "link" else None
-    verdict, candidates = _ranked(shares, short is not None)
+    bottleneck, candidates = _rank_components(shares, short is not None)
     slow = (shares.slowest.node if short is None else short) if "peers" in candidates else None
     views = tuple(_view(evidence, node, cause, short) for node in range(len(evidence.summary["per_node"])))
     figures = (shares.run, shares.uncertainty, shares.step)
-    return Explanation(verdict, candidates, cause, evidence.message_fraction, slow, shares.slowness, *figures, views, evidence)
+    return Diagnosis(bottleneck, candidates, cause, evidence.message_fraction, slow, shares.slowness, *figures, views, evidence)
 
 
 MAX_UNSEEN = 0.5  # without calibration, a component above this is the verdict
@@ -249,21 +249,22 @@ def _saturated_node(evidence: Evidence) -> int | None:
     known = [(node["cores_available"], _mean(node["cpu_fraction"])) for node in nodes]
     if evidence.summary["mode"] == "async" or len(nodes) < 2 or any(None in pair for pair in known):
         return None
-    least, *others = sorted(range(len(nodes)), key=lambda node: known[node][0])
-    spare = all(known[node][0] >= SLOW * known[least][0] and (known[node][1] or 0.0) < NEARLY_ALL for node in others)
+    least, *rest = sorted(range(len(nodes)), key=lambda node: known[node][0])
+    spare = all(known[node][0] >= SLOW * known[least][0] and (known[node][1] or 0.0) < NEARLY_ALL for node in rest)
     return least if spare and (known[least][1] or 0.0) > NEARLY_ALL else None
 
 
 NEARLY_ALL = 0.85  # CPU fraction of a node without spare cores; the rest is waiting between threads and tasks
 
 
-def _ranked(shares: Shares, short_of_cores: bool) -> tuple[Verdict, tuple[str, ...]]:
+def _rank_components(shares: Shares, short_of_cores: bool) -> tuple[Bottleneck, tuple[str, ...]]:
     order = sorted(shares.run, key=lambda component: -shares.run[component])
     largest = order[0]
     if _combined_share(shares, largest, short_of_cores) < DOMINANT:
         return "mixed", tuple(component for component in order if shares.run[component] >= shares.run[largest] / 2)
-    near = [component for component in order if _certain_lead(shares, largest, component) <= MIN_DIFFERENCE]
-    candidates = list(dict.fromkeys(name for component in near for name in _named(component, shares, short_of_cores)))
+    leads = {name: shares.run[largest] - shares.run[name] - shares.uncertainty[largest] - shares.uncertainty[name] for name in order}
+    near = [component for component in order if component == largest or leads[component] <= MIN_DIFFERENCE]
+    candidates = list(dict.fromkeys(name for component in near for name in _candidate_names(component, shares, short_of_cores)))
     return "unclear" if len(candidates) > 1 else candidates[0], tuple(candidates)
 
 
@@ -274,13 +275,7 @@ def _combined_share(shares: Shares, largest: str, short_of_cores: bool) -> float
     return sum(shares.run[component] for component in _WORK) if slow else shares.run[largest]
 
 
-def _certain_lead(shares: Shares, largest: str, component: str) -> float:
-    if component == largest:
-        return 0.0
-    return shares.run[largest] - shares.run[component] - shares.uncertainty[largest] - shares.uncertainty[component]
-
-
-def _named(component: str, shares: Shares, short_of_cores: bool) -> tuple[str, ...]:
+def _candidate_names(component: str, shares: Shares, short_of_cores: bool) -> tuple[str, ...]:
     if component == "network" and short_of_cores:
         return ("peers",)
     if component not in _WORK:
@@ -293,15 +288,15 @@ def _named(component: str, shares: Shares, short_of_cores: bool) -> tuple[str, .
 
 def _view(evidence: Evidence, node: int, cause: NetworkCause | None, short: int | None) -> NodeView:
     figures = evidence.summary["per_node"][node]
-    own = [worker for worker in evidence.workers if worker.node == node]
-    step = step_fractions(own) if own else None
+    workers = [worker for worker in evidence.workers if worker.node == node]
+    step = step_fractions(workers) if workers else None
     gpu = _gpu_utilization(figures["gpus"] or ())
     return NodeView(
         node,
         None if step is None or evidence.shares is None else _limit(evidence, node, step, cause, gpu, short),
         step,
-        _slowness(evidence, own),
-        _updates_fraction(evidence, own),
+        _slowness(evidence, workers),
+        _updates_fraction(evidence, workers),
         _mean(figures["cpu_cores_used"]),
         figures["cores_available"],
         _mean(figures["cpu_fraction"]),
@@ -313,24 +308,24 @@ def _view(evidence: Evidence, node: int, cause: NetworkCause | None, short: int 
 
 
 def _gpu_utilization(gpus: Sequence[Mapping[str, Any]]) -> float | None:
-    given = [gpu for gpu in gpus if gpu.get("tasks")] or gpus
-    return max((gpu["utilization"]["mean"] for gpu in given if gpu.get("utilization")), default=None)
+    used = [gpu for gpu in gpus if gpu.get("tasks")] or gpus
+    return max((gpu["utilization"]["mean"] for gpu in used if gpu.get("utilization")), default=None)
 
 
 def _mean(figure: Mapping[str, float] | None) -> float | None:
     return None if figure is None else figure["mean"]
 
 
-def _slowness(evidence: Evidence, own: Sequence[Worker]) -> float | None:
-    if evidence.shares is None or not own or not evidence.shares.slowest.own_seconds:
+def _slowness(evidence: Evidence, workers: Sequence[Worker]) -> float | None:
+    if evidence.shares is None or not workers or not evidence.shares.slowest.work_seconds:
         return None
-    usual = evidence.shares.slowest.own_seconds / evidence.shares.slowness
-    return max(worker.own_seconds for worker in own) / usual if usual else None
+    usual = evidence.shares.slowest.work_seconds / evidence.shares.slowness
+    return max(worker.work_seconds for worker in workers) / usual if usual else None
 
 
-def _updates_fraction(evidence: Evidence, own: Sequence[Worker]) -> float | None:
+def _updates_fraction(evidence: Evidence, workers: Sequence[Worker]) -> float | None:
     counts = evidence.summary["updates_by_worker"]
-    return None if not counts or not sum(counts) else sum(worker.updates or 0 for worker in own) / sum(counts)
+    return None if not counts or not sum(counts) else sum(worker.updates or 0 for worker in workers) / sum(counts)
 
 
 USED_GPU = 0.05  # a GPU with less utilization did not compute the steps

@@ -21,7 +21,7 @@ from ..core.console import json_text
 from ..core.drafts import replacing
 
 Described = dict[str, Any]  # a cached command: ``options`` and ``arguments`` with values, and ``commands`` by name
-PLUGINS: Mapping[str, Literal["backend", "model", "dataset", "launcher"]] = {  # by option or group that takes plug-in names
+PLUGIN_KINDS: Mapping[str, Literal["backend", "model", "dataset", "launcher"]] = {  # by option or group that takes plug-in names
     "backend": "backend",
     "model": "model",
     "data": "dataset",
@@ -31,18 +31,18 @@ MAX_NAMES = 1000  # of suggested runs and files
 _PLAIN = re.compile(r"[\w.,=+@%-]+", re.ASCII)  # names that need no quoting in a shell
 
 
-def completing_command(name: str, load: Callable[[], click.Command]) -> click.Command:
+def completing_command(name: str, load: Callable[[str], click.Command]) -> click.Command:
     """Return a command without function for completion; `load` imports it if not cached."""
-    place, state = _place(), _state()
-    kept = _kept(place, state)
-    if name not in kept:
-        kept[name] = _described(load(), name)
+    place, state = _cache_file(), _installation()
+    cached = _read_cache(place, state)
+    if name not in cached:
+        cached[name] = _describe(load(name), name)
         with suppress(OSError):  # only slower without a cache
-            _keep(place, {"state": state, "commands": kept})
-    return _command(name, kept[name])
+            _write_cache(place, {"state": state, "commands": cached})
+    return _command(name, cached[name])
 
 
-def _keep(place: Path, document: Mapping[str, Any]) -> None:
+def _write_cache(place: Path, document: Mapping[str, Any]) -> None:
     if not place.is_absolute():
         raise FileNotFoundError(place)
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ def _keep(place: Path, document: Mapping[str, Any]) -> None:
         draft.write_text(json_text(document), encoding="utf-8")
 
 
-def _kept(place: Path, state: list[Any]) -> dict[str, Described]:
+def _read_cache(place: Path, state: list[Any]) -> dict[str, Described]:
     try:
         document = json.loads(place.read_bytes())
         return dict(document["commands"]) if document["state"] == state else {}
@@ -58,26 +58,26 @@ def _kept(place: Path, state: list[Any]) -> dict[str, Described]:
         return {}
 
 
-def _place() -> Path:
+def _cache_file() -> Path:
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     base = base if base.is_absolute() else Path(os.path.expanduser("~"), ".cache")
     return base / "crosstrain" / f"completion-{sha256(os.fsencode(sys.prefix)).hexdigest()[:16]}.json"
 
 
-def _state() -> list[Any]:
+def _installation() -> list[Any]:
     package = Path(__file__).parents[2]
     files = [*(package / "cli").rglob("*.py"), *(package / "core").rglob("*.py"), *(package / "configs").glob("*.toml")]
     installed = [Path(entry) for entry in sys.path if os.path.isdir(entry) and entry != os.path.join(sys.prefix, "bin")]
     return [[str(path), os.stat(path).st_mtime_ns] for path in (*sorted(files), *installed)]
 
 
-def _described(command: click.Command, name: str) -> Described:
+def _describe(command: click.Command, name: str) -> Described:
     described: Described = {
-        "options": [_option(one, name) for one in command.params if isinstance(one, click.Option)],
-        "arguments": [{"nargs": one.nargs, **_values(one, name)} for one in command.params if isinstance(one, click.Argument)],
-        "commands": {each: _described(one, name) for each, one in command.commands.items()} if isinstance(command, click.Group) else None,
+        "options": [_option(option, name) for option in command.params if isinstance(option, click.Option)],
+        "arguments": [{"nargs": part.nargs, **_values(part, name)} for part in command.params if isinstance(part, click.Argument)],
+        "commands": {key: _describe(sub, name) for key, sub in command.commands.items()} if isinstance(command, click.Group) else None,
     }
-    listed = getattr(command, "stands_for", None)  # a group with the options of one of its commands
+    listed = getattr(command, "default_command", None)  # a group with the options of one of its commands
     if listed is not None:
         described["options"] += described["commands"][listed]["options"]
     return described
@@ -93,7 +93,7 @@ def _values(parameter: click.Parameter, command: str) -> dict[str, Any]:
     parts = (parameter.metavar or "").strip("[]").split("|")
     values = [part for part in parts if re.fullmatch(r"[a-z][\w+-]*", part)]
     is_argument = isinstance(parameter, click.Argument)
-    kind = PLUGINS.get(command if is_argument else parameter.name or "")
+    kind = PLUGIN_KINDS.get(command if is_argument else parameter.name or "")
     if kind is not None:
         from ..core.plugins import available
 
@@ -105,11 +105,11 @@ def _values(parameter: click.Parameter, command: str) -> dict[str, Any]:
     if command == "export" and parameter.name == "format_name":
         values += _export_formats()
     if parameter.name == "checkpoint":
-        return {"values": values, "beside": "checkpoint"}
+        return {"values": values, "completes": "checkpoint"}
     if any(part.startswith("RUN") for part in parts):
-        return {"values": values, "beside": "run"}
+        return {"values": values, "completes": "run"}
     takes_files = isinstance(parameter.type, click.Path) or not {"PATH", "FILE", "FOLDER", "CONFIG"}.isdisjoint(parts)
-    return {"values": values, "beside": "file" if takes_files else None}
+    return {"values": values, "completes": "file" if takes_files else None}
 
 
 def _export_formats() -> Iterator[str]:
@@ -126,32 +126,32 @@ def _export_formats() -> Iterator[str]:
 
 def _command(name: str, described: Described) -> click.Command:
     parameters: list[click.Parameter] = []
-    for number, one in enumerate(described["options"]):
-        offered = None if one["flag"] else partial(_offered, one["values"], one["beside"])
-        names = [f"option_{number}", *one["names"]]
-        nargs = {} if one["flag"] else {"nargs": one["nargs"], "multiple": one["multiple"]}
-        parameters.append(click.Option(names, is_flag=one["flag"], help=one["help"], shell_complete=offered, **nargs))
-    for number, one in enumerate(described["arguments"]):
-        offered = partial(_offered, one["values"], one["beside"])
-        parameters.append(click.Argument([f"argument_{number}"], nargs=one["nargs"], required=False, shell_complete=offered))
+    for number, option in enumerate(described["options"]):
+        offered = None if option["flag"] else partial(_offer, option["values"], option["completes"])
+        names = [f"option_{number}", *option["names"]]
+        nargs = {} if option["flag"] else {"nargs": option["nargs"], "multiple": option["multiple"]}
+        parameters.append(click.Option(names, is_flag=option["flag"], help=option["help"], shell_complete=offered, **nargs))
+    for number, argument in enumerate(described["arguments"]):
+        offered = partial(_offer, argument["values"], argument["completes"])
+        parameters.append(click.Argument([f"argument_{number}"], nargs=argument["nargs"], required=False, shell_complete=offered))
     if described["commands"] is None:
         return click.Command(name, params=parameters)
-    return click.Group(name, params=parameters, commands=[_command(*one) for one in described["commands"].items()])
+    return click.Group(name, params=parameters, commands=[_command(*item) for item in described["commands"].items()])
 
 
-def _offered(
-    values: list[str], beside: str | None, context: click.Context, parameter: click.Parameter, incomplete: str
+def _offer(
+    values: list[str], completes: str | None, context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    found = [value for value in values if value.startswith(incomplete)]
-    if beside == "run":
-        found += islice(_runs(context, incomplete), MAX_NAMES)
-    if beside == "checkpoint":
+    offered = [value for value in values if value.startswith(incomplete)]
+    if completes == "run":
+        offered += islice(_runs(context, incomplete), MAX_NAMES)
+    if completes == "checkpoint":
         return [CompletionItem(name) for name in _checkpoints(context, incomplete)]
-    if beside is not None and found:
-        found += sorted(islice(_entries(incomplete, folders_only=beside == "run"), MAX_NAMES))
-    if beside is not None and not found:
+    if completes is not None and offered:
+        offered += sorted(islice(_entries(incomplete, folders_only=completes == "run"), MAX_NAMES))
+    if completes is not None and not offered:
         return [CompletionItem(incomplete, type="file")]  # the shell completes paths itself
-    return [CompletionItem(value) for value in dict.fromkeys(found)]
+    return [CompletionItem(value) for value in dict.fromkeys(offered)]
 
 
 def _runs(context: click.Context, incomplete: str) -> Iterator[str]:
@@ -166,7 +166,7 @@ def _runs(context: click.Context, incomplete: str) -> Iterator[str]:
 
 
 def _folder_with_runs(context: click.Context) -> str:
-    typed = [context.params.get(one.name or "") for one in context.command.params if "--out" in one.opts]
+    typed = [context.params.get(parameter.name or "") for parameter in context.command.params if "--out" in parameter.opts]
     return str(typed[0]) if typed and typed[0] else os.environ.get("TRAINER_OUT") or "runs"
 
 
