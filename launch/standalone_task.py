@@ -94,6 +94,7 @@ class StandaloneTask:
             cores_available=channels[0].cores,
             gpu_of_task=gpus.on_node(0, placed),
             start_seconds=deadline - time.monotonic(),
+            profiles=bool(self._job.profile),
             normalisation=self._normalisation,
             placeholder=self._placeholder,
         )

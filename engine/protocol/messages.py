@@ -22,7 +22,7 @@ import msgspec
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-PROTOCOL = 16  # incremented with every change; driver and agents have to agree
+PROTOCOL = 17  # incremented with every change; driver and agents have to agree
 MAX_STACK_CHARACTERS = 32 * 1024  # stacks of one task
 MAX_PEERS_PROBED = 32  # nodes that one node probes for the driver
 MAX_ERROR_CHARACTERS = 4000  # error of a task, or problem of a host
@@ -97,57 +97,32 @@ class WireMessage(
 
 
 class Message:
-    """Message whose fields have no type: of another program, or on its way through an agent.
+    """Message as it travels, for a `MessageParser` or the next process: its header's line without newline, and its arrays."""
 
-    `line` is its header. Fields are decoded on demand.
-    """
+    __slots__ = ("arrays", "kind", "line", "to")
 
-    __slots__ = ("_fields", "_line", "arrays", "kind", "to")
-
-    def __init__(
-        self, kind: str, fields: Mapping[str, Any] | None = None, arrays: Arrays | None = None, line: bytes = b"", to: str | None = None
-    ) -> None:
+    def __init__(self, kind: str, line: bytes, arrays: Arrays | None = None, to: str | None = None) -> None:
         self.kind = kind
-        self.to = to  # the task to which an agent sends it on
+        self.line = line
         self.arrays: Arrays = arrays or {}
-        self._fields = {} if fields is None and not line else fields
-        self._line = line
+        self.to = to  # the task to which an agent sends it on
 
     @property
-    def fields(self) -> Mapping[str, Any]:
-        """JSON-ready fields by name. Raises ProtocolError."""
-        if self._fields is None:
-            self._fields = {name: value for name, value in _parse(self._line, _ANYTHING).items() if name not in ("kind", "arrays")}
-        return self._fields
-
-    @property
-    def line(self) -> bytes:
-        """The header, without its newline."""
-        return self._line or _dumps({"kind": self.kind, **self.fields, **_described(self.arrays)}).encode()
-
-    def __eq__(self, other: object) -> bool:
-        mine, theirs = ((each.kind, each.fields, each.arrays) if isinstance(each, Message) else None for each in (self, other))
-        return mine == theirs
-
-    def __getitem__(self, key: str) -> Any:
-        return self.fields[key]
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """Return a field or `default`."""
-        return self.fields.get(key, default)
-
-    def array(self, name: str) -> NDArray[Any]:
-        """Return an array without a copy. Raises ProtocolError for arrays of Python objects."""
-        return _numpy(self.arrays[name])
+    def protocol(self) -> int | None:
+        """The protocol that a greeting of any release names; None if it names none."""
+        try:
+            return _GREETING.decode(self.line).protocol
+        except (msgspec.DecodeError, ValueError):
+            return None
 
     @classmethod
     def of(cls, message: WireMessage) -> Message:
         """Return a typed message without its arrays, to send it on."""
-        return cls(message.kind, line=_ENCODER.encode(message))
+        return cls(message.kind, _ENCODER.encode(message))
 
     def sent_by(self, task: str) -> Message:
         """Return the message with the field ``from``, last and without decoding it."""
-        return Message(self.kind, None, self.arrays, self.line.rstrip()[:-1] + b',"from":' + msgspec.json.encode(task) + b"}")
+        return Message(self.kind, self.line.rstrip()[:-1] + b',"from":' + msgspec.json.encode(task) + b"}", self.arrays)
 
 
 M = TypeVar("M", bound=WireMessage)
@@ -214,23 +189,16 @@ class Header(msgspec.Struct):
         arrays = {}
         for name, dtype, shape, size in self.arrays:
             arrays[name], memory = RawArray(dtype, shape, memory[:size]), memory[size:]
-        return Message(self.kind, None, arrays, line[:-1], self.to)
+        return Message(self.kind, line[:-1], arrays, self.to)
 
 
-_dumps = json.JSONEncoder(separators=(",", ":"), default=_plain).encode
+class _Greeting(msgspec.Struct):
+    protocol: int | None = None
+
+
 _ENCODER = msgspec.json.Encoder(enc_hook=_plain)
 _HEADER = msgspec.json.Decoder(Header)
-_ANYTHING: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
-
-
-def _parse(line: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
-    """Parse JSON in a quarter of `json.loads`' time; fall back to it, as for NaN and halves of characters. Raises ProtocolError."""
-    try:
-        with suppress(msgspec.DecodeError, UnicodeDecodeError):
-            return decoder.decode(line.decode())
-        return msgspec.convert(json.loads(line), decoder.type)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise ProtocolError(f"not a message: {line[:80]!r}") from error
+_GREETING = msgspec.json.Decoder(_Greeting)
 
 
 def encoded(message: Message | WireMessage) -> list[bytes | bytearray | memoryview]:
@@ -238,20 +206,27 @@ def encoded(message: Message | WireMessage) -> list[bytes | bytearray | memoryvi
     arrays = {name: _raw(array) for name, array in (message.arrays or {}).items()}
     if isinstance(message, Message):
         line = message.line
+    elif arrays:
+        listed = [[name, array.dtype, list(array.shape), len(array.data)] for name, array in arrays.items()]
+        line = _ENCODER.encode(msgspec.structs.replace(message, arrays=listed))
     else:
-        line = _ENCODER.encode(msgspec.structs.replace(message, **_described(arrays)) if arrays else message)
+        line = _ENCODER.encode(message)
     return [line + b"\n", *(array.data for array in arrays.values() if len(array.data))]
 
 
-def _described(arrays: Arrays) -> dict[str, Any]:
-    raw = {name: _raw(array) for name, array in arrays.items()}
-    listed = [[name, array.dtype, list(array.shape), len(array.data)] for name, array in raw.items()]
-    return {"arrays": listed} if listed else {}
+def _parse_header(line: bytes) -> Header:
+    """Parse in a quarter of `json.loads`' time; fall back to it for NaN and halves of characters, which a type then refuses."""
+    with suppress(msgspec.DecodeError, UnicodeDecodeError):
+        return _HEADER.decode(line.decode())
+    return msgspec.convert(json.loads(line), Header)
 
 
 def header_of(line: bytes) -> Header:
     """Return the header in a message's first line. Raises ProtocolError."""
-    header: Header = _parse(line, _HEADER)
+    try:
+        header = _parse_header(line)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise ProtocolError(f"not a message: {line[:80]!r}") from error
     if header.array_bytes > MAX_ARRAY_BYTES:
         raise ProtocolError("arrays of more bytes than a message may have")
     return header

@@ -335,10 +335,17 @@ def _code(number: object) -> int | None:
 # From the driver
 
 
-class Prepare(ToNode):
-    """First message: prestart the workers of `job`, of which `workers_before` are on lower nodes of the same machine."""
+class Prepare(ToNode, forbid_unknown_fields=False):  # an agent of another release answers with its protocol
+    """First message: prestart the workers of `job`, of which `workers_before` are on lower nodes of the same machine.
+
+    The other fields are for agents, which do not read the job; a standby process gets none of them.
+    """
 
     job: Json
+    backend: str = ""
+    device: str = ""
+    node_timeout_seconds: float = 0.0
+    keeps_spares: bool = False
     tasks: int = 0
     workers_before: int = 0
     workers_on_machine: int = 0
@@ -382,6 +389,7 @@ class StartRequest(ToNode):
     cores_available: float | None
     gpu_of_task: Mapping[str, VisibleGpu]
     start_seconds: float
+    profiles: bool = False
     normalisation: Any = None  # the (mean, std) of images, if not those of the data
     placeholder: Mapping[str, Any] | None = None  # description of data that is not there
     tasks: Sequence[PlacedTask] = ()

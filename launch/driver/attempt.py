@@ -157,6 +157,7 @@ class Attempt:
             cores_available=channel.cores,
             gpu_of_task=self._gpus.on_node(channel.node, self.training.placed),
             start_seconds=deadline - time.monotonic(),
+            profiles=bool(job.profile),
         )
 
     def await_ready(self, deadline: float) -> None:

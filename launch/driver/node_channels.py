@@ -19,7 +19,7 @@ from ...engine.protocol.messages import ALIVE, ALIVE_LINE, INTERVAL_SECONDS, Mes
 from ...engine.protocol.transport import Incoming, Outgoing
 from ..launchers.base import NodeChannel
 
-DRIVER = -1  # node number of the driver's messages to itself
+DRIVER = -1  # node number of `wake`
 MAX_WAITING_BYTES = 64 * 2**20  # unprocessed messages of a node, which then waits; a single message may be larger
 
 
@@ -123,9 +123,7 @@ class Members:
             return None
         if peer is not None and weight:
             self._make_room(peer, weight)
-        if node == DRIVER:
-            return node, message
-        if node in self.lost or peer is not self._peers.get(node):  # or from a replaced agent
+        if node == DRIVER or node in self.lost or peer is not self._peers.get(node):  # or from a replaced agent
             return None
         if message is not None:
             return node, message
@@ -146,9 +144,9 @@ class Members:
         if node not in self.lost:
             self.lost.append(node)
 
-    def say(self, message: Message) -> None:
-        """Queue a message of the driver itself; safe in a signal handler."""
-        self._inbox.put((DRIVER, None, message, 0))
+    def wake(self) -> None:
+        """Make a waiting `next` return None; safe in a signal handler."""
+        self._inbox.put((DRIVER, None, None, 0))
 
     def tell(self, node: int, message: WireMessage) -> None:
         """Send a message without waiting, unless the node is lost; thread-safe."""

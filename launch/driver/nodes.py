@@ -16,12 +16,12 @@ import msgspec
 from ...core.console import note
 from ...core.errors import InterruptedRunError, RunFailedError
 from ...engine.protocol.answer_checks import read_node_message
-from ...engine.protocol.messages import PROTOCOL, Message, ProtocolError, WireMessage
+from ...engine.protocol.messages import PROTOCOL, ProtocolError, WireMessage
 from ...engine.protocol.node_messages import Finish, Hello, Leaving, Log, OtherRelease, Sample, Trace
 from ...records.store.schema import SystemRecord
 from ..launchers.base import NodeChannel, how_it_ended
 from .first_failure import NodeLostError
-from .node_channels import DRIVER, Members
+from .node_channels import Members
 from .outstanding_requests import OutstandingRequests
 
 RETRY_SECONDS = 10.0  # between attempts to restore lost nodes
@@ -73,7 +73,7 @@ class Nodes:
     def interrupt(self) -> None:
         """Make the receiving thread raise InterruptedRunError; safe in a signal handler."""
         self._interrupted.set()
-        self.members.say(Message("interrupt"))
+        self.members.wake()
 
     @contextmanager
     def interrupts_deferred(self) -> Iterator[None]:
@@ -86,7 +86,7 @@ class Nodes:
 
     def wake(self) -> None:
         """Make a waiting `receive` return None; safe in a signal handler."""
-        self.members.say(Message("wake"))
+        self.members.wake()
 
     def raise_if_interrupted(self) -> None:
         """Raise InterruptedRunError if the user has interrupted the run."""
@@ -155,10 +155,7 @@ class Nodes:
         node, message = answer
         if message is None:
             self._coming.pop(node, None)
-        if message is None:
             return node, None
-        if node == DRIVER:
-            return None
         try:
             report = read_node_message(node, message, node_of)
             wrong = self.asked.wrong_with(node, report)

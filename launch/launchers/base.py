@@ -179,7 +179,7 @@ def send_prepare(stream: Stream, job: Job, node: int, *, one_machine: bool = Fal
     tasks = workers[node]
     shared = (sum(workers[:node]), job.workers) if one_machine else (0, tasks)
     try:
-        stream.send(Prepare(described, tasks, *shared))
+        stream.send(Prepare(described, job.backend, job.device, job.node_timeout, job.spare_processes, tasks, *shared))
     except OSError:
         return  # the agent is gone, as the end of its stream shows
 

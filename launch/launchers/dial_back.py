@@ -5,37 +5,43 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from ...core.listener import Exchange
-from ...engine.protocol.messages import Lent, Message, Stream
+from ...engine.protocol.join_messages import Refused
+from ...engine.protocol.messages import Lent, MessageParser, ProtocolError, Stream, WireMessage
 from ...engine.protocol.transport import accept
 
+J = TypeVar("J", bound=WireMessage)
 
-class Joiner(NamedTuple):
+
+class Joiner(NamedTuple, Generic[J]):
     """A process that knows the secret, and its first message."""
 
     stream: Stream
-    message: Message
+    message: J
 
 
-def prove(exchange: Exchange, secret: bytes, well_formed: Callable[[Message], bool]) -> Joiner:
-    """Return an authenticated process with its `well_formed` first message. Raises OSError."""
+def prove(exchange: Exchange, secret: bytes, joins: MessageParser[J]) -> Joiner[J]:
+    """Return an authenticated process with its first message, a request to join. Raises OSError."""
     stream = accept(exchange, secret)
     try:
         message = stream.receive()
-        if message is None or message.kind != "join" or not well_formed(message):
-            raise ConnectionError("it knows the secret, but did not ask to join; is it another version of trainer?")
+        if message is None:
+            raise ProtocolError("no message")
+        return Joiner(stream, joins.parse(message))
+    except ProtocolError as error:
+        stream.close()
+        raise ConnectionError("it knows the secret, but did not ask to join; is it another version of trainer?") from error
     except OSError:
         stream.close()
         raise
-    return Joiner(stream, message)
 
 
-def refuse(joiner: Joiner, reason: str, *, for_now: bool = False) -> None:
+def refuse(joiner: Joiner[J], reason: str, *, for_now: bool = False) -> None:
     """Reject an authenticated process. `for_now`: another driver may accept it."""
     with contextlib.suppress(OSError):  # it is gone
-        joiner.stream.send(Message("refused", {"reason": reason, "for_now": for_now}))
+        joiner.stream.send(Refused(reason, for_now))
     joiner.stream.close()
 
 

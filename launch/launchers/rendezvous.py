@@ -19,7 +19,8 @@ from ...core.console import note
 from ...core.errors import InterruptedRunError, RunFailedError, UsageError
 from ...core.job import Job
 from ...core.listener import AuthenticatingListener
-from ...engine.protocol.messages import ALIVE, INTERVAL_SECONDS, PROTOCOL, Message, Stream
+from ...engine.protocol.join_messages import JoinRequest, Welcome
+from ...engine.protocol.messages import ALIVE, INTERVAL_SECONDS, PROTOCOL, MessageParser, Stream
 from ...engine.protocol.node_messages import Finish
 from ...engine.protocol.transport import start_over_stdio
 from .base import Launcher, LauncherDefaults, NodeChannel, agent_command, end_agents, send_prepare
@@ -31,6 +32,7 @@ from .ssh import refuse_virtual_nodes
 
 BACKLOG = 1024  # connections that wait to be accepted: as many as nodes may be started at the same moment
 LOOK_SECONDS = 0.2  # interval of looking for an interrupt while waiting for the others
+_JOINS: MessageParser[JoinRequest] = MessageParser(JoinRequest)
 
 
 def make(run: LaunchRequest) -> Launcher:
@@ -66,12 +68,12 @@ class ExternalLauncher(LauncherDefaults):
     place: Membership
     secret: bytes
     asked: Mapping[str, Any]
-    _door: AuthenticatingListener[Joiner] | None = None
+    _listener: AuthenticatingListener[Joiner[JoinRequest]] | None = None
     _own: subprocess.Popen[bytes] | None = None
     _channels: list[NodeChannel] = field(default_factory=list)
     _standbys: list[Stream] = field(default_factory=list)
     _exit_code: int = 1
-    _arrived: queue.Queue[tuple[Joiner, str]] = field(default_factory=queue.Queue)
+    _arrived: queue.Queue[tuple[Joiner[JoinRequest], str]] = field(default_factory=queue.Queue)
     _over: str | None = None
     _interrupted: bool = False
     _names: NameResolver = field(init=False)
@@ -85,8 +87,8 @@ class ExternalLauncher(LauncherDefaults):
         """Listen, start the own agent, and await the others. Raises RunFailedError for missing ones."""
         if self._channels:
             return self._channels
-        proof = partial(prove, secret=self.secret, well_formed=_well_formed)
-        self._door = AuthenticatingListener(self._listen(), proof, self._arrive, lambda text: note(f"trainer: {text}"))
+        proof = partial(prove, secret=self.secret, joins=_JOINS)
+        self._listener = AuthenticatingListener(self._listen(), proof, self._arrive, lambda text: note(f"trainer: {text}"))
         why = "the run did not start"
         try:
             channels = self._gather()
@@ -108,7 +110,7 @@ class ExternalLauncher(LauncherDefaults):
         while self._awaits(channels) or len(standbys) < self.place.standbys:
             joiner, peer = self._next_joiner(deadline, channels, len(standbys))
             stream, message = joiner
-            node, local_rank = message["node"], message["local_rank"]
+            node, local_rank = message.node, message.local_rank
             if self.place.starts_again and local_rank == 0 and 0 < node < self.job.nodes and node in channels:
                 self._give_up(channels, node, "has been started again")
             problem = self._problem(message, channels, standbys)
@@ -116,7 +118,7 @@ class ExternalLauncher(LauncherDefaults):
                 refuse(joiner, problem)
                 raise UsageError(f"process {local_rank} of node {node} ({peer}): {problem}")
             try:
-                stream.send(Message("welcome", {"protocol": PROTOCOL, "node_timeout_seconds": self.job.node_timeout}))
+                stream.send(Welcome(self.job.node_timeout, PROTOCOL))
                 stream.limit_silence(2 * self.job.node_timeout)  # the heartbeat comes first; this is for what nobody reads or writes
             except OSError as error:
                 note(f"trainer: process {local_rank} of node {node} ({peer}) went away before it was welcomed: {error}")
@@ -188,7 +190,7 @@ class ExternalLauncher(LauncherDefaults):
         elsewhere = "; node 0 has to have this address" if problem.errno == errno.EADDRNOTAVAIL else ""
         raise UsageError(f"cannot listen for the other nodes on {host}, port {tried}: {problem.strerror}{elsewhere}")
 
-    def _arrive(self, joiner: Joiner, host: str) -> None:
+    def _arrive(self, joiner: Joiner[JoinRequest], host: str) -> None:
         with self._deciding:
             if self._over is None:
                 self._arrived.put((joiner, host))
@@ -196,15 +198,15 @@ class ExternalLauncher(LauncherDefaults):
         refuse(joiner, self._over, for_now=True)
 
     def _shut_door(self, why: str) -> None:
-        if self._door is None:
+        if self._listener is None:
             return
-        self._door.close()
+        self._listener.close()
         with self._deciding:
             self._over = self._over or why
         while not self._arrived.empty():
             refuse(self._arrived.get()[0], why, for_now=True)
 
-    def _next_joiner(self, deadline: float, channels: Mapping[int, NodeChannel], standbys: int) -> tuple[Joiner, str]:
+    def _next_joiner(self, deadline: float, channels: Mapping[int, NodeChannel], standbys: int) -> tuple[Joiner[JoinRequest], str]:
         while not self._interrupted:
             left = deadline - time.monotonic()
             with contextlib.suppress(queue.Empty):
@@ -218,17 +220,17 @@ class ExternalLauncher(LauncherDefaults):
         missing = [node for node in range(self.job.nodes) if node not in channels]
         return f"nodes {missing}" if missing else f"{self.place.standbys - standbys} more processes"
 
-    def _problem(self, message: Message, channels: Mapping[int, NodeChannel], standbys: set[tuple[int, int]]) -> str | None:
-        place = (message["node"], message["local_rank"])
-        if (found := message.get("protocol")) != PROTOCOL:
-            return another_protocol("it", found, "the driver")
+    def _problem(self, message: JoinRequest, channels: Mapping[int, NodeChannel], standbys: set[tuple[int, int]]) -> str | None:
+        place = (message.node, message.local_rank)
+        if message.protocol != PROTOCOL:
+            return another_protocol("it", message.protocol, "the driver")
         if not 0 <= place[0] < self.job.nodes:
             return f"there is no node {place[0]} among {self.job.nodes}"
         if (place[1] == 0 and place[0] in channels) or place in standbys:
             return f"node {place[0]} has joined already; is a rank used twice?"
         if place[1] < 0 or (place[1] > 0 and len(standbys) >= self.place.standbys):
             return f"node {place[0]} has no process {place[1]}; was it started in another way than the driver?"
-        return difference(self.asked, message["asked"])
+        return difference(self.asked, message.asked)
 
     def _channel(self, node: int, stream: Stream, address: str, process: subprocess.Popen[bytes] | None) -> NodeChannel:
         send_prepare(stream, self.job, node)
@@ -247,8 +249,3 @@ def _send_heartbeats(standby: Stream, closing: threading.Event) -> None:
             standby.send(ALIVE)
     except OSError:
         return  # its own launcher notices its end
-
-
-def _well_formed(join: Message) -> bool:
-    numbers = (join.get("node"), join.get("local_rank"))
-    return all(type(number) is int for number in numbers) and isinstance(join.get("asked"), dict)

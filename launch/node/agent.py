@@ -99,10 +99,12 @@ class Agent:
         room = ReusableBuffer()
         try:
             while (message := self._received(room)) is not None:
-                if message.kind == "finish":
+                request = self._request_in(message)
+                if isinstance(request, messages.Finish):
                     self._ended.set()  # the driver may go now
-                    return int(message["exit_code"])
-                self._handle(message)
+                    return request.exit_code
+                if request is not None and not isinstance(request, Alive):
+                    _HANDLERS[type(request)](self, request)
             return self._loss_exit_code
         finally:
             self._supervisor.kill()
@@ -129,18 +131,17 @@ class Agent:
         """Announce the end of this node to the driver; safe in a signal handler."""
         self._leaving = True
 
-    def _handle(self, message: Message) -> None:
+    def _request_in(self, message: Message) -> WireMessage | None:
+        """Return the driver's request; pass on a message to a task, and return None."""
         if message.kind != "prepare":
             self._listen()
         if (task := message.to) is not None:
             self._supervisor.send(task, message)
-            return
+            return None
         try:
-            request = _REQUESTS.parse(message)
+            return _REQUESTS.parse(message)
         except ProtocolError as error:
             raise ConnectionError(f"unknown request {message.kind!r}: {error}") from error
-        if not isinstance(request, Alive):
-            _HANDLERS[type(request)](self, request)
 
     def _reserve(self, message: messages.Reserve) -> None:
         self._send(messages.Ports(self._ports.take(message.count)))
@@ -189,19 +190,18 @@ class Agent:
         self._probing.start()
 
     def _prepare(self, message: messages.Prepare) -> None:
-        job = json.loads(message.job)
         gpus = describe_gpus(os.environ)
-        self._keeps_spares = bool(job.get("spare_processes"))
-        expected = expected_gpus(message, job["device"], gpus["visible_gpus"])
+        self._keeps_spares = message.keeps_spares
+        expected = expected_gpus(message, gpus["visible_gpus"])
         for visible_as in [*expected, *(expected if self._keeps_spares else ())]:
             self._prestart(message.job, task_environment(os.environ, self._scratch, visible_as))
         from ...backends.loading import recorded_packages
         from ...monitor.host import describe_host
 
-        host = describe_host(recorded_packages(job["backend"]), gpus)
+        host = describe_host(recorded_packages(message.backend), gpus)
         about: tuple[Any, ...] = (node_identity(), host, os.fsencode(self._scratch), address_for_others(os.environ))
         self._send(messages.Hello(PROTOCOL, self._node, os.getpid(), *about))
-        self._node_timeout_seconds = job["node_timeout"]
+        self._node_timeout_seconds = message.node_timeout_seconds
         threading.Thread(target=self._send_heartbeats, name="alive", daemon=True).start()
 
     def _prestart(self, job: str, environment: Mapping[str, str]) -> None:
@@ -303,7 +303,7 @@ class Agent:
             self._supervisor.start(name, log, environment)
         elif (pid := self._supervisor.pid_of(name)) is not None:
             self._watch(name, pid)
-        if json.loads(message.job).get("profile"):
+        if message.profiles:
             folder = self._scratch / "profile" / name
             folder.mkdir(parents=True, exist_ok=True)
             opening.profile_folder = os.fsencode(folder)

@@ -126,12 +126,12 @@ def task_environment(own: Mapping[str, str], scratch: Path | None, visible_as: s
     return {**kept, **changed}
 
 
-def expected_gpus(prepare: Prepare, device: str, visible: Sequence[Mapping[str, Any]] | None) -> list[str | None]:
+def expected_gpus(prepare: Prepare, visible: Sequence[Mapping[str, Any]] | None) -> list[str | None]:
     """Guess the GPUs of a node's workers; a spare with a wrong guess is not claimed."""
     workers, before = prepare.tasks, prepare.workers_before
     if not visible:
         return [None] * workers
-    if device == "cpu" or len(visible) < prepare.workers_on_machine:
+    if prepare.device == "cpu" or len(visible) < prepare.workers_on_machine:
         return [NO_GPU] * workers
     return [str(gpu["visible_as"]) for gpu in visible[before : before + workers]]
 

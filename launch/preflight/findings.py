@@ -13,6 +13,7 @@ from ...backends.loading import declared_capabilities
 from ...core.job import Job
 from ...core.plugins import find
 from ...engine.protocol.messages import PROTOCOL
+from ...engine.protocol.probe_messages import DataDigest, Problem
 from ...monitor.gpu import VisibleGpu
 from ..node.scratch import FIRST_PORT, LAST_PORT
 from .interview import HostReport
@@ -306,17 +307,17 @@ def _gpus(report: HostReport, short: str | None, plan: GpuPlan, device: str | No
 
 def _content(report: HostReport, here: Here) -> Iterator[Finding]:
     if report.data is not None:
-        yield _data(report.host, report.data.fields, here)
-    if report.model is not None and (here.model_digest is not None or report.model.kind != "found"):
-        problem = report.model.get("text")
-        if problem is not None:
-            yield Finding(report.host, "bad", "model", problem, _copy_model(report.host, here) or "install it there, with what it imports")
-        elif report.model["digest"] != here.model_digest:
+        yield _data(report.host, report.data, here)
+    if report.model is not None and (here.model_digest is not None or isinstance(report.model, Problem)):
+        if isinstance(report.model, Problem):
+            remedy = _copy_model(report.host, here) or "install it there, with what it imports"
+            yield Finding(report.host, "bad", "model", report.model.text, remedy)
+        elif report.model.digest != here.model_digest:
             yield Finding(
                 report.host, "bad", "model", "its package's Python files are not those that are here", _copy_model(report.host, here)
             )
         else:
-            same = f"can be imported; the Python files of {report.model['package']} are those that are here"
+            same = f"can be imported; the Python files of {report.model.package} are those that are here"
             yield Finding(report.host, "ok", "model", same)
 
 
@@ -328,13 +329,12 @@ def _copy_model(host: str, here: Here) -> str:
     return f"rsync -a --mkpath {shlex.quote(f'{path}{end}')} {shlex.quote(f'{host}:{path}{end}')} (and install there what it imports)"
 
 
-def _data(host: str, answer: Mapping[str, Any], here: Here) -> Finding:
+def _data(host: str, answer: DataDigest | Problem, here: Here) -> Finding:
     folder = here.data_folder
     copy = "" if folder is None else f"rsync -a --mkpath {shlex.quote(f'{folder}/')} {shlex.quote(f'{host}:{folder}/')}"
-    problem = answer.get("text")
-    if problem is not None:
-        return Finding(host, "bad", "data", problem, copy)
-    if answer["digest"] != here.data_digest:
+    if isinstance(answer, Problem):
+        return Finding(host, "bad", "data", answer.text, copy)
+    if answer.digest != here.data_digest:
         return Finding(host, "bad", "data", "not the same examples as here", copy or "prepare them again: trainer data prepare --again")
     return Finding(host, "ok", "data", "the same as here")
 

@@ -21,6 +21,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from msgspec import to_builtins
 from pydantic import ValidationError
 
 from ...backends.base import Availability
@@ -32,8 +33,10 @@ from ...core.plugins import available, find
 from ...core.process import python
 from ...data.store.location import user_cache
 from ...engine.backend_probe import probe_all
-from ...engine.protocol.answer_checks import wrong_with_answer
-from ...engine.protocol.messages import PROTOCOL, Message, ProtocolError, Stream
+from ...engine.protocol import probe_messages as messages
+from ...engine.protocol.messages import PROTOCOL, ProtocolError, Stream
+from ...engine.protocol.node_messages import OtherRelease
+from ...engine.protocol.probe_messages import read_probe_answer
 from ...monitor.gpu import nvidia_hardware
 
 LOOK_SECONDS = 0.1  # interval of looking for an interrupt
@@ -66,8 +69,8 @@ class HostReport:
     described: Mapping[str, Any] = field(default_factory=dict)
     ahead_seconds: float = 0.0
     error_seconds: float = 0.0
-    data: Message | None = None
-    model: Message | None = None
+    data: messages.DataDigest | messages.Problem | None = None
+    model: messages.ModelDigest | messages.Problem | None = None
     ports: tuple[int, ...] = ()
     tried: int = 0
     unreachable: dict[str, str] | None = None
@@ -120,10 +123,10 @@ def _ask(probe: Probe, report: HostReport, backend: str, job: Job | None) -> Non
             report.problem, report.silent = None, False  # it may misunderstand further queries
             return
         report.error_seconds, report.ahead_seconds = min((_compare_clocks(probe) for _ in range(TIME_QUESTIONS)), key=itemgetter(0))
-        report.ports = tuple(_found(probe, "listen")["ports"])
+        report.ports = tuple(_result(probe, messages.Listen()).ports)
         if job is not None:
-            report.model = _answer(probe, "model", model=job.model, backend=backend)
-            report.data = _answer(probe, "data", data=job.data, data_dir=None if job.data_dir is None else str(job.data_dir))
+            report.model = _answer(probe, messages.Model(job.model, backend))
+            report.data = _answer(probe, messages.Data(job.data, None if job.data_dir is None else str(job.data_dir)))
     except _ProbeEndedError as error:
         report.problem, report.silent = str(error), False
     else:
@@ -131,16 +134,16 @@ def _ask(probe: Probe, report: HostReport, backend: str, job: Job | None) -> Non
 
 
 def _described(probe: Probe, backend: str) -> Mapping[str, Any]:
-    found = _found(probe, "describe", backend=backend)
-    if found["protocol"] != PROTOCOL:
-        return {"protocol": found["protocol"]}
-    return {**found, "address": probe.address or found["address"]}
+    description = _result(probe, messages.Describe(backend))
+    if isinstance(description, OtherRelease):
+        return {"protocol": description.protocol}
+    return {**to_builtins(description), "address": probe.address or description.address}
 
 
 def _compare_clocks(probe: Probe) -> tuple[float, float]:
     """Return the error and lead of a host's clock, read halfway between query and answer."""
     asked, begun = time.time(), time.monotonic()
-    host_time = _found(probe, "time")["seconds"]
+    host_time = _result(probe, messages.Time()).seconds
     seconds = time.monotonic() - begun
     return seconds / 2, host_time - (asked + seconds / 2)
 
@@ -151,7 +154,7 @@ def _reach(probe: Probe, report: HostReport, places: Mapping[str, tuple[str, tup
     peers = peers_of(report.host, list(places))
     tried = [(peer, port) for peer in peers for port in places[peer][1]]
     try:
-        problems = _found(probe, "connect", peers=[(places[peer][0], port) for peer, port in tried])["problems"]
+        problems = _result(probe, messages.Connect([(places[peer][0], port) for peer, port in tried])).problems
     except _ProbeEndedError as error:
         report.problem = str(error)
         return
@@ -169,26 +172,24 @@ def _unreached(by_port: Mapping[int, str | None]) -> str:
     return ", ".join(f"port {port}: {problem}" for port, problem in problems.items())
 
 
-def _found(probe: Probe, question: str, **fields: Any) -> Mapping[str, Any]:
-    answer = _answer(probe, question, **fields)
-    if answer.kind != "found":
-        raise _ProbeEndedError(f"cannot say what it is: {answer.get('text')}")
-    return answer.fields
-
-
-def _answer(probe: Probe, question: str, **fields: Any) -> Message:
-    try:
-        probe.stream.send(Message(question, fields))
-        answer = probe.stream.receive()
-    except ProtocolError as error:
-        raise _ProbeEndedError(f"answers the question {question!r} with {error}: it is broken, or hostile") from error
-    except OSError:
-        answer = None
-    if answer is None:
-        raise _ProbeEndedError(probe.explain())
-    if (wrong := wrong_with_answer(question, fields, answer)) is not None:
-        raise _ProbeEndedError(f"answers the question {question!r} with {wrong}: it is broken, or hostile")
+def _result(probe: Probe, question: messages.Question) -> Any:
+    answer = _answer(probe, question)
+    if isinstance(answer, messages.Problem):
+        raise _ProbeEndedError(f"cannot say what it is: {answer.text}")
     return answer
+
+
+def _answer(probe: Probe, question: messages.Question) -> Any:
+    """Return the typed answer to a question, which may be a `Problem`."""
+    try:
+        probe.stream.send(question)
+        if (answer := probe.stream.receive()) is not None:
+            return read_probe_answer(question, answer)
+    except ProtocolError as error:
+        raise _ProbeEndedError(f"answers the question {question.kind!r} with {error}: it is broken, or hostile") from error
+    except OSError:
+        pass
+    raise _ProbeEndedError(probe.explain())
 
 
 # Framework probes are cached, as imports take seconds; an entry holds while its dependencies (`_holds_for`) are unchanged.

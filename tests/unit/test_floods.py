@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from processes import wait_until
 from test_node_messages import NODE_OF, SOUND, cluster, read, send
+from untyped import Message, fields_of
 
 from crosstrain.core.errors import RunFailedError
 from crosstrain.core.listener import Exchange
-from crosstrain.engine.protocol.messages import FILE_PIECE_BYTES, MAX_HEADER_BYTES, Message, ProtocolError, RawArray, Stream
+from crosstrain.engine.protocol.messages import FILE_PIECE_BYTES, MAX_HEADER_BYTES, ProtocolError, RawArray, Stream
 from crosstrain.engine.protocol.node_messages import Leaving
 from crosstrain.engine.protocol.transport import WrongSecretError, accept, connect
 from crosstrain.launch.driver.node_channels import MAX_WAITING_BYTES, Members
@@ -53,7 +54,7 @@ def test_a_node_that_says_more_than_the_driver_comes_to_waits_and_nothing_is_los
         wait_until(lambda: len(sent) >= MAX_WAITING_BYTES // size - 2, 20, "what may wait")
         time.sleep(0.3)
         assert len(sent) <= MAX_WAITING_BYTES // size + 1  # and one that has been read and may not wait yet
-        assert [members.next(5.0)[1]["number"] for _ in range(count)] == list(range(count))
+        assert [fields_of(members.next(5.0)[1])["number"] for _ in range(count)] == list(range(count))
         flooding.join()
 
 

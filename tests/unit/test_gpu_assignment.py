@@ -181,7 +181,10 @@ def test_workers_that_start_early_see_what_they_are_given_later(visible, workers
         return
     guessed = []
     for node, count in enumerate(workers):
-        guessed += expected_gpus(Prepare("{}", count, sum(workers[:node]), sum(workers)), device, one["visible_gpus"])
+        guessed += expected_gpus(
+            Prepare("{}", device=device, tasks=count, workers_before=sum(workers[:node]), workers_on_machine=sum(workers)),
+            one["visible_gpus"],
+        )
     assert guessed == [found.get(f"worker-{rank}") for rank in range(sum(workers))]
 
 

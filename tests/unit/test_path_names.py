@@ -14,6 +14,7 @@ from checkpoint_tools import meta, save
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from run_samples import a_job
+from untyped import Message
 
 from crosstrain.checkpoint import DamagedCheckpointError, read_checkpoint
 from crosstrain.checkpoint.files import digest_of, read_manifest, write_manifest
@@ -21,7 +22,7 @@ from crosstrain.core.console import UnsafeNameError, inside, is_plain_name, is_t
 from crosstrain.core.errors import RunFailedError, UsageError
 from crosstrain.core.settings.sources import resolve
 from crosstrain.engine.progress import QuietProgress
-from crosstrain.engine.protocol.messages import Message, RawArray, Stream
+from crosstrain.engine.protocol.messages import RawArray, Stream
 from crosstrain.launch.driver.nodes import Nodes, ReportHandlers
 from crosstrain.launch.driver.recorder import Recording
 from crosstrain.launch.driver.task_group import TaskGroup

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_samples import a_job
-from test_node_messages import FROM_WORKER, NODE_OF, SOUND, host, read, sample, wrong_with
+from test_node_messages import NODE_OF, OWN, SOUND, host, read, sample, wrong_with
+from untyped import Message
 
 from crosstrain.backends.base import Plan, StepResult
 from crosstrain.engine.loop_interfaces import OutstandingPlans
 from crosstrain.engine.progress import QuietProgress
-from crosstrain.engine.protocol.messages import MAX_ERROR_CHARACTERS, MAX_HEADER_BYTES, ImpossibleAnswerError, Message
+from crosstrain.engine.protocol.messages import MAX_ERROR_CHARACTERS, MAX_HEADER_BYTES, ImpossibleAnswerError
 from crosstrain.engine.protocol.task_messages import step_record
 from crosstrain.launch.driver.first_failure import Failures
 from crosstrain.launch.driver.outcome import Outcome

@@ -6,9 +6,10 @@ import time
 from contextlib import ExitStack
 
 import pytest
+from untyped import Message
 
 from crosstrain.core.errors import RunFailedError
-from crosstrain.engine.protocol.messages import PROTOCOL, Message, Stream
+from crosstrain.engine.protocol.messages import PROTOCOL, Stream
 from crosstrain.launch.driver.nodes import Nodes
 from crosstrain.launch.launchers.base import NodeChannel
 from crosstrain.monitor.host import describe_host

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from run_samples import a_job
 from test_floods import streams
+from untyped import fields_of
 
 from crosstrain.engine.epochs import START
 from crosstrain.engine.loop_interfaces import PendingCheckpoint
@@ -35,8 +36,8 @@ def test_memory_is_read_on_the_driver_s_machine_only(tmp_path, on_this_machine, 
         attempt = Attempt(training, nodes, recording, Origin(), lambda attempt: {}, lambda *arguments: None, False)
         try:
             attempt.saver.begin(PendingCheckpoint(START, 0.0, 0.0, None), begin)
-            arguments = theirs.receive()
-            assert (arguments.kind, arguments["answer"], arguments["to"]) == ("state_answer", answer, "worker-0")
+            told = theirs.receive()
+            assert (told.kind, fields_of(told)["answer"], told.to) == ("state_answer", answer, "worker-0")
         finally:
             attempt.saver.abandon()
     recording.close()

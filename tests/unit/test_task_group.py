@@ -8,12 +8,13 @@ from contextlib import ExitStack, suppress
 
 import numpy as np
 import pytest
+from untyped import Message, array_of, fields_of
 
 from crosstrain.backends.base import Plan
 from crosstrain.core.cluster import Cluster, Role, TaskSpec
 from crosstrain.core.errors import InterruptedRunError, RunFailedError, StalledRunError
-from crosstrain.engine.protocol.messages import PROTOCOL, Message, Stream
-from crosstrain.engine.protocol.node_messages import Start
+from crosstrain.engine.protocol.messages import PROTOCOL, MessageParser, Stream
+from crosstrain.engine.protocol.node_messages import FindStacks, Start, StartAgain
 from crosstrain.engine.protocol.task_messages import Drain, Train
 from crosstrain.launch.driver import task_group
 from crosstrain.launch.driver.cluster_setup import make_tasks
@@ -207,10 +208,10 @@ def test_stall_reports_known_and_unknown_stacks(cluster, monkeypatch):
     def agent(agent):
         assert agent.stream.receive().kind == "inspect"
         agent.send("states", states={f"worker-{agent.node}": "T" if agent.node == 1 else "S"})
-        request = agent.stream.receive()
-        assert (request.kind, request["tasks"]) == ("find_stacks", [f"worker-{agent.node}"])
+        request = MessageParser(FindStacks).parse(agent.stream.receive())
+        assert list(request.tasks) == [f"worker-{agent.node}"]
         if agent.node < 2:
-            agent.send("stacks", number=request["number"], stacks={f"worker-{agent.node}": stacks[agent.node]})
+            agent.send("stacks", number=request.number, stacks={f"worker-{agent.node}": stacks[agent.node]})
 
     threads = [threading.Thread(target=agent, args=(one_agent,)) for one_agent in agents]
     for thread in threads:
@@ -231,7 +232,7 @@ def test_stacks_can_be_requested_during_training(cluster):
     answers = []
     control.inquiries.on_answer = answers.append
     control.on_silent(0)
-    number = agent.stream.receive()["number"]
+    number = fields_of(agent.stream.receive())["number"]
     agent.send("stacks", number=number, stacks={"worker-0": {"text": '  File "/a.py", line 7 in f\n', "problem": None}})
     assert control.receive(1.0) is None
     ((stack,),) = [stacks.values() for stacks in answers]
@@ -299,7 +300,7 @@ def test_unread_channel_blocks_nobody(cluster):
     assert seconds(lambda: [control.send(plan) for _ in range(20)]) < 2
     assert control.receive(0.1) is None
     for _ in range(20):
-        assert agent.stream.receive().array("learning_rates").size == 2**17
+        assert array_of(agent.stream.receive(), "learning_rates").size == 2**17
 
 
 def test_victim_of_another_node_is_not_blamed(cluster):
@@ -354,9 +355,9 @@ def test_rejoining_task_is_restarted_and_others_are_heard(cluster):
     assert restarting_task(control) == "worker-1"
     heard = [answer[1].kind for answer in (control.receive(0.3) for _ in range(8)) if answer is not None]
     assert heard == ["done"]
-    assert agents[1].stream.receive().kind == "open_probe"  # a victim may have lost an unreachable node
-    again = agents[1].stream.receive()
-    assert (again.kind, [task["task"] for task in again["tasks"]], again["start_seconds"]) == ("start_again", ["worker-1"], 30.0)
+    assert agents[1].stream.receive().kind == "open_probe"  # a victim may have lost a node that the others do not reach
+    again = MessageParser(StartAgain).parse(agents[1].stream.receive())
+    assert ([task.task for task in again.tasks], again.start_seconds) == (["worker-1"], 30.0)
     report_ready(agents[1])
     assert ready_again(control) == ["worker-1"]
     agents[1].death("worker-1", signal="SIGKILL", code=None)  # again: each start may report one death
