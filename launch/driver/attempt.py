@@ -80,6 +80,7 @@ class Attempt:
         self._notify = notify
         self._clustered: Sequence[Task] = ()
         self._made_at = time.monotonic()
+        self._interrupt_due = False
         self._ended = False
         self.saver = CheckpointSaver(
             training,
@@ -210,9 +211,13 @@ class Attempt:
 
     def _advance(self) -> bool:
         try:
-            return self.loop.advance()
+            more = self.loop.advance()
         finally:
             self._report_restarted_tasks()
+        if more and self._interrupt_due:
+            self._interrupt_due = False
+            self.loop.interrupt()
+        return more
 
     def can_restart_task(self, error: TrainerError) -> bool:
         """Return whether training can continue after an error while the failed task restarts."""
@@ -274,6 +279,11 @@ class Attempt:
             return False
         self._nodes.wake()
         return True
+
+    def interrupt_once_training(self) -> bool:
+        """Stop as `interrupt` once training has continued after a failure; return False if it cannot. Safe in a signal handler."""
+        self._interrupt_due = self.loop.only_translates or self.loop.checkpoints.saves_on_interrupt
+        return self._interrupt_due
 
     def end(self, *, politely: bool) -> None:
         """End every task in bounded time; idempotent. `politely`: the cluster is intact."""

@@ -102,6 +102,7 @@ class Driver:
         self._nodes: Nodes
         self._restarts: Restarts
         self._failure: TrainerError  # the newest, of an attempt
+        self._may_continue = False  # its attempt, by the restart of one task
         self._training: TrainingJob  # on all nodes of the run
         self._next_training: TrainingJob  # of the next attempt
         self._deadline = math.inf  # for the start of its tasks
@@ -221,7 +222,7 @@ class Driver:
             return steps[self._phase]()
         except TrainerError as error:
             if self._phase in (RunPhase.STARTING, RunPhase.TRAINING, RunPhase.TRANSLATING):
-                self._failure = error
+                self._failure, self._may_continue = error, self._attempts[-1].began
                 return RunPhase.RESTARTING
             if self._phase is RunPhase.RESTARTING and isinstance(error, RunFailedError | InterruptedRunError):
                 raise self._with_resume_hint(error) from error.__cause__
@@ -352,6 +353,7 @@ class Driver:
         decision = self._restart_task(attempt, error)
         if isinstance(decision, RestartTask) or isinstance(error, SilentTaskError):
             return RunPhase.TRAINING
+        self._may_continue = False
         if attempt.began:
             error = self._failure = attempt.with_task_states(error)
         failure = failure_of(error, attempt.totals.updates_reported)
@@ -466,6 +468,9 @@ class Driver:
         if (translates or self._phase is RunPhase.TRAINING) and self._attempts[-1].interrupt():
             what = "ending the translation; the run is complete" if translates else "saving a checkpoint and ending the run"
             note(f"trainer: {what} (once more to end it at once)")
+            return
+        if self._phase is RunPhase.RESTARTING and self._may_continue and self._attempts[-1].interrupt_once_training():
+            note("trainer: saving a checkpoint and ending the run, if training continues (once more to end it at once)")
             return
         note("trainer: ending the run (once more to end it at once)")
         for interrupt in self._interrupts:
