@@ -83,8 +83,8 @@ class Resources:
     def spec(self) -> dict[str, Any]:
         """Return the resources of a container; empty if none are requested."""
         amounts = {"cpu": self.cpus, "memory": self.memory, "nvidia.com/gpu": str(self.gpus) if self.gpus else None}
-        given = {key: value for key, value in amounts.items() if value is not None}
-        return {"requests": given, "limits": given} if given else {}
+        requested = {key: value for key, value in amounts.items() if value is not None}
+        return {"requests": requested, "limits": requested} if requested else {}
 
 
 @dataclass(frozen=True)

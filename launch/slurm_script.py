@@ -67,10 +67,12 @@ class SlurmJob:
         if re.match(r"-[^-]|-*(=|$)", text):
             raise UsageError.of("--sbatch", text, "an option of sbatch by its long name, such as gres=gpu:2")
         name, _, value = text.lstrip("-").partition("=")
-        own = name if name in _OWN else next((option for option in _OWN if option.startswith(name)), None)
-        if own is None or (own == "nodes" and (at_least := re.match(r"\d+", value)) is not None and int(at_least[0]) >= self.nodes):
+        reserved = name if name in _OWN else next((option for option in _OWN if option.startswith(name)), None)
+        if reserved is None or (
+            reserved == "nodes" and (at_least := re.match(r"\d+", value)) is not None and int(at_least[0]) >= self.nodes
+        ):
             return
-        raise UsageError(f"--sbatch: got {text!r}, but the script says that itself: {_OWN[own]}")
+        raise UsageError(f"--sbatch: got {text!r}, but the script says that itself: {_OWN[reserved]}")
 
 
 def _seconds(time: str) -> int:

@@ -98,14 +98,14 @@ class _Sweep(JsonObject):
 
 def read_request(path: Path) -> Request:
     """Return the request of a sweep. Raises UsageError if `path` is no sweep's folder."""
-    asked = _document(path)["request"]
-    grid = {name: asked["grid"][name] for name in _Grid.model_fields}
+    request = _document(path)["request"]
+    grid = {name: request["grid"][name] for name in _Grid.model_fields}
     if (points := Grid(**grid).points) > MAX_POINTS:
         raise DamagedRunError(f"{path / SWEEP_FILE}: request.grid: has {points:,} points; a sweep has at most {MAX_POINTS:,}.")
-    config = asked["config"]
+    config = request["config"]
     if config is not None and config not in shipped():
         _expect_file(config, path)
-    return Request(config, asked["flags"], Grid(**grid))
+    return Request(config, request["flags"], Grid(**grid))
 
 
 def _expect_file(config: str, path: Path) -> None:

@@ -131,8 +131,8 @@ def point_arguments(entry: Entry, request: Request, folder: Path) -> list[str]:
     """Return the arguments of ``trainer`` for a point's run."""
     config = ["--config", request.config] if request.config is not None else []
     idle = idle_settings(entry.point.job.model_dump())  # they have no effect, and `trainer run` refuses them as options
-    given = {**request.flags, **entry.point.settings}
-    settings = as_arguments({name: value for name, value in given.items() if name not in idle})
+    values = {**request.flags, **entry.point.settings}
+    settings = as_arguments({name: value for name, value in values.items() if name not in idle})
     return ["run", *config, *settings, "--out", str(folder), "--name", entry.point.name]
 
 

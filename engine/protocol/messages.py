@@ -365,15 +365,15 @@ class Stream:
         self._begins_after = None
 
     def _connections(self) -> list[socket.socket]:
-        found = []
+        connections = []
         for file in (self._reader, self.writer):
             with suppress(OSError, ValueError):  # closed
                 descriptor = self._duplicate(file)
                 if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-                    found.append(socket.socket(fileno=descriptor))
+                    connections.append(socket.socket(fileno=descriptor))
                 else:
                     os.close(descriptor)
-        return found
+        return connections
 
     def _duplicate(self, file: IO[bytes]) -> int:
         """Duplicate a descriptor. Raises ValueError once closed, when its number may be reused."""

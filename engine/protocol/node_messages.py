@@ -311,14 +311,14 @@ class Error(TaskReport):
     @classmethod
     def of(cls, error: BaseException, *, peer_lost: bool) -> Error:
         """Return the message about an exception."""
-        told = told_of(error)
+        out_of_memory = told_of(error)
         return cls(
             type=_sendable(type(error).__name__),
             message=_sendable(str(error)),
             errno=_code(error.errno) if isinstance(error, OSError) else None,
             exit_code=_code(error.exit_code) if isinstance(error, TrainerError) else None,
             peer_lost=peer_lost,
-            out_of_memory=None if told is None else _sendable(told),
+            out_of_memory=None if out_of_memory is None else _sendable(out_of_memory),
         )
 
 

@@ -67,10 +67,10 @@ class PeerMemory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def read(self, address: int, into: memoryview) -> None:
         """Fill `into` with the bytes from `address` on. Raises OSError, also if the process is gone."""
-        own = ctypes.addressof(ctypes.c_char.from_buffer(into))
+        destination = ctypes.addressof(ctypes.c_char.from_buffer(into))
         done = 0
         while done < len(into):
-            target, source = (_Piece(begin + done, len(into) - done) for begin in (own, address))
+            target, source = (_Piece(begin + done, len(into) - done) for begin in (destination, address))
             count = _libc().process_vm_readv(self.pid, ctypes.byref(target), 1, ctypes.byref(source), 1, 0)
             if count <= 0:
                 code = ctypes.get_errno()

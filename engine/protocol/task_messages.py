@@ -178,11 +178,11 @@ class Translated(TaskReport):
         every = [hypothesis for hypotheses in translations for hypothesis in hypotheses]
         arrays = {
             "counts": np.array([len(hypotheses) for hypotheses in translations], np.int64),
-            "lengths": np.array([len(one.pieces) for one in every], np.int64),
-            "pieces": np.array([piece for one in every for piece in one.pieces], np.int64),
-            "scores": np.array([one.score for one in every], np.float64),
-            "log_probabilities": np.array([one.log_probability for one in every], np.float64),
-            "ended": np.array([one.ended for one in every], np.int64),
+            "lengths": np.array([len(hypothesis.pieces) for hypothesis in every], np.int64),
+            "pieces": np.array([piece for hypothesis in every for piece in hypothesis.pieces], np.int64),
+            "scores": np.array([hypothesis.score for hypothesis in every], np.float64),
+            "log_probabilities": np.array([hypothesis.log_probability for hypothesis in every], np.float64),
+            "ended": np.array([hypothesis.ended for hypothesis in every], np.int64),
         }
         return cls(order=order, arrays=arrays)
 
@@ -193,8 +193,10 @@ class Translated(TaskReport):
         if not fits or int(lengths.sum()) != len(pieces) or not len(lengths) == len(scores) == len(totals) == len(ended):
             raise ValueError(f"translations of {len(counts)} sentences that do not fit the {sentences} that were asked for")
         every = [
-            Hypothesis(tuple(one.tolist()), score, total, bool(end))
-            for one, score, total, end in zip(_cut(pieces, lengths), scores.tolist(), totals.tolist(), ended.tolist(), strict=True)
+            Hypothesis(tuple(sentence_pieces.tolist()), score, total, bool(end))
+            for sentence_pieces, score, total, end in zip(
+                _cut(pieces, lengths), scores.tolist(), totals.tolist(), ended.tolist(), strict=True
+            )
         ]
         ends = np.cumsum(counts).tolist()
         return [every[end - count : end] for end, count in zip(ends, counts.tolist(), strict=True)]

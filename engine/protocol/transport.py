@@ -72,9 +72,9 @@ def read_secret(secret_file: Path | None) -> bytes:
     else:
         text = os.environ.get(SECRET_VARIABLE, "").strip()
     if len(text) < 16:
-        found = f"one of {len(text)} characters" if text else "none"
+        described = f"one of {len(text)} characters" if text else "none"
         raise UsageError(
-            f"a shared secret of at least 16 characters is needed where nodes find each other over the network (found {found}): "
+            f"a shared secret of at least 16 characters is needed where nodes find each other over the network (found {described}): "
             f"set {SECRET_VARIABLE} or --secret-file to the same value on every node, such as the output of `openssl rand -hex 16`"
         )
     return text.encode()
@@ -114,11 +114,11 @@ def _handshake(exchange: Exchange, secret: bytes, *, ours: bytes, theirs: bytes)
     connection = exchange.connection
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        own = secrets.token_bytes(CHALLENGE_BYTES)
-        exchange.send(own)
-        other = exchange.receive(CHALLENGE_BYTES)
-        exchange.send(_proof(secret, ours, own, other))
-        if not hmac.compare_digest(exchange.receive(DIGEST_BYTES), _proof(secret, theirs, other, own)):
+        our_challenge = secrets.token_bytes(CHALLENGE_BYTES)
+        exchange.send(our_challenge)
+        their_challenge = exchange.receive(CHALLENGE_BYTES)
+        exchange.send(_proof(secret, ours, our_challenge, their_challenge))
+        if not hmac.compare_digest(exchange.receive(DIGEST_BYTES), _proof(secret, theirs, their_challenge, our_challenge)):
             raise WrongSecretError("it does not know the secret")
         connection.settimeout(None)
     except WrongSecretError:
@@ -130,8 +130,8 @@ def _handshake(exchange: Exchange, secret: bytes, *, ours: bytes, theirs: bytes)
     return over_socket(connection)
 
 
-def _proof(secret: bytes, role: bytes, own: bytes, other: bytes) -> bytes:
-    return hmac.new(secret, b"crosstrain:" + role + b":" + own + other, hashlib.sha256).digest()
+def _proof(secret: bytes, role: bytes, prover_challenge: bytes, verifier_challenge: bytes) -> bytes:
+    return hmac.new(secret, b"crosstrain:" + role + b":" + prover_challenge + verifier_challenge, hashlib.sha256).digest()
 
 
 # Non-blocking `Stream`s serve many peers from one thread.

@@ -178,8 +178,8 @@ class Attempt:
             self.compiled = bool(self.compiled)
             return
         self.compiled = choice.compiled
-        found = {"plain_seconds": choice.plain_seconds, "compiled_seconds": choice.compiled_seconds, "reason": choice.reason}
-        self._recording.event("compile_chosen", compiled=choice.compiled, **found)
+        timings = {"plain_seconds": choice.plain_seconds, "compiled_seconds": choice.compiled_seconds, "reason": choice.reason}
+        self._recording.event("compile_chosen", compiled=choice.compiled, **timings)
         self._described = json.dumps(self._job_of_tasks)
 
     def _tell_of_gpus(self, notice: str | None) -> None:

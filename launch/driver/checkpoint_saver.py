@@ -141,14 +141,19 @@ class CheckpointSaver:
 
     def _expect_state_of_model(self, entries: Sequence[ArrayEntry]) -> None:
         model = self._training.model
-        shapes = {f"parameters/{each.name}": each.shape for each in model.parameters}
-        shapes |= {f"buffers/{each.name}": each.shape for each in model.buffers}
-        found = {entry.key: entry.shape for entry in entries}
-        slots = {key for key in found if key.startswith("slots/")}
+        shapes = {f"parameters/{parameter.name}": parameter.shape for parameter in model.parameters}
+        shapes |= {f"buffers/{parameter.name}": parameter.shape for parameter in model.buffers}
+        arrived = {entry.key: entry.shape for entry in entries}
+        slots = {key for key in arrived if key.startswith("slots/")}
         for key in slots:
             shapes[key] = shapes.get(f"parameters/{key.split('/', 2)[-1]}", ())
         slot_names = {key.split("/")[1] for key in slots}
-        if found != shapes or len(found) != len(entries) or len(slot_names) > MAX_SLOTS or any(entry.dtype != "<f4" for entry in entries):
+        if (
+            arrived != shapes
+            or len(arrived) != len(entries)
+            or len(slot_names) > MAX_SLOTS
+            or any(entry.dtype != "<f4" for entry in entries)
+        ):
             raise ImpossibleAnswerError("a state that is none of the run's model")
 
     def _meta(self, save: PendingCheckpoint, message: StateBegin) -> Meta:

@@ -146,8 +146,8 @@ def assign_gpus(
 ) -> GpuAssignment:
     """Assign a GPU to every worker. Raises UsageError, which lists the nodes by `name`."""
     workers = {place: [task for task in placed if task.role == "worker" and task.node == place] for place in places}
-    asked = [NodeGpus(machine_of(hosts[place]), len(workers[place]), gpus_of(hosts[place])) for place in places]
-    plan = plan_gpus(device, asked)
+    node_gpus = [NodeGpus(machine_of(hosts[place]), len(workers[place]), gpus_of(hosts[place])) for place in places]
+    plan = plan_gpus(device, node_gpus)
     if plan.refused:
         if not strict:  # the framework of the one task reports it
             return GpuAssignment({})
@@ -157,20 +157,20 @@ def assign_gpus(
         if gpus is not None:
             of_task |= {task.name: HIDDEN for task in placed if task.node == place}
             of_task |= {task.name: gpu for task, gpu in zip(workers[place], gpus, strict=False)}
-    return GpuAssignment(of_task, _notice(plan, asked, places, name))
+    return GpuAssignment(of_task, _notice(plan, node_gpus, places, name))
 
 
 def _refusal(device: str, plan: GpuPlan, places: Sequence[int], name: Callable[[int], str]) -> str:
-    listed = "\n".join(f"  {name(places[number])}: {found}" for number, found in plan.short.items())
+    listed = "\n".join(f"  {name(places[number])}: {shortage}" for number, shortage in plan.short.items())
     if device == "auto":
         return f"device: got 'auto', and these nodes have no GPU for each of their workers; {MIXED}:\n{listed}\n  → {REMEDY}"
     return f"device: got 'gpu', which takes a GPU for each worker, and these nodes have fewer:\n{listed}\n  → {REMEDY}"
 
 
-def _notice(plan: GpuPlan, asked: Sequence[NodeGpus], places: Sequence[int], name: Callable[[int], str]) -> str | None:
-    if not plan.short or not any(node.visible for node in asked):
+def _notice(plan: GpuPlan, node_gpus: Sequence[NodeGpus], places: Sequence[int], name: Callable[[int], str]) -> str | None:
+    if not plan.short or not any(node.visible for node in node_gpus):
         return None
-    listed = "; ".join(f"{name(places[number])}: {found}" for number, found in plan.short.items())
+    listed = "; ".join(f"{name(places[number])}: {shortage}" for number, shortage in plan.short.items())
     return f"computing on CPUs, as there is no GPU for each worker ({listed})"
 
 
@@ -190,5 +190,5 @@ def check_devices(devices: Mapping[str, str | None], assigned: GpuAssignment, ad
     if not assigned.workers or device != "cpu":
         return device, None
     hint = f": {advice}" if advice else ""
-    there = counted(assigned.workers, "GPU")
-    return device, f"computing on CPUs although each worker has a GPU ({there}): the framework finds none{hint}"
+    gpus = counted(assigned.workers, "GPU")
+    return device, f"computing on CPUs although each worker has a GPU ({gpus}): the framework finds none{hint}"

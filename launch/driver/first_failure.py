@@ -87,8 +87,8 @@ def first_cause(terminations: Sequence[Termination]) -> Termination:
 
     Victims are blamed only if all are; of equals the first to arrive, or an earlier one of its node.
     """
-    equals = [each for each in terminations if not each.victim] or list(terminations)
-    return min((each for each in equals if each.node == equals[0].node), key=lambda each: each.order)
+    equals = [termination for termination in terminations if not termination.victim] or list(terminations)
+    return min((termination for termination in equals if termination.node == equals[0].node), key=lambda termination: termination.order)
 
 
 class TaskState(Enum):
@@ -213,7 +213,7 @@ class Failures:
 
     def only_of(self, tasks: Collection[str]) -> bool:
         """Return whether only these tasks have failed."""
-        return all(each.death is not None and each.death.task in tasks for each in self.terminations)
+        return all(termination.death is not None and termination.death.task in tasks for termination in self.terminations)
 
     def is_training(self, name: str) -> bool:
         """Return whether a task is ready and has not ended since."""
@@ -239,14 +239,17 @@ class Failures:
     @property
     def only_victims(self) -> bool:
         """Whether every failure is a victim's."""
-        return all(each.victim for each in self.terminations)
+        return all(termination.victim for termination in self.terminations)
 
     @property
     def certain(self) -> bool:
         """Whether a failure is surely a cause: of a node, or of a killed, ready task."""
         return any(
-            not each.victim and (each.death is None or (self._is_ready(each.death.task) and each.death.signal not in (None, "SIGABRT")))
-            for each in self.terminations
+            not termination.victim
+            and (
+                termination.death is None or (self._is_ready(termination.death.task) and termination.death.signal not in (None, "SIGABRT"))
+            )
+            for termination in self.terminations
         )
 
     def reported_cause(self) -> TrainerError | None:
@@ -285,10 +288,10 @@ class Failures:
 
 def _last_words(death: Death) -> str | None:
     """Return the last line of a log that explains a signal; a lost peer explains SIGABRT only."""
-    said = next((line.strip() for line in reversed(death.tail) if not _SAYS_NOTHING.match(line)), None)
-    if said is None or death.signal is None or (death.signal != "SIGABRT" and indicates_peer_loss(said)):
+    last_line = next((line.strip() for line in reversed(death.tail) if not _SAYS_NOTHING.match(line)), None)
+    if last_line is None or death.signal is None or (death.signal != "SIGABRT" and indicates_peer_loss(last_line)):
         return None
-    return said if len(said) <= MAX_QUOTED_CHARACTERS else f"{said[:MAX_QUOTED_CHARACTERS]}…"
+    return last_line if len(last_line) <= MAX_QUOTED_CHARACTERS else f"{last_line[:MAX_QUOTED_CHARACTERS]}…"
 
 
 def _ending_of(death: Death) -> str:

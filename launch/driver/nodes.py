@@ -313,7 +313,7 @@ class Nodes:
         if node in self._isolated:
             return self._isolated[node]
         if node in members.silent:
-            places = " and ".join(self.name(each) for each in sorted(members.silent))
+            places = " and ".join(self.name(silent_node) for silent_node in sorted(members.silent))
             have = "have" if len(members.silent) > 1 else "has"
             return f"{places} {have} not been heard of for {members.silent[node]:g} s (--node-timeout)"
         channel = self.channels[node]

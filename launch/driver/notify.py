@@ -323,8 +323,8 @@ class Notifier:
             self._failed("notify", news, str(error))
 
     def _failed(self, how: str, news: RunNews, why: str) -> None:
-        given = self._notify if how == "notify" else None
-        shown = "" if given is None else f" ({given.option.shown(given.value)})"
+        address = self._notify if how == "notify" else None
+        shown = "" if address is None else f" ({address.option.shown(address.value)})"
         self._warn(f"trainer: --{how.replace('_', '-')}{shown}: could not notify that the run {news.event}: {why}")
         self._record("notice_failed", how=how, told=news.event, why=why)
 

@@ -138,15 +138,17 @@ class OutstandingRequests:
         if not commands or (kind == "steps" and not self._trains):
             return "that answers no command"
         command = commands[0]
-        asked = command.message
+        request = command.message
         if kind == "done":
-            if (message.sequence, message.command) != (asked.sequence, asked.kind):
-                return f"about command {message.sequence}, where {asked.sequence} ({asked.kind}) is the next to be done"
+            if (message.sequence, message.command) != (request.sequence, request.kind):
+                return f"about command {message.sequence}, where {request.sequence} ({request.kind}) is the next to be done"
             return self._wrong_with_end(task, command)
-        if kind in _DURING and asked.kind != _DURING[kind]:
-            return f"during the command {asked.kind!r}"
+        if kind in _DURING and request.kind != _DURING[kind]:
+            return f"during the command {request.kind!r}"
         if kind in _ANSWERS_OF:
-            if command.answered or any(getattr(message, said) != getattr(asked, in_command) for said, in_command in _ANSWERS_OF[kind]):
+            if command.answered or any(
+                getattr(message, in_answer) != getattr(request, in_command) for in_answer, in_command in _ANSWERS_OF[kind]
+            ):
                 return "that nobody asked for"
             if kind == "decoded" and not message.complete:
                 command.signs += 1

@@ -78,8 +78,8 @@ class Restarts:
         return self._on(answering, attempt.training)
 
     def _seek_others(self, answering: Collection[int]) -> None:
-        asked = self._training.asked
-        self._nodes.keep_restoring(asked.start_timeout if len(answering) < asked.nodes else None)
+        job = self._training.asked
+        self._nodes.keep_restoring(job.start_timeout if len(answering) < job.nodes else None)
 
     def _replace_lost(self, decision: Restart) -> None:
         lost, limit = list(self._nodes.lost), self._training.asked.start_timeout

@@ -238,8 +238,8 @@ class TaskGroup:
             self._links.begin(nodes)
 
     def _node_cut_off(self) -> NodeLostError | None:
-        found = self._links.fetch()
-        cut = None if found is None else cut_off(found, self.nodes.name)
+        probes = self._links.fetch()
+        cut = None if probes is None else cut_off(probes, self.nodes.name)
         return None if cut is None else self.nodes.isolate(cut.node, cut.described)
 
     def _sorted(self, timeout_seconds: float) -> tuple[int, WireMessage] | None:
@@ -286,8 +286,8 @@ class TaskGroup:
         failures = self._failures
         if task not in self._rejoins or failures.tasks[task].state is TaskState.OVERDUE or not failures.only_of(self._rejoins):
             return False
-        others = (other for other in self._rejoins if other != task and failures.is_training(other))
-        return any(others) and self.node_of[task] in self.nodes.answering and not self._ending
+        trainers = (candidate for candidate in self._rejoins if candidate != task and failures.is_training(candidate))
+        return any(trainers) and self.node_of[task] in self.nodes.answering and not self._ending
 
     def replace(self, task: str, cause: str, after_seconds: float, start_seconds: float) -> None:
         """Restart a task after a pause, within `start_seconds`; its remains are killed then."""
@@ -349,9 +349,9 @@ class TaskGroup:
         while inquiries.awaited & self.nodes.members.present and (remaining := deadline - time.monotonic()) > 0:
             self._sorted(min(remaining, 1.0))
         silent = TaskStack("", f"is on a node that sent no stack within {COLLECT_SECONDS:g} s")
-        found = {task: silent for task, place in self.node_of.items() if place in inquiries.awaited} | inquiries.found
+        stacks = {task: silent for task, place in self.node_of.items() if place in inquiries.awaited} | inquiries.found
         inquiries.give_up()
-        return {task: found[task] for task in self.node_of if task in found}
+        return {task: stacks[task] for task in self.node_of if task in stacks}
 
     def end_tasks(self, grace_seconds: float, *, politely: bool) -> None:
         """End every task in bounded time, first `politely`; a node that does not confirm is lost."""

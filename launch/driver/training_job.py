@@ -79,8 +79,8 @@ class TrainingJob:
         placed, packages = backend.placement(job), sorted(declared.packages)
         rejoins: frozenset[Role] = declared.rejoins if job.mode == "async" else frozenset()
         places = tuple(range(job.nodes))
-        given = (declared.survives, places, declared.gpu_install, rejoins, declared.exchanges)
-        return cls(job, job, model, data, placed, packages, *given)
+        facts = (declared.survives, places, declared.gpu_install, rejoins, declared.exchanges)
+        return cls(job, job, model, data, placed, packages, *facts)
 
     def resized(self, places: Sequence[int]) -> TrainingJob:
         """Return the same training on these nodes. Raises RunFailedError if that is not possible.
@@ -88,19 +88,21 @@ class TrainingJob:
         Learning rate, number of updates and examples (or tokens) per update stay the same: of the global batch in sync mode, of a worker's
         larger batch in async mode. Micro-batches keep their size and grow in number.
         """
-        asked, limits = self.asked, self.asked.cores_per_node
-        if len(places) == asked.nodes:
+        requested, limits = self.asked, self.asked.cores_per_node
+        if len(places) == requested.nodes:
             return self
-        by_node = tuple(asked.workers_by_node[node] for node in places)
-        workers, tokens = sum(by_node), asked.batch_tokens
-        batch: tuple[int | None, int | None] = (None, asked.global_batch) if asked.mode == "sync" else (asked.per_worker_batch, None)
-        if asked.mode == "async" and asked.accumulate > 1:
-            batch = (None, asked.per_worker_batch * workers)
-        share = asked.per_worker_batch if asked.mode == "async" else math.ceil(asked.global_batch / workers)
-        accumulate = math.ceil(share / asked.micro_batch) if asked.accumulate > 1 else 1
+        by_node = tuple(requested.workers_by_node[node] for node in places)
+        workers, tokens = sum(by_node), requested.batch_tokens
+        batch: tuple[int | None, int | None] = (
+            (None, requested.global_batch) if requested.mode == "sync" else (requested.per_worker_batch, None)
+        )
+        if requested.mode == "async" and requested.accumulate > 1:
+            batch = (None, requested.per_worker_batch * workers)
+        share = requested.per_worker_batch if requested.mode == "async" else math.ceil(requested.global_batch / workers)
+        accumulate = math.ceil(share / requested.micro_batch) if requested.accumulate > 1 else 1
         if tokens is not None:
             batch = (None, None)
-            tokens = tokens if asked.mode == "async" else tokens * asked.workers * asked.accumulate // (workers * accumulate)
+            tokens = tokens if requested.mode == "async" else tokens * requested.workers * requested.accumulate // (workers * accumulate)
         changed = {
             "nodes": len(places),
             "procs_per_node": procs_per_node_of(by_node),
@@ -110,7 +112,7 @@ class TrainingJob:
             "accumulate": accumulate,
             "cores_per_node": limits if limits is None or len(limits) == 1 else tuple(limits[node] for node in places),
         }
-        job = asked.model_copy(update=changed)
+        job = requested.model_copy(update=changed)
         backend = load_backend(job.backend)
         try:
             refuse_unsupported(job, job.backend, backend.capabilities)

@@ -37,9 +37,9 @@ def job_request(job: Job) -> dict[str, Any]:
     return _common(job.model_dump(mode="json"))
 
 
-def resume_request(resume: Path, given: Mapping[str, Any], place: Membership) -> dict[str, Any]:
+def resume_request(resume: Path, settings: Mapping[str, Any], place: Membership) -> dict[str, Any]:
     """Return the settings that all processes of a resumed run share, with the run's name."""
-    return {RESUME: resume.name, **_common(given), **place.shape}
+    return {RESUME: resume.name, **_common(settings), **place.shape}
 
 
 def automatic_request(job: Job) -> dict[str, Any]:
@@ -74,9 +74,9 @@ def another_protocol(whose: str, theirs: int | None, ours: str) -> str:
     return f"{whose} speaks {spoken}, {ours} {PROTOCOL}: install the same version everywhere"
 
 
-def join_run(asked: Mapping[str, Any], place: Membership, secret: bytes, start_timeout_seconds: float) -> int:
+def join_run(settings: Mapping[str, Any], place: Membership, secret: bytes, start_timeout_seconds: float) -> int:
     """Join as an agent or standby; return the run's exit code. Raises RunFailedError on failure."""
-    request = JoinRequest(place.node, place.local_rank, dict(asked), PROTOCOL)
+    request = JoinRequest(place.node, place.local_rank, dict(settings), PROTOCOL)
     stream, node_timeout_seconds = welcomed(request, place, secret, start_timeout_seconds)
     driver = place.rendezvous[0]
 

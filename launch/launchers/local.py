@@ -168,8 +168,8 @@ class LocalLauncher(LauncherDefaults):
         text = f"all nodes share 127.0.0.1 ({why}); traffic is counted per task from its sockets"
         from ...backends.loading import load_backend
 
-        own = load_backend(self.job.backend).capabilities.host_network_warning
-        self.warn(f"{text}; {own}" if own else text)
+        backend_warning = load_backend(self.job.backend).capabilities.host_network_warning
+        self.warn(f"{text}; {backend_warning}" if backend_warning else text)
 
 
 class HostStarter:

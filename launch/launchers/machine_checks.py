@@ -48,9 +48,9 @@ class Check:
 def check_machine(*, fresh: bool = False) -> tuple[list[Check], bool]:
     """Return all checks, and whether a backend can train; `fresh` ignores cached probes."""
     with ThreadPoolExecutor(max_workers=1) as pool:
-        asked = pool.submit(probe_kept, fresh=fresh)
+        probing = pool.submit(probe_kept, fresh=fresh)
         host, hardware, virtual = describe_host({}), nvidia_hardware(), possible()
-        backends = asked.result()
+        backends = probing.result()
     checks = [
         *map(backend_check, backends),
         *gpu_checks(hardware, backends, host["gpu_problem"], described_gpus(host) if host["gpus"] else None),
@@ -63,12 +63,12 @@ def check_machine(*, fresh: bool = False) -> tuple[list[Check], bool]:
     return checks, any(backend.problem is None for backend in backends)
 
 
-def backend_check(found: Availability) -> Check:
+def backend_check(backend: Availability) -> Check:
     """Check that a framework is installed, and list its devices."""
-    name = f"backend {found.name}"
-    if found.problem is not None:
-        return Check(name, "lack", found.problem, found.hint)
-    return Check(name, "ok", f"{found.version} on {', '.join(found.devices)}")
+    name = f"backend {backend.name}"
+    if backend.problem is not None:
+        return Check(name, "lack", backend.problem, backend.hint)
+    return Check(name, "ok", f"{backend.version} on {', '.join(backend.devices)}")
 
 
 def gpu_checks(hardware: GpuHardware, backends: list[Availability], problem: str | None, described: str | None = None) -> Iterator[Check]:
@@ -105,10 +105,10 @@ def processor_check(host: dict[str, Any]) -> Check:
     limits = [f"affinity {host['cores_affinity']}"] if host["cores_affinity"] not in (None, logical) else []
     limits += [f"cgroup quota {host['cores_quota']:g}"] if host["cores_quota"] is not None else []
     limited = f" ({', '.join(limits)})" if limits else ""
-    found = f"{_figure(usable)} of {_figure(logical)} cores usable{limited}, {host['cpu_model'] or 'unknown model'}"
+    described = f"{_figure(usable)} of {_figure(logical)} cores usable{limited}, {host['cpu_model'] or 'unknown model'}"
     if limits and usable is not None and logical is not None and usable < logical:
-        return Check("processor", "lack", found, "raise the container's CPU limit or the affinity (taskset) to use the whole machine")
-    return Check("processor", "ok", found)
+        return Check("processor", "lack", described, "raise the container's CPU limit or the affinity (taskset) to use the whole machine")
+    return Check("processor", "ok", described)
 
 
 def _figure(value: float | None) -> str:
@@ -120,10 +120,10 @@ def _memory_check(host: dict[str, Any]) -> Check:
     free = psutil.virtual_memory().available
     usable = free if limit is None else min(free, limit)
     limited = f", limited to {_size(limit)} by the cgroup" if limit is not None else ""
-    found = f"{_size(free)} free of {_size(total)}{limited}"
+    described = f"{_size(free)} free of {_size(total)}{limited}"
     if usable < MIN_MEMORY_BYTES:
-        return Check("memory", "lack", found, f"have at least {_size(MIN_MEMORY_BYTES)} for each task")
-    return Check("memory", "ok", found)
+        return Check("memory", "lack", described, f"have at least {_size(MIN_MEMORY_BYTES)} for each task")
+    return Check("memory", "ok", described)
 
 
 def virtual_node_checks(virtual: Possibility) -> Iterator[Check]:
@@ -145,14 +145,14 @@ def disk_check(name: str, folder: Path) -> Check:
     """Check the free space of a folder, which may not exist yet, and that it can be written."""
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     free = shutil.disk_usage(existing).free
-    found = f"{_size(free)} free at {folder}"
+    described = f"{_size(free)} free at {folder}"
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         return Check(
             name, "lack", f"{existing} cannot be written", "choose another folder: --out for runs, TRAINER_DATA_CACHE for datasets"
         )
     if free < MIN_DISK_BYTES:
-        return Check(name, "lack", found, f"make at least {_size(MIN_DISK_BYTES)} free, or choose another folder")
-    return Check(name, "ok", found)
+        return Check(name, "lack", described, f"make at least {_size(MIN_DISK_BYTES)} free, or choose another folder")
+    return Check(name, "ok", described)
 
 
 def _runs_check() -> Check:

@@ -152,8 +152,8 @@ class _Client:
             if node not in self._holders:
                 bundle = self._bundles[node]
                 actor: Any = ray.remote(node_holder.NodeHolder)
-                others = {name: value for name, value in bundle.items() if name not in ("CPU", "GPU")}
-                needs = {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0), "resources": others}
+                resources = {name: value for name, value in bundle.items() if name not in ("CPU", "GPU")}
+                needs = {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0), "resources": resources}
                 options = {**needs, "max_concurrency": SIMULTANEOUS_CALLS}
                 place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=node)
                 self._holders[node] = actor.options(**options, max_restarts=0, scheduling_strategy=place).remote(ADDRESS_VARIABLE)

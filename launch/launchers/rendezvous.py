@@ -50,9 +50,9 @@ LAUNCHER = LauncherPlugin(make)
 def apply_membership(job: Job, sources: Mapping[str, str], place: Membership) -> tuple[Job, dict[str, str]]:
     """Return the job with the contract's shape, and its sources. Raises UsageError on conflict."""
     for key, value in place.shape.items():
-        given = getattr(job, key)
-        if not sources[key].startswith(("default", "run ")) and given != value:
-            raise UsageError(f"{key}: got {given}, but {place.contract} says {value}; leave it out or make them agree")
+        configured = getattr(job, key)
+        if not sources[key].startswith(("default", "run ")) and configured != value:
+            raise UsageError(f"{key}: got {configured}, but {place.contract} says {value}; leave it out or make them agree")
     refuse_virtual_nodes(job, place.contract)
     if "ps" in place.shape and job.mode == "sync":
         raise UsageError(f"mode: got 'sync', but {place.contract} has parameter servers; allowed: async")

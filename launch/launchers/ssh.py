@@ -204,13 +204,13 @@ class ErrorLines:
                         note(f"{host}: {text}")
 
 
-def end_elsewhere(command: Sequence[str], code: int, said: Sequence[str], by: str = "") -> str:
+def end_elsewhere(command: Sequence[str], code: int, error_lines: Sequence[str], by: str = "") -> str:
     """Describe the end of a `remote_python` command; `by` names the carrier, after a space."""
     interpreter = shlex.quote(command[2] if command[0] == "env" else command[0])
-    lines = "".join(f": {line}" for line in said)
+    lines = "".join(f": {line}" for line in error_lines)
     if code == NO_PROGRAM:
         return f"could not be started: there is no {interpreter}{lines}; --python PATH names the interpreter on the nodes"
-    missing = [match[1] for line in said if (match := _MISSING.search(line)) is not None]
+    missing = [match[1] for line in error_lines if (match := _MISSING.search(line)) is not None]
     if not missing:
         return f"{ending_in_words(code)}{by}{lines}"
     install = f"{interpreter} -m pip install crosstrain=={version('crosstrain')}"

@@ -50,11 +50,11 @@ class _Launcher:
             return
         os.fchdir(self.directory)
         os.close(self.directory)
-        own = path_entries(os.environ)
+        entries_here = path_entries(os.environ)
         for name in filter(is_transferred, list(os.environ)):
             del os.environ[name]
         os.environ.update(self.variables)
-        sys.path[:] = [*path_entries(self.variables), *(entry for entry in sys.path if entry not in own)]
+        sys.path[:] = [*path_entries(self.variables), *(entry for entry in sys.path if entry not in entries_here)]
 
     def close(self) -> None:
         self.connection.close()
@@ -212,19 +212,19 @@ class ForkServer:
             os._exit(1)
         run_task(socket.socket(fileno=channel), server, stacks[0] if stacks else None)
 
-    def _leave(self, own: _Agent) -> None:
+    def _leave(self, agent_here: _Agent) -> None:
         """Close all other descriptors, so that no task keeps a connection open."""
         self._selector.close()
         os.close(self._ended)
         os.close(self._wakeup)
         for launcher in self._launchers:
             launcher.connection.close()
-            if launcher.directory is not None and launcher is not own.launcher:
+            if launcher.directory is not None and launcher is not agent_here.launcher:
                 os.close(launcher.directory)
         for agent in self._agents:
             agent.connection.close()
             for descriptor in (agent.user, agent.network):
-                if descriptor is not None and agent is not own:
+                if descriptor is not None and agent is not agent_here:
                     os.close(descriptor)
 
 
@@ -265,9 +265,9 @@ def _output_kept() -> Iterator[list[bytes]]:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        for descriptor, own in enumerate(before, start=1):
-            os.dup2(own, descriptor)
-            os.close(own)
+        for descriptor, original in enumerate(before, start=1):
+            os.dup2(original, descriptor)
+            os.close(original)
         written.append(os.pread(kept, os.fstat(kept).st_size, 0))
         os.close(kept)
 

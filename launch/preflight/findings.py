@@ -175,25 +175,25 @@ def findings(
     """
     answering = [report for report in reports if report.problem is None and report.described["protocol"] == PROTOCOL]
     machines = Counter(map(_machine, answering))
-    asked = [count for report, count in zip(reports, workers, strict=True) if report in answering] if workers else []
-    about_gpus = iter(gpu_findings(answering, device, asked))
+    worker_counts = [count for report, count in zip(reports, workers, strict=True) if report in answering] if workers else []
+    about_gpus = iter(gpu_findings(answering, device, worker_counts))
     names = {report.host for report in reports}
-    found: list[Finding] = []
+    results: list[Finding] = []
     for place, report in enumerate(reports):
         if report.problem is not None:
             remedy = _remedy_of_silence(report.host, started_by) if report.silent else ""
-            found.append(Finding(report.host, "bad", started_by, report.problem, remedy, unreached=True))
+            results.append(Finding(report.host, "bad", started_by, report.problem, remedy, unreached=True))
             continue
         if report not in answering:
             protocols = f"protocol {report.described['protocol']}, here {PROTOCOL}"
-            found.append(Finding(report.host, "bad", "crosstrain", protocols, "install the same release there"))
+            results.append(Finding(report.host, "bad", "crosstrain", protocols, "install the same release there"))
             continue
-        found += _releases(report, answering[0], here, module)
-        found += _machine_findings(report, machines, workers[place] if workers else 1)
-        found += next(about_gpus)
-        found += _content(report, here)
-        found += _network(report, len(names) - 1)
-    return found
+        results += _releases(report, answering[0], here, module)
+        results += _machine_findings(report, machines, workers[place] if workers else 1)
+        results += next(about_gpus)
+        results += _content(report, here)
+        results += _network(report, len(names) - 1)
+    return results
 
 
 def _remedy_of_silence(host: str, started_by: str) -> str:
@@ -202,12 +202,12 @@ def _remedy_of_silence(host: str, started_by: str) -> str:
     return f"{trial}{MORE_TIME}"
 
 
-def table(found: Sequence[Finding]) -> str:
+def table(listed: Sequence[Finding]) -> str:
     """Return a table of the findings with remedies below."""
-    host_width = max((len(finding.host) for finding in found), default=0)
-    what_width = max((len(finding.what) for finding in found), default=0)
+    host_width = max((len(finding.host) for finding in listed), default=0)
+    what_width = max((len(finding.what) for finding in listed), default=0)
     lines = []
-    for finding in found:
+    for finding in listed:
         mark = {"ok": "ok  ", "odd": "note", "bad": "FAIL"}[finding.state]
         lines.append(f"{mark}  {finding.host:<{host_width}}  {finding.what:<{what_width}}  {finding.found}")
         if finding.remedy:
@@ -217,34 +217,36 @@ def table(found: Sequence[Finding]) -> str:
 
 def _releases(report: HostReport, first: HostReport, here: Here, module: str | None) -> Iterator[Finding]:
     packages = report.described["host"]["packages"]
-    own, ours = packages.get("crosstrain"), here.packages.get("crosstrain")
-    if own != ours:
+    installed, ours = packages.get("crosstrain"), here.packages.get("crosstrain")
+    if installed != ours:
         yield Finding(
-            report.host, "bad", "crosstrain", f"{own}, here {ours}", f"install the same release there: pip install crosstrain=={ours}"
+            report.host, "bad", "crosstrain", f"{installed}, here {ours}", f"install the same release there: pip install crosstrain=={ours}"
         )
     else:
-        yield Finding(report.host, "ok", "crosstrain", str(own))
-    others = first.described["host"]["packages"]
+        yield Finding(report.host, "ok", "crosstrain", str(installed))
+    first_packages = first.described["host"]["packages"]
     python, its = report.described["host"]["python"], first.described["host"]["python"]
     differs = python.rsplit(".", 1)[0] != its.rsplit(".", 1)[0]
     yield Finding(report.host, "odd" if differs else "ok", "Python", f"{python}{f', on {first.host} {its}' if differs else ''}")
     modules = sorted(packages.keys() - {"crosstrain", "numpy"}) if module is None else [module] if module else []
     for name in modules:
-        yield from _framework(report, first, name, packages.get(name), others.get(name), needed=module is not None)
+        yield from _framework(report, first, name, packages.get(name), first_packages.get(name), needed=module is not None)
 
 
-def _framework(report: HostReport, first: HostReport, name: str, own: str | None, its: str | None, *, needed: bool) -> Iterator[Finding]:
-    if own is None:
+def _framework(
+    report: HostReport, first: HostReport, name: str, installed: str | None, its: str | None, *, needed: bool
+) -> Iterator[Finding]:
+    if installed is None:
         if needed:
             yield Finding(report.host, "bad", name, "not installed", "install it for the Python that the run uses there (--python)")
         elif its is not None:
             yield Finding(report.host, "odd", name, f"not installed, on {first.host} {its}")
-    elif own != its and its is not None:
+    elif installed != its and its is not None:
         yield Finding(
-            report.host, "odd", name, f"{own}, on {first.host} {its}: another release may compute other numbers, at another speed"
+            report.host, "odd", name, f"{installed}, on {first.host} {its}: another release may compute other numbers, at another speed"
         )
     else:
-        yield Finding(report.host, "ok", name, own)
+        yield Finding(report.host, "ok", name, installed)
 
 
 def _machine(report: HostReport) -> str:
@@ -283,8 +285,7 @@ def gpu_findings(reports: Sequence[HostReport], device: str | None, workers: Seq
     plan = GpuPlan(())
     if device is not None:
         nodes = [
-            NodeGpus(_machine(report), *asked)
-            for report, asked in zip(reports, zip(workers, map(gpus_of, hosts), strict=True), strict=True)
+            NodeGpus(_machine(report), *node) for report, node in zip(reports, zip(workers, map(gpus_of, hosts), strict=True), strict=True)
         ]
         plan = plan_gpus(device, nodes)
     if device != "gpu" and not any(host.get("gpus") or host.get("visible_gpus") or host.get("gpu_problem") for host in hosts):
@@ -339,7 +340,7 @@ def _data(host: str, answer: DataDigest | Problem, here: Here) -> Finding:
     return Finding(host, "ok", "data", "the same as here")
 
 
-def _network(report: HostReport, others: int) -> Iterator[Finding]:
+def _network(report: HostReport, host_count: int) -> Iterator[Finding]:
     address = report.described.get("address")
     if address is None:
         yield Finding(report.host, "bad", "network", "does not say under which address the others reach it")
@@ -350,12 +351,12 @@ def _network(report: HostReport, others: int) -> Iterator[Finding]:
     if report.unreachable:
         listed = "; ".join(f"{peer}: {why}" for peer, why in report.unreachable.items())
         yield Finding(report.host, "bad", "network", f"{where}; does not reach {listed}", OPEN_PORTS)
-    elif not others:
+    elif not host_count:
         yield Finding(report.host, "ok", "network", where)
     elif report.unreachable is None:
         yield Finding(report.host, "odd", "network", f"{where}; did not try the others within the time", MORE_TIME)
-    elif report.tried == others:
+    elif report.tried == host_count:
         yield Finding(report.host, "ok", "network", f"{where}; reaches the others")
     else:
-        reached = f"reaches {report.tried} of {others} others" if report.tried else "reaches nobody yet"
+        reached = f"reaches {report.tried} of {host_count} others" if report.tried else "reaches nobody yet"
         yield Finding(report.host, "odd", "network", f"{where}; {reached}, as no more could be tried")

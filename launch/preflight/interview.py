@@ -97,11 +97,11 @@ def interview(
     return reports
 
 
-def peers_of(own: str, hosts: Sequence[str]) -> list[str]:
+def peers_of(host_here: str, hosts: Sequence[str]) -> list[str]:
     """Return the hosts to try: all others, or of many those at distances of powers of two."""
-    place, count = hosts.index(own), len(hosts)
+    place, count = hosts.index(host_here), len(hosts)
     if count <= ALL_PAIRS_UP_TO:
-        return [host for host in hosts if host != own]
+        return [host for host in hosts if host != host_here]
     return [hosts[(place + distance) % count] for distance in (1 << power for power in range(count.bit_length())) if distance < count]
 
 
@@ -142,10 +142,10 @@ def _described(probe: Probe, backend: str) -> Mapping[str, Any]:
 
 def _compare_clocks(probe: Probe) -> tuple[float, float]:
     """Return the error and lead of a host's clock, read halfway between query and answer."""
-    asked, begun = time.time(), time.monotonic()
+    begun_at, begun = time.time(), time.monotonic()
     host_time = _result(probe, messages.Time()).seconds
     seconds = time.monotonic() - begun
-    return seconds / 2, host_time - (asked + seconds / 2)
+    return seconds / 2, host_time - (begun_at + seconds / 2)
 
 
 def _reach(probe: Probe, report: HostReport, places: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
@@ -222,12 +222,17 @@ def probe_kept(names: Iterable[str] | None = None, *, fresh: bool = False) -> li
     now = {name: _holds_for(name) for name in wanted}
     kept = {} if fresh else _read()
     known = {name: answer for name, answer in kept.items() if now.get(name) == answer.holds_for}
-    asked = {found.name: found for found in probe_all([name for name in wanted if name not in known])}
-    sound = {name: found for name, found in asked.items() if found.problem is None and found.version is not None}
+    probed = {availability.name: availability for availability in probe_all([name for name in wanted if name not in known])}
+    sound = {
+        name: availability for name, availability in probed.items() if availability.problem is None and availability.version is not None
+    }
     if sound:
-        new = {name: _Answer(holds_for=now[name], version=found.version or "", devices=[*found.devices]) for name, found in sound.items()}
+        new = {
+            name: _Answer(holds_for=now[name], version=availability.version or "", devices=[*availability.devices])
+            for name, availability in sound.items()
+        }
         _write({**_read(), **new})
-    return [asked[name] if name in asked else Availability(name, known[name].version, tuple(known[name].devices)) for name in wanted]
+    return [probed[name] if name in probed else Availability(name, known[name].version, tuple(known[name].devices)) for name in wanted]
 
 
 def _holds_for(name: str) -> str:
@@ -236,7 +241,7 @@ def _holds_for(name: str) -> str:
     folders = [] if top is None else top.submodule_search_locations or []
     sources = [str(top.origin)] if top is not None and top.origin else []
     sources += [file for folder in folders for file in _sources(folder)]
-    found = {
+    dependencies = {
         "python": [python(__name__)[0], sys.prefix, platform.python_version(), platform.release()],
         "crosstrain": importlib.metadata.version("crosstrain"),
         "modules": [[entry, _changed(entry)] for entry in sys.path if entry],
@@ -244,12 +249,14 @@ def _holds_for(name: str) -> str:
         "gpus": [asdict(nvidia_hardware()), DRIVER.read_text(errors="replace") if DRIVER.exists() else None],
         "variables": [os.environ.get(variable) for variable in VARIABLES],
     }
-    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(dependencies, sort_keys=True).encode()).hexdigest()
 
 
 def _sources(folder: str) -> list[str]:
-    found = (os.path.join(here, file) for here, _, files in os.walk(folder, followlinks=True) for file in files if file.endswith(".py"))
-    return sorted(islice(found, MAX_SOURCES))
+    files_found = (
+        os.path.join(here, file) for here, _, files in os.walk(folder, followlinks=True) for file in files if file.endswith(".py")
+    )
+    return sorted(islice(files_found, MAX_SOURCES))
 
 
 def _changed(path: str) -> list[int] | None:
@@ -268,8 +275,8 @@ def _read() -> dict[str, _Answer]:
         about = path.lstat()
         if not stat.S_ISREG(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             return {}
-        found: Any = read_json(path, MAX_BYTES)
-        return {str(name): _Answer.model_validate(answer) for name, answer in found.items()}
+        entries: Any = read_json(path, MAX_BYTES)
+        return {str(name): _Answer.model_validate(answer) for name, answer in entries.items()}
     except (OSError, UnreadableError, ValidationError, AttributeError):
         return {}
 
