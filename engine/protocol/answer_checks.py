@@ -1,4 +1,4 @@
-"""Checks of messages of nodes, which may be broken or hostile, beyond the bounds of their types."""
+"""Checks of messages of nodes beyond the bounds of their types."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _NODE_MESSAGES: MessageParser[WireMessage] = MessageParser(Alive, FromNode)
 
 
 def read_node_message(node: int, message: Message, node_of: Mapping[str, int]) -> WireMessage:
-    """Return a node's message; `node_of` maps tasks to nodes. Raises ProtocolError, with what is wrong with the message."""
+    """Return a node's message; `node_of` maps tasks to nodes.
+
+    Raises ProtocolError, with what is wrong with the message.
+    """
     what = f"a message {message.kind[:100]!r}"
     if message.kind == "hello" and (protocol := message.protocol) not in (None, PROTOCOL):
         return OtherRelease(protocol)

@@ -1,4 +1,7 @@
-"""Messages of processes that connect to the driver, and its answers; read by other releases, too, so unknown fields are ignored."""
+"""Messages of processes that connect to the driver, and its answers.
+
+Other releases read them, too, so unknown fields are ignored.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from .node_messages import Code, Duration, Name
 
 
 class JoinRequest(WireMessage, tag="join", forbid_unknown_fields=False):
-    """A process that was started elsewhere, with the settings that all processes of the run share."""
+    """A process that was started elsewhere, with the settings that all processes share."""
 
     node: Code
     local_rank: Code
@@ -32,7 +35,7 @@ class Welcome(WireMessage, forbid_unknown_fields=False):
 
 
 class Refused(WireMessage, forbid_unknown_fields=False):
-    """The process does not take part; `for_now`: a process that its launcher restarts may try again."""
+    """The process does not take part; `for_now`: a restarted process may try again."""
 
     reason: str
     for_now: bool = False

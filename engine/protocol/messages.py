@@ -37,7 +37,7 @@ Size = Annotated[int, msgspec.Meta(ge=0)]
 
 
 def _plain(value: object) -> float:
-    """Return a number of another type, such as numpy's, as a float. Raises TypeError for anything else."""
+    """Return a number of another type, such as numpy's, as a float. Raises TypeError."""
     if isinstance(value, float):
         return float(value)
     raise TypeError(f"{type(value).__name__} does not travel: {value!r:.100}")
@@ -78,7 +78,10 @@ class WireMessage(
     omit_defaults=True,
     kw_only=True,
 ):
-    """Base of the typed messages. `ARRAYS` has numpy's type and the dimensions of each array; optional ones are in `OPTIONAL`."""
+    """Base of the typed messages.
+
+    `ARRAYS` has numpy's type and the dimensions of each array; optional ones are in `OPTIONAL`.
+    """
 
     ARRAYS: ClassVar[Mapping[str, tuple[str, int]]] = {}
     OPTIONAL: ClassVar[frozenset[str]] = frozenset()
@@ -97,7 +100,10 @@ class WireMessage(
 
 
 class Message:
-    """Message as it travels, for a `MessageParser` or the next process: its header's line without newline, and its arrays."""
+    """Message as it travels: its header's line without newline, and its arrays.
+
+    A `MessageParser` decodes it; agents pass on those of tasks without decoding them.
+    """
 
     __slots__ = ("arrays", "kind", "line", "to")
 
@@ -129,7 +135,10 @@ M = TypeVar("M", bound=WireMessage)
 
 
 class MessageParser(Generic[M]):
-    """Decodes messages of these bases' types, which are inspected once: threads that do so at the same time would crash msgspec 0.22."""
+    """Decodes messages of these bases' types.
+
+    The types are inspected once: threads that do so at the same time would crash msgspec 0.22.
+    """
 
     def __init__(self, *bases: type[M]) -> None:
         kinds = tuple({kind: None for base in bases for kind in _leaves(base)})
@@ -215,7 +224,10 @@ def encoded(message: Message | WireMessage) -> list[bytes | bytearray | memoryvi
 
 
 def _parse_header(line: bytes) -> Header:
-    """Parse in a quarter of `json.loads`' time; fall back to it for NaN and halves of characters, which a type then refuses."""
+    """Parse in a quarter of `json.loads`' time; fall back to it for NaN and lone surrogates.
+
+    The message's type then refuses these.
+    """
     with suppress(msgspec.DecodeError, UnicodeDecodeError):
         return _HEADER.decode(line.decode())
     return msgspec.convert(json.loads(line), Header)
@@ -233,7 +245,10 @@ def header_of(line: bytes) -> Header:
 
 
 class Lent(NamedTuple):
-    """Descriptors of `Stream.lend`, owned by the borrower: `held` bytes are read ahead; call `begun` after the line `begins_after`."""
+    """Descriptors of `Stream.lend`, owned by the borrower.
+
+    `held` bytes are read ahead; call `begun` after the line `begins_after`.
+    """
 
     reading: int
     writing: int
@@ -290,7 +305,10 @@ class Stream:
             self.writer.flush()
 
     def receive(self, room: ReusableBuffer | None = None) -> Message | None:
-        """Read a message (None at the end). Raises ProtocolError if invalid, ConnectionError where the stream ends within it."""
+        """Read a message; None at the end.
+
+        Raises ProtocolError if it is invalid, ConnectionError where the stream ends within it.
+        """
         if not self.begun and not self._skip_preface():
             return None
         line = self._reader.readline(MAX_HEADER_BYTES)
@@ -324,7 +342,10 @@ class Stream:
             data = data[count:]
 
     def cut(self) -> None:
-        """End a connection at once, also under blocked threads; pipes and closed connections ignore it."""
+        """End a connection immediately, also under blocked threads.
+
+        Pipes and closed connections ignore it.
+        """
         for connection in self._connections():
             with connection, suppress(OSError):  # the peer may be gone
                 connection.shutdown(socket.SHUT_RDWR)
@@ -352,7 +373,10 @@ class Stream:
         begin()
 
     def lend(self) -> Lent:
-        """Lend the connection to a non-blocking borrower, and stop using it here. Raises OSError or ValueError once closed."""
+        """Lend the connection to a non-blocking borrower, and stop using it here.
+
+        Raises OSError or ValueError once closed.
+        """
         reading = self._duplicate(self._reader)
         same = self._reader.fileno() == self.writer.fileno()
         writing = reading if same else self._duplicate(self.writer)

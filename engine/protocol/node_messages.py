@@ -1,4 +1,4 @@
-"""Messages between the driver and the nodes' agents; each type has its bounds, as a node may be broken or hostile."""
+"""Messages between the driver and the nodes' agents, with bounds, as a node may be hostile."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Arrival = Literal["requested", "command", "ending", "sample"] | int
 
 
 class FromNode(WireMessage):
-    """Message of an agent, which the driver accepts only when it `ARRIVES` as declared; undeclared ones are refused.
+    """Message of an agent, accepted only when it `ARRIVES` as declared; undeclared is refused.
 
     requested: once per request; command: about a leading task's command; ending: between the request to stop and `Stopped`; sample: as the
     interval allows; a number: unrequested, at most so often from a task, or from an agent if it has no `task`.
@@ -199,7 +199,7 @@ class Sampled(FromNode):
 
 
 class States(FromNode):
-    """The kernel's state letter of each task, or ``gone`` if it has ended and its death was not reported yet."""
+    """The kernel's state letter of each task; ``gone``: ended, with its death not reported yet."""
 
     ARRIVES: ClassVar = "requested"
 
@@ -328,7 +328,7 @@ def _sendable(text: str) -> str:
 
 
 def _code(number: object) -> int | None:
-    """Return an error number; None for others, such as the text in ``OSError("could not load", path)``."""
+    """Return an error number; None for others, as in ``OSError("could not load", path)``."""
     return number if type(number) is int and -(2**31) <= number < 2**31 else None
 
 
@@ -336,9 +336,10 @@ def _code(number: object) -> int | None:
 
 
 class Prepare(ToNode, forbid_unknown_fields=False):  # an agent of another release answers with its protocol
-    """First message: prestart the workers of `job`, of which `workers_before` are on lower nodes of the same machine.
+    """First message: prestart the workers of `job`.
 
-    The other fields are for agents, which do not read the job; a standby process gets none of them.
+    `workers_before` of them are on lower nodes of the same machine. The other fields are for agents, which do not read the job; a standby
+    process gets none of them.
     """
 
     job: Json
@@ -367,7 +368,10 @@ class PlacedTask(_Fields):
 
 
 class Open(ToTask):
-    """The agent's first message to a task, or the second to a standby process, which moves its output from `early_log` to `log`."""
+    """The agent's first message to a task, or the second to a standby process.
+
+    A standby process moves its output from `early_log` to `log`.
+    """
 
     job: Json
     start_deadline: float
@@ -380,7 +384,10 @@ class Open(ToTask):
 
 
 class StartRequest(ToNode):
-    """Tasks to start; without `log_folder` their logs are sent, without `sample_interval_seconds` no samples."""
+    """Tasks to start.
+
+    Without `log_folder` their logs are sent, without `sample_interval_seconds` no samples.
+    """
 
     job: Json
     log_folder: bytes | None

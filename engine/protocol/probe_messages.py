@@ -1,4 +1,4 @@
-"""Questions of the driver to the probes of hosts, and their answers, which have bounds, as a host may be broken or hostile."""
+"""Questions to the probes of hosts, and answers, with bounds, as a host may be hostile."""
 
 from __future__ import annotations
 

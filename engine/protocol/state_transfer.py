@@ -125,7 +125,7 @@ class StateEnd(TaskReport):
 
 
 class StateAnswer(ToTask):
-    """Answer to `StateBegin`: the driver reads the task's memory, or wants chunks; or to a chunk."""
+    """Answer to `StateBegin`, whether the driver reads memory or wants chunks, or to a chunk."""
 
     answer: Literal["taken", "send", "ack"]
 
@@ -145,7 +145,10 @@ class LoadPart(ToTask):
 
 
 def state_to_arrays(state: State) -> dict[str, NDArray[Any]]:
-    """Return arrays by key: ``parameters/NAME``, ``buffers/NAME``, ``slots/SLOT/NAME``, in this order; no copies."""
+    """Return arrays by key, without copies.
+
+    The keys are ``parameters/NAME``, ``buffers/NAME``, ``slots/SLOT/NAME``, in this order.
+    """
     arrays: dict[str, NDArray[Any]] = {f"parameters/{name}": value for name, value in state.parameters.items()}
     arrays.update({f"buffers/{name}": value for name, value in state.buffers.items()})
     for slot, values in state.slots.items():
@@ -154,7 +157,7 @@ def state_to_arrays(state: State) -> dict[str, NDArray[Any]]:
 
 
 def state_from_arrays(arrays: Mapping[str, NDArray[Any]], updates: int, scalars: Mapping[str, float] | None = None) -> State:
-    """Return the state of arrays by key. Raises ValueError for other keys than `state_to_arrays` has."""
+    """Return the state of arrays with `state_to_arrays`' keys. Raises ValueError for others."""
     parameters: dict[str, NDArray[Any]] = {}
     buffers: dict[str, NDArray[Any]] = {}
     slots: dict[str, dict[str, NDArray[Any]]] = {}

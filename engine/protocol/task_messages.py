@@ -1,4 +1,4 @@
-"""Messages between the driver and its tasks; those of tasks have bounds, as the node that passes them on may be hostile."""
+"""Messages between the driver and its tasks, with bounds, as a node may be hostile."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NonFinite = Literal["nan", "inf", "-inf"]  # after divergence, which ``--on-nan`
 
 
 class Ready(TaskReport):
-    """The task is warm, with this number format and device (``cpu``, ``gpu``), if the backend says so."""
+    """The task is warm, with this number format and device (``cpu``, ``gpu``), None if unknown."""
 
     ARRIVES: ClassVar = "requested"
 
@@ -145,7 +145,10 @@ class Predicted(TaskReport):
 
 
 class Decoded(TaskReport):
-    """A task's translation sums of an order, and the sentences without finite log-probabilities; a heartbeat if not `complete`."""
+    """A task's translation sums of an order; a heartbeat if not `complete`.
+
+    `without_numbers` counts the sentences without finite log-probabilities.
+    """
 
     ARRIVES: ClassVar = "command"
 
@@ -162,7 +165,7 @@ class Decoded(TaskReport):
 
 
 class Translated(TaskReport):
-    """Each sentence's hypotheses, best first (`models.decoding.search`), the answer to command `order`."""
+    """Each sentence's hypotheses, best first, the answer to command `order`."""
 
     ARRIVES: ClassVar = "command"
     ARRAYS: ClassVar = {

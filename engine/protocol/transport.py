@@ -52,7 +52,7 @@ class WrongSecretError(HandshakeError):
 
 
 def read_secret(secret_file: Path | None) -> bytes:
-    """Return the secret from a file or ``TRAINER_SECRET``. Raises UsageError if missing or short."""
+    """Return the secret from a file or ``TRAINER_SECRET``. Raises UsageError."""
     if secret_file is not None:
         from ...core.bounded_json import UnreadableError, hand_written, open_regular
 
@@ -83,7 +83,10 @@ def read_secret(secret_file: Path | None) -> bytes:
 def start_over_stdio(
     popen: Callable[..., subprocess.Popen[bytes]], command: Sequence[str], begins_after: bytes | None = None
 ) -> tuple[subprocess.Popen[bytes], Stream]:
-    """Start a child in a new session with a stream; its output is a socket, much faster than a pipe for states."""
+    """Start a child in a new session with a stream.
+
+    Its output is a socket, much faster than a pipe for states.
+    """
     ours, theirs = socket.socketpair()
     with ours, theirs:
         process = popen(command, stdin=subprocess.PIPE, stdout=theirs, start_new_session=True, cwd=there_to_work_in())
@@ -104,7 +107,10 @@ def accept(exchange: Exchange, secret: bytes) -> Stream:
 
 
 def connect(address: tuple[str, int], secret: bytes, timeout_seconds: float = PROOF_SECONDS) -> Stream:
-    """Return the stream after a handshake within `timeout_seconds`. Raises OSError, HandshakeError, WrongSecretError."""
+    """Return the stream after a handshake within `timeout_seconds`.
+
+    Raises OSError, HandshakeError, WrongSecretError.
+    """
     deadline = time.monotonic() + timeout_seconds
     connection = socket.create_connection(address, timeout=timeout_seconds)
     return _handshake(Exchange(connection, deadline), secret, ours=b"agent", theirs=b"driver")
@@ -232,7 +238,10 @@ class Incoming:
 
 
 class Outgoing:
-    """Messages to a slow peer, buffered. Thread-safe; owns its descriptor; drops messages once `failed`."""
+    """Buffered messages to a slow peer, thread-safe.
+
+    Owns its descriptor; drops messages once `failed`.
+    """
 
     def __init__(self, lent: Lent) -> None:
         self.failed = False

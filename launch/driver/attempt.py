@@ -243,7 +243,10 @@ class Attempt:
         return next(task.index for task in self.training.placed if task.name == name)
 
     def with_task_states(self, error: TrainerError) -> TrainerError:
-        """Return the error of training; for a stall with the tasks' states, after their stacks were recorded."""
+        """Return the error of training, for a stall with the tasks' states.
+
+        Their stacks are recorded first.
+        """
         if not isinstance(error, StalledRunError) and not (isinstance(error, TaskDiedError) and error.stalled):
             return error
         standing = self.tasks.standing()
@@ -281,7 +284,10 @@ class Attempt:
         return True
 
     def interrupt_once_training(self) -> bool:
-        """Stop as `interrupt` once training has continued after a failure; return False if it cannot. Safe in a signal handler."""
+        """Stop as `interrupt` once training continues after a failure; return False if it cannot.
+
+        Safe in a signal handler.
+        """
         self._interrupt_due = self.loop.only_translates or self.loop.checkpoints.saves_on_interrupt
         return self._interrupt_due
 

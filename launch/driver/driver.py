@@ -366,7 +366,10 @@ class Driver:
         return RunPhase.RESUMING if attempt.began else RunPhase.STARTING
 
     def _restart_task(self, attempt: Attempt, error: TrainerError) -> Decision | None:
-        """Return the policy's decision on a task that can restart alone, which restarts if so decided; else None."""
+        """Return the policy's decision on a task that can restart alone; else None.
+
+        After `RestartTask` it restarts.
+        """
         failure = failure_of(error, attempt.totals.updates_reported, rejoins=True)
         if failure is None or self._nodes.violation is not None or not attempt.can_restart_task(error):
             return None
@@ -376,7 +379,7 @@ class Driver:
         return decision
 
     def _with_resume_hint(self, error: RunFailedError | InterruptedRunError) -> RunFailedError | InterruptedRunError:
-        """Return the error that ends a run after a failed attempt, with what the run can resume from."""
+        """Add to the error after a failed attempt what the run can resume from."""
         if isinstance(error, InterruptedRunError) and not (error is self._failure and self._attempts[-1].began):
             error = with_newest_checkpoint(error, self.job, self.path)
         if not isinstance(error, ResumableRunError) and self._newest_trained is not None:

@@ -49,7 +49,10 @@ class TaskDiedError(_LossError):
 
 
 class SilentTaskError(StalledRunError):
-    """A task has finished nothing for too long while others have: training continues, with or without its restart."""
+    """A task has finished nothing for too long while others have.
+
+    Training continues, with or without its restart.
+    """
 
 
 class NodeLostError(_LossError):
@@ -176,7 +179,7 @@ class Failures:
         task.state, task.phase, task.warming_since, task.lost_at = TaskState.READY, None, math.inf, None
 
     def replace(self, name: str, cause: str, after_seconds: float, start_seconds: float) -> None:
-        """Note that a lost task restarts alone after a pause: its end, known or pending, is no failure."""
+        """Note that a lost task restarts alone after a pause, so that its end is no failure."""
         task, now = self.tasks[name], time.monotonic()
         task.expected_deaths += 1
         if any(self._unexpected_of(name)):

@@ -162,7 +162,7 @@ def with_newest_checkpoint(error: InterruptedRunError, job: Job, run: Path) -> I
 
 
 def with_task_states(error: StalledRunError | TaskDiedError, standing: ClusterState) -> RunFailedError:
-    """Return the error with the cluster's state; that of a stall also with the task or agent to blame."""
+    """Return the error with the cluster's state, for a stall also with its task or agent."""
     stopped = [task for task, state in standing.states.items() if state in "Tt"]
     add_to_first_line(error, _task_states(standing, stopped))
     if isinstance(error, StalledRunError):

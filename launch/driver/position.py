@@ -1,4 +1,4 @@
-"""Where a run stands: the checkpoint from which it trains, its segments, and the documents that a resume replaces."""
+"""Position of a run: its checkpoint, its segments, and the documents that a resume replaces."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Origin:
     def at(
         cls, run: Path, checkpoint: Checkpoint, damaged: Sequence[DamagedCheckpointError], state: State, cursor: DataCursor | None = None
     ) -> Origin:
-        """Return the start at a checkpoint of a run, by default at its `cursor`, after the evaluations on test examples until then.
+        """Return the start at a checkpoint of a run, by default at the checkpoint's cursor.
 
-        A target that one of them reached does not stop training again.
+        It has the evaluations on test examples until then. A target that one of them reached does not stop training again.
         """
         meta = checkpoint.meta
         evaluations = (record for record in RunReader(run).evals() if record.split == "test")
@@ -101,10 +101,10 @@ class Resumption:
 
 
 class RunPosition:
-    """Where a run stands: its `segments`, one per start, resume and change of nodes, and the `origin` of its present attempt.
+    """Position of a run: its `segments` and the `origin` of its present attempt.
 
-    `first` is the origin of this process's first attempt. A resumed run writes its documents at `commit`, so a failed start changes
-    nothing.
+    There is a segment per start, resume and change of nodes. `first` is the origin of this process's first attempt. A resumed run writes
+    its documents at `commit`, so a failed start changes nothing.
     """
 
     def __init__(self, nodes: int, command: Sequence[str], resumption: Resumption | None = None) -> None:
@@ -134,7 +134,10 @@ class RunPosition:
         return {"run_seconds": run_seconds, **spent}
 
     def begin_segment(self, places: Sequence[int], run_seconds: float) -> bool:
-        """Begin a segment at this time of the run clock if the nodes differ, or training goes back before their last change."""
+        """Begin a segment if the nodes differ or training goes back before their last change.
+
+        `run_seconds` is the run clock. Returns whether a segment began.
+        """
         if tuple(places) == self._places and self.origin.start.cursor.step >= self._segment_step:
             return False
         self.segments.append({**self._segment(run_seconds), "changed": {"nodes": [len(self._places), len(places)]}})

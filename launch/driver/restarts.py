@@ -1,4 +1,4 @@
-"""Carrying out the restart policy's decisions: the failure, the nodes of the next attempt, and what it trains on them."""
+"""Execution of the restart policy's decisions, and preparation of the next attempt."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REPLACEMENT_SECONDS = 15.0  # wait for replacements if the run may resume with f
 
 
 class Restarts:
-    """Asks the policy, and prepares the attempts that follow. `training` is for all nodes of the run."""
+    """Asks the policy and prepares the next attempts; `training` is for all nodes of the run."""
 
     def __init__(self, policy: RestartPolicy, training: TrainingJob, nodes: Nodes, recording: Recording) -> None:
         self._policy = policy
@@ -53,7 +53,10 @@ class Restarts:
         return Stop()
 
     def restart(self, decision: Restart | Resize, failure: Failure, attempt: Attempt, error: TrainerError) -> TrainingJob:
-        """End a failed attempt; return what the next one trains. Raises the `error`, or that of too few nodes."""
+        """End a failed attempt; return what the next one trains.
+
+        Raises the `error`, or that of too few nodes.
+        """
         seconds = attempt.seconds
         self._report(failure, attempt)
         attempt.end(politely=False)
@@ -69,7 +72,7 @@ class Restarts:
         return training
 
     def resize(self, attempt: Attempt) -> TrainingJob:
-        """End an attempt that stopped for returned nodes; return what the next one trains on all that answer."""
+        """End an attempt that stopped for returned nodes; return the training on all nodes."""
         attempt.end(politely=True)
         infer_isolation(self._nodes.channels, self._nodes.hosts)
         answering = sorted(self._nodes.answering)

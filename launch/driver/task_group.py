@@ -282,7 +282,10 @@ class TaskGroup:
             self._send_to(task, Compile(self.compile_choice.compiled))
 
     def can_replace(self, task: str | None) -> bool:
-        """Return whether a failed task can restart alone: its node answers, another trains, and no other has failed."""
+        """Return whether a failed task can restart alone.
+
+        Its node has to answer, another task to train, and no other to have failed.
+        """
         failures = self._failures
         if task not in self._rejoins or failures.tasks[task].state is TaskState.OVERDUE or not failures.only_of(self._rejoins):
             return False
@@ -299,7 +302,10 @@ class TaskGroup:
             yield self._failures.restarted.popleft()
 
     def on_silent(self, worker: int) -> None:
-        """Request the stacks of a worker that is silent while others are not, and raise that later if it can restart."""
+        """Request the stacks of a worker that is silent while others are not.
+
+        `receive` raises that later if the worker can restart.
+        """
         task = f"worker-{worker}"
         self.inquiries.ask(self.node_of[task], [task], awaited=False)
         self._stalled.append(SilentTaskError(f"stalled: {task} has finished no step for --stall-timeout, while others have", task))

@@ -179,9 +179,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *NOTICES)  # SIGHUP com
 
 
 class HeardSignals:
-    """Passes the signals that end a command to `heard`; an ignored SIGHUP stays ignored (nohup). Main thread only.
+    """Passes the signals that end a command to `heard`. Main thread only.
 
-    Once `interrupted`, signals after the block are ignored, so that the exit code stays.
+    An ignored SIGHUP stays ignored (nohup). Once `interrupted`, signals after the block are ignored, so that the exit code stays.
     """
 
     interrupted = False

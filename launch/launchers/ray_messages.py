@@ -1,4 +1,4 @@
-"""Messages between the driver and the client of a Ray cluster (`ray_client.py`), a child of the driver."""
+"""Messages between the driver and its child, the client of a Ray cluster (`ray_client.py`)."""
 
 from __future__ import annotations
 

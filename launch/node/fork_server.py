@@ -1,11 +1,8 @@
-"""A process that imports the framework once, and forks every task of this machine's nodes.
+"""Process that imports the framework once, and forks every task of this machine's nodes.
 
-The import takes seconds of a core and hundreds of megabytes, which forked tasks share until they write.
-
-Started by the local launcher as ``python -m crosstrain.launch.node.fork_server``. Its first socket carries the job, then a connection per
-agent, with the namespaces and CPU groups of its tasks, or per other launcher, with its variables and working directory
-(`conformance/fork_server_pool.py`). Agents request forks and kills, and get starts and ends, as only a parent can wait for a process. The
-server ends with the launcher, its tasks with the server (parent-death signal) or with their agent's connection.
+Started as ``python -m crosstrain.launch.node.fork_server``. Its first socket carries the job, then a connection per agent, with the
+namespaces and CPU groups of its tasks, or per launcher, with its variables and directory (`conformance/fork_server_pool.py`). Agents
+request forks and kills, and get starts and ends. The server ends with the launcher, its tasks with it or their agent's connection.
 """
 
 from __future__ import annotations

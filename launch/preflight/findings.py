@@ -277,7 +277,7 @@ def _machine_findings(report: HostReport, machines: Mapping[str, int], workers: 
 
 
 def gpu_findings(reports: Sequence[HostReport], device: str | None, workers: Sequence[int]) -> list[list[Finding]]:
-    """Return the findings about the GPUs of hosts that answer, by host; none if GPUs are irrelevant.
+    """Return the findings about the GPUs of hosts that answer; none if GPUs are irrelevant.
 
     `device` is the run's (``auto``, ``cpu``, ``gpu``), None without a run, and `workers` the number on each host.
     """

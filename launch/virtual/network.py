@@ -219,7 +219,7 @@ def _wait_or_kill(holder: subprocess.Popen[bytes]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Possibility:
-    """What this machine does not allow of virtual nodes; without namespaces, limits do not work either."""
+    """Missing capabilities of this machine; without namespaces, limits do not work either."""
 
     rootless: bool
     lacks: Mapping[VirtualNodeCapability, MissingCapabilityError]
