@@ -23,7 +23,7 @@ from .driver.nodes import Nodes
 from .driver.task_group import TaskGroup, load_state
 from .launchers.local import LocalLauncher
 from .launchers.machine_checks import EndingSignals
-from .preflight.findings import asked_device
+from .preflight.findings import requested_device
 
 CLOSE_GRACE_SECONDS = 10.0
 
@@ -85,7 +85,7 @@ class StandaloneTask:
         tasks = self._tasks = TaskGroup(nodes, placed)
         cluster = make_cluster(placed, channels, tasks.reserve_ports({0: len(placed)}, deadline - time.monotonic()))
         threads = threads_per_task(self._job, self._model, channels, hosts, placed)
-        gpus = assign_gpus(asked_device(self._job), placed, [0], hosts, nodes.name, strict=False)
+        gpus = assign_gpus(requested_device(self._job), placed, [0], hosts, nodes.name, strict=False)
         request = Start(
             job=json.dumps(self._job.model_dump(mode="json")),
             log_folder=None,  # with the agent's temporary files; an error has the end of the log
@@ -130,7 +130,7 @@ class StandaloneTask:
 
     def _end(self, code: int) -> None:
         if self._tasks is not None:
-            self._tasks.end_tasks(CLOSE_GRACE_SECONDS, politely=code == 0)
+            self._tasks.end_tasks(CLOSE_GRACE_SECONDS, graceful=code == 0)
         if self._nodes is not None:
             self._nodes.finish(code)
         self._launcher.close()

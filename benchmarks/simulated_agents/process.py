@@ -45,9 +45,9 @@ class Connection:
         job, _ = apply_membership(resolved.job, resolved.sources, place)
         request = JoinRequest(node, 0, job_request(job), PROTOCOL)
         self._stream, _ = welcomed(request, place, read_secret(None), job.start_timeout)  # kept: it owns the connection
-        stream = self._stream.lend()
-        self.incoming, self.outgoing = Incoming(stream), Outgoing(stream)
-        self.agent = SimulatedAgent(node, self.outgoing.tell, timers, pattern)
+        detached = self._stream.detach()
+        self.incoming, self.outgoing = Incoming(detached), Outgoing(detached)
+        self.agent = SimulatedAgent(node, self.outgoing.send, timers, pattern)
 
     def serve(self, events: int) -> bool:
         """Receive and send pending messages; return whether the run continues for this agent."""

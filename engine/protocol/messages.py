@@ -122,7 +122,7 @@ class Message:
             return None
 
     @classmethod
-    def of(cls, message: WireMessage) -> Message:
+    def from_typed(cls, message: WireMessage) -> Message:
         """Return a typed message without its arrays, to send it on."""
         return cls(message.kind, _ENCODER.encode(message))
 
@@ -223,7 +223,7 @@ def encoded(message: Message | WireMessage) -> list[bytes | bytearray | memoryvi
     return [line + b"\n", *(array.data for array in arrays.values() if len(array.data))]
 
 
-def _parse_header(line: bytes) -> Header:
+def _decode_header(line: bytes) -> Header:
     """Parse in a quarter of `json.loads`' time; fall back to it for NaN and lone surrogates.
 
     The message's type then refuses these.
@@ -233,10 +233,10 @@ def _parse_header(line: bytes) -> Header:
     return msgspec.convert(json.loads(line), Header)
 
 
-def header_of(line: bytes) -> Header:
+def parse_header(line: bytes) -> Header:
     """Return the header in a message's first line. Raises ProtocolError."""
     try:
-        header = _parse_header(line)
+        header = _decode_header(line)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ProtocolError(f"not a message: {line[:80]!r}") from error
     if header.array_bytes > MAX_ARRAY_BYTES:
@@ -244,8 +244,8 @@ def header_of(line: bytes) -> Header:
     return header
 
 
-class Lent(NamedTuple):
-    """Descriptors of `Stream.lend`, owned by the borrower.
+class DetachedStream(NamedTuple):
+    """Descriptors of a stream for non-blocking use, owned by their holder.
 
     `held` bytes are read ahead; call `begun` after the line `begins_after`.
     """
@@ -263,7 +263,7 @@ class ReusableBuffer:
     def __init__(self) -> None:
         self._memory = bytearray()
 
-    def of(self, size: int) -> memoryview:
+    def take(self, size: int) -> memoryview:
         """Return `size` bytes, overwritten by the next call."""
         if len(self._memory) < size:
             self._memory = bytearray(size)
@@ -317,8 +317,8 @@ class Stream:
             if len(line) == MAX_HEADER_BYTES:
                 raise ProtocolError("a header that is too long")
             return None
-        header = header_of(line)
-        memory = (room or ReusableBuffer()).of(header.array_bytes)
+        header = parse_header(line)
+        memory = (room or ReusableBuffer()).take(header.array_bytes)
         self._fill(memory)
         return header.message(line, memory)
 
@@ -372,8 +372,8 @@ class Stream:
         """Call `begin` once the stream is connected or has failed."""
         begin()
 
-    def lend(self) -> Lent:
-        """Lend the connection to a non-blocking borrower, and stop using it here.
+    def detach(self) -> DetachedStream:
+        """Hand over the connection for non-blocking use, and stop using it here.
 
         Raises OSError or ValueError once closed.
         """
@@ -383,7 +383,7 @@ class Stream:
         for descriptor in (reading, writing):
             os.set_blocking(descriptor, False)
         waiting = self._reader.peek()  # includes later arrivals, as nothing blocks now
-        return Lent(reading, writing, self._reader.read1(len(waiting)) if waiting else b"", self._begins_after, self._begin)
+        return DetachedStream(reading, writing, self._reader.read1(len(waiting)) if waiting else b"", self._begins_after, self._begin)
 
     def _begin(self) -> None:
         self._begins_after = None

@@ -47,9 +47,9 @@ class PeerMemory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mark: Name
 
     @classmethod
-    def own(cls) -> Self:
+    def of_this_process(cls) -> Self:
         """Return this process's memory."""
-        mark = _own_mark()
+        mark = _process_mark()
         return cls(os.getpid(), ctypes.addressof(mark), bytes(mark).hex())
 
     def readable(self, addresses: Iterable[int]) -> bool:
@@ -79,7 +79,7 @@ class PeerMemory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @cache
-def _own_mark() -> ctypes.Array[ctypes.c_char]:
+def _process_mark() -> ctypes.Array[ctypes.c_char]:
     return ctypes.create_string_buffer(secrets.token_bytes(MARK_BYTES), MARK_BYTES)
 
 
@@ -210,7 +210,9 @@ class StateSender:
         try:
             arrays = {key: np.ascontiguousarray(array) for key, array in state_to_arrays(state).items()}
             addresses = [array.ctypes.data for array in arrays.values()]
-            self._stream.send(StateBegin(sequence=sequence, **_header(state, arrays), memory=PeerMemory.own(), addresses=addresses))
+            self._stream.send(
+                StateBegin(sequence=sequence, **_header(state, arrays), memory=PeerMemory.of_this_process(), addresses=addresses)
+            )
             answer = self._awaited_answer()
             if answer == "send":
                 for chunk in _chunks(arrays.values()):

@@ -26,14 +26,14 @@ from .messages import (
     HEADER_WEIGHT,
     MAX_HEADER_BYTES,
     MAX_PREFACE_BYTES,
+    DetachedStream,
     Header,
-    Lent,
     Message,
     ProtocolError,
     Stream,
     WireMessage,
     encoded,
-    header_of,
+    parse_header,
 )
 
 CHALLENGE_BYTES = 32
@@ -149,13 +149,13 @@ _END = ord("\n")
 class Incoming:
     """Messages of one peer from a non-blocking descriptor, which it owns, for one thread."""
 
-    def __init__(self, lent: Lent) -> None:
-        self.arrived_bytes = len(lent.held)
+    def __init__(self, detached: DetachedStream) -> None:
+        self.arrived_bytes = len(detached.held)
         self.ended = False
-        self.descriptor = lent.reading
-        self._lent = lent
-        self._begins_after = lent.begins_after
-        self._text = bytearray(lent.held)
+        self.descriptor = detached.reading
+        self._detached = detached
+        self._begins_after = detached.begins_after
+        self._text = bytearray(detached.held)
         self._searched = 0
         self._header: Header | None = None
         self._header_line = b""
@@ -217,7 +217,7 @@ class Incoming:
             raise ProtocolError("a header that is too long")
         if line is None:
             return False
-        self._header, self._header_line = header_of(line), line
+        self._header, self._header_line = parse_header(line), line
         self._memory = self._room = memoryview(bytearray(self._header.array_bytes))
         return True
 
@@ -228,7 +228,7 @@ class Incoming:
             while (line := self._line()) is not None:
                 if line.rstrip(b"\r\n") == self._begins_after:
                     self._begins_after = None
-                    self._lent.begun()
+                    self._detached.begun()
                     return True
         else:
             del self._text[: self._text.rfind(_END) + 1]
@@ -243,14 +243,14 @@ class Outgoing:
     Owns its descriptor; drops messages once `failed`.
     """
 
-    def __init__(self, lent: Lent) -> None:
+    def __init__(self, detached: DetachedStream) -> None:
         self.failed = False
-        self.descriptor = lent.writing
-        self._shared = lent.reading == lent.writing
+        self.descriptor = detached.writing
+        self._shared = detached.reading == detached.writing
         self._pieces: deque[memoryview] = deque()
         self._changed = threading.Condition()
 
-    def tell(self, message: Message | WireMessage) -> bool:
+    def send(self, message: Message | WireMessage) -> bool:
         """Send a message; return whether part of it waits for `flush`."""
         pieces = [memoryview(piece).cast("B") for piece in encoded(message)]
         with self._changed:

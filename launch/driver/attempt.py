@@ -21,7 +21,7 @@ from ...engine.protocol.node_messages import Start
 from ...engine.protocol.state_transfer import StateAnswer
 from ..launchers.base import NodeChannel
 from ..node.stacks import STACKS, TaskStack, describe_places
-from ..preflight.findings import asked_device
+from ..preflight.findings import requested_device
 from .checkpoint_saver import CheckpointSaver
 from .cluster_setup import (
     GpuAssignment,
@@ -38,8 +38,8 @@ from .first_failure import TaskDiedError
 from .nodes import Nodes
 from .outcome import with_task_states
 from .position import Origin
-from .recorder import Recording
-from .restart_policy import Failure, cause_of
+from .recorder import RunRecorder
+from .restart_policy import Failure, first_line_of
 from .task_group import TaskGroup, load_state
 from .training_job import TrainingJob
 
@@ -57,7 +57,7 @@ class Attempt:
         self,
         training: TrainingJob,
         nodes: Nodes,
-        recording: Recording,
+        recording: RunRecorder,
         origin: Origin,
         spent: Callable[[Attempt], Mapping[str, Any]],  # returns the run's seconds, for checkpoints
         notify: Callable[[str, str], None],  # gets the cause and the task of a restart alone when it is ready
@@ -65,7 +65,7 @@ class Attempt:
     ) -> None:
         self.origin = origin
         self.training = training
-        self.there = frozenset(nodes.answering)  # when the attempt was made
+        self.initial_nodes = frozenset(nodes.answering)  # when the attempt was made
         self.tasks = TaskGroup(nodes, training.placed, training.survives, training.places, training.rejoins)
         self.began = False
         self.precision_used: str = training.job.precision
@@ -97,7 +97,7 @@ class Attempt:
             start=origin.start,
             on_silent=self.tasks.on_silent,
         )
-        self.tasks.inquiries.on_answer = self._tell_places
+        self.tasks.stack_requests.on_answer = self._report_places
 
     @property
     def totals(self) -> TrainingTotals:
@@ -114,7 +114,7 @@ class Attempt:
             )
         else:
             busy = ((training.node_of_worker[worker], seconds) for worker, seconds in totals.seconds_by_worker.items())
-        longest: list[float | None] = [None] * training.asked.nodes
+        longest: list[float | None] = [None] * training.requested.nodes
         for node, seconds in busy:
             longest[node] = max(longest[node] or 0.0, seconds)
         return self.origin.with_node_seconds_before(longest)
@@ -127,8 +127,8 @@ class Attempt:
     def form_cluster(self, hosts: Hosts, deadline: float) -> None:
         """Assign addresses and GPUs to the tasks. Raises UsageError if that is not possible."""
         channels, training = self._nodes.channels, self.training
-        self._gpus = assign_gpus(asked_device(training.job), training.placed, training.places, hosts, self._nodes.name)
-        self._tell_of_gpus(self._gpus.notice)
+        self._gpus = assign_gpus(requested_device(training.job), training.placed, training.places, hosts, self._nodes.name)
+        self._report_gpus(self._gpus.notice)
         counts = dict.fromkeys(training.places, 0) | Counter(task.node for task in training.placed)
         cluster = make_cluster(training.placed, channels, self.tasks.reserve_ports(counts, deadline - time.monotonic()))
         threads = threads_per_task(training.job, training.model, channels, hosts, training.placed)
@@ -169,10 +169,10 @@ class Attempt:
         self.precision_used = ", ".join(precisions) or self.training.job.precision
         devices = {name: worker.device_used for name, worker in workers.items()}
         self.device_used, notice = check_devices(devices, self._gpus, self.training.gpu_advice)
-        self._tell_of_gpus(notice)
-        self._keep_choice()
+        self._report_gpus(notice)
+        self._record_choice()
 
-    def _keep_choice(self) -> None:
+    def _record_choice(self) -> None:
         choice = self.tasks.compile_choice
         if choice is None:
             self.compiled = bool(self.compiled)
@@ -182,7 +182,7 @@ class Attempt:
         self._recording.event("compile_chosen", compiled=choice.compiled, **timings)
         self._described = json.dumps(self._job_of_tasks)
 
-    def _tell_of_gpus(self, notice: str | None) -> None:
+    def _report_gpus(self, notice: str | None) -> None:
         if notice is not None:
             self._recording.event("gpus_not_used", why=notice)
             self._recording.progress.message(notice)
@@ -249,11 +249,11 @@ class Attempt:
         """
         if not isinstance(error, StalledRunError) and not (isinstance(error, TaskDiedError) and error.stalled):
             return error
-        standing = self.tasks.standing()
-        self._recording.stacks(cause_of(error), standing.stacks)
-        return with_task_states(error, standing)
+        cluster_state = self.tasks.inspect_tasks()
+        self._recording.stacks(first_line_of(error), cluster_state.stacks)
+        return with_task_states(error, cluster_state)
 
-    def _tell_places(self, stacks: Mapping[str, TaskStack]) -> None:
+    def _report_places(self, stacks: Mapping[str, TaskStack]) -> None:
         self._recording.stacks("no step was finished for too long", stacks)
         self._recording.progress.message(f"{describe_places(stacks) or 'where that worker stands is not known'}; {STACKS} has all of it")
 
@@ -291,15 +291,15 @@ class Attempt:
         self._interrupt_due = self.loop.only_translates or self.loop.checkpoints.saves_on_interrupt
         return self._interrupt_due
 
-    def end(self, *, politely: bool) -> None:
-        """End every task in bounded time; idempotent. `politely`: the cluster is intact."""
+    def stop(self, *, graceful: bool) -> None:
+        """End every task in bounded time; idempotent. `graceful`: the cluster is intact."""
         if self._ended:
             return
         self._ended = True
         try:
             self.saver.abandon()
         finally:
-            self.tasks.end_tasks(CLOSE_GRACE_SECONDS, politely=politely)
+            self.tasks.end_tasks(CLOSE_GRACE_SECONDS, graceful=graceful)
         for death in self.tasks.deaths:
             known = ("task", "pid", "code", "signal", "cpu_seconds", "max_rss_bytes")
             self._recording.event("task_ended", **{key: getattr(death, key) for key in known})

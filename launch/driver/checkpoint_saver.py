@@ -20,7 +20,7 @@ from ...engine.loop_interfaces import PendingCheckpoint
 from ...engine.protocol.messages import ImpossibleAnswerError
 from ...engine.protocol.state_transfer import WINDOW, PeerMemory, StateBegin, StatePart
 from ...metrics import LOSS
-from .recorder import Recording
+from .recorder import RunRecorder
 from .training_job import TrainingJob
 
 READ_CHUNK_BYTES = 2**19  # stays in the processor's cache until it is hashed and written
@@ -73,7 +73,7 @@ class CheckpointSaver:
     def __init__(
         self,
         training: TrainingJob,
-        recording: Recording,
+        recording: RunRecorder,
         answer: Callable[[Literal["taken", "send", "ack"]], None],  # sends a `StateAnswer` to the task
         spent: Callable[[], Mapping[str, Any]],
         *,
@@ -165,7 +165,7 @@ class CheckpointSaver:
             arranged=save.cursor.arranged,
             run_seconds=max(0.0, save.run_seconds),
             seed=job.seed,
-            job=self._training.asked.recorded(),
+            job=self._training.requested.recorded(),
             model=described_model(self._training.model),
             data=self._training.data_description,
             scalars=dict(message.scalars),

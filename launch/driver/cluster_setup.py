@@ -16,7 +16,7 @@ from ...models.base import ModelSpec
 from ...monitor.gpu import VisibleGpu
 from ..launchers.base import NodeChannel
 from ..node.scratch import NO_GPU, node_identity
-from ..preflight.findings import MIXED, REMEDY, GpuPlan, NodeGpus, counted, gpus_of, plan_gpus
+from ..preflight.findings import MIXED, REMEDY, GpuPlan, NodeGpus, counted, plan_gpus, visible_gpus_in
 
 Hosts = Sequence[Mapping[str, Any]]
 
@@ -51,15 +51,15 @@ def threads_per_task(job: Job, spec: ModelSpec, channels: Sequence[NodeChannel],
     return threads
 
 
-def machine_of(host: Mapping[str, Any]) -> str:
+def machine_id(host: Mapping[str, Any]) -> str:
     """Return an identifier of a node's machine."""
     return str(host["identity"]["boot"])
 
 
-def node_beside_driver(places: Sequence[int], hosts: Hosts) -> int | None:
+def first_node_on_driver_machine(places: Sequence[int], hosts: Hosts) -> int | None:
     """Return the first of these nodes on the driver's machine, if any."""
     machine = node_identity()["boot"]
-    return next((node for node in places if machine_of(hosts[node]) == machine), None)
+    return next((node for node in places if machine_id(hosts[node]) == machine), None)
 
 
 def nodes_sharing_cores(channels: Sequence[NodeChannel], hosts: Hosts) -> int:
@@ -71,8 +71,8 @@ def _sharing(channels: Sequence[NodeChannel], hosts: Hosts) -> list[set[int]]:
     on_machine: dict[str, set[int]] = {}
     for channel in channels:
         if channel.cores is None:
-            on_machine.setdefault(machine_of(hosts[channel.node]), set()).add(channel.node)
-    return [{channel.node} if channel.cores is not None else on_machine[machine_of(hosts[channel.node])] for channel in channels]
+            on_machine.setdefault(machine_id(hosts[channel.node]), set()).add(channel.node)
+    return [{channel.node} if channel.cores is not None else on_machine[machine_id(hosts[channel.node])] for channel in channels]
 
 
 def make_cluster(placed: Sequence[TaskSpec], channels: Sequence[NodeChannel], reserved: Mapping[int, Sequence[int]]) -> Cluster:
@@ -146,7 +146,7 @@ def assign_gpus(
 ) -> GpuAssignment:
     """Assign a GPU to every worker. Raises UsageError, which lists the nodes by `name`."""
     workers = {place: [task for task in placed if task.role == "worker" and task.node == place] for place in places}
-    node_gpus = [NodeGpus(machine_of(hosts[place]), len(workers[place]), gpus_of(hosts[place])) for place in places]
+    node_gpus = [NodeGpus(machine_id(hosts[place]), len(workers[place]), visible_gpus_in(hosts[place])) for place in places]
     plan = plan_gpus(device, node_gpus)
     if plan.refused:
         if not strict:  # the framework of the one task reports it

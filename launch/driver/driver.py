@@ -34,15 +34,15 @@ from ...records.summary import DriverFacts
 from ..launchers.base import Launcher
 from ..launchers.machine_checks import EndingSignals
 from .attempt import Attempt
-from .cluster_setup import infer_isolation, machine_of, node_beside_driver
+from .cluster_setup import first_node_on_driver_machine, infer_isolation, machine_id
 from .first_failure import SilentTaskError
 from .nodes import Nodes, ReportHandlers
 from .notify import Notifier
-from .outcome import Ending, Outcome, add_to_first_line, finalize_records, leave_to_starter, resume_hint, with_newest_checkpoint
+from .outcome import Outcome, Shutdown, add_to_first_line, finalize_records, mark_resumable, resume_hint, with_newest_checkpoint
 from .position import Resumption, RunPosition
-from .recorder import Recording
-from .restart_policy import Decision, RestartPolicy, RestartTask, failure_of, policy_of
-from .restarts import Restarts
+from .recorder import RunRecorder
+from .restart_policy import Decision, RestartPolicy, RestartTask, failure_from_error, policy_for_job
+from .restarts import RestartCoordinator
 from .training_job import TrainingJob
 
 
@@ -87,20 +87,20 @@ class Driver:
         self._progress = progress
         self._command = job.recorded_command(invocation.command)
         self._resumption = resumption
-        self._policy = policy or policy_of(job)
+        self._policy = policy or policy_for_job(job)
         self._notices = notifier or Notifier({}, note)
         self._notices.begin(job.name, self._done)
         self._starts_again = starts_again
         self._position = RunPosition(job.nodes, self._command, resumption)
         self._phase = RunPhase.CONNECTING
-        self._ending = Ending()
+        self._shutdown = Shutdown()
         self._attempts: list[Attempt] = []
         self._interrupts: list[Callable[[], None]] = []
         self._signals = EndingSignals(self._end_in_good_order, self._end_at_once)
-        self._recording: Recording
+        self._recording: RunRecorder
         self._launcher: Launcher
         self._nodes: Nodes
-        self._restarts: Restarts
+        self._restart_coordinator: RestartCoordinator
         self._failure: TrainerError  # the newest, of an attempt
         self._may_continue = False  # its attempt, by the restart of one task
         self._training: TrainingJob  # on all nodes of the run
@@ -114,19 +114,19 @@ class Driver:
 
     def execute(self, launcher: Launcher) -> dict[str, Any]:
         """Run the job and return the summary, or raise the failure; notify the end in both cases."""
-        outcome = Outcome.of(None)
+        outcome = Outcome.from_failure(None)
         try:
             return self._executed(launcher)
         except BaseException as error:
-            outcome = Outcome.of(error)
+            outcome = Outcome.from_failure(error)
             raise
         finally:
             self._notices.ended(outcome.state, outcome.cause, outcome.task, outcome.exit_code)
 
     def _executed(self, launcher: Launcher) -> dict[str, Any]:
         self._launcher = launcher
-        self._training = self._next_training = TrainingJob.of(self.job)
-        self._recording = Recording(self.job, self._progress, self._resumption.path if self._resumption else None)
+        self._training = self._next_training = TrainingJob.from_job(self.job)
+        self._recording = RunRecorder(self.job, self._progress, self._resumption.path if self._resumption else None)
         self._notices.has_directory(self.path, self._recording.event)
         if self._resumption is not None:
             self._position.status_to_restore = RunReader(self._resumption.path).status()
@@ -176,22 +176,22 @@ class Driver:
         }
 
     def _supervised(self) -> dict[str, Any]:
-        ending = self._ending
-        ending.later(self._launcher.close)
-        ending.later(lambda: self._launcher.ended(ending.outcome.exit_code))
+        shutdown = self._shutdown
+        shutdown.defer(self._launcher.close)
+        shutdown.defer(lambda: self._launcher.ended(shutdown.outcome.exit_code))
         try:
             while self._phase is not RunPhase.ENDING:
                 self._phase = self._advance()
         except InterruptedRunError as error:
-            ending.blame(error if self._attempts else with_newest_checkpoint(error, self.job, self.path))
+            shutdown.set_failure(error if self._attempts else with_newest_checkpoint(error, self.job, self.path))
         except BaseException as error:  # noqa: BLE001 — recorded in the run directory, then raised again below
-            ending.blame(error)
+            shutdown.set_failure(error)
         self._phase = RunPhase.ENDING
         self._recording.ending()
-        ending.do(self._end_clock)
-        ending.run_steps()
-        finalize_records(self._recording, ending, self._summary, self._position.status_to_restore)
-        return self._result(ending.failure)
+        shutdown.run(self._end_clock)
+        shutdown.run_deferred()
+        finalize_records(self._recording, shutdown, self._summary, self._position.status_to_restore)
+        return self._result(shutdown.failure)
 
     def _result(self, ended_by: BaseException | None) -> dict[str, Any]:
         failure = RunFailedError(str(ended_by)) if isinstance(ended_by, DiskError) else ended_by
@@ -229,7 +229,7 @@ class Driver:
             raise
 
     def _connect(self) -> RunPhase:
-        recording, ending = self._recording, self._ending
+        recording, shutdown = self._recording, self._shutdown
         channels = self._launcher.start()
         self._deadline = time.monotonic() + self.job.start_timeout
         leaving = self._signals.ask if self._starts_again else None
@@ -241,19 +241,19 @@ class Driver:
             replace=self._launcher.replace,
             on_useless=self._progress.message,
         )
-        ending.later(lambda: nodes.finish(ending.outcome.exit_code))
+        shutdown.defer(lambda: nodes.finish(shutdown.outcome.exit_code))
         if self._starts_again:
-            ending.later(self._leave_to_starter)
-        ending.later(lambda: ending.blame(recording.refused))
-        ending.later(lambda: ending.blame(recording.violation or nodes.violation))
-        ending.later(lambda: self._end_attempts(politely=ending.failure is None))
+            shutdown.defer(self._leave_to_starter)
+        shutdown.defer(lambda: shutdown.set_failure(recording.refused))
+        shutdown.defer(lambda: shutdown.set_failure(recording.violation or nodes.violation))
+        shutdown.defer(lambda: self._end_attempts(graceful=shutdown.failure is None))
         self._interrupts.append(nodes.interrupt)
         if self._signals.interrupted:
             raise InterruptedRunError("interrupted by the user")
         hosts = nodes.greet(self._deadline - time.monotonic())
         infer_isolation(nodes.channels, hosts)
         self._position.write(partial(recording.writer.write_env, hosts, self._code.result()))
-        self._restarts = Restarts(self._policy, self._training, nodes, recording)
+        self._restart_coordinator = RestartCoordinator(self._policy, self._training, nodes, recording)
         return RunPhase.STARTING
 
     def _start(self) -> RunPhase:
@@ -266,13 +266,13 @@ class Driver:
         hosts = self._nodes.hosts
         attempt.form_cluster(hosts, self._deadline)
         self._write_job(attempt)
-        recording.expect(attempt.tasks.node_of, node_beside_driver(training.places, hosts))
+        recording.expect(attempt.tasks.node_of, first_node_on_driver_machine(training.places, hosts))
         attempt.start_tasks(self._deadline)
         recording.event("tasks_started", tasks=list(attempt.tasks.node_of))
         if self._resumption is None:
-            recording.add_followers(self._command)
+            recording.add_loggers(self._command)
         else:
-            recording.load_followers()
+            recording.load_loggers()
         attempt.await_ready(self._deadline)
         if self.job.compile == "auto":
             self._write_job(attempt)
@@ -318,7 +318,7 @@ class Driver:
         if restarts:
             lost = max(0.0, before - position.origin.run_seconds)
             recording.event("run_restarted", **position.origin.place, **nodes, seconds_lost=lost)
-            failure = Outcome.of(self._failure)
+            failure = Outcome.from_failure(self._failure)
             self._notices.restarted(failure.cause or "", failure.task)
         else:
             recording.event("run_started" if self._resumption is None else "run_resumed", **position.resumed, **nodes)
@@ -329,7 +329,7 @@ class Driver:
         origin.remove_later_checkpoints(self.path)  # first, so that records never end before the newest checkpoint
         recording.rewind(origin.start.cursor.step, run_seconds)
         self._position.commit()
-        recording.add_followers(self._command, run_seconds)
+        recording.add_loggers(self._command, run_seconds)
         if self.job.mllog:
             recording.add_mllog(self._training.data.info.sizes, run_seconds)
         for error in origin.damaged:
@@ -356,13 +356,13 @@ class Driver:
         self._may_continue = False
         if attempt.began:
             error = self._failure = attempt.with_task_states(error)
-        failure = failure_of(error, attempt.totals.updates_reported)
+        failure = failure_from_error(error, attempt.totals.updates_reported)
         if failure is None or self._nodes.violation is not None:  # no message of the node can be trusted
             raise error
-        restart = self._restarts.expect_restart(decision or self._restarts.decide(failure), failure, error)
+        restart = self._restart_coordinator.expect_restart(decision or self._restart_coordinator.decide(failure), failure, error)
         if self._signals.interrupted:  # during training, before a checkpoint was saved
             raise InterruptedRunError(f"interrupted by the user, before a failure: {failure.cause}") from error
-        self._next_training = self._restarts.restart(restart, failure, attempt, error)
+        self._next_training = self._restart_coordinator.restart(restart, failure, attempt, error)
         return RunPhase.RESUMING if attempt.began else RunPhase.STARTING
 
     def _restart_task(self, attempt: Attempt, error: TrainerError) -> Decision | None:
@@ -370,10 +370,10 @@ class Driver:
 
         After `RestartTask` it restarts.
         """
-        failure = failure_of(error, attempt.totals.updates_reported, rejoins=True)
+        failure = failure_from_error(error, attempt.totals.updates_reported, rejoins=True)
         if failure is None or self._nodes.violation is not None or not attempt.can_restart_task(error):
             return None
-        decision = self._restarts.decide(failure)
+        decision = self._restart_coordinator.decide(failure)
         if isinstance(decision, RestartTask):
             attempt.restart_task(failure, decision.after_seconds)
         return decision
@@ -387,7 +387,7 @@ class Driver:
         return error
 
     def _resize(self) -> RunPhase:
-        self._next_training = self._restarts.resize(self._attempts[-1])
+        self._next_training = self._restart_coordinator.resize(self._attempts[-1])
         self._position.go_back(self.path)
         return RunPhase.STARTING
 
@@ -422,13 +422,13 @@ class Driver:
         self._recording.flush_pending(self._position.first.run_seconds)
         self._recording.stop_clock()
 
-    def _end_attempts(self, *, politely: bool) -> None:
+    def _end_attempts(self, *, graceful: bool) -> None:
         for attempt in self._attempts:
-            attempt.end(politely=politely)
+            attempt.stop(graceful=graceful)
 
     def _leave_to_starter(self) -> None:
         if self._nodes.violation is None:  # a restart would break again
-            leave_to_starter(self._ending.failure, saved=any(attempt.saver.newest for attempt in self._attempts))
+            mark_resumable(self._shutdown.failure, saved=any(attempt.saver.newest for attempt in self._attempts))
 
     def _summary(self, state: RunState) -> dict[str, Any] | None:
         attempt = self._newest_trained
@@ -447,7 +447,7 @@ class Driver:
             precision_used=attempt.precision_used,
             device_used=attempt.device_used,
             compiled=attempt.compiled,
-            machines=[machine_of(host) for host in self._nodes.hosts],
+            machines=[machine_id(host) for host in self._nodes.hosts],
         )
         return self._training.summary(self.path, clock, state, attempt.totals, facts)
 

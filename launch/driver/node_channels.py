@@ -27,10 +27,10 @@ class _Peer:
     def __init__(self, channel: NodeChannel) -> None:
         self.channel = channel
         self.node = channel.node
-        lent = channel.stream.lend()
-        self.incoming = Incoming(lent)
-        self.outgoing = Outgoing(lent)
-        self.told_at = time.monotonic()
+        detached = channel.stream.detach()
+        self.incoming = Incoming(detached)
+        self.outgoing = Outgoing(detached)
+        self.last_sent_at = time.monotonic()
         self.waiting_bytes = 0
         self.held_up: tuple[Message, int] | None = None  # waits until the driver has room
         self.over = False
@@ -44,12 +44,12 @@ class _Peer:
         return id(self), self.incoming.arrived_bytes, self.channel.stream.unread_bytes if self.held_up else 0
 
 
-class Members:
+class NodeConnections:
     """The nodes behind `channels`; `lost` in the order in which their end was read."""
 
     def __init__(self, channels: Sequence[NodeChannel]) -> None:
         self.lost: list[int] = []
-        self.broken: dict[int, str] = {}  # protocol violations of nodes, which were cut off
+        self.rejected: dict[int, str] = {}  # protocol violations of nodes, which were cut off
         self.silent: dict[int, float] = {}  # seconds without a heartbeat after which nodes were lost
         self._channels = {channel.node: channel for channel in channels}
         self._peers: dict[int, _Peer] = {}
@@ -101,7 +101,7 @@ class Members:
         self._awaited.discard(node)
 
     @property
-    def present(self) -> set[int]:
+    def alive(self) -> set[int]:
         """The nodes that are not lost."""
         return self._channels.keys() - set(self.lost)
 
@@ -113,7 +113,7 @@ class Members:
     @property
     def arrivals(self) -> dict[int, Hashable]:
         """A value for each present node that changes with every arrival."""
-        return {node: self._peers[node].arrivals if node in self._peers else None for node in self.present}
+        return {node: self._peers[node].arrivals if node in self._peers else None for node in self.alive}
 
     def next(self, timeout_seconds: float) -> tuple[int, Message | None] | None:
         """Return the next message and its node, or None; a lost node has a message None, once."""
@@ -132,7 +132,7 @@ class Members:
 
     def cut_off(self, node: int, why: str) -> None:
         """Give up a node that broke the protocol; it is lost."""
-        self.broken.setdefault(node, why)
+        self.rejected.setdefault(node, why)
         self.lose(node)
 
     def lose(self, node: int) -> None:
@@ -140,7 +140,7 @@ class Members:
         if (peer := self._peers.get(node)) is not None:
             peer.over = True
             self._order(lambda: self._take(peer))
-        self.give_up(node)
+        self.disconnect(node)
         if node not in self.lost:
             self.lost.append(node)
 
@@ -148,18 +148,18 @@ class Members:
         """Make a waiting `next` return None; safe in a signal handler."""
         self._inbox.put((DRIVER, None, None, 0))
 
-    def tell(self, node: int, message: WireMessage) -> None:
+    def send(self, node: int, message: WireMessage) -> None:
         """Send a message without waiting, unless the node is lost; thread-safe."""
         if (peer := self._peers.get(node)) is None:
             return
-        peer.told_at = time.monotonic()
-        if peer.outgoing.tell(message) or peer.outgoing.failed:
+        peer.last_sent_at = time.monotonic()
+        if peer.outgoing.send(message) or peer.outgoing.failed:
             self._order(lambda: self._send(peer))
 
     def flush(self, timeout_seconds: float) -> None:
         """Wait until all messages have been sent, or cannot be."""
         deadline = time.monotonic() + timeout_seconds
-        for peer in (self._peers[node] for node in self.present & self._peers.keys()):
+        for peer in (self._peers[node] for node in self.alive & self._peers.keys()):
             peer.outgoing.wait(deadline - time.monotonic())
 
     def end_sending(self, timeout_seconds: float) -> None:
@@ -176,7 +176,7 @@ class Members:
         if self._order(end):
             ended.wait(timeout_seconds)
 
-    def give_up(self, node: int) -> None:
+    def disconnect(self, node: int) -> None:
         """Cut off a node: kill its agent if it is our child, else close its channel."""
         self._channels[node].cut_off()
 
@@ -257,7 +257,7 @@ class Members:
                     peer.held_up = received
         except ProtocolError as error:
             if peer is self._peers[peer.node]:
-                self.broken.setdefault(peer.node, str(error))
+                self.rejected.setdefault(peer.node, str(error))
             self._end(peer)
             peer.channel.cut_off()
         except MemoryError:
@@ -315,10 +315,10 @@ class Members:
             node = peer.node
             if peer.held_up is None and node not in self.silent and node not in self._awaited:
                 heard[node] = peer.arrivals
-            if now - peer.told_at >= INTERVAL_SECONDS and not peer.outgoing.waiting:
-                self.tell(node, ALIVE)
+            if now - peer.last_sent_at >= INTERVAL_SECONDS and not peer.outgoing.waiting:
+                self.send(node, ALIVE)
         silent = counter.tick(now, heard)
         self.silent |= dict.fromkeys(silent, counter.limit_seconds)  # first, as the error of each names all
         for node in silent:
             self._inbox.put((node, self._peers[node], None, 0))  # the channel of an unkillable process may not end
-            self.give_up(node)
+            self.disconnect(node)

@@ -30,7 +30,7 @@ class Origin:
     damaged: tuple[DamagedCheckpointError, ...] = ()  # newer, unusable checkpoints
 
     @classmethod
-    def at(
+    def from_checkpoint(
         cls, run: Path, checkpoint: Checkpoint, damaged: Sequence[DamagedCheckpointError], state: State, cursor: DataCursor | None = None
     ) -> Origin:
         """Return the start at a checkpoint of a run, by default at the checkpoint's cursor.
@@ -41,7 +41,7 @@ class Origin:
         evaluations = (record for record in RunReader(run).evals() if record.split == "test")
         described = (saved for path in reversed(list_checkpoints(run)) if (saved := peek_meta(path)) is not None)
         start = ResumePoint(
-            cursor or cursor_of(meta),
+            cursor or cursor_in_checkpoint(meta),
             evaluations=tuple(record for record in evaluations if record.step <= meta.step and record.time_seconds <= meta.run_seconds),
             saved=tuple(saved.metrics for saved in described if saved.step <= meta.step and saved.metrics is not None),
             **{name: meta.spent.get(name, 0.0) for name in ("train_seconds", "eval_seconds", "checkpoint_seconds")},
@@ -77,7 +77,7 @@ class Origin:
             remove(path)
 
 
-def cursor_of(meta: Meta) -> DataCursor:
+def cursor_in_checkpoint(meta: Meta) -> DataCursor:
     """Return the position of a run at its checkpoint."""
     return DataCursor(meta.step, meta.epoch, meta.examples, meta.arranged)
 
@@ -166,7 +166,7 @@ class RunPosition:
             return self.first  # the job may have changed there
         meta = checkpoint.meta
         state = state_from_arrays(dict(checkpoint.arrays), int(meta.spent.get("updates", meta.step)), meta.scalars)
-        return Origin.at(run, checkpoint, damaged, state)
+        return Origin.from_checkpoint(run, checkpoint, damaged, state)
 
     def write(self, document: Callable[[], None]) -> None:
         """Write a document now, or at the commit in order."""

@@ -9,17 +9,17 @@ from ...core.errors import RunFailedError, TrainerError
 from .attempt import Attempt
 from .cluster_setup import infer_isolation
 from .nodes import Nodes
-from .recorder import Recording
+from .recorder import RunRecorder
 from .restart_policy import AttemptSummary, Decision, Failure, Resize, Restart, RestartPolicy, RestartTask, Stop
 from .training_job import TrainingJob
 
 REPLACEMENT_SECONDS = 15.0  # wait for replacements if the run may resume with fewer nodes; other runs wait --start-timeout
 
 
-class Restarts:
+class RestartCoordinator:
     """Asks the policy and prepares the next attempts; `training` is for all nodes of the run."""
 
-    def __init__(self, policy: RestartPolicy, training: TrainingJob, nodes: Nodes, recording: Recording) -> None:
+    def __init__(self, policy: RestartPolicy, training: TrainingJob, nodes: Nodes, recording: RunRecorder) -> None:
         self._policy = policy
         self._training = training
         self._nodes = nodes
@@ -59,7 +59,7 @@ class Restarts:
         """
         seconds = attempt.seconds
         self._report(failure, attempt)
-        attempt.end(politely=False)
+        attempt.stop(graceful=False)
         if failure.kind == "network":
             self._nodes.lose_all()
         self._nodes.wait(decision.after_seconds)
@@ -73,7 +73,7 @@ class Restarts:
 
     def resize(self, attempt: Attempt) -> TrainingJob:
         """End an attempt that stopped for returned nodes; return the training on all nodes."""
-        attempt.end(politely=True)
+        attempt.stop(graceful=True)
         infer_isolation(self._nodes.channels, self._nodes.hosts)
         answering = sorted(self._nodes.answering)
         self._report_replaced(node for node in answering if node not in attempt.training.places)
@@ -81,11 +81,11 @@ class Restarts:
         return self._on(answering, attempt.training)
 
     def _seek_others(self, answering: Collection[int]) -> None:
-        job = self._training.asked
+        job = self._training.requested
         self._nodes.keep_restoring(job.start_timeout if len(answering) < job.nodes else None)
 
     def _replace_lost(self, decision: Restart) -> None:
-        lost, limit = list(self._nodes.lost), self._training.asked.start_timeout
+        lost, limit = list(self._nodes.lost), self._training.requested.start_timeout
         if not lost:
             return
         self._nodes.restore(limit if decision.min_nodes is None else min(limit, REPLACEMENT_SECONDS))
@@ -116,7 +116,7 @@ class Restarts:
             return self._on(answering, before)
         enough = set(before.places) <= nodes.answering if isinstance(decision, Restart) else decision.nodes <= len(answering)
         if not enough:
-            gone = attempt.there.union(before.places) - nodes.answering
+            gone = attempt.initial_nodes.union(before.places) - nodes.answering
             if gone:
                 raise nodes.loss(next(node for node in (*nodes.lost, *sorted(gone)) if node in gone)) from error
             wanted = decision.nodes if isinstance(decision, Resize) else len(before.places)
@@ -130,5 +130,7 @@ class Restarts:
         if training.places != before.places:
             self._recording.event("run_resized", nodes=places)
             on = "node" if len(places) == 1 else "nodes"
-            self._progress.message(f"training continues with {on} {', '.join(map(str, places))} of the run's {self._training.asked.nodes}")
+            self._progress.message(
+                f"training continues with {on} {', '.join(map(str, places))} of the run's {self._training.requested.nodes}"
+            )
         return training

@@ -40,7 +40,7 @@ from ...models.build import build_model, written_out
 from ...models.objectives import Objective
 from ...records.store.heartbeat import SILENT_SECONDS, is_silent
 from ...records.store.run_directory import RunReader
-from .position import Origin, Resumption, cursor_of, later_checkpoints
+from .position import Origin, Resumption, cursor_in_checkpoint, later_checkpoints
 
 # Run directories are untrusted: only the user may choose code, destinations and outside paths, by typing them or with ``--trust-run``.
 TRUST_RUN = "--trust-run"
@@ -70,7 +70,7 @@ def _is_given(value: Any) -> bool:
     return value not in (None, "")
 
 
-def _is_own_file(value: Any) -> bool:
+def _is_user_file(value: Any) -> bool:
     return value is not None and value not in shipped()
 
 
@@ -79,7 +79,7 @@ _USES: Mapping[str, str] = {  # what the command would do with such a value
     CONFIG: "read the settings of the file {}",
     LINK: "write through the link {}",
 }
-_IS_MEANT: Mapping[str, Callable[[Any], bool]] = {"model": _is_module, "data": _names_a_path, CONFIG: _is_own_file}
+_IS_MEANT: Mapping[str, Callable[[Any], bool]] = {"model": _is_module, "data": _names_a_path, CONFIG: _is_user_file}
 
 
 def foreign_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -287,7 +287,7 @@ def _match_training(saved: _SavedRun, job: Job, *, force: bool) -> _Match:
 
 def _prepare(saved: _SavedRun, resolved: Resolved, match: _Match) -> Resumption:
     job, checkpoint, meta, before = resolved.job, saved.checkpoint, saved.checkpoint.meta, saved.settings
-    cursor = cursor_of(meta) if match.same_data else DataCursor(meta.step, meta.epoch, 0)
+    cursor = cursor_in_checkpoint(meta) if match.same_data else DataCursor(meta.step, meta.epoch, 0)
     state, dropped = _state(checkpoint, job, meta.job, match.model)
     destinations = fields_with_role("destination")
     compared = {field: value for field, value in job.model_dump(mode="json").items() if field in before and field not in destinations}
@@ -299,7 +299,7 @@ def _prepare(saved: _SavedRun, resolved: Resolved, match: _Match) -> Resumption:
     if later := later_checkpoints(saved.path, checkpoint):
         names = ", ".join(path.name for path in reversed(later))
         notes.append(f"later steps are repeated: once training resumes, their records and {names} are removed")
-    origin = Origin.at(saved.path, checkpoint, saved.damaged, state, cursor)
+    origin = Origin.from_checkpoint(saved.path, checkpoint, saved.damaged, state, cursor)
     target = None if job.until is None else Target.parse(job.until)
     evaluations = origin.start.evaluations
     reached = next((record for record in evaluations if target is not None and target.reached(record.figure(target.metric))), None)

@@ -29,7 +29,7 @@ from ...engine.protocol.state_transfer import load_messages
 from ...engine.protocol.task_messages import Close, Command, Compile, CompileTimed, Done, Load, Ready, WorkerStalled
 from ...engine.task import placed_task
 from ..node.links import LinkInquiry, cut_off
-from ..node.stacks import COLLECT_SECONDS, Inquiries, TaskStack
+from ..node.stacks import COLLECT_SECONDS, StackRequests, TaskStack
 from .first_failure import (
     FORK_SERVER,
     Failures,
@@ -79,12 +79,12 @@ class TaskGroup:
         self._timings: dict[str, Timing] = {}
         self.compile_choice: CompileChoice | None = None
         self._stalled: deque[StalledRunError] = deque()
-        self._unheard: deque[tuple[int, WireMessage]] = deque()
+        self._pending: deque[tuple[int, WireMessage]] = deque()
         self._ending = False
-        self.inquiries = Inquiries(partial(nodes.ask, kind="stacks"))
-        self._links = LinkInquiry(nodes.ask)
-        self._heard_at = time.monotonic()
-        nodes.asked.started(self.node_of, self._leaders)
+        self.stack_requests = StackRequests(partial(nodes.request, kind="stacks"))
+        self._links = LinkInquiry(nodes.request)
+        self._last_report_at = time.monotonic()
+        nodes.requests.started(self.node_of, self._leaders)
 
     def __len__(self) -> int:
         return len(self._leaders)
@@ -98,7 +98,7 @@ class TaskGroup:
     def reserve_ports(self, counts: Mapping[int, int], timeout_seconds: float) -> dict[int, list[int]]:
         """Request ports from each node's agent."""
         for node, count in counts.items():
-            self.nodes.ask(node, messages.Reserve(count), "ports")
+            self.nodes.request(node, messages.Reserve(count), "ports")
         reserved = {node: message.ports for node, message in self._collect("ports", counts, timeout_seconds, "ports").items()}
         for node, ports in reserved.items():
             if len(set(ports)) != counts[node]:
@@ -112,16 +112,16 @@ class TaskGroup:
         by_node: dict[int, list[PlacedTask]] = {node: [] for node in self._places}
         for task in tasks:
             by_node[task.placed.node].append(placed_task(task, cluster))
-        self._heard_at = time.monotonic()
+        self._last_report_at = time.monotonic()
         for node in sorted(self._places):
             start = structs.replace(request(node), tasks=by_node[node])
-            self.nodes.asked.of_samples(node, start.sample_interval_seconds)
-            self.nodes.members.tell(node, start)
+            self.nodes.requests.allow_samples(node, start.sample_interval_seconds)
+            self.nodes.connections.send(node, start)
 
     def keep_spares(self, job: str, places: Collection[int] | None = None) -> None:
         """Have all or these nodes start a standby process per task of a job, given as JSON."""
         for node in sorted(self._places if places is None else places):
-            self.nodes.members.tell(node, messages.Spares(job))
+            self.nodes.connections.send(node, messages.Spares(job))
 
     def await_ready(self, timeout_seconds: float) -> dict[str, Ready]:
         """Wait until every task is warm. Raises AddressInUseError, UsageError or RunFailedError."""
@@ -173,7 +173,7 @@ class TaskGroup:
     def send(self, message: Command) -> None:
         """Send a command to every leading task."""
         for name in self._leaders:
-            self.nodes.asked.of_leader(name, message)
+            self.nodes.requests.add_command(name, message)
             self._send_to(name, message)
 
     def send_to_first(self, message: ToTask) -> None:
@@ -182,7 +182,7 @@ class TaskGroup:
             self._send_to(next(iter(self._leaders)), message)
 
     def _send_to(self, task: str, message: ToTask) -> None:
-        self.nodes.members.tell(self.node_of[task], structs.replace(message, to=task))
+        self.nodes.connections.send(self.node_of[task], structs.replace(message, to=task))
 
     def receive(self, timeout_seconds: float) -> tuple[int, WireMessage] | None:
         """Return the number of a leading task and its next message, or None after the timeout."""
@@ -193,17 +193,17 @@ class TaskGroup:
 
     def _next(self, timeout_seconds: float) -> tuple[int, WireMessage] | None:
         """Return the next message for the caller. Raises failures, before which nothing is lost."""
-        if not self._unheard:
-            self._put_off(self._sorted(timeout_seconds))
+        if not self._pending:
+            self._postpone(self._receive_unhandled(timeout_seconds))
         if not self._ending:
             self.nodes.raise_if_interrupted()
             if self._failures:
                 raise self.first_failure()
             self._raise_stall()
             self._restart_lost()
-            self._look_at_links()
+            self._check_links()
             self.nodes.check()
-        return self._unheard.popleft() if self._unheard else None
+        return self._pending.popleft() if self._pending else None
 
     def _raise_stall(self) -> None:
         while self._stalled:
@@ -218,20 +218,20 @@ class TaskGroup:
             start_seconds = self._failures.tasks[task].start_seconds
             assert self._request is not None
             again = {**structs.asdict(self._request(node)), "start_seconds": start_seconds, "tasks": [placed_task(self._tasks[task])]}
-            self.nodes.asked.started_again(task)
-            self.nodes.members.tell(node, StartAgain(**again))
+            self.nodes.requests.started_again(task)
+            self.nodes.connections.send(node, StartAgain(**again))
         if (late := self._failures.overdue(2 * REPORT_SECONDS)) is not None:  # a stuck task first reports its stacks
             raise StalledRunError(f"{self._described_start(late)} was restarted, but not ready within --start-timeout", late)
 
-    def _look_at_links(self) -> None:
+    def _check_links(self) -> None:
         """Have the nodes probe each other after a long silence. Raises NodeLostError."""
         limit = self.nodes.node_timeout_seconds
-        if limit is not None and time.monotonic() - max(self._heard_at, self._links.ended_at) >= limit:
-            self._ask_about_links()
+        if limit is not None and time.monotonic() - max(self._last_report_at, self._links.ended_at) >= limit:
+            self._probe_links()
         if (error := self._node_cut_off()) is not None:
             raise error
 
-    def _ask_about_links(self) -> None:
+    def _probe_links(self) -> None:
         """Have the nodes with tasks probe each other, unless they do or share one address."""
         nodes = self.nodes.answering.intersection(self.node_of.values())
         if self._tasks and len({self.nodes.channels[node].address for node in nodes}) > 1:
@@ -242,27 +242,27 @@ class TaskGroup:
         cut = None if probes is None else cut_off(probes, self.nodes.name)
         return None if cut is None else self.nodes.isolate(cut.node, cut.described)
 
-    def _sorted(self, timeout_seconds: float) -> tuple[int, WireMessage] | None:
+    def _receive_unhandled(self, timeout_seconds: float) -> tuple[int, WireMessage] | None:
         """Wait for a message; return it, unless it is handled here."""
         answer = self.nodes.receive(timeout_seconds, self.node_of)
         if answer is None:
             return None
         node, message = answer
         if message is None:
-            if node in self._places or node in self.nodes.members.broken:  # a violation ends every run
+            if node in self._places or node in self.nodes.connections.rejected:  # a violation ends every run
                 self._failures.record(node, None)
             return None
         if isinstance(message, TaskReport) and message.kind != "error":
-            self._heard_at = time.monotonic()
+            self._last_report_at = time.monotonic()
         return None if self._failures.record(node, message) or self._handle(node, message) else (node, message)
 
     def _handle(self, node: int, message: WireMessage) -> bool:
         if isinstance(message, messages.Stacks):
-            self.inquiries.hear(message)
+            self.stack_requests.add_answer(message)
         elif isinstance(message, messages.ProbePort | messages.PeersProbed):
-            self._links.hear(node, message)
+            self._links.add_answer(node, message)
         elif isinstance(message, CompileTimed):
-            self._hear_timing(message)
+            self._record_timing(message)
         elif isinstance(message, WorkerStalled):
             task = f"worker-{message.worker}"
             how = "has finished nothing for most of --stall-timeout, while others were idle"
@@ -273,7 +273,7 @@ class TaskGroup:
             return False
         return True
 
-    def _hear_timing(self, message: CompileTimed) -> None:
+    def _record_timing(self, message: CompileTimed) -> None:
         self._timings[message.task] = Timing(message.plain_seconds, message.compiled_seconds, message.reason)
         if len(self._timings) < message.tasks or self.compile_choice is not None:
             return
@@ -307,7 +307,7 @@ class TaskGroup:
         `receive` raises that later if the worker can restart.
         """
         task = f"worker-{worker}"
-        self.inquiries.ask(self.node_of[task], [task], awaited=False)
+        self.stack_requests.request(self.node_of[task], [task], awaited=False)
         self._stalled.append(SilentTaskError(f"stalled: {task} has finished no step for --stall-timeout, while others have", task))
 
     def _refuse(self, node: int, wrong: str) -> NoReturn:
@@ -323,65 +323,65 @@ class TaskGroup:
     def sample_now(self, timeout_seconds: float = 5.0) -> None:
         """Have every node take a sample now, so figures cover the whole run clock."""
         for node in sorted(self._places):
-            self.nodes.ask(node, messages.SampleNow(), "sampled")
+            self.nodes.request(node, messages.SampleNow(), "sampled")
         self._collect("sampled", self._places, timeout_seconds, "samples")
 
-    def standing(self, timeout_seconds: float = 0.75) -> ClusterState:
+    def inspect_tasks(self, timeout_seconds: float = 0.75) -> ClusterState:
         """Return states and stacks after a stall, from nodes that answer in time. Raises nothing."""
         states: dict[str, str] = {}
-        members = self.nodes.members
-        waiting = members.present & self._places
+        connections = self.nodes.connections
+        waiting = connections.alive & self._places
         for node in waiting:
-            self.nodes.ask(node, messages.Inspect(), "states")
+            self.nodes.request(node, messages.Inspect(), "states")
         deadline = time.monotonic() + timeout_seconds
-        while (waiting := waiting & members.present) and (remaining := deadline - time.monotonic()) > 0:
-            answer = self._sorted(remaining)
+        while (waiting := waiting & connections.alive) and (remaining := deadline - time.monotonic()) > 0:
+            answer = self._receive_unhandled(remaining)
             if answer is not None and isinstance(answer[1], messages.States):
                 node = answer[0]
                 states |= {task: state for task, state in answer[1].states.items() if self.node_of.get(task) == node}
                 waiting = waiting - {node}
-        self.nodes.ignores_requests(waiting)
+        self.nodes.mark_silent(waiting)
         lost = {node: self.nodes.describe_loss(node) for node in self.nodes.lost if node in self._places}
-        stacks = {} if waiting or lost else self._stacks_of(self._places)  # a lost node explains the stall
+        stacks = {} if waiting or lost else self._collect_stacks(self._places)  # a lost node explains the stall
         silent = {node: f"the agent of {self.nodes.name(node)} does not answer" for node in sorted(waiting)}
         return ClusterState({**{death.task: "gone" for death in self.deaths}, **states}, {**lost, **silent}, stacks)
 
-    def _stacks_of(self, nodes: Iterable[int]) -> dict[str, TaskStack]:
-        inquiries = self.inquiries
-        inquiries.found.clear()
+    def _collect_stacks(self, nodes: Iterable[int]) -> dict[str, TaskStack]:
+        requests = self.stack_requests
+        requests.stacks.clear()
         for node in nodes:
-            inquiries.ask(node, [task for task, place in self.node_of.items() if place == node], awaited=True)
+            requests.request(node, [task for task, place in self.node_of.items() if place == node], awaited=True)
         deadline = time.monotonic() + COLLECT_SECONDS
-        while inquiries.awaited & self.nodes.members.present and (remaining := deadline - time.monotonic()) > 0:
-            self._sorted(min(remaining, 1.0))
+        while requests.pending & self.nodes.connections.alive and (remaining := deadline - time.monotonic()) > 0:
+            self._receive_unhandled(min(remaining, 1.0))
         silent = TaskStack("", f"is on a node that sent no stack within {COLLECT_SECONDS:g} s")
-        stacks = {task: silent for task, place in self.node_of.items() if place in inquiries.awaited} | inquiries.found
-        inquiries.give_up()
+        stacks = {task: silent for task, place in self.node_of.items() if place in requests.pending} | requests.stacks
+        requests.give_up()
         return {task: stacks[task] for task in self.node_of if task in stacks}
 
-    def end_tasks(self, grace_seconds: float, *, politely: bool) -> None:
-        """End every task in bounded time, first `politely`; a node that does not confirm is lost."""
+    def end_tasks(self, grace_seconds: float, *, graceful: bool) -> None:
+        """End every task in bounded time, gracefully if `graceful`; a node that does not confirm is lost."""
         self._ending = True
-        self.inquiries.on_answer = None
+        self.stack_requests.on_answer = None
         nodes = self.nodes
-        nodes.give_up_silent()
+        nodes.disconnect_silent()
         waiting = nodes.answering & self._places
         for name, task in self._failures.tasks.items():
             if task.state in (TaskState.RESTARTING, TaskState.OVERDUE):  # starting tasks receive nothing
-                nodes.members.tell(self.node_of[name], messages.Kill(name))
-        if politely:
+                nodes.connections.send(self.node_of[name], messages.Kill(name))
+        if graceful:
             for name, place in self.node_of.items():
                 if place in waiting:
-                    nodes.members.tell(place, Close(to=name))
+                    nodes.connections.send(place, Close(to=name))
         for node in waiting:
-            nodes.ask(node, messages.Stop(grace_seconds if politely else 0.0), "stopped")
+            nodes.request(node, messages.Stop(grace_seconds if graceful else 0.0), "stopped")
         deadline = time.monotonic() + grace_seconds + KILL_SECONDS
-        while (waiting := waiting & nodes.members.present) and time.monotonic() < deadline:
-            answer = self._sorted(0.5)
+        while (waiting := waiting & nodes.connections.alive) and time.monotonic() < deadline:
+            answer = self._receive_unhandled(0.5)
             if answer is not None and answer[1].kind == "stopped":
                 waiting = waiting - {answer[0]}
-        nodes.ignores_requests(waiting & nodes.members.present)
-        nodes.give_up_silent()
+        nodes.mark_silent(waiting & nodes.connections.alive)
+        nodes.disconnect_silent()
 
     @property
     def deaths(self) -> list[Death]:
@@ -391,20 +391,20 @@ class TaskGroup:
     def first_failure(self) -> TrainerError:
         """Return the root cause's error, after further deaths if it is uncertain."""
         limit = self.nodes.node_timeout_seconds
-        suspicious = limit is not None and time.monotonic() - self._heard_at >= limit / 2
+        suspicious = limit is not None and time.monotonic() - self._last_report_at >= limit / 2
         if not self._failures.certain and (suspicious or self._failures.only_victims):  # perhaps an unreachable node
-            self._ask_about_links()
-        arrived = {node: mark for node, mark in self.nodes.members.arrivals.items() if node in self._places}
+            self._probe_links()
+        arrived = {node: mark for node, mark in self.nodes.connections.arrivals.items() if node in self._places}
         deadline = time.monotonic() + CAUSE_WINDOW_SECONDS
         while not self._failures.certain and (remaining := deadline - time.monotonic()) > 0:
-            self._put_off(self._sorted(remaining))
+            self._postpone(self._receive_unhandled(remaining))
         self._await_silent_cause(arrived)
         if (reported := self._failures.reported_cause()) is not None:
             return reported
         while self._links.under_way and not self._failures.certain:
             if (cut := self._node_cut_off()) is not None:
                 return cut
-            self._put_off(self._sorted(TICK_SECONDS))
+            self._postpone(self._receive_unhandled(TICK_SECONDS))
         first = first_cause(self._failures.terminations)
         if first.death is None:
             return self.nodes.loss(first.node)
@@ -418,14 +418,14 @@ class TaskGroup:
             return
         deadline = time.monotonic() + self.nodes.node_timeout_seconds + CAUSE_WINDOW_SECONDS
         while time.monotonic() < deadline and self._failures.only_victims:
-            now = self.nodes.members.arrivals
+            now = self.nodes.connections.arrivals
             if all(now[node] != mark for node, mark in before.items() if node in now):
                 return
-            self._put_off(self._sorted(TICK_SECONDS))
+            self._postpone(self._receive_unhandled(TICK_SECONDS))
 
-    def _put_off(self, answer: tuple[int, WireMessage] | None) -> None:
+    def _postpone(self, answer: tuple[int, WireMessage] | None) -> None:
         if answer is not None:
-            self._unheard.append(answer)
+            self._pending.append(answer)
 
 
 def load_state(control: TaskGroup, state: State, timeout_seconds: float) -> None:

@@ -9,7 +9,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from ...core.listener import Exchange
 from ...engine.protocol.join_messages import Refused
-from ...engine.protocol.messages import Lent, MessageParser, ProtocolError, Stream, WireMessage
+from ...engine.protocol.messages import DetachedStream, MessageParser, ProtocolError, Stream, WireMessage
 from ...engine.protocol.transport import accept
 
 J = TypeVar("J", bound=WireMessage)
@@ -57,13 +57,13 @@ class LateStream(Stream):
         with self._lock:
             connected = self._late.connect(joined)
         if connected:
-            self._late.tell_decided()
+            self._late.notify_decided()
         return connected
 
     def give_up_waiting(self) -> None:
         """Stop waiting for the connection."""
         self._late.give_up()
-        self._late.tell_decided()
+        self._late.notify_decided()
 
     def cut(self) -> None:
         """End the connection at once, or the wait for it."""
@@ -74,10 +74,10 @@ class LateStream(Stream):
         """Call `begin` once the connection is there or impossible, possibly from another thread."""
         self._late.when_decided(begin)
 
-    def lend(self) -> Lent:
-        """See `Stream.lend`. Raises ConnectionError if the connection has not come."""
+    def detach(self) -> DetachedStream:
+        """See `Stream.detach`. Raises ConnectionError if the connection has not come."""
         with self._lock:
-            return self._late.lend()._replace(begins_after=self._begins_after, begun=self._begin)
+            return self._late.detach()._replace(begins_after=self._begins_after, begun=self._begin)
 
 
 class _LateFiles:
@@ -109,19 +109,19 @@ class _LateFiles:
             self._begin = begin
             decided = self._over or self._joined is not None
         if decided:
-            self.tell_decided()
+            self.notify_decided()
 
-    def tell_decided(self) -> None:
+    def notify_decided(self) -> None:
         """Call `begin` once: the connection is there and has the buffered data, or is impossible."""
         with self._changed:
             begin, self._begin = self._begin, None
         if begin is not None:
             begin()
 
-    def lend(self) -> Lent:
+    def detach(self) -> DetachedStream:
         if self._joined is None:
             raise ConnectionError("the channel was closed before the agent had dialled")
-        return self._joined.lend()
+        return self._joined.detach()
 
     def _stream(self) -> Stream:
         with self._changed:

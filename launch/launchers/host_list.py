@@ -22,7 +22,7 @@ from ...core.errors import RunFailedError, UsageError
 from ...core.job import MAX_NODES, Job
 from ...core.plugins import find
 from ...core.process import python
-from ..preflight.findings import Finding, Here, asked_device, findings, table
+from ..preflight.findings import Finding, Here, findings, requested_device, table
 from ..preflight.interview import Probe, interview
 from .base import AgentStarter, StartedAgent, end_agents, how_it_ended
 
@@ -223,7 +223,7 @@ class HostChecks:
         started_by = self.starter.name
         if job is None:
             return findings(reports, _here(job), started_by=started_by, workers=self.workers)
-        module, device = find("backend", job.backend).requires, asked_device(job)
+        module, device = find("backend", job.backend).requires, requested_device(job)
         return findings(reports, _here(job), module, device, started_by=started_by, workers=job.workers_by_node)
 
     def interrupt(self) -> None:

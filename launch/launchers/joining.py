@@ -24,7 +24,7 @@ from ...engine.protocol.transport import WrongSecretError, connect
 from ..node.agent import Agent
 from .environments import Membership
 
-OWN_TO_EACH_NODE = frozenset({*fields_with_role("destination"), "data_dir"})  # fields that may differ between the nodes of one job
+NODE_SPECIFIC_FIELDS = frozenset({*fields_with_role("destination"), "data_dir"})  # fields that may differ between the nodes of one job
 RESUME = "resume"  # the key of a request that resumes a run
 DRIVER = 0  # the only peer of a standby's silence counter
 RETRY_SECONDS = 0.2  # interval of tries to reach the driver
@@ -48,7 +48,7 @@ def automatic_request(job: Job) -> dict[str, Any]:
 
 
 def _common(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in settings.items() if key not in OWN_TO_EACH_NODE}
+    return {key: value for key, value in settings.items() if key not in NODE_SPECIFIC_FIELDS}
 
 
 def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:

@@ -178,8 +178,8 @@ def _size(count: float) -> str:
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *NOTICES)  # SIGHUP comes from a terminal that is closed
 
 
-class HeardSignals:
-    """Passes the signals that end a command to `heard`. Main thread only.
+class CaughtSignals:
+    """Passes the signals that end a command to `handle`. Main thread only.
 
     An ignored SIGHUP stays ignored (nohup). Once `interrupted`, signals after the block are ignored, so that the exit code stays.
     """
@@ -188,19 +188,19 @@ class HeardSignals:
 
     def __enter__(self) -> Self:
         numbers = [number for number in SIGNALS if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN]
-        self._before = {number: signal.signal(number, lambda number, frame: self.heard(number)) for number in numbers}
+        self._before = {number: signal.signal(number, lambda number, frame: self.handle(number)) for number in numbers}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_IGN if self.interrupted else handler)
 
-    def heard(self, number: int) -> None:
+    def handle(self, number: int) -> None:
         """Take a signal."""
         raise NotImplementedError
 
 
-class EndingSignals(HeardSignals):
+class EndingSignals(CaughtSignals):
     """Calls `in_good_order` at the first signal and `at_once` at the second, in the main thread.
 
     Repeated notices of a batch system count as none, and a signal after one as the first.
@@ -217,7 +217,7 @@ class EndingSignals(HeardSignals):
             self.interrupted = True
             self._in_good_order()
 
-    def heard(self, number: int) -> None:
+    def handle(self, number: int) -> None:
         """Take a signal, as `ask` unless it is the second."""
         if number not in NOTICES:
             self._count += 1

@@ -152,7 +152,7 @@ class RayStarter:
 
         self._client, stream = start_over_stdio(popen, python(CLIENT_MODULE))
         assert self._client.stderr is not None
-        self._client_errors = ErrorLines("Ray", self._client.stderr, tell=lambda: False)
+        self._client_errors = ErrorLines("Ray", self._client.stderr, should_log=lambda: False)
         job = self._job
         self._requests.put(Place(self._address, job.workers_by_node, job.threads, job.device, whole_cluster))
         for work, name in ((self._ask, "to-ray"), (self._hear, "from-ray")):
@@ -217,7 +217,7 @@ class RayStarter:
         with contextlib.suppress(OSError):
             while (message := stream.receive()) is not None:
                 self._take(EVENTS.parse(message))
-        last_lines = self._client_errors.behind() if self._client_errors is not None else ""
+        last_lines = self._client_errors.suffix() if self._client_errors is not None else ""
         self._fail(f"its client process has ended{last_lines}")
 
     def _take(self, event: RayEvent) -> None:

@@ -44,7 +44,7 @@ from .ray_messages import (
     StartCommand,
     Waiting,
 )
-from .ray_state import PLACE_ON_EACH, Bundle, bundles_everywhere, bundles_of, shortage
+from .ray_state import PLACE_ON_EACH, Bundle, bundles_everywhere, bundles_for_workers, shortage
 
 LOOK_SECONDS = 0.5  # interval of looking for more nodes to listen to, or for the requested nodes
 PLACE_SECONDS = 3.0  # Ray takes less for nodes that exist and are free; only longer waits are reported
@@ -129,7 +129,7 @@ class _Client:
         if request.whole_cluster:
             self._bundles = bundles_everywhere(ray.nodes())
         else:
-            self._bundles = bundles_of(request.workers_by_node, request.threads, request.device, ray.nodes())
+            self._bundles = bundles_for_workers(request.workers_by_node, request.threads, request.device, ray.nodes())
         if not self._bundles:
             self._send(Failed("no node of the cluster has a CPU"))
             return

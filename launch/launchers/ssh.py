@@ -174,15 +174,15 @@ def start_elsewhere(host: str, command: Sequence[str]) -> tuple[subprocess.Popen
     popen = partial(Carrier, stderr=subprocess.PIPE)
     process, stream = start_over_stdio(popen, command_ending_with_parent(command, signal.SIGTERM), AGENT_BEGINS)
     assert process.stderr is not None
-    return process, stream, ErrorLines(host, process.stderr, tell=lambda: stream.begun)
+    return process, stream, ErrorLines(host, process.stderr, should_log=lambda: stream.begun)
 
 
 class ErrorLines:
-    """A carrier's standard error: logged with the host's name if `tell` is True, the end kept."""
+    """A carrier's standard error: logged with the host's name if `should_log` is True, the end kept."""
 
-    def __init__(self, host: str, file: IO[bytes], tell: Callable[[], bool]) -> None:
+    def __init__(self, host: str, file: IO[bytes], should_log: Callable[[], bool]) -> None:
         self._lines: deque[str] = deque(maxlen=LAST_LINES)
-        self._thread = threading.Thread(target=self._relay, args=(host, file, tell), name=f"said-by-{host}", daemon=True)
+        self._thread = threading.Thread(target=self._relay, args=(host, file, should_log), name=f"errors-of-{host}", daemon=True)
         self._thread.start()
 
     def last(self) -> list[str]:
@@ -190,17 +190,17 @@ class ErrorLines:
         self._thread.join(READ_SECONDS)
         return [*self._lines]
 
-    def behind(self) -> str:
+    def suffix(self) -> str:
         """Return the last lines for the end of a message, after the process has ended."""
         return "".join(f": {line}" for line in self.last())
 
-    def _relay(self, host: str, file: IO[bytes], tell: Callable[[], bool]) -> None:
+    def _relay(self, host: str, file: IO[bytes], should_log: Callable[[], bool]) -> None:
         with file:
             while line := file.readline(MAX_LINE_BYTES):
                 text = one_line(line.decode(errors="replace").rstrip("\r\n"))
                 if text.strip():
                     self._lines.append(text)
-                    if tell():
+                    if should_log():
                         note(f"{host}: {text}")
 
 
@@ -261,7 +261,7 @@ class SshStarter:
 
         def explain(code: int) -> str:
             if code == SSH_FAILED:
-                return f"is out of reach: ssh has failed, or the connection has ended{errors.behind()} (try `ssh {shlex.quote(host)} true`)"
+                return f"is out of reach: ssh has failed, or the connection has ended{errors.suffix()} (try `ssh {shlex.quote(host)} true`)"
             return end_elsewhere(command, code, errors.last())
 
         return StartedAgent(process, stream, "", isolated=None, host=host, explain=explain)

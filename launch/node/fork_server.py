@@ -250,13 +250,13 @@ def _rename_command_line(command: list[str]) -> None:
 
 
 @contextmanager
-def _output_kept() -> Iterator[list[bytes]]:
+def _captured_output() -> Iterator[list[bytes]]:
     """Capture this process's output, also of native code, in the yielded list."""
     before = [os.dup(1), os.dup(2)]
     written: list[bytes] = []
-    kept = os.memfd_create("written")
-    os.dup2(kept, 1)
-    os.dup2(kept, 2)
+    memory = os.memfd_create("written")
+    os.dup2(memory, 1)
+    os.dup2(memory, 2)
     try:
         yield written
     finally:
@@ -265,8 +265,8 @@ def _output_kept() -> Iterator[list[bytes]]:
         for descriptor, original in enumerate(before, start=1):
             os.dup2(original, descriptor)
             os.close(original)
-        written.append(os.pread(kept, os.fstat(kept).st_size, 0))
-        os.close(kept)
+        written.append(os.pread(memory, os.fstat(memory).st_size, 0))
+        os.close(memory)
 
 
 def main(descriptor: int, parent: int) -> None:
@@ -278,7 +278,7 @@ def main(descriptor: int, parent: int) -> None:
     if first is not None:
         job = Job.model_validate(first[0]["job"])
         try:
-            with _output_kept() as written:
+            with _captured_output() as written:
                 import_framework(job, time.monotonic() + job.start_timeout / 2, lambda what: None)
         except MissingPackageError:
             os._exit(1)

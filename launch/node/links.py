@@ -178,12 +178,12 @@ ANSWER_SECONDS = PROBE_SECONDS + 1.0
 
 
 class LinkInquiry:
-    """Has nodes listen, then try each other; `ask` gets node, message and the answer's kind."""
+    """Has nodes listen, then try each other; `request` gets node, message and the answer's kind."""
 
-    def __init__(self, ask: Callable[[int, WireMessage, str], None]) -> None:
-        self._ask = ask
+    def __init__(self, request: Callable[[int, WireMessage, str], None]) -> None:
+        self._request = request
         self._number = secrets.randbelow(2**31)  # tells the answers of other attempts apart
-        self._awaited: set[int] = set()
+        self._pending: set[int] = set()
         self._ports: dict[int, int] = {}
         self._tried: dict[int, list[int]] = {}
         self._found: dict[int, Found] = {}
@@ -200,43 +200,43 @@ class LinkInquiry:
         if self.under_way or len(nodes) < 2:
             return
         self._number += 1
-        self._awaited, self._deadline = set(nodes), monotonic() + LISTEN_SECONDS
+        self._pending, self._deadline = set(nodes), monotonic() + LISTEN_SECONDS
         self._ports, self._tried, self._found = {}, {}, {}
         for node in nodes:
-            self._ask(node, OpenProbe(self._number), "probe_port")
+            self._request(node, OpenProbe(self._number), "probe_port")
 
-    def hear(self, node: int, answer: ProbePort | PeersProbed) -> None:
+    def add_answer(self, node: int, answer: ProbePort | PeersProbed) -> None:
         """Take a node's answer; ignore it if too late."""
-        if answer.number != self._number or node not in self._awaited:
+        if answer.number != self._number or node not in self._pending:
             return
         if isinstance(answer, ProbePort) and not self._tried:
-            self._awaited.discard(node)
+            self._pending.discard(node)
             if answer.port is not None:
                 self._ports[node] = answer.port
         elif isinstance(answer, PeersProbed) and self._tried:
-            self._awaited.discard(node)
+            self._pending.discard(node)
             self._found[node] = Found(self._tried[node], answer.reached, answer.heard)
         self._advance()
 
     def fetch(self) -> dict[int, Found] | None:
         """Return the results once, when all have answered or timed out; else None."""
         self._advance()
-        if self._deadline is None or not self._tried or (self._awaited and monotonic() < self._deadline):
+        if self._deadline is None or not self._tried or (self._pending and monotonic() < self._deadline):
             return None
         self._deadline, self.ended_at = None, monotonic()
         return self._found
 
     def _advance(self) -> None:
-        if self._deadline is None or self._tried or (self._awaited and monotonic() < self._deadline):
+        if self._deadline is None or self._tried or (self._pending and monotonic() < self._deadline):
             return
         nodes = sorted(self._ports)
         if len(nodes) < 2:
             self._deadline, self.ended_at = None, monotonic()
             return
-        self._awaited, self._deadline = set(nodes), monotonic() + ANSWER_SECONDS
+        self._pending, self._deadline = set(nodes), monotonic() + ANSWER_SECONDS
         token = secrets.token_hex(16)
         for place, node in enumerate(nodes):
             ring = nodes[place + 1 :] + nodes[:place]
             peers = ring if len(ring) <= MAX_PEERS_PROBED else ring[: MAX_PEERS_PROBED // 2] + ring[-MAX_PEERS_PROBED // 2 :]
             self._tried[node] = peers
-            self._ask(node, ProbePeers(self._number, {peer: self._ports[peer] for peer in peers}, token), "peers_probed")
+            self._request(node, ProbePeers(self._number, {peer: self._ports[peer] for peer in peers}, token), "peers_probed")

@@ -36,13 +36,13 @@ def sweep() -> list[Path]:
         name = _NAME.fullmatch(folder.name)
         if name is None or int(name[1]) != pid_namespace() or start_of(int(name[2])) == int(name[3]):
             continue
-        if _is_own_folder(folder):
+        if _is_user_folder(folder):
             remove_scratch(folder)
             removed.append(folder)
     return removed
 
 
-def _is_own_folder(path: Path) -> bool:
+def _is_user_folder(path: Path) -> bool:
     try:
         return path.is_dir() and not path.is_symlink() and path.lstat().st_uid == os.getuid()
     except FileNotFoundError:  # another agent was faster

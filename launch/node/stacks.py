@@ -95,39 +95,39 @@ def append_stacks(run: Path, occasion: str, stacks: Mapping[str, TaskStack]) -> 
         file.write(text)
 
 
-class Inquiries:
-    """Numbered requests for stacks, sent by `ask`; `on_answer` gets answers not awaited."""
+class StackRequests:
+    """Numbered requests for stacks, sent by `send`; `on_answer` gets answers not awaited."""
 
-    def __init__(self, ask: Callable[[int, WireMessage], None]) -> None:
+    def __init__(self, send: Callable[[int, WireMessage], None]) -> None:
         self.on_answer: Callable[[Mapping[str, TaskStack]], None] | None = None
-        self.found: dict[str, TaskStack] = {}
-        self._ask = ask
-        self._asked = 0
-        self._awaited: dict[int, int] = {}
+        self.stacks: dict[str, TaskStack] = {}
+        self._send = send
+        self._count = 0
+        self._pending: dict[int, int] = {}
 
-    def ask(self, node: int, tasks: Sequence[str], *, awaited: bool) -> None:
-        """Request the stacks of a node's tasks; `awaited` ones are added to `found`."""
-        self._asked += 1
+    def request(self, node: int, tasks: Sequence[str], *, awaited: bool) -> None:
+        """Request the stacks of a node's tasks; `awaited` ones are added to `stacks`."""
+        self._count += 1
         if awaited:
-            self._awaited[self._asked] = node
-        self._ask(node, FindStacks(self._asked, tasks))
+            self._pending[self._count] = node
+        self._send(node, FindStacks(self._count, tasks))
 
-    def hear(self, answer: Stacks) -> None:
+    def add_answer(self, answer: Stacks) -> None:
         """Take a node's answer."""
         stacks = {task: TaskStack(stack.text, stack.problem) for task, stack in answer.stacks.items()}
-        if self._awaited.pop(answer.number, None) is not None:
-            self.found |= stacks
+        if self._pending.pop(answer.number, None) is not None:
+            self.stacks |= stacks
         elif self.on_answer is not None:
             self.on_answer(stacks)
 
     @property
-    def awaited(self) -> set[int]:
+    def pending(self) -> set[int]:
         """The nodes whose answers are pending."""
-        return set(self._awaited.values())
+        return set(self._pending.values())
 
     def give_up(self) -> None:
         """Stop waiting for answers."""
-        self._awaited.clear()
+        self._pending.clear()
 
 
 SPY_SECONDS = 5.0  # time limit of py-spy for all tasks: it reads a process in hundredths of a second, large ones in a second or two

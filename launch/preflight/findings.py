@@ -43,13 +43,13 @@ class GpuPlan:
     refused: bool = False
 
 
-def asked_device(job: Job) -> str:
+def requested_device(job: Job) -> str:
     """Return a job's device: the CPU if its backend supports nothing else."""
     devices = declared_capabilities(find("backend", job.backend)).devices
     return job.device if "gpu" in devices else "cpu"
 
 
-def gpus_of(host: Mapping[str, Any]) -> Sequence[VisibleGpu] | None:
+def visible_gpus_in(host: Mapping[str, Any]) -> Sequence[VisibleGpu] | None:
     """Return the GPUs for a node's processes, from its description; None if unknown."""
     listed = host.get("visible_gpus")
     return None if listed is None else [VisibleGpu(**gpu) for gpu in listed]
@@ -285,7 +285,8 @@ def gpu_findings(reports: Sequence[HostReport], device: str | None, workers: Seq
     plan = GpuPlan(())
     if device is not None:
         nodes = [
-            NodeGpus(_machine(report), *node) for report, node in zip(reports, zip(workers, map(gpus_of, hosts), strict=True), strict=True)
+            NodeGpus(_machine(report), *node)
+            for report, node in zip(reports, zip(workers, map(visible_gpus_in, hosts), strict=True), strict=True)
         ]
         plan = plan_gpus(device, nodes)
     if device != "gpu" and not any(host.get("gpus") or host.get("visible_gpus") or host.get("gpu_problem") for host in hosts):

@@ -43,7 +43,7 @@ LOOK_SECONDS = 0.1  # interval of looking for an interrupt
 TIME_QUESTIONS = 3  # queries of a host's clock, of which the fastest answer counts
 ALL_PAIRS_UP_TO = 16  # with more hosts, each tries the 1st, 2nd, 4th, 8th … after it, which reaches every switch between them
 REACH_SECONDS = 6.0
-REACH_SHARE = 0.25  # upper share of the time; kept for tries between hosts, as a silent peer takes 3 s, and another may precede it
+REACH_SHARE = 0.25  # upper share of the time; reserved for tries between hosts, as a silent peer takes 3 s, and another may precede it
 
 
 @dataclass(frozen=True)
@@ -86,14 +86,14 @@ def interview(
 ) -> list[HostReport]:
     """Query all probes concurrently; return reports in order. Raises InterruptedRunError."""
     deadline = time.monotonic() + timeout_seconds
-    kept_seconds = min(REACH_SECONDS, REACH_SHARE * timeout_seconds)
-    within = f"{timeout_seconds - kept_seconds:g} of {timeout_seconds:g} s (the rest is for the hosts to try each other)"
+    reserved_seconds = min(REACH_SECONDS, REACH_SHARE * timeout_seconds)
+    within = f"{timeout_seconds - reserved_seconds:g} of {timeout_seconds:g} s (the rest is for the hosts to try each other)"
     reports = [HostReport(probe.host, f"does not answer within {within}", silent=True) for probe in probes]
     pairs = list(zip(probes, reports, strict=True))
-    _side_by_side([partial(_ask, probe, report, backend, job) for probe, report in pairs], deadline - kept_seconds, interrupted)
+    _run_concurrently([partial(_query, probe, report, backend, job) for probe, report in pairs], deadline - reserved_seconds, interrupted)
     answering = [(probe, report) for probe, report in pairs if report.problem is None]
     places = {report.host: (report.described["address"], report.ports) for _, report in answering if report.described.get("address")}
-    _side_by_side([partial(_reach, probe, report, places) for probe, report in answering], deadline, interrupted)
+    _run_concurrently([partial(_reach, probe, report, places) for probe, report in answering], deadline, interrupted)
     return reports
 
 
@@ -105,7 +105,7 @@ def peers_of(host_here: str, hosts: Sequence[str]) -> list[str]:
     return [hosts[(place + distance) % count] for distance in (1 << power for power in range(count.bit_length())) if distance < count]
 
 
-def _side_by_side(work: Sequence[Callable[[], None]], deadline: float, interrupted: Callable[[], bool]) -> None:
+def _run_concurrently(work: Sequence[Callable[[], None]], deadline: float, interrupted: Callable[[], bool]) -> None:
     threads = [threading.Thread(target=function, name="preflight", daemon=True) for function in work]
     for thread in threads:
         thread.start()
@@ -116,7 +116,7 @@ def _side_by_side(work: Sequence[Callable[[], None]], deadline: float, interrupt
                 raise InterruptedRunError("interrupted by the user, while the hosts were looked at")
 
 
-def _ask(probe: Probe, report: HostReport, backend: str, job: Job | None) -> None:
+def _query(probe: Probe, report: HostReport, backend: str, job: Job | None) -> None:
     try:
         report.described = _described(probe, backend)
         if report.described["protocol"] != PROTOCOL:
@@ -207,7 +207,7 @@ class _Answer(JsonObject):
     devices: list[str]
 
 
-def kept_file() -> Path | None:
+def cache_file() -> Path | None:
     """Return the cache's file, which may not exist; None for a user without a home."""
     folder = user_cache()
     return None if folder is None else folder / "probes.json"
@@ -220,8 +220,8 @@ def probe_kept(names: Iterable[str] | None = None, *, fresh: bool = False) -> li
     """
     wanted = list(available("backend") if names is None else names)
     now = {name: _holds_for(name) for name in wanted}
-    kept = {} if fresh else _read()
-    known = {name: answer for name, answer in kept.items() if now.get(name) == answer.holds_for}
+    cached = {} if fresh else _read()
+    known = {name: answer for name, answer in cached.items() if now.get(name) == answer.holds_for}
     probed = {availability.name: availability for availability in probe_all([name for name in wanted if name not in known])}
     sound = {
         name: availability for name, availability in probed.items() if availability.problem is None and availability.version is not None
@@ -253,10 +253,10 @@ def _holds_for(name: str) -> str:
 
 
 def _sources(folder: str) -> list[str]:
-    files_found = (
+    files_result = (
         os.path.join(here, file) for here, _, files in os.walk(folder, followlinks=True) for file in files if file.endswith(".py")
     )
-    return sorted(islice(files_found, MAX_SOURCES))
+    return sorted(islice(files_result, MAX_SOURCES))
 
 
 def _changed(path: str) -> list[int] | None:
@@ -268,7 +268,7 @@ def _changed(path: str) -> list[int] | None:
 
 
 def _read() -> dict[str, _Answer]:
-    path = kept_file()
+    path = cache_file()
     if path is None:
         return {}
     try:
@@ -282,7 +282,7 @@ def _read() -> dict[str, _Answer]:
 
 
 def _write(answers: dict[str, _Answer]) -> None:
-    path = kept_file()
+    path = cache_file()
     if path is None:
         return
     with suppress(OSError):  # without the cache it is only slower

@@ -20,7 +20,7 @@ from crosstrain.core.listener import Exchange
 from crosstrain.engine.protocol.messages import FILE_PIECE_BYTES, MAX_HEADER_BYTES, ProtocolError, RawArray, Stream
 from crosstrain.engine.protocol.node_messages import Leaving
 from crosstrain.engine.protocol.transport import WrongSecretError, accept, connect
-from crosstrain.launch.driver.node_channels import MAX_WAITING_BYTES, Members
+from crosstrain.launch.driver.node_channels import MAX_WAITING_BYTES, NodeConnections
 from crosstrain.launch.driver.nodes import Nodes, ReportHandlers
 from crosstrain.launch.driver.outstanding_requests import OutstandingRequests
 from crosstrain.launch.launchers.base import NodeChannel
@@ -48,7 +48,7 @@ def test_a_node_that_says_more_than_the_driver_comes_to_waits_and_nothing_is_los
             sent.append(number)
 
     with streams() as (driver, node):
-        members = Members([NodeChannel(1, driver, "127.0.0.1", None, None, False)])
+        members = NodeConnections([NodeChannel(1, driver, "127.0.0.1", None, None, False)])
         flooding = threading.Thread(target=flood, args=(node,))
         flooding.start()
         wait_until(lambda: len(sent) >= MAX_WAITING_BYTES // size - 2, 20, "what may wait")
@@ -61,7 +61,7 @@ def test_a_node_that_says_more_than_the_driver_comes_to_waits_and_nothing_is_los
 def test_a_message_larger_than_what_may_wait_is_heard():
     """What a header weighs is estimated, so that one alone may weigh more."""
     with streams() as (driver, node):
-        members = Members([NodeChannel(1, driver, "127.0.0.1", None, None, False)])
+        members = NodeConnections([NodeChannel(1, driver, "127.0.0.1", None, None, False)])
         for number in range(3):
             threading.Thread(target=node.send, args=(Message("long", {"text": "x" * (MAX_HEADER_BYTES - 100)}),)).start()
             assert members.next(5.0)[1].kind == "long", number
@@ -104,10 +104,10 @@ def test_files_come_only_from_nodes_that_were_asked_to_stop(kind):
 def test_samples_at_their_interval_and_those_asked_for_are_let_through(interval, seconds, asked):
     """However late the driver comes to them."""
     requests = OutstandingRequests([1])
-    requests.of_samples(1, interval)
+    requests.allow_samples(1, interval)
     requests._sampling[1] = (time.monotonic() - seconds, interval)
     for _ in range(asked):
-        requests.of_node(1, "sampled")
+        requests.add_request(1, "sampled")
     regular = min(2000, int(seconds / interval))
     assert all(requests.wrong_with(1, read(SOUND["sample"])) is None for _ in range(regular + asked))
 
@@ -131,7 +131,7 @@ def test_an_agent_in_the_place_of_another_may_say_so_too():
     for _ in range(2):
         assert requests.wrong_with(1, Leaving()) is None
         assert requests.wrong_with(1, Leaving()) is not None
-        requests.of_new_agent(1)
+        requests.reset_agent(1)
 
 
 def test_tasks_that_are_started_anew_may_say_as_much_again():

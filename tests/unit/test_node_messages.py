@@ -142,7 +142,7 @@ def test_undeclared_message_is_refused():
     class Undeclared(FromNode):
         pass
 
-    assert OutstandingRequests([0]).wrong_with(0, Undeclared()) == "more messages 'undeclared' of 0 than there can be"
+    assert OutstandingRequests([0]).violation_in(0, Undeclared()) == "more messages 'undeclared' of 0 than there can be"
 
 
 STRANGE = st.recursive(
@@ -355,9 +355,9 @@ def test_answers_out_of_order_are_refused(order):
     outstanding = OutstandingRequests([0, 1])
     outstanding.started(NODE_OF, ["worker-1", "worker-0"])
     for command in (TRAIN, EVALUATE, STATE):
-        outstanding.of_leader("worker-1", command)
+        asked.add_command("worker-1", command)
 
-    assert all(outstanding.wrong_with(1, read(IN_ORDER[place])) is None for place in order) == possible
+    assert all(asked.violation_in(1, read(IN_ORDER[place])) is None for place in order) == possible
 
 
 def test_violation_is_noticed_while_the_run_ends():
@@ -365,7 +365,7 @@ def test_violation_is_noticed_while_the_run_ends():
         send(node, Message("nobody sends this"))
         answering = threading.Thread(target=lambda: (first.recv(2**16), send(first, Message("stopped"))))
         answering.start()
-        control.end_tasks(0.0, politely=True)
+        control.end_tasks(0.0, graceful=True)
         answering.join()
         assert control.nodes.violation is not None
         assert control.nodes.violation.task == "agent-1"

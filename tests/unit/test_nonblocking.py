@@ -20,7 +20,7 @@ from crosstrain.engine.protocol.messages import (
     FILE_PIECE_BYTES,
     MAX_HEADER_BYTES,
     MAX_PREFACE_BYTES,
-    Lent,
+    DetachedStream,
     ProtocolError,
     RawArray,
     Stream,
@@ -28,7 +28,7 @@ from crosstrain.engine.protocol.messages import (
 )
 from crosstrain.engine.protocol.node_messages import Sample
 from crosstrain.engine.protocol.transport import Incoming, Outgoing, start_over_stdio
-from crosstrain.launch.driver.node_channels import MAX_WAITING_BYTES, Members
+from crosstrain.launch.driver.node_channels import MAX_WAITING_BYTES, NodeConnections
 from crosstrain.launch.launchers.base import NodeChannel
 
 FIELDS = st.dictionaries(
@@ -56,7 +56,7 @@ def detached(begins_after=None, held=b"", begun=lambda: None):
     with theirs:
         ours.setblocking(False)
         descriptor = ours.detach()
-        yield Lent(descriptor, descriptor, held, begins_after, begun), theirs
+        yield DetachedStream(descriptor, descriptor, held, begins_after, begun), theirs
 
 
 def taken(incoming):
@@ -192,7 +192,7 @@ def test_slow_reader_gets_everything_without_blocking(sizes, reads):
     with detached() as (ours, theirs):
         outgoing, received = Outgoing(ours), bytearray()
         for message in messages:
-            outgoing.tell(message)
+            outgoing.send(message)
         theirs.setblocking(False)
         turn = 0
         while len(received) < len(expected):
@@ -208,11 +208,11 @@ def test_slow_reader_gets_everything_without_blocking(sizes, reads):
 def test_closed_peer_does_not_block():
     with detached() as (ours, theirs):
         outgoing = Outgoing(ours)
-        assert outgoing.tell(Message("x", {}, {"a": np.zeros(10**7, np.uint8)}))
+        assert outgoing.send(Message("x", {}, {"a": np.zeros(10**7, np.uint8)}))
         theirs.close()
         assert outgoing.flush()
         assert outgoing.failed
-        assert not outgoing.tell(Message("x"))
+        assert not outgoing.send(Message("x"))
         outgoing.wait(10.0)
         os.close(ours.reading)
 
@@ -234,8 +234,8 @@ def members(count):
             ends.callback(peer.close)
             ends.callback(peer.cut)
             channels.append(NodeChannel(node, stream, "127.0.0.1", None, None, False))
-            nodes.append(peer)
-        yield Members(channels), nodes
+            nodes.append(other)
+        yield NodeConnections(channels), nodes
 
 
 def test_one_thread_serves_200_nodes_and_reports_losses():
@@ -259,7 +259,7 @@ def test_one_thread_serves_200_nodes_and_reports_losses():
         assert all(numbers == list(range(rounds)) for numbers in heard.values())
         assert (set(lost), len(lost), set(driver.lost)) == (gone, len(gone), gone)
         for node in range(count):
-            driver.tell(node, Message("told", {"node": node}))
+            driver.send(node, Message("told", {"node": node}))
         driver.flush(10.0)
         assert all(fields_of(nodes[node].receive())["node"] == node for node in set(range(count)) - gone)
         assert driver.next(0.1) is None
@@ -278,13 +278,13 @@ def test_flooding_and_unread_nodes_block_nobody():
         threading.Thread(target=flood, daemon=True).start()
         began = time.monotonic()
         for _ in range(20):
-            driver.tell(0, Message("state", {}, {"a": np.zeros(10**7, np.uint8)}))
+            driver.send(0, Message("state", {}, {"a": np.zeros(10**7, np.uint8)}))
         assert time.monotonic() - began < 5.0
         wait_until(lambda: driver._inbox.qsize() >= MAX_WAITING_BYTES // size - 1, 20, "what may wait")
         for number in range(50):
             live.send(Message("said", {"number": number}))
-            driver.tell(2, Message("told", {"number": number}))
-            while (item := live.receive()).kind == "alive":
+            driver.send(2, Message("told", {"number": number}))
+            while (told := live.receive()).kind == "alive":
                 pass
             assert fields_of(told)["number"] == number
         said = []
@@ -297,13 +297,13 @@ def test_flooding_and_unread_nodes_block_nobody():
 
 def test_child_over_pipes_ends_with_its_input():
     process, stream = start_over_stdio(subprocess.Popen, ["cat"])
-    driver = Members([NodeChannel(0, stream, "127.0.0.1", False, None, True, process)])
+    driver = NodeConnections([NodeChannel(0, stream, "127.0.0.1", False, None, True, process)])
     text = "x" * 10**6
     for number in range(5):
-        driver.tell(0, Message("said", {"number": number, "text": text}))
+        driver.send(0, Message("said", {"number": number, "text": text}))
     assert [fields_of(driver.next(10.0)[1])["number"] for _ in range(5)] == list(range(5))
     driver.end_sending(10.0)
-    driver.tell(0, Message("said", {"number": 5}))
+    driver.send(0, Message("said", {"number": 5}))
     assert process.poll() is None
     process.stdin.close()
     assert process.wait(10.0) == 0
@@ -322,7 +322,7 @@ def test_message_read_with_the_previous_one_is_kept():
         for kind in ("join", "hello", "sample"):
             peer.send(Message(kind))
         assert stream.receive().kind == "join"
-        driver = Members([NodeChannel(0, stream, "127.0.0.1", None, None, False)])
+        driver = NodeConnections([NodeChannel(0, stream, "127.0.0.1", None, None, False)])
         assert [driver.next(10.0)[1].kind for _ in range(2)] == ["hello", "sample"]
 
 
@@ -332,8 +332,8 @@ def test_closed_channel_is_lost():
         stream = Stream(ours.makefile("rb"), ours.makefile("wb"))
         stream.close()
         del theirs
-        driver = Members([NodeChannel(0, stream, "127.0.0.1", None, None, False)])
+        driver = NodeConnections([NodeChannel(0, stream, "127.0.0.1", None, None, False)])
         assert driver.next(10.0) == (0, None)
-        driver.tell(0, Message("x"))
+        driver.send(0, Message("x"))
         driver.flush(1.0)
-        assert driver.present == set()
+        assert driver.alive == set()

@@ -163,12 +163,12 @@ def test_host_of_another_release_is_named():
 
 def test_a_probe_tells_of_a_file_whose_name_is_no_unicode():
     told = answer(Data("digits", "/no/such/\udcff"))
-    assert read_probe_answer(Data("digits", None), messages.Message.of(told)) == told
+    assert read_probe_answer(Data("digits", None), messages.Message.from_typed(told)) == told
     assert "/no/such/\\xff" in told.text
 
 
 def test_what_this_machine_says_of_itself_is_let_through():
-    assert wrong_with_answer("describe", messages.Message.of(answer(Describe("torch")))) is None
+    assert wrong_with_answer("describe", messages.Message.from_typed(answer(Describe("torch")))) is None
 
 
 FIRST_ANSWERS = """

@@ -17,7 +17,7 @@ from crosstrain.engine.protocol import task_messages as messages
 from crosstrain.engine.protocol.messages import ImpossibleAnswerError
 from crosstrain.engine.task import CommandLoop
 from crosstrain.engine.translation import Decoded, TranslationOrders
-from crosstrain.launch.driver.outstanding_requests import MAX_SIGNS, OutstandingRequests
+from crosstrain.launch.driver.outstanding_requests import MAX_HEARTBEATS, OutstandingRequests
 from crosstrain.models.decoding import GREEDY
 
 STEPS, STEP_SECONDS = 5, 0.06
@@ -47,10 +47,10 @@ def ordered():
     orders = TranslationOrders(OBJECTIVE.translation, "test", Decoded(len(LINES), GREEDY), 1)
     (command,) = orders.messages
     command.sequence = 1
-    outstanding = OutstandingRequests([0])
-    outstanding.started(["worker-0"], ["worker-0"])
-    outstanding.of_leader("worker-0", command)
-    return orders, command, outstanding
+    asked = OutstandingRequests([0])
+    asked.started(["worker-0"], ["worker-0"])
+    asked.add_command("worker-0", command)
+    return orders, command, asked
 
 
 def as_received(message):
@@ -64,7 +64,7 @@ def test_task_sends_heartbeats_between_steps(translating, monkeypatch):
     session = SimpleNamespace(translating=lambda: translating, drain=list, close=lambda: None)
     stream, states = SimpleNamespace(send=sent.append), SimpleNamespace(wait=lambda: None)
     CommandLoop(session, stream, SimpleNamespace(next=lambda: next(commands)), states, reports=True).run()
-    assert [outstanding.wrong_with(0, as_received(message)) for message in sent] == [None] * len(sent)
+    assert [asked.violation_in(0, said(message)) for message in sent] == [None] * len(sent)
     *signs, answer, done = sent
     assert STEPS - 1 <= len(signs) <= STEPS + 1  # more if the machine paused before the first
     assert (answer.complete, done.kind) == (True, "done")
@@ -82,18 +82,18 @@ def test_every_step_may_send_a_heartbeat(translating):
     assert len(calls) == STEPS + 1
 
 
-def test_heartbeats_need_a_request_and_are_limited():
-    orders, command, outstanding = ordered()
-    wrong_heartbeat = messages.Decoded.heartbeat(7)
-    assert "nobody asked for" in outstanding.wrong_with(0, as_received(wrong_heartbeat))
+def test_signs_of_life_are_of_what_is_asked_and_have_an_end():
+    orders, command, asked = ordered()
+    other = messages.Decoded.heartbeat(7)
+    assert "nobody asked for" in asked.violation_in(0, said(other))
     with pytest.raises(ImpossibleAnswerError, match="nobody asked for"):
-        orders.add(0, wrong_heartbeat)
-    sign = as_received(messages.Decoded.heartbeat(command.start))
-    assert {outstanding.wrong_with(0, sign) for _ in range(MAX_SIGNS)} == {None}
-    assert "more often than there can be" in outstanding.wrong_with(0, sign)
+        orders.add(0, other)
+    sign = said(messages.Decoded.heartbeat(command.start))
+    assert {asked.violation_in(0, sign) for _ in range(MAX_HEARTBEATS)} == {None}
+    assert "more often than there can be" in asked.violation_in(0, sign)
 
 
-def test_heartbeat_is_no_answer():
-    _, command, outstanding = ordered()
-    assert outstanding.wrong_with(0, as_received(messages.Decoded.heartbeat(command.start))) is None
-    assert "without its answer" in outstanding.wrong_with(0, as_received(messages.Done(1, "decode", 0.1, 0.0)))
+def test_a_sign_of_life_is_no_answer():
+    _, command, asked = ordered()
+    assert asked.violation_in(0, said(messages.Decoded.heartbeat(command.start))) is None
+    assert "without its answer" in asked.violation_in(0, said(messages.Done(1, "decode", 0.1, 0.0)))

@@ -15,7 +15,7 @@ from crosstrain.engine.protocol.join_messages import JoinRequest, Refused, Welco
 from crosstrain.engine.protocol.messages import PROTOCOL, MessageParser
 from crosstrain.engine.protocol.transport import accept
 from crosstrain.launch.driver.first_failure import NodeLostError, TaskDiedError
-from crosstrain.launch.driver.outcome import Outcome, leave_to_starter
+from crosstrain.launch.driver.outcome import Outcome, mark_resumable
 from crosstrain.launch.launchers.environments import Membership
 from crosstrain.launch.launchers.joining import welcomed
 from crosstrain.launch.launchers.machine_checks import EndingSignals
@@ -41,10 +41,10 @@ FOR_EVER = Refused("its job differs")
         (None, True, 0),
     ],
 )
-def test_recoverable_loss_has_a_retry_exit_code(failure, saved, code):
-    """Losses without a checkpoint between them may repeat: the launcher has to count them."""
-    leave_to_starter(failure, saved=saved)
-    outcome = Outcome.of(failure)
+def test_a_loss_is_to_be_gone_on_from_and_no_other_failure(failure, saved, code):
+    """What is lost without a checkpoint in between, or is only cut off, may be so for ever: whoever starts it has to count."""
+    mark_resumable(failure, saved=saved)
+    outcome = Outcome.from_failure(failure)
     assert (outcome.exit_code, outcome.state) == (code, "succeeded" if failure is None else "failed")
 
 

@@ -124,8 +124,8 @@ def test_lost_node_ends_the_next_start_too(cluster):
     control, agents = cluster(2)
     agents[0].answer("stopped")
     agents[1].go()
-    control.end_tasks(0.0, politely=False)
-    second_group = TaskGroup(control.nodes, [])
+    control.end_tasks(0.0, graceful=False)
+    anew = TaskGroup(control.nodes, [])
     with pytest.raises(RunFailedError, match="node 1"):
         second_group.reserve_ports({0: 1, 1: 1}, 30.0)
 
@@ -149,7 +149,7 @@ def test_loss_of_an_unused_node_is_ignored(cluster, before):
     assert group.reserve_ports({0: 1}, 5.0) == {0: [4000]}
     assert group.receive(0.2) is None
     assert list(control.nodes.lost) == [1]
-    assert group.standing(0.01).silent.keys() == {0}
+    assert group.inspect_tasks(0.01).silent.keys() == {0}
     agents[0].go()
     assert failure(group).task == "agent-0"
 
@@ -216,10 +216,10 @@ def test_stall_reports_known_and_unknown_stacks(cluster, monkeypatch):
     threads = [threading.Thread(target=agent, args=(one_agent,)) for one_agent in agents]
     for thread in threads:
         thread.start()
-    standing = control.standing(10.0)  # all of them answer
+    cluster_state = control.inspect_tasks(10.0)  # they all answer this
     for thread in threads:
         thread.join()
-    error = with_task_states(StalledRunError("stalled"), standing)
+    error = with_task_states(StalledRunError("stalled"), cluster_state)
     assert str(error) == (
         "stalled; stopped by a signal: worker-1; worker-0 stands at /a.py:7 (f); "
         "worker-2 is on a node that sent no stack within 2 s; logs/stacks.txt has all stacks"
@@ -229,8 +229,8 @@ def test_stall_reports_known_and_unknown_stacks(cluster, monkeypatch):
 
 def test_stacks_can_be_requested_during_training(cluster):
     control, (agent,) = cluster(1)
-    answers = []
-    control.inquiries.on_answer = answers.append
+    told = []
+    control.stack_requests.on_answer = told.append
     control.on_silent(0)
     number = fields_of(agent.stream.receive())["number"]
     agent.send("stacks", number=number, stacks={"worker-0": {"text": '  File "/a.py", line 7 in f\n', "problem": None}})
@@ -257,7 +257,7 @@ def test_lost_node_is_named_and_not_waited_for(cluster, victim_first):
     assert error.task == "agent-1"
     agents[0].answer("stopped")
     agents[2].answer("stopped")
-    assert seconds(lambda: control.end_tasks(10.0, politely=False)) < 2
+    assert seconds(lambda: control.end_tasks(10.0, graceful=False)) < 2
     assert seconds(lambda: control.nodes.finish(1)) < 2
 
 
@@ -269,7 +269,7 @@ def test_unused_nodes_get_no_requests(cluster):
     group.start_tasks([], lambda node: Start("{}", None, None, None, None, {}, 0.0))
     assert agents[0].stream.receive().kind == "start"
     agents[0].answer("stopped")
-    assert seconds(lambda: group.end_tasks(10.0, politely=False)) < 2
+    assert seconds(lambda: group.end_tasks(10.0, graceful=False)) < 2
     assert control.nodes.answering == {0, 1}
     control.nodes.finish(0)
     assert agents[1].stream.receive().kind == "finish"  # without an earlier message
@@ -281,13 +281,13 @@ def test_stall_names_the_silent_node(cluster):
     agents[0].answer("states", states={"worker-0": "S"})
     agents[2].go()
     took = time.monotonic()
-    error = with_task_states(StalledRunError("stalled"), control.standing())
+    error = with_task_states(StalledRunError("stalled"), control.inspect_tasks())
     assert time.monotonic() - took < 1.5
     assert "the agent of node 1 (host 10.0.0.1) does not answer" in str(error)
     assert "the agent of node 2 (host 10.0.0.2) has gone" in str(error)
     assert "worker-0" not in str(error)
     agents[0].answer("stopped")
-    assert seconds(lambda: control.end_tasks(10.0, politely=False)) < 1
+    assert seconds(lambda: control.end_tasks(10.0, graceful=False)) < 1
     assert agents[1].end.recv(2**16)
     agents[1].end.settimeout(5.0)
     assert agents[1].end.recv(1) == b""  # disconnected, so it ends when it wakes
