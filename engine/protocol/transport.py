@@ -12,6 +12,7 @@ import os
 import secrets
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -93,6 +94,19 @@ def start_over_stdio(
         reader = ours.makefile("rb")  # keeps this end open
     assert process.stdin is not None
     return process, Stream(reader, process.stdin, begins_after)
+
+
+def take_stdio(*, announce: bool = False) -> Stream:
+    """Return the stream to this process's parent over standard input and output; prints then go to standard error.
+
+    With `announce`, messages begin after the line `AGENT_BEGINS`.
+    """
+    writer = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    if announce:
+        writer.write(b"\n" + AGENT_BEGINS + b"\n")
+        writer.flush()
+    return Stream(sys.stdin.buffer, writer)
 
 
 def over_socket(connection: socket.socket) -> Stream:

@@ -14,19 +14,17 @@ from ...core.console import note
 from ...core.errors import RunFailedError, UsageError
 from ...core.job import Job
 from ...core.listener import PROOF_SECONDS
-from ...core.liveness import TICK_SECONDS, SilenceCounter
 from ...core.process import interrupts_answered, interrupts_ignored
 from ...core.settings.job_fields import fields_with_role
 from ...engine.protocol.join_messages import JoinRequest, Refused, Welcome
 from ...engine.protocol.messages import PROTOCOL, Alive, MessageParser, Stream, WireMessage
 from ...engine.protocol.node_messages import Finish
 from ...engine.protocol.transport import WrongSecretError, connect
-from ..node.agent import Agent
+from ..node.agent import Agent, await_silence
 from .environments import Membership
 
 NODE_SPECIFIC_FIELDS = frozenset({*fields_with_role("destination"), "data_dir"})  # fields that may differ between the nodes of one job
 RESUME = "resume"  # the key of a request that resumes a run
-DRIVER = 0  # the only peer of a standby's silence counter
 RETRY_SECONDS = 0.2  # interval of tries to reach the driver
 _ANSWERS: MessageParser[WireMessage] = MessageParser(Welcome, Refused)
 _TO_STANDBYS: MessageParser[WireMessage] = MessageParser(Alive, Finish)
@@ -98,17 +96,14 @@ def join_run(settings: Mapping[str, Any], place: Membership, secret: bytes, star
 
 
 def _stand_by(stream: Stream, node_timeout_seconds: float, place: Membership) -> int:
-    counter = SilenceCounter(node_timeout_seconds, time.monotonic())
     over = threading.Event()
     problem = ""
 
     def watch_driver() -> None:
         nonlocal problem
-        while not over.wait(TICK_SECONDS):
-            if counter.tick(time.monotonic(), {DRIVER: stream.arrivals}):
-                problem = f"the driver has not been heard of for {counter.limit_seconds:g} s (--node-timeout)"
-                stream.cut()
-                return
+        if (silence := await_silence(stream, node_timeout_seconds, over)) is not None:
+            problem = silence
+            stream.cut()
 
     watched = False
     try:

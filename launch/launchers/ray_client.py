@@ -11,7 +11,6 @@ import os
 import queue
 import re
 import signal
-import sys
 import threading
 import time
 from collections import defaultdict
@@ -28,6 +27,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ...core.process import ignore_interrupts
 from ...engine.protocol.messages import Stream
+from ...engine.protocol.transport import take_stdio
 from ..node.scratch import ADDRESS_VARIABLE, address_towards
 from . import ray_node_holder as node_holder
 from .ray_messages import (
@@ -64,9 +64,7 @@ SIMULTANEOUS_CALLS = 4  # of an actor: one call waits for events while others st
 def main() -> None:
     """Serve the driver on standard input and output until it goes."""
     ignore_interrupts()
-    writer = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    _Client(Stream(sys.stdin.buffer, writer)).serve()
+    _Client(take_stdio()).serve()
 
 
 class _Client:

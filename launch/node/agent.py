@@ -10,7 +10,6 @@ import json
 import os
 import resource
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -38,7 +37,7 @@ from ...engine.protocol.messages import (
     WireMessage,
 )
 from ...engine.protocol.node_messages import Death
-from ...engine.protocol.transport import AGENT_BEGINS
+from ...engine.protocol.transport import take_stdio
 from ...monitor.gpu import describe_gpus
 from .fork_server_client import ForkServerConnection
 from .links import PeerProbe
@@ -55,6 +54,16 @@ ORPHAN_PATIENCE_SECONDS = 4.0  # time from the end of the control stream until t
 DRIVER = 0  # the only peer of the silence counter
 HELD_UP_BYTES = 2**16  # with so much unread, the agent is behind and the driver has to wait: nothing more may arrive
 _REQUESTS: MessageParser[WireMessage] = MessageParser(Alive, messages.ToNode)
+
+
+def await_silence(stream: Stream, limit_seconds: float, ended: threading.Event) -> str | None:
+    """Wait until the driver has been silent for so long; return what to report, or None once `ended`."""
+    counter = SilenceCounter(limit_seconds, time.monotonic())
+    while not ended.wait(TICK_SECONDS):
+        held_up = stream.unread_bytes >= HELD_UP_BYTES
+        if counter.tick(time.monotonic(), {} if held_up else {DRIVER: stream.arrivals}):
+            return f"the driver has not been heard of for {limit_seconds:g} s (--node-timeout)"
+    return None
 
 
 class Agent:
@@ -250,13 +259,9 @@ class Agent:
             threading.Thread(target=self._watch_driver, name="silence", daemon=True).start()
 
     def _watch_driver(self) -> None:
-        counter = SilenceCounter(self._node_timeout_seconds, time.monotonic())
-        while not self._ended.wait(TICK_SECONDS):
-            held_up = self._stream.unread_bytes >= HELD_UP_BYTES
-            if counter.tick(time.monotonic(), {} if held_up else {DRIVER: self._stream.arrivals}):
-                note(f"agent of node {self._node}: the driver has not been heard of for {counter.limit_seconds:g} s (--node-timeout)")
-                self.leave_driver()
-                return
+        if (silence := await_silence(self._stream, self._node_timeout_seconds, self._ended)) is not None:
+            note(f"agent of node {self._node}: {silence}")
+            self.leave_driver()
 
     def leave_driver(self) -> None:
         """End the tasks and make `serve` return, or exit without it."""
@@ -400,13 +405,9 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     ignore_interrupts()
     wake_when_parent_ends()
-    writer = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    if options.remote:
-        writer.write(b"\n" + AGENT_BEGINS + b"\n")
-        writer.flush()
+    stream = take_stdio(announce=options.remote)
     server = None if options.fork_server is None else ForkServerConnection(socket.socket(fileno=options.fork_server))
-    agent = Agent(Stream(sys.stdin.buffer, writer), options.node, remote=options.remote, fork_server=server)
+    agent = Agent(stream, options.node, remote=options.remote, fork_server=server)
     threading.Thread(target=_watch_parent, args=(agent, options.parent or os.getppid()), name="parent", daemon=True).start()
     try:
         agent.serve()

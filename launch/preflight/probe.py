@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import queue
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -20,7 +19,7 @@ from ...core.errors import TrainerError, UsageError
 from ...core.process import ignore_interrupts, wake_when_parent_ends
 from ...engine.protocol import probe_messages as messages
 from ...engine.protocol.messages import MAX_ERROR_CHARACTERS, PROTOCOL, Message, Stream, WireMessage
-from ...engine.protocol.transport import AGENT_BEGINS
+from ...engine.protocol.transport import take_stdio
 from ..node.scratch import PortBlock, address_for_others, node_identity
 
 CONNECT_SECONDS = 3.0  # time limit for a peer's port to answer
@@ -33,11 +32,7 @@ def main() -> None:
     """Answer the queries on standard input; end with it, also while answering."""
     ignore_interrupts()
     wake_when_parent_ends()
-    writer = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    writer.write(b"\n" + AGENT_BEGINS + b"\n")
-    writer.flush()
-    stream = Stream(sys.stdin.buffer, writer)
+    stream = take_stdio(announce=True)
     received: queue.SimpleQueue[Message] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(stream, received), name="questions", daemon=True).start()
     while True:
