@@ -52,7 +52,7 @@ class StandaloneTask:
         self._launcher = LocalLauncher(job, warn)
         self._nodes: Nodes | None = None
         self._tasks: TaskGroup | None = None
-        self._signals = EndingSignals(self._interrupt, self._end_at_once)
+        self._signals = EndingSignals(self._interrupt, self._end_immediately)
         self._sequence = 0
         self.precision_used: str = job.precision
 
@@ -139,6 +139,6 @@ class StandaloneTask:
         if self._nodes is not None:
             self._nodes.interrupt()
 
-    def _end_at_once(self) -> NoReturn:
+    def _end_immediately(self) -> NoReturn:
         self._launcher.kill()
         os._exit(InterruptedRunError.exit_code)

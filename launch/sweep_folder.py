@@ -203,8 +203,8 @@ class SweepFolder:
                 f"sweep: {str(self.path)!r} was begun with other points: {listed}{more}. Give another --name, or the same settings."
             )
         self._created = document["created_at"]
-        kept = ("state", "cause", "exit_code", "attempts", "seconds")
-        self.entries = [Entry(entry.point, **{field: before[entry.point.name][field] for field in kept}) for entry in self.entries]
+        fields = ("state", "cause", "exit_code", "attempts", "seconds")
+        self.entries = [Entry(entry.point, **{field: before[entry.point.name][field] for field in fields}) for entry in self.entries]
 
 
 def _changes(point: Point, before: Mapping[str, Any]) -> list[str]:

@@ -270,9 +270,9 @@ class Outgoing:
         with self._changed:
             if self.failed:
                 return False
-            at_once = not self._pieces
+            is_idle = not self._pieces
             self._pieces.extend(pieces)
-            if at_once:
+            if is_idle:
                 self._write()
             return bool(self._pieces)
 

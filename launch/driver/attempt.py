@@ -188,7 +188,7 @@ class Attempt:
             self._recording.progress.message(notice)
 
     def keep_spares(self, places: Collection[int] | None = None) -> None:
-        """Have all or these nodes keep a standby process per task, if the job says so."""
+        """Have all or these nodes keep a standby process per task, if the job requires it."""
         job = self.training.job
         if job.spare_processes:
             self.tasks.keep_spares(json.dumps(job.model_dump(mode="json")), places)

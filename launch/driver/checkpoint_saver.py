@@ -192,7 +192,7 @@ class CheckpointSaver:
 
     def _save(self, begin: _SaveRequest) -> None:
         """Write a checkpoint, and always answer the task. Raises DiskError if the run cannot write."""
-        self._recording.check(at_once=True)
+        self._recording.check(immediately=True)
         began = time.monotonic()
         writer: CheckpointWriter | None = None
         failure: OSError | None = None
@@ -292,5 +292,5 @@ class CheckpointSaver:
             if free >= size + reserve:
                 return
             self._refused_step = step if free >= size else None
-        kept = f", and {reserve:,} are kept in reserve for the run's other records" if reserve else ""
-        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {free:,} bytes are free, {size:,} are needed{kept}")
+        reserved = f", and {reserve:,} are kept in reserve for the run's other records" if reserve else ""
+        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {free:,} bytes are free, {size:,} are needed{reserved}")

@@ -96,7 +96,7 @@ class Driver:
         self._shutdown = Shutdown()
         self._attempts: list[Attempt] = []
         self._interrupts: list[Callable[[], None]] = []
-        self._signals = EndingSignals(self._end_in_good_order, self._end_at_once)
+        self._signals = EndingSignals(self._end_gracefully, self._end_immediately)
         self._recording: RunRecorder
         self._launcher: Launcher
         self._nodes: Nodes
@@ -403,15 +403,15 @@ class Driver:
             with self._nodes.interrupts_deferred():  # the run is complete: an interrupt only ends its calibration
                 attempt.tasks.sample_now()
         if attempt.totals.interrupted:
-            kept = resume_hint(self.job, self.path)
+            hint = resume_hint(self.job, self.path)
             if attempt.saver.newest is None:
-                raise InterruptedRunError(f"interrupted by the user; the last checkpoint could not be saved; {kept}")
-            raise ResumableRunError(f"interrupted by the user; {kept}")
+                raise InterruptedRunError(f"interrupted by the user; the last checkpoint could not be saved; {hint}")
+            raise ResumableRunError(f"interrupted by the user; {hint}")
         if self.job.calibrate:
             attempt.calibrate()
         if attempt.saver.unsaved is not None:
-            kept = resume_hint(self.job, self.path)
-            raise RunFailedError(f"the last checkpoint, {attempt.saver.unsaved}, could not be saved; {kept}")
+            hint = resume_hint(self.job, self.path)
+            raise RunFailedError(f"the last checkpoint, {attempt.saver.unsaved}, could not be saved; {hint}")
         return RunPhase.ENDING
 
     @property
@@ -466,7 +466,7 @@ class Driver:
             "train_seconds_by_node": attempt.train_seconds_by_node,
         }
 
-    def _end_in_good_order(self) -> None:
+    def _end_gracefully(self) -> None:
         translates = self._phase is RunPhase.TRANSLATING
         if (translates or self._phase is RunPhase.TRAINING) and self._attempts[-1].interrupt():
             what = "ending the translation; the run is complete" if translates else "saving a checkpoint and ending the run"
@@ -479,7 +479,7 @@ class Driver:
         for interrupt in self._interrupts:
             interrupt()
 
-    def _end_at_once(self) -> NoReturn:
+    def _end_immediately(self) -> NoReturn:
         self._launcher.kill()
         cause = "interrupted twice by the user"
         note(f"error: {cause}; ended at once; {resume_hint(self.job, self.path)}")

@@ -74,7 +74,7 @@ class Termination:
 
 
 def is_victim(death: Death, error: Error | None) -> bool:
-    """Return whether a task ended because it had lost a peer, as its error or log says."""
+    """Return whether a task ended because it had lost a peer, as its error or log reports."""
     if error is not None:
         return error.peer_lost
     return death.signal in (None, "SIGABRT") and any(map(indicates_peer_loss, death.tail))  # frameworks abort themselves
@@ -246,7 +246,7 @@ class Failures:
 
     @property
     def certain(self) -> bool:
-        """Whether a failure is surely a cause: of a node, or of a killed, ready task."""
+        """Whether a failure is certainly a cause: of a node, or of a killed, ready task."""
         return any(
             not termination.victim
             and (

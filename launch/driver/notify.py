@@ -236,7 +236,7 @@ _ENDS: Mapping[RunState, Event] = {"succeeded": "finished", "interrupted": "inte
 
 
 class Notifier:
-    """Sends one run's notices, as ``notify`` and ``on_failure`` say."""
+    """Sends one run's notices, as set by ``notify`` and ``on_failure``."""
 
     def __init__(self, options: Mapping[str, GivenOption], warn: Callable[[str], None]) -> None:
         self._notify = options.get("notify")

@@ -24,7 +24,7 @@ from .task_group import ClusterState
 
 T = TypeVar("T")
 MAX_UNKNOWN = 4  # reported tasks without a stack; the file of the stacks has all
-MAX_TOLD = 300  # characters of each reason
+MAX_REASON_CHARACTERS = 300  # characters of each reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def finalize_records(
 ) -> None:
     """Write summary and status of a run, and close its records; errors become its failure."""
     recording.write_waiting_samples()
-    recording.check(at_once=True)
+    recording.check(immediately=True)
     shutdown.set_failure(recording.refused)
     writer, outcome = recording.writer, shutdown.outcome
     if outcome.cause is not None:
@@ -189,7 +189,7 @@ def _unknown_places(cluster_state: ClusterState) -> list[str]:
         for task, stack in cluster_state.stacks.items()
         if stack.problem and cluster_state.states.get(task) not in ("T", "t")
     }
-    return [f"{task} {one_line(why)[:MAX_TOLD]}" for task, why in list(unknown.items())[:MAX_UNKNOWN]]
+    return [f"{task} {one_line(why)[:MAX_REASON_CHARACTERS]}" for task, why in list(unknown.items())[:MAX_UNKNOWN]]
 
 
 def add_to_first_line(error: TrainerError, more: str) -> None:

@@ -176,7 +176,7 @@ class RunPosition:
             self._waiting.append(document)
 
     def commit(self) -> None:
-        """Write the deferred documents, and later ones at once, as the run has resumed."""
+        """Write the deferred documents, and later ones immediately, as the run has resumed."""
         self.status_to_restore = None
         for document in self._waiting:
             document()

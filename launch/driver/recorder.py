@@ -189,7 +189,7 @@ class RunRecorder:
         used = sampled.trainer_cpu_seconds
         if used is not None and sampled.node == self._driver_node:
             used += time.process_time()
-        now = time.monotonic()  # the clock and the merging are the driver's, whatever a sample says of them
+        now = time.monotonic()  # the clock and the merging are the driver's, whatever a sample reports
         record = replace(sampled, trainer_cpu_seconds=used, time_seconds=now, part_began_seconds=None, samples=1, merged=None)
         before = self._thinner.samples_per_line
         lines = self._thinner.add(record)
@@ -230,12 +230,12 @@ class RunRecorder:
             for logger in self._loggers:
                 write(logger)
 
-    def check(self, *, at_once: bool = False) -> None:
+    def check(self, *, immediately: bool = False) -> None:
         """Raise DiskError if a write failed or, at intervals, the directory is not writable."""
         with self._disk_errors(self.path):
             if self.refused is not None:
                 raise self.refused
-            if at_once or time.monotonic() >= self._next_check:
+            if immediately or time.monotonic() >= self._next_check:
                 self._next_check = time.monotonic() + CHECK_SECONDS
                 self.writer.check()
 

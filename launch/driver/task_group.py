@@ -1,6 +1,6 @@
 """The tasks of one attempt: the driver's messages to them, and their answers.
 
-A failure is raised once, where messages are received. What has arrived meanwhile waits, so a lost task may restart (`replace`) while the
+A failure is raised once, where messages are received. What arrives until then waits, so a lost task may restart (`replace`) while the
 others train. Each attempt has its own group, which receives messages until the nodes report that all of its tasks have ended, so tasks of
 two attempts cannot be confused.
 """
@@ -43,7 +43,7 @@ from .first_failure import (
 )
 from .nodes import Nodes
 
-CAUSE_WINDOW_SECONDS = 1.0  # wait for further deaths, to tell the root cause from its victims
+CAUSE_WINDOW_SECONDS = 1.0  # wait for further deaths, to distinguish the root cause from its victims
 KILL_SECONDS = 15.0  # for nodes to kill their tasks and to send their last reports
 
 

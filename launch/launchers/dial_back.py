@@ -66,7 +66,7 @@ class LateStream(Stream):
         self._late.notify_decided()
 
     def cut(self) -> None:
-        """End the connection at once, or the wait for it."""
+        """End the connection immediately, or the wait for it."""
         self.give_up_waiting()
         super().cut()
 
@@ -83,7 +83,7 @@ class LateStream(Stream):
 class _LateFiles:
     def __init__(self) -> None:
         self._joined: Stream | None = None
-        self._kept = bytearray()
+        self._buffered = bytearray()
         self._changed = threading.Condition()
         self._over = False
         self._begin: Callable[[], None] | None = None
@@ -94,9 +94,9 @@ class _LateFiles:
                 return False
             self._joined = joined
             self._changed.notify_all()
-        joined.writer.write(bytes(self._kept))
+        joined.writer.write(bytes(self._buffered))
         joined.writer.flush()
-        self._kept.clear()
+        self._buffered.clear()
         return True
 
     def give_up(self) -> None:
@@ -142,7 +142,7 @@ class _LateFiles:
             return self._joined.writer.write(data)
         if self._over:
             raise BrokenPipeError("the channel was closed before the agent had dialled")
-        self._kept += data
+        self._buffered += data
         return len(data)
 
     def flush(self) -> None:

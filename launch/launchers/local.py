@@ -133,10 +133,10 @@ class LocalLauncher(LauncherDefaults):
         network = VirtualNetwork(self.job.nodes, self.job.bandwidth_bits_per_second, self.job.cores_of)
         try:
             self.network = self._cleanup.enter_context(network)
-        except MissingCapabilityError as lack:
-            if lack.capability != "namespaces" or self.job.network == "isolated" or shaped:
+        except MissingCapabilityError as error:
+            if error.capability != "namespaces" or self.job.network == "isolated" or shaped:
                 raise
-            self._warn_about_host(str(lack))
+            self._warn_about_host(str(error))
 
     def _make_network_again(self) -> None:
         assert self.network is not None

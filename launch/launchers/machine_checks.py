@@ -128,7 +128,7 @@ def _memory_check(host: dict[str, Any]) -> Check:
 
 def virtual_node_checks(virtual: Possibility) -> Iterator[Check]:
     """Check whether virtual nodes work, and with which limits."""
-    if (none := virtual.lacks.get("namespaces")) is not None:
+    if (none := virtual.missing.get("namespaces")) is not None:
         yield Check("virtual nodes", "lack", f"not possible: {none.reason}", none.remedy)
         return
     yield Check("virtual nodes", "ok", f"possible, {'in a user namespace' if virtual.rootless else 'as root'}")
@@ -137,8 +137,8 @@ def virtual_node_checks(virtual: Possibility) -> Iterator[Check]:
         ("core limits", "--cores-per-node", "cpu_quota"),
     )
     for name, option, capability in limits:
-        lack = virtual.lacks.get(capability)
-        yield Check(name, "ok", f"{option} works") if lack is None else Check(name, "lack", f"{option} does not work here", str(lack))
+        missing = virtual.missing.get(capability)
+        yield Check(name, "ok", f"{option} works") if missing is None else Check(name, "lack", f"{option} does not work here", str(missing))
 
 
 def disk_check(name: str, folder: Path) -> Check:
@@ -201,28 +201,28 @@ class CaughtSignals:
 
 
 class EndingSignals(CaughtSignals):
-    """Calls `in_good_order` at the first signal and `at_once` at the second, in the main thread.
+    """Calls `graceful` at the first signal and `immediate` at the second, in the main thread.
 
     Repeated notices of a batch system count as none, and a signal after one as the first.
     """
 
-    def __init__(self, in_good_order: Callable[[], None], at_once: Callable[[], NoReturn]) -> None:
-        self._in_good_order = in_good_order
-        self._at_once = at_once
+    def __init__(self, graceful: Callable[[], None], immediate: Callable[[], NoReturn]) -> None:
+        self._graceful = graceful
+        self._immediate = immediate
         self._count = 0
 
     def ask(self) -> None:
-        """Call `in_good_order` unless interrupted; the next signal still counts as the first."""
+        """Call `graceful` unless interrupted; the next signal still counts as the first."""
         if not self.interrupted:
             self.interrupted = True
-            self._in_good_order()
+            self._graceful()
 
     def handle(self, number: int) -> None:
         """Take a signal, as `ask` unless it is the second."""
         if number not in NOTICES:
             self._count += 1
             if self._count > 1:
-                self._at_once()
+                self._immediate()
         self.ask()
 
 

@@ -133,7 +133,7 @@ class RayStarter:
         self._client_errors: ErrorLines | None = None
         self._requests: queue.SimpleQueue[RayRequest | None] = queue.SimpleQueue()
         self._listener: AuthenticatingListener[Joiner[CommandJoin]] | None = None
-        self._summoned_to: tuple[str, int] | None = None
+        self._listening_at: tuple[str, int] | None = None
         self._commands: dict[int, _Command] = {}
         self._unsent: list[_Command] = []
         self._lock = threading.Lock()
@@ -155,7 +155,7 @@ class RayStarter:
         self._client_errors = ErrorLines("Ray", self._client.stderr, should_log=lambda: False)
         job = self._job
         self._requests.put(Place(self._address, job.workers_by_node, job.threads, job.device, whole_cluster))
-        for work, name in ((self._ask, "to-ray"), (self._hear, "from-ray")):
+        for work, name in ((self._send_requests, "to-ray"), (self._receive_events, "from-ray")):
             threading.Thread(target=work, args=(stream,), name=name, daemon=True).start()
 
     def start(self, node: int, command: Sequence[str]) -> StartedAgent:
@@ -166,7 +166,7 @@ class RayStarter:
             self._commands[number] = started
             if self._failed is not None:
                 started.end(None, self._failed)
-            elif self._summoned_to is None:
+            elif self._listening_at is None:
                 self._unsent.append(started)
             else:
                 self._summon(started)
@@ -175,7 +175,7 @@ class RayStarter:
     def await_nodes(self, option: str = "--start-timeout") -> None:
         """Wait for the nodes (time-out: `option`). Raises RunFailedError, InterruptedRunError."""
         deadline = time.monotonic() + self._job.start_timeout
-        while self._summoned_to is None:
+        while self._listening_at is None:
             self.check()
             if self._interrupted:
                 raise InterruptedRunError("interrupted by the user, while the run was waiting for nodes of Ray's")
@@ -203,24 +203,24 @@ class RayStarter:
         end_agents([self._client], LEAVE_SECONDS)
 
     def kill(self) -> None:
-        """End the client at once; safe in a signal handler."""
+        """End the client immediately; safe in a signal handler."""
         if self._client is not None:
             self._client.kill()
 
-    def _ask(self, stream: Stream) -> None:
+    def _send_requests(self, stream: Stream) -> None:
         """Send requests, in a thread, as a hanging call to Ray would block the driver."""
-        with contextlib.suppress(OSError, ValueError):  # it has ended, which `_hear` sees, or `close` has ended it
+        with contextlib.suppress(OSError, ValueError):  # it has ended, which `_receive_events` sees, or `close` has ended it
             while (request := self._requests.get()) is not None:
                 stream.send(request)
 
-    def _hear(self, stream: Stream) -> None:
+    def _receive_events(self, stream: Stream) -> None:
         with contextlib.suppress(OSError):
             while (message := stream.receive()) is not None:
-                self._take(EVENTS.parse(message))
+                self._handle(EVENTS.parse(message))
         last_lines = self._client_errors.suffix() if self._client_errors is not None else ""
         self._fail(f"its client process has ended{last_lines}")
 
-    def _take(self, event: RayEvent) -> None:
+    def _handle(self, event: RayEvent) -> None:
         if isinstance(event, Placed):
             self.nodes = event.nodes
             self._listen(event.own_address)
@@ -251,21 +251,21 @@ class RayStarter:
             self._fail(f"the nodes would reach this machine at {address}, where it cannot listen: {error.strerror}")
             return
         proof = partial(prove, secret=self._secret.encode(), joins=_JOINS)
-        self._listener = AuthenticatingListener(listening, proof, self._arrive, lambda text: note(f"trainer: {text}"))
+        self._listener = AuthenticatingListener(listening, proof, self._connect_command, lambda text: note(f"trainer: {text}"))
         with self._lock:
-            self._summoned_to = (address, listening.getsockname()[1])
+            self._listening_at = (address, listening.getsockname()[1])
             for command in self._unsent:
                 self._summon(command)
             self._unsent.clear()
 
     def _summon(self, started: _Command) -> None:
-        assert self._summoned_to is not None
-        host, port = self._summoned_to
+        assert self._listening_at is not None
+        host, port = self._listening_at
         summons = Summons(host, port, self._secret, started.number, 2 * self._job.node_timeout)
         command = remote_python(self._python, "crosstrain.launch.node.dialled", *started.command)
         self._requests.put(StartCommand(started.node, started.number, command, summons.line()))
 
-    def _arrive(self, joiner: Joiner[CommandJoin], host: str) -> None:
+    def _connect_command(self, joiner: Joiner[CommandJoin], host: str) -> None:
         command = self._commands.get(joiner.message.number)
         joiner.stream.limit_silence(2 * self._job.node_timeout)  # the heartbeat comes first; this is for what nobody reads or writes
         if command is None or not command.stream.connect(joiner.stream):

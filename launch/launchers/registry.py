@@ -136,8 +136,8 @@ def choose_launcher(run: LaunchRequest, automatic: Sequence[tuple[str, Serves]] 
         launcher: object = make(run)
     if isinstance(launcher, Launcher):
         return launcher
-    lacks = ", ".join(sorted(name for name in _METHODS if not hasattr(launcher, name)))
-    returned = f"has returned {launcher!r}, which is no launcher: missing {lacks}"
+    missing = ", ".join(sorted(name for name in _METHODS if not hasattr(launcher, name)))
+    returned = f"has returned {launcher!r}, which is no launcher: missing {missing}"
     raise UsageError(f"launcher: {row.described} {returned}; that is for its authors to mend")
 
 

@@ -69,7 +69,7 @@ class ExternalLauncher(LauncherDefaults):
     secret: bytes
     asked: Mapping[str, Any]
     _listener: AuthenticatingListener[Joiner[JoinRequest]] | None = None
-    _own: subprocess.Popen[bytes] | None = None
+    _agent: subprocess.Popen[bytes] | None = None
     _channels: list[NodeChannel] = field(default_factory=list)
     _standbys: list[Stream] = field(default_factory=list)
     _exit_code: int = 1
@@ -84,7 +84,7 @@ class ExternalLauncher(LauncherDefaults):
         self._names = NameResolver(self.job.start_timeout, lambda: self._interrupted)
 
     def start(self) -> list[NodeChannel]:
-        """Listen, start the own agent, and await the others. Raises RunFailedError for missing ones."""
+        """Listen, start node 0's agent, and await the others. Raises RunFailedError for missing ones."""
         if self._channels:
             return self._channels
         proof = partial(prove, secret=self.secret, joins=_JOINS)
@@ -103,8 +103,8 @@ class ExternalLauncher(LauncherDefaults):
 
     def _gather(self) -> dict[int, NodeChannel]:
         command = agent_command(0, "--parent", str(os.getpid()))
-        self._own, stream = start_over_stdio(subprocess.Popen, command)
-        channels = {0: self._channel(0, stream, self._address(0), self._own)}
+        self._agent, stream = start_over_stdio(subprocess.Popen, command)
+        channels = {0: self._channel(0, stream, self._address(0), self._agent)}
         standbys: set[tuple[int, int]] = set()
         deadline = time.monotonic() + self.job.start_timeout
         while self._awaits(channels) or len(standbys) < self.place.standbys:
@@ -140,20 +140,20 @@ class ExternalLauncher(LauncherDefaults):
 
     def _give_up(self, channels: dict[int, NodeChannel], node: int, why: str) -> None:
         if node == 0:
-            return  # our own child, whose end is reported by its channel's reader
+            return  # a child of this process, whose end is reported by its channel's reader
         note(f"trainer: node {node} {why}")
         channels.pop(node).stream.cut()
 
     def close(self) -> None:
-        """Release the standbys and end the own agent."""
+        """Release the standbys and end node 0's agent."""
         self._closing.set()
         for stream in self._standbys:
             try:
                 stream.send(Finish(self._exit_code))
             except OSError:
                 continue
-        if self._own is not None:
-            end_agents([self._own])
+        if self._agent is not None:
+            end_agents([self._agent])
         self._shut_door("the run has ended")
 
     def interrupt(self) -> None:
@@ -161,9 +161,9 @@ class ExternalLauncher(LauncherDefaults):
         self._interrupted = True  # no more than that: the handler may interrupt the queue's own code
 
     def kill(self) -> None:
-        """Kill the own agent; the others end with their channels."""
-        if self._own is not None:
-            self._own.kill()
+        """Kill node 0's agent; the others end with their channels."""
+        if self._agent is not None:
+            self._agent.kill()
 
     def ended(self, exit_code: int) -> None:
         """Remember the standbys' exit code."""

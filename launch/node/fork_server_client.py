@@ -123,14 +123,14 @@ def _can_fork(job: Job) -> bool:
 
 
 def open_fork_server(job: Job) -> ForkServer | None:
-    """Return a run's fork server: a lent one if possible, its own if that pays, else None."""
+    """Return a run's fork server: a shared one if possible, another if that pays, else None."""
     pool = os.environ.get(POOL_VARIABLE)
-    if pool is not None and _can_fork(job) and (lent := _lent_server(pool, job)) is not None:
-        return lent
+    if pool is not None and _can_fork(job) and (shared := _shared_server(pool, job)) is not None:
+        return shared
     return ForkServerProcess(job) if pays_to_fork(job) else None
 
 
-def _lent_server(pool: str, job: Job) -> ForkServer | None:
+def _shared_server(pool: str, job: Job) -> ForkServer | None:
     """Return a server of this user's pool with the same inherited state, if any."""
     control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     control.settimeout(POOL_ANSWER_SECONDS)
@@ -156,7 +156,7 @@ def _lent_server(pool: str, job: Job) -> ForkServer | None:
 
 
 def is_transferred(variable: str) -> bool:
-    """Return whether a task of a lent server gets this variable from its launcher."""
+    """Return whether a task of a shared server gets this variable from its launcher."""
     return variable in TRANSFERRED_NAMES or variable.startswith(TRANSFERRED)
 
 

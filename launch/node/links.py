@@ -182,7 +182,7 @@ class LinkInquiry:
 
     def __init__(self, request: Callable[[int, WireMessage, str], None]) -> None:
         self._request = request
-        self._number = secrets.randbelow(2**31)  # tells the answers of other attempts apart
+        self._number = secrets.randbelow(2**31)  # distinguishes the answers of other attempts
         self._pending: set[int] = set()
         self._ports: dict[int, int] = {}
         self._tried: dict[int, list[int]] = {}

@@ -119,11 +119,11 @@ def task_environment(inherited: Mapping[str, str], scratch: Path | None, visible
     `scratch` is the folder for temporary files, which both frameworks leave behind; None: unknown yet. `visible_as` is the task's GPU as
     CUDA names it; None changes nothing. Indices are in PCI order, as for nvidia-ml, unless the user has set another order.
     """
-    kept = {key: value for key, value in inherited.items() if key not in FOREIGN_VARIABLES}
+    retained = {key: value for key, value in inherited.items() if key not in FOREIGN_VARIABLES}
     changed = {} if scratch is None else {"TMPDIR": str(scratch)}
     if visible_as is not None:
         changed |= {"CUDA_VISIBLE_DEVICES": visible_as, "CUDA_DEVICE_ORDER": inherited.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")}
-    return {**kept, **changed}
+    return {**retained, **changed}
 
 
 def expected_gpus(prepare: Prepare, visible: Sequence[Mapping[str, Any]] | None) -> list[str | None]:
