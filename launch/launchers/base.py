@@ -178,10 +178,8 @@ def send_prepare(stream: Stream, job: Job, node: int, *, one_machine: bool = Fal
     described, workers = _prepared(job)
     tasks = workers[node]
     shared = (sum(workers[:node]), job.workers) if one_machine else (0, tasks)
-    try:
+    with suppress(OSError):  # the agent is gone, as the end of its stream shows
         stream.send(Prepare(described, job.backend, job.device, job.node_timeout, job.spare_processes, tasks, *shared))
-    except OSError:
-        return  # the agent is gone, as the end of its stream shows
 
 
 @lru_cache(1)

@@ -148,10 +148,8 @@ class ExternalLauncher(LauncherDefaults):
         """Release the standbys and end node 0's agent."""
         self._closing.set()
         for stream in self._standbys:
-            try:
+            with contextlib.suppress(OSError):
                 stream.send(Finish(self._exit_code))
-            except OSError:
-                continue
         if self._agent is not None:
             end_agents([self._agent])
         self._shut_door("the run has ended")
@@ -243,9 +241,7 @@ class ExternalLauncher(LauncherDefaults):
 
 
 def _send_heartbeats(standby: Stream, closing: threading.Event) -> None:
-    try:
+    with contextlib.suppress(OSError):  # its launcher notices its end
         standby.send(ALIVE)
         while not closing.wait(INTERVAL_SECONDS):
             standby.send(ALIVE)
-    except OSError:
-        return  # its own launcher notices its end

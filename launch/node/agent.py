@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -366,10 +367,8 @@ class Agent:
 
     def _send(self, message: Message | WireMessage) -> None:
         """Send to the driver; if it is gone, only the end of the stream ends the agent."""
-        try:
+        with suppress(OSError):
             self._stream.send(message)
-        except OSError:
-            return
 
 
 _HANDLERS: Mapping[type[WireMessage], Callable[[Agent, Any], None]] = {

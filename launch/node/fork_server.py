@@ -19,7 +19,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -71,10 +71,8 @@ class _Agent:
     pid_of: dict[int, int] = field(default_factory=dict)
 
     def send(self, **message: Any) -> None:
-        try:
+        with suppress(OSError):
             self.connection.send(json.dumps(message).encode())
-        except OSError:
-            return
 
 
 class ForkServer:
@@ -233,11 +231,9 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | No
 
 
 def _drain(descriptor: int) -> None:
-    try:
+    with suppress(BlockingIOError):
         while os.read(descriptor, PACKET_BYTES):
             pass
-    except BlockingIOError:
-        return
 
 
 def _rename_command_line(command: list[str]) -> None:
