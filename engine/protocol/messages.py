@@ -244,7 +244,7 @@ def parse_header(line: bytes) -> Header:
     return header
 
 
-class DetachedStream(NamedTuple):
+class Detached(NamedTuple):
     """Descriptors of a stream for non-blocking use, owned by their holder.
 
     `held` bytes are read ahead; call `begun` after the line `begins_after`.
@@ -372,7 +372,7 @@ class Stream:
         """Call `begin` once the stream is connected or has failed."""
         begin()
 
-    def detach(self) -> DetachedStream:
+    def detach(self) -> Detached:
         """Hand over the connection for non-blocking use, and stop using it here.
 
         Raises OSError or ValueError once closed.
@@ -383,7 +383,7 @@ class Stream:
         for descriptor in (reading, writing):
             os.set_blocking(descriptor, False)
         waiting = self._reader.peek()  # includes later arrivals, as nothing blocks now
-        return DetachedStream(reading, writing, self._reader.read1(len(waiting)) if waiting else b"", self._begins_after, self._begin)
+        return Detached(reading, writing, self._reader.read1(len(waiting)) if waiting else b"", self._begins_after, self._begin)
 
     def _begin(self) -> None:
         self._begins_after = None

@@ -27,7 +27,7 @@ from .messages import (
     HEADER_WEIGHT,
     MAX_HEADER_BYTES,
     MAX_PREFACE_BYTES,
-    DetachedStream,
+    Detached,
     Header,
     Message,
     ProtocolError,
@@ -163,7 +163,7 @@ _END = ord("\n")
 class Incoming:
     """Messages of one peer from a non-blocking descriptor, which it owns, for one thread."""
 
-    def __init__(self, detached: DetachedStream) -> None:
+    def __init__(self, detached: Detached) -> None:
         self.arrived_bytes = len(detached.held)
         self.ended = False
         self.descriptor = detached.reading
@@ -257,7 +257,7 @@ class Outgoing:
     Owns its descriptor; drops messages once `failed`.
     """
 
-    def __init__(self, detached: DetachedStream) -> None:
+    def __init__(self, detached: Detached) -> None:
         self.failed = False
         self.descriptor = detached.writing
         self._shared = detached.reading == detached.writing

@@ -249,9 +249,9 @@ class Attempt:
         """
         if not isinstance(error, StalledRunError) and not (isinstance(error, TaskDiedError) and error.stalled):
             return error
-        cluster_state = self.tasks.inspect_tasks()
-        self._recording.stacks(first_line_of(error), cluster_state.stacks)
-        return with_task_states(error, cluster_state)
+        cluster = self.tasks.inspect_tasks()
+        self._recording.stacks(first_line_of(error), cluster.stacks)
+        return with_task_states(error, cluster)
 
     def _report_places(self, stacks: Mapping[str, TaskStack]) -> None:
         self._recording.stacks("no step was finished for too long", stacks)

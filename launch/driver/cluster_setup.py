@@ -56,7 +56,7 @@ def machine_id(host: Mapping[str, Any]) -> str:
     return str(host["identity"]["boot"])
 
 
-def first_node_on_driver_machine(places: Sequence[int], hosts: Hosts) -> int | None:
+def driver_node(places: Sequence[int], hosts: Hosts) -> int | None:
     """Return the first of these nodes on the driver's machine, if any."""
     machine = node_identity()["boot"]
     return next((node for node in places if machine_id(hosts[node]) == machine), None)

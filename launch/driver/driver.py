@@ -34,7 +34,7 @@ from ...records.summary import DriverFacts
 from ..launchers.base import Launcher
 from ..launchers.machine_checks import EndingSignals
 from .attempt import Attempt
-from .cluster_setup import first_node_on_driver_machine, infer_isolation, machine_id
+from .cluster_setup import driver_node, infer_isolation, machine_id
 from .first_failure import SilentTaskError
 from .nodes import Nodes, ReportHandlers
 from .notify import Notifier
@@ -100,7 +100,7 @@ class Driver:
         self._recording: RunRecorder
         self._launcher: Launcher
         self._nodes: Nodes
-        self._restart_coordinator: RestartCoordinator
+        self._restarts: RestartCoordinator
         self._failure: TrainerError  # the newest, of an attempt
         self._may_continue = False  # its attempt, by the restart of one task
         self._training: TrainingJob  # on all nodes of the run
@@ -253,7 +253,7 @@ class Driver:
         hosts = nodes.greet(self._deadline - time.monotonic())
         infer_isolation(nodes.channels, hosts)
         self._position.write(partial(recording.writer.write_env, hosts, self._code.result()))
-        self._restart_coordinator = RestartCoordinator(self._policy, self._training, nodes, recording)
+        self._restarts = RestartCoordinator(self._policy, self._training, nodes, recording)
         return RunPhase.STARTING
 
     def _start(self) -> RunPhase:
@@ -266,7 +266,7 @@ class Driver:
         hosts = self._nodes.hosts
         attempt.form_cluster(hosts, self._deadline)
         self._write_job(attempt)
-        recording.expect(attempt.tasks.node_of, first_node_on_driver_machine(training.places, hosts))
+        recording.expect(attempt.tasks.node_of, driver_node(training.places, hosts))
         attempt.start_tasks(self._deadline)
         recording.event("tasks_started", tasks=list(attempt.tasks.node_of))
         if self._resumption is None:
@@ -359,10 +359,10 @@ class Driver:
         failure = failure_from_error(error, attempt.totals.updates_reported)
         if failure is None or self._nodes.violation is not None:  # no message of the node can be trusted
             raise error
-        restart = self._restart_coordinator.expect_restart(decision or self._restart_coordinator.decide(failure), failure, error)
+        restart = self._restarts.expect_restart(decision or self._restarts.decide(failure), failure, error)
         if self._signals.interrupted:  # during training, before a checkpoint was saved
             raise InterruptedRunError(f"interrupted by the user, before a failure: {failure.cause}") from error
-        self._next_training = self._restart_coordinator.restart(restart, failure, attempt, error)
+        self._next_training = self._restarts.restart(restart, failure, attempt, error)
         return RunPhase.RESUMING if attempt.began else RunPhase.STARTING
 
     def _restart_task(self, attempt: Attempt, error: TrainerError) -> Decision | None:
@@ -373,7 +373,7 @@ class Driver:
         failure = failure_from_error(error, attempt.totals.updates_reported, rejoins=True)
         if failure is None or self._nodes.violation is not None or not attempt.can_restart_task(error):
             return None
-        decision = self._restart_coordinator.decide(failure)
+        decision = self._restarts.decide(failure)
         if isinstance(decision, RestartTask):
             attempt.restart_task(failure, decision.after_seconds)
         return decision
@@ -387,7 +387,7 @@ class Driver:
         return error
 
     def _resize(self) -> RunPhase:
-        self._next_training = self._restart_coordinator.resize(self._attempts[-1])
+        self._next_training = self._restarts.resize(self._attempts[-1])
         self._position.go_back(self.path)
         return RunPhase.STARTING
 

@@ -90,8 +90,8 @@ def first_cause(terminations: Sequence[Termination]) -> Termination:
 
     Victims are blamed only if all are; of equals the first to arrive, or an earlier one of its node.
     """
-    equals = [termination for termination in terminations if not termination.victim] or list(terminations)
-    return min((termination for termination in equals if termination.node == equals[0].node), key=lambda termination: termination.order)
+    equals = [end for end in terminations if not end.victim] or list(terminations)
+    return min((end for end in equals if end.node == equals[0].node), key=lambda end: end.order)
 
 
 class TaskState(Enum):
@@ -216,7 +216,7 @@ class Failures:
 
     def only_of(self, tasks: Collection[str]) -> bool:
         """Return whether only these tasks have failed."""
-        return all(termination.death is not None and termination.death.task in tasks for termination in self.terminations)
+        return all(end.death is not None and end.death.task in tasks for end in self.terminations)
 
     def is_training(self, name: str) -> bool:
         """Return whether a task is ready and has not ended since."""
@@ -242,17 +242,14 @@ class Failures:
     @property
     def only_victims(self) -> bool:
         """Whether every failure is a victim's."""
-        return all(termination.victim for termination in self.terminations)
+        return all(end.victim for end in self.terminations)
 
     @property
     def certain(self) -> bool:
         """Whether a failure is certainly a cause: of a node, or of a killed, ready task."""
         return any(
-            not termination.victim
-            and (
-                termination.death is None or (self._is_ready(termination.death.task) and termination.death.signal not in (None, "SIGABRT"))
-            )
-            for termination in self.terminations
+            not end.victim and (end.death is None or (self._is_ready(end.death.task) and end.death.signal not in (None, "SIGABRT")))
+            for end in self.terminations
         )
 
     def reported_cause(self) -> TrainerError | None:

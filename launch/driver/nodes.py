@@ -52,7 +52,7 @@ class Nodes:
     ) -> None:
         self.channels = list(channels)
         self.hosts: list[dict[str, Any]] = []
-        self.connections = NodeConnections(channels)
+        self.peers = NodeConnections(channels)
         self.requests = OutstandingRequests((channel.node for channel in channels), may_leave=reports.leaving is not None)
         self.node_timeout_seconds = node_timeout_seconds
         self.when_more_answer: Callable[[Collection[int]], bool] = lambda answering: False  # returns whether they are used now
@@ -73,7 +73,7 @@ class Nodes:
     def interrupt(self) -> None:
         """Make the receiving thread raise InterruptedRunError; safe in a signal handler."""
         self._interrupted.set()
-        self.connections.wake()
+        self.peers.wake()
 
     @contextmanager
     def interrupts_deferred(self) -> Iterator[None]:
@@ -86,7 +86,7 @@ class Nodes:
 
     def wake(self) -> None:
         """Make a waiting `receive` return None; safe in a signal handler."""
-        self.connections.wake()
+        self.peers.wake()
 
     def raise_if_interrupted(self) -> None:
         """Raise InterruptedRunError if the user has interrupted the run."""
@@ -98,13 +98,13 @@ class Nodes:
         self._check()
         for node in [node for node, until in self._coming.items() if time.monotonic() >= until]:
             del self._coming[node]
-            self.connections.lose(node)
+            self.peers.lose(node)
         if self._restoring_seconds is None:
             return
         due = time.monotonic() >= self._next_try  # until then a node that is back waits for the others
         if (due or not self._coming) and self.when_more_answer(self.answering):
             self._restoring_seconds = None
-        elif due and self.connections.lost:
+        elif due and self.peers.lost:
             self._begin_restoring(self._restoring_seconds)
 
     def greet(self, timeout_seconds: float) -> list[dict[str, Any]]:
@@ -126,7 +126,7 @@ class Nodes:
             if isinstance(message, Hello | OtherRelease):
                 hosts[node] = self._greeted(node, message)
         if self.node_timeout_seconds is not None:
-            self.connections.watch(self.node_timeout_seconds)
+            self.peers.watch(self.node_timeout_seconds)
         self.hosts = [hosts[channel.node] for channel in self.channels]
         return self.hosts
 
@@ -149,7 +149,7 @@ class Nodes:
 
         The message is None, once per node, if it is lost. Reports are handled here, and a node that breaks the protocol is cut off.
         """
-        answer = self.connections.next(timeout_seconds)
+        answer = self.peers.next(timeout_seconds)
         if answer is None:
             return None
         node, message = answer
@@ -185,7 +185,7 @@ class Nodes:
     def request(self, node: int, message: WireMessage, kind: str) -> None:
         """Send a node a request with one answer of this kind."""
         self.requests.add_request(node, kind)
-        self.connections.send(node, message)
+        self.peers.send(node, message)
 
     def wait(self, seconds: float) -> None:
         """Serve the nodes for this long, without tasks. Raises InterruptedRunError."""
@@ -214,7 +214,7 @@ class Nodes:
 
     @property
     def _replaceable(self) -> bool:
-        return any(node not in self.connections.rejected and node not in self._irreplaceable for node in self.connections.lost)
+        return any(node not in self.peers.rejected and node not in self._irreplaceable for node in self.peers.lost)
 
     def keep_restoring(self, timeout_seconds: float | None) -> None:
         """Restore lost nodes during training, each agent with this timeout; None stops that."""
@@ -223,9 +223,9 @@ class Nodes:
 
     def _begin_restoring(self, timeout_seconds: float) -> None:
         self._next_try = time.monotonic() + RETRY_SECONDS
-        for node in self._silent - self.connections.rejected.keys():
-            self.connections.lose(node)
-        for node in [node for node in self.connections.lost if node not in self.connections.rejected]:
+        for node in self._silent - self.peers.rejected.keys():
+            self.peers.lose(node)
+        for node in [node for node in self.peers.lost if node not in self.peers.rejected]:
             try:
                 channel = self._replace(node)
             except OSError as error:
@@ -239,45 +239,45 @@ class Nodes:
             self.requests.reset_agent(node)
             self._silent.discard(node)
             self._isolated.pop(node, None)
-            self.connections.admit(channel)
+            self.peers.admit(channel)
 
     def _come_back(self, node: int, message: Hello | OtherRelease) -> None:
         del self._coming[node]
         try:
             self.hosts[node] = self._greeted(node, message)
         except RunFailedError as error:
-            self.connections.lose(node)  # another agent may fit this run
+            self.peers.lose(node)  # another agent may fit this run
             self._on_useless(str(error))
             return
-        self.connections.listen_to(node)
+        self.peers.listen_to(node)
 
     @property
     def lost(self) -> Sequence[int]:
         """The lost nodes, in the order of detection."""
-        return self.connections.lost
+        return self.peers.lost
 
     @property
     def answering(self) -> set[int]:
         """The nodes that are not lost and have answered all requests."""
-        return self.connections.alive - self._silent - self._coming.keys()
+        return self.peers.alive - self._silent - self._coming.keys()
 
     def cut_off(self, node: int, wrong: str) -> bool:
         """Disconnect a node that broke the protocol; return False if it was lost already."""
-        if node in self.connections.lost:
+        if node in self.peers.lost:
             return False
-        self.connections.cut_off(node, wrong)
+        self.peers.cut_off(node, wrong)
         return True
 
     def isolate(self, node: int, described: str) -> NodeLostError:
         """Disconnect a node that the others cannot reach; return the error for that."""
         self._isolated[node] = described
-        self.connections.lose(node)
+        self.peers.lose(node)
         return self.loss(node)
 
     def lose_all(self) -> None:
         """Disconnect every node, as their network has ended; call without tasks."""
-        for node in sorted(self.connections.alive):
-            self.connections.lose(node)
+        for node in sorted(self.peers.alive):
+            self.peers.lose(node)
 
     def mark_silent(self, nodes: set[int]) -> None:
         """Mark nodes that do not answer; they are not awaited again."""
@@ -285,21 +285,21 @@ class Nodes:
 
     def disconnect_silent(self) -> None:
         """Cut off the nodes that do not answer, as closing their channels would block."""
-        for node in self._silent & self.connections.alive:
-            self.connections.disconnect(node)
+        for node in self._silent & self.peers.alive:
+            self.peers.disconnect(node)
 
     @property
     def violation(self) -> RunFailedError | None:
         """The error of a node that broke the protocol, after which the run is untrusted."""
-        broken = next(iter(self.connections.rejected), None)
+        broken = next(iter(self.peers.rejected), None)
         return None if broken is None else self.loss(broken)
 
     def finish(self, exit_code: int) -> None:
         """Send the agents the end of the run, their last message."""
         for node in self.answering:
-            self.connections.send(node, Finish(exit_code))
-        self.connections.flush(FLUSH_SECONDS)
-        self.connections.end_sending(FLUSH_SECONDS)
+            self.peers.send(node, Finish(exit_code))
+        self.peers.flush(FLUSH_SECONDS)
+        self.peers.end_sending(FLUSH_SECONDS)
 
     def loss(self, node: int) -> NodeLostError:
         """Return the error of a run that has lost this node."""
@@ -307,15 +307,15 @@ class Nodes:
 
     def describe_loss(self, node: int) -> str:
         """Describe how a node was lost."""
-        connections = self.connections
-        if node in connections.rejected:
-            return f"{self.name(node)} sent {connections.rejected[node]}: it is broken, or hostile, and has been cut off"
+        peers = self.peers
+        if node in peers.rejected:
+            return f"{self.name(node)} sent {peers.rejected[node]}: it is broken, or hostile, and has been cut off"
         if node in self._isolated:
             return self._isolated[node]
-        if node in connections.silent:
-            places = " and ".join(self.name(silent_node) for silent_node in sorted(connections.silent))
-            have = "have" if len(connections.silent) > 1 else "has"
-            return f"{places} {have} not been heard of for {connections.silent[node]:g} s (--node-timeout)"
+        if node in peers.silent:
+            places = " and ".join(self.name(place) for place in sorted(peers.silent))
+            have = "have" if len(peers.silent) > 1 else "has"
+            return f"{places} {have} not been heard of for {peers.silent[node]:g} s (--node-timeout)"
         channel = self.channels[node]
         how = None if channel.process is None else how_it_ended(channel.process, channel.explain)
         return f"the agent of {self.name(node)} {how or 'has gone: the connection to it has ended'}"

@@ -161,33 +161,31 @@ def with_newest_checkpoint(error: InterruptedRunError, job: Job, run: Path) -> I
     return ResumableRunError(f"{error}; {resume_hint(job, run)}")
 
 
-def with_task_states(error: StalledRunError | TaskDiedError, cluster_state: ClusterState) -> RunFailedError:
+def with_task_states(error: StalledRunError | TaskDiedError, cluster: ClusterState) -> RunFailedError:
     """Return the error with the cluster's state, for a stall also with its task or agent."""
-    stopped = [task for task, state in cluster_state.states.items() if state in "Tt"]
-    add_to_first_line(error, _task_states(cluster_state, stopped))
+    stopped = [task for task, state in cluster.states.items() if state in "Tt"]
+    add_to_first_line(error, _task_states(cluster, stopped))
     if isinstance(error, StalledRunError):
-        alone = odd_one_out(cluster_state.stacks)
-        error.task = next(iter([*(f"agent-{node}" for node in cluster_state.silent), *stopped, *([] if alone is None else [alone])]), None)
+        alone = odd_one_out(cluster.stacks)
+        error.task = next(iter([*(f"agent-{node}" for node in cluster.silent), *stopped, *([] if alone is None else [alone])]), None)
     return error
 
 
-def _task_states(cluster_state: ClusterState, stopped: Sequence[str]) -> str:
+def _task_states(cluster: ClusterState, stopped: Sequence[str]) -> str:
     """Describe silent nodes, stopped tasks, and each task's stack or state."""
-    named = list(cluster_state.silent.values())
+    named = list(cluster.silent.values())
     if stopped:
         named.append(f"stopped by a signal: {', '.join(stopped)}")
-    if cluster_state.stacks:
-        named += filter(None, [describe_places(cluster_state.stacks), *_unknown_places(cluster_state), f"{STACKS} has all stacks"])
+    if cluster.stacks:
+        named += filter(None, [describe_places(cluster.stacks), *_unknown_places(cluster), f"{STACKS} has all stacks"])
     if not named:
-        named.append(f"states of the tasks: {dict(cluster_state.states)}")
+        named.append(f"states of the tasks: {dict(cluster.states)}")
     return "; ".join(named)
 
 
-def _unknown_places(cluster_state: ClusterState) -> list[str]:
+def _unknown_places(cluster: ClusterState) -> list[str]:
     unknown = {
-        task: stack.problem
-        for task, stack in cluster_state.stacks.items()
-        if stack.problem and cluster_state.states.get(task) not in ("T", "t")
+        task: stack.problem for task, stack in cluster.stacks.items() if stack.problem and cluster.states.get(task) not in ("T", "t")
     }
     return [f"{task} {one_line(why)[:MAX_REASON_CHARACTERS]}" for task, why in list(unknown.items())[:MAX_UNKNOWN]]
 

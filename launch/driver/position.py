@@ -41,7 +41,7 @@ class Origin:
         evaluations = (record for record in RunReader(run).evals() if record.split == "test")
         described = (saved for path in reversed(list_checkpoints(run)) if (saved := peek_meta(path)) is not None)
         start = ResumePoint(
-            cursor or cursor_in_checkpoint(meta),
+            cursor or cursor_from_meta(meta),
             evaluations=tuple(record for record in evaluations if record.step <= meta.step and record.time_seconds <= meta.run_seconds),
             saved=tuple(saved.metrics for saved in described if saved.step <= meta.step and saved.metrics is not None),
             **{name: meta.spent.get(name, 0.0) for name in ("train_seconds", "eval_seconds", "checkpoint_seconds")},
@@ -77,7 +77,7 @@ class Origin:
             remove(path)
 
 
-def cursor_in_checkpoint(meta: Meta) -> DataCursor:
+def cursor_from_meta(meta: Meta) -> DataCursor:
     """Return the position of a run at its checkpoint."""
     return DataCursor(meta.step, meta.epoch, meta.examples, meta.arranged)
 

@@ -40,7 +40,7 @@ from ...models.build import build_model, written_out
 from ...models.objectives import Objective
 from ...records.store.heartbeat import SILENT_SECONDS, is_silent
 from ...records.store.run_directory import RunReader
-from .position import Origin, Resumption, cursor_in_checkpoint, later_checkpoints
+from .position import Origin, Resumption, cursor_from_meta, later_checkpoints
 
 # Run directories are untrusted: only the user may choose code, destinations and outside paths, by typing them or with ``--trust-run``.
 TRUST_RUN = "--trust-run"
@@ -287,7 +287,7 @@ def _match_training(saved: _SavedRun, job: Job, *, force: bool) -> _Match:
 
 def _prepare(saved: _SavedRun, resolved: Resolved, match: _Match) -> Resumption:
     job, checkpoint, meta, before = resolved.job, saved.checkpoint, saved.checkpoint.meta, saved.settings
-    cursor = cursor_in_checkpoint(meta) if match.same_data else DataCursor(meta.step, meta.epoch, 0)
+    cursor = cursor_from_meta(meta) if match.same_data else DataCursor(meta.step, meta.epoch, 0)
     state, dropped = _state(checkpoint, job, meta.job, match.model)
     destinations = fields_with_role("destination")
     compared = {field: value for field, value in job.model_dump(mode="json").items() if field in before and field not in destinations}

@@ -116,12 +116,12 @@ class TaskGroup:
         for node in sorted(self._places):
             start = structs.replace(request(node), tasks=by_node[node])
             self.nodes.requests.allow_samples(node, start.sample_interval_seconds)
-            self.nodes.connections.send(node, start)
+            self.nodes.peers.send(node, start)
 
     def keep_spares(self, job: str, places: Collection[int] | None = None) -> None:
         """Have all or these nodes start a standby process per task of a job, given as JSON."""
         for node in sorted(self._places if places is None else places):
-            self.nodes.connections.send(node, messages.Spares(job))
+            self.nodes.peers.send(node, messages.Spares(job))
 
     def await_ready(self, timeout_seconds: float) -> dict[str, Ready]:
         """Wait until every task is warm. Raises AddressInUseError, UsageError or RunFailedError."""
@@ -182,7 +182,7 @@ class TaskGroup:
             self._send_to(next(iter(self._leaders)), message)
 
     def _send_to(self, task: str, message: ToTask) -> None:
-        self.nodes.connections.send(self.node_of[task], structs.replace(message, to=task))
+        self.nodes.peers.send(self.node_of[task], structs.replace(message, to=task))
 
     def receive(self, timeout_seconds: float) -> tuple[int, WireMessage] | None:
         """Return the number of a leading task and its next message, or None after the timeout."""
@@ -194,7 +194,7 @@ class TaskGroup:
     def _next(self, timeout_seconds: float) -> tuple[int, WireMessage] | None:
         """Return the next message for the caller. Raises failures, before which nothing is lost."""
         if not self._pending:
-            self._postpone(self._receive_unhandled(timeout_seconds))
+            self._postpone(self._accept(timeout_seconds))
         if not self._ending:
             self.nodes.raise_if_interrupted()
             if self._failures:
@@ -219,7 +219,7 @@ class TaskGroup:
             assert self._request is not None
             again = {**structs.asdict(self._request(node)), "start_seconds": start_seconds, "tasks": [placed_task(self._tasks[task])]}
             self.nodes.requests.started_again(task)
-            self.nodes.connections.send(node, StartAgain(**again))
+            self.nodes.peers.send(node, StartAgain(**again))
         if (late := self._failures.overdue(2 * REPORT_SECONDS)) is not None:  # a stuck task first reports its stacks
             raise StalledRunError(f"{self._described_start(late)} was restarted, but not ready within --start-timeout", late)
 
@@ -242,14 +242,14 @@ class TaskGroup:
         cut = None if probes is None else cut_off(probes, self.nodes.name)
         return None if cut is None else self.nodes.isolate(cut.node, cut.described)
 
-    def _receive_unhandled(self, timeout_seconds: float) -> tuple[int, WireMessage] | None:
+    def _accept(self, timeout_seconds: float) -> tuple[int, WireMessage] | None:
         """Wait for a message; return it, unless it is handled here."""
         answer = self.nodes.receive(timeout_seconds, self.node_of)
         if answer is None:
             return None
         node, message = answer
         if message is None:
-            if node in self._places or node in self.nodes.connections.rejected:  # a violation ends every run
+            if node in self._places or node in self.nodes.peers.rejected:  # a violation ends every run
                 self._failures.record(node, None)
             return None
         if isinstance(message, TaskReport) and message.kind != "error":
@@ -329,13 +329,13 @@ class TaskGroup:
     def inspect_tasks(self, timeout_seconds: float = 0.75) -> ClusterState:
         """Return states and stacks after a stall, from nodes that answer in time. Raises nothing."""
         states: dict[str, str] = {}
-        connections = self.nodes.connections
-        waiting = connections.alive & self._places
+        peers = self.nodes.peers
+        waiting = peers.alive & self._places
         for node in waiting:
             self.nodes.request(node, messages.Inspect(), "states")
         deadline = time.monotonic() + timeout_seconds
-        while (waiting := waiting & connections.alive) and (remaining := deadline - time.monotonic()) > 0:
-            answer = self._receive_unhandled(remaining)
+        while (waiting := waiting & peers.alive) and (remaining := deadline - time.monotonic()) > 0:
+            answer = self._accept(remaining)
             if answer is not None and isinstance(answer[1], messages.States):
                 node = answer[0]
                 states |= {task: state for task, state in answer[1].states.items() if self.node_of.get(task) == node}
@@ -352,8 +352,8 @@ class TaskGroup:
         for node in nodes:
             requests.request(node, [task for task, place in self.node_of.items() if place == node], awaited=True)
         deadline = time.monotonic() + COLLECT_SECONDS
-        while requests.pending & self.nodes.connections.alive and (remaining := deadline - time.monotonic()) > 0:
-            self._receive_unhandled(min(remaining, 1.0))
+        while requests.pending & self.nodes.peers.alive and (remaining := deadline - time.monotonic()) > 0:
+            self._accept(min(remaining, 1.0))
         silent = TaskStack("", f"is on a node that sent no stack within {COLLECT_SECONDS:g} s")
         stacks = {task: silent for task, place in self.node_of.items() if place in requests.pending} | requests.stacks
         requests.give_up()
@@ -368,19 +368,19 @@ class TaskGroup:
         waiting = nodes.answering & self._places
         for name, task in self._failures.tasks.items():
             if task.state in (TaskState.RESTARTING, TaskState.OVERDUE):  # starting tasks receive nothing
-                nodes.connections.send(self.node_of[name], messages.Kill(name))
+                nodes.peers.send(self.node_of[name], messages.Kill(name))
         if graceful:
             for name, place in self.node_of.items():
                 if place in waiting:
-                    nodes.connections.send(place, Close(to=name))
+                    nodes.peers.send(place, Close(to=name))
         for node in waiting:
             nodes.request(node, messages.Stop(grace_seconds if graceful else 0.0), "stopped")
         deadline = time.monotonic() + grace_seconds + KILL_SECONDS
-        while (waiting := waiting & nodes.connections.alive) and time.monotonic() < deadline:
-            answer = self._receive_unhandled(0.5)
+        while (waiting := waiting & nodes.peers.alive) and time.monotonic() < deadline:
+            answer = self._accept(0.5)
             if answer is not None and answer[1].kind == "stopped":
                 waiting = waiting - {answer[0]}
-        nodes.mark_silent(waiting & nodes.connections.alive)
+        nodes.mark_silent(waiting & nodes.peers.alive)
         nodes.disconnect_silent()
 
     @property
@@ -394,17 +394,17 @@ class TaskGroup:
         suspicious = limit is not None and time.monotonic() - self._last_report_at >= limit / 2
         if not self._failures.certain and (suspicious or self._failures.only_victims):  # perhaps an unreachable node
             self._probe_links()
-        arrived = {node: mark for node, mark in self.nodes.connections.arrivals.items() if node in self._places}
+        arrived = {node: mark for node, mark in self.nodes.peers.arrivals.items() if node in self._places}
         deadline = time.monotonic() + CAUSE_WINDOW_SECONDS
         while not self._failures.certain and (remaining := deadline - time.monotonic()) > 0:
-            self._postpone(self._receive_unhandled(remaining))
+            self._postpone(self._accept(remaining))
         self._await_silent_cause(arrived)
         if (reported := self._failures.reported_cause()) is not None:
             return reported
         while self._links.under_way and not self._failures.certain:
             if (cut := self._node_cut_off()) is not None:
                 return cut
-            self._postpone(self._receive_unhandled(TICK_SECONDS))
+            self._postpone(self._accept(TICK_SECONDS))
         first = first_cause(self._failures.terminations)
         if first.death is None:
             return self.nodes.loss(first.node)
@@ -418,10 +418,10 @@ class TaskGroup:
             return
         deadline = time.monotonic() + self.nodes.node_timeout_seconds + CAUSE_WINDOW_SECONDS
         while time.monotonic() < deadline and self._failures.only_victims:
-            now = self.nodes.connections.arrivals
+            now = self.nodes.peers.arrivals
             if all(now[node] != mark for node, mark in before.items() if node in now):
                 return
-            self._postpone(self._receive_unhandled(TICK_SECONDS))
+            self._postpone(self._accept(TICK_SECONDS))
 
     def _postpone(self, answer: tuple[int, WireMessage] | None) -> None:
         if answer is not None:

@@ -9,7 +9,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from ...core.listener import Exchange
 from ...engine.protocol.join_messages import Refused
-from ...engine.protocol.messages import DetachedStream, MessageParser, ProtocolError, Stream, WireMessage
+from ...engine.protocol.messages import Detached, MessageParser, ProtocolError, Stream, WireMessage
 from ...engine.protocol.transport import accept
 
 J = TypeVar("J", bound=WireMessage)
@@ -74,7 +74,7 @@ class LateStream(Stream):
         """Call `begin` once the connection is there or impossible, possibly from another thread."""
         self._late.when_decided(begin)
 
-    def detach(self) -> DetachedStream:
+    def detach(self) -> Detached:
         """See `Stream.detach`. Raises ConnectionError if the connection has not come."""
         with self._lock:
             return self._late.detach()._replace(begins_after=self._begins_after, begun=self._begin)
@@ -118,7 +118,7 @@ class _LateFiles:
         if begin is not None:
             begin()
 
-    def detach(self) -> DetachedStream:
+    def detach(self) -> Detached:
         if self._joined is None:
             raise ConnectionError("the channel was closed before the agent had dialled")
         return self._joined.detach()

@@ -243,13 +243,13 @@ class HostChecks:
             agent.process.terminate()
 
 
-def refuse(all_findings: Sequence[Finding]) -> None:
+def refuse(results: Sequence[Finding]) -> None:
     """Raise a table of bad findings: RunFailedError if a host does not answer, else UsageError."""
-    bad = [finding for finding in all_findings if finding.state == "bad"]
+    bad = [finding for finding in results if finding.state == "bad"]
     if not bad:
         return
     hosts = {finding.host for finding in bad}
-    text = f"{len(hosts)} of {len({finding.host for finding in all_findings})} hosts cannot take part in this run:\n{table(bad)}"
+    text = f"{len(hosts)} of {len({finding.host for finding in results})} hosts cannot take part in this run:\n{table(bad)}"
     raise RunFailedError(text) if any(finding.unreached for finding in bad) else UsageError(text)
 
 

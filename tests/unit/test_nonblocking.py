@@ -20,7 +20,7 @@ from crosstrain.engine.protocol.messages import (
     FILE_PIECE_BYTES,
     MAX_HEADER_BYTES,
     MAX_PREFACE_BYTES,
-    DetachedStream,
+    Detached,
     ProtocolError,
     RawArray,
     Stream,
@@ -56,7 +56,7 @@ def detached(begins_after=None, held=b"", begun=lambda: None):
     with theirs:
         ours.setblocking(False)
         descriptor = ours.detach()
-        yield DetachedStream(descriptor, descriptor, held, begins_after, begun), theirs
+        yield Detached(descriptor, descriptor, held, begins_after, begun), theirs
 
 
 def taken(incoming):

@@ -18,7 +18,7 @@ from crosstrain.core.update_rules import base_learning_rate
 from crosstrain.data.sampler import run_sampler
 from crosstrain.engine.epochs import DataCursor
 from crosstrain.engine.loop_interfaces import ResumePoint
-from crosstrain.launch.driver.cluster_setup import cluster_document, first_node_on_driver_machine, make_cluster, make_tasks
+from crosstrain.launch.driver.cluster_setup import cluster_document, driver_node, make_cluster, make_tasks
 from crosstrain.launch.driver.position import Origin, RunPosition
 from crosstrain.launch.driver.restart_policy import Resize
 from crosstrain.launch.driver.training_job import TrainingJob
@@ -172,7 +172,7 @@ def test_tasks_get_addresses_and_unused_nodes_no_threads(seed):
 def test_the_driver_counts_as_part_of_a_node_on_its_machine():
     own = node_identity()["boot"]
     hosts = [{"identity": {"boot": boot}} for boot in (own, "b", own)]
-    assert [first_node_on_driver_machine(places, hosts) for places in ([0, 1], [1, 2], [1])] == [0, 2, None]
+    assert [driver_node(places, hosts) for places in ([0, 1], [1, 2], [1])] == [0, 2, None]
 
 
 def origin(step, train_seconds=0.0):
