@@ -16,7 +16,7 @@ from .state_transfer import StateBegin, StatePart
 # Bytes and values recorded as they are: far below readers' limits, as more is added
 _MAX_WRITTEN = {"sample": (MAX_LINE_BYTES // 2, MAX_VALUES // 4), "hello": (2**20, 50_000)}
 _SPARE = re.compile(r"spare-[1-9][0-9]{0,8}")  # name in samples of a standby process
-_NODE_MESSAGES: MessageParser[WireMessage] = MessageParser(Alive, FromNode)
+_NODE_MESSAGES = MessageParser(Alive, FromNode)
 
 
 def read_node_message(node: int, message: Message, node_of: Mapping[str, int]) -> WireMessage:

@@ -114,7 +114,7 @@ class Connect(Question):
     peers: Sequence[tuple[str, int]]
 
 
-QUESTIONS: MessageParser[Question] = MessageParser(Question)
+QUESTIONS = MessageParser(Question)
 _ANSWERS: Mapping[type[Question], MessageParser[WireMessage]] = {
     question: MessageParser(question.ANSWER, Problem) for question in Question.__subclasses__()
 }

@@ -17,7 +17,7 @@ from ...core.listener import PROOF_SECONDS
 from ...core.process import interrupts_answered, interrupts_ignored
 from ...core.settings.job_fields import fields_with_role
 from ...engine.protocol.join_messages import JoinRequest, Refused, Welcome
-from ...engine.protocol.messages import PROTOCOL, Alive, MessageParser, Stream, WireMessage
+from ...engine.protocol.messages import PROTOCOL, Alive, MessageParser, Stream
 from ...engine.protocol.node_messages import Finish
 from ...engine.protocol.transport import WrongSecretError, connect
 from ..node.agent import Agent, await_silence
@@ -26,8 +26,8 @@ from .environments import Membership
 NODE_SPECIFIC_FIELDS = frozenset({*fields_with_role("destination"), "data_dir"})  # fields that may differ between the nodes of one job
 RESUME = "resume"  # the key of a request that resumes a run
 RETRY_SECONDS = 0.2  # interval of tries to reach the driver
-_ANSWERS: MessageParser[WireMessage] = MessageParser(Welcome, Refused)
-_TO_STANDBYS: MessageParser[WireMessage] = MessageParser(Alive, Finish)
+_ANSWERS = MessageParser(Welcome, Refused)
+_TO_STANDBYS = MessageParser(Alive, Finish)
 
 
 def job_request(job: Job) -> dict[str, Any]:

@@ -53,7 +53,7 @@ LOOK_SECONDS = 0.2  # interval of looking for an interrupt while waiting for nod
 LEAVE_SECONDS = 10.0  # time limit for the client to give the nodes back
 LAST_LINES = 4  # lines of a command's standard error that are reported with its end
 KILLED = -9
-_JOINS: MessageParser[CommandJoin] = MessageParser(CommandJoin)
+_JOINS = MessageParser(CommandJoin)
 _ADDRESS = re.compile(r"auto|(ray://)?(\[[0-9a-fA-F:]+\]|[A-Za-z0-9_][A-Za-z0-9._-]*):[0-9]{1,5}")
 
 

@@ -84,5 +84,5 @@ class CommandsLost(RayEvent, tag="lost"):
     text: Text
 
 
-REQUESTS: MessageParser[RayRequest] = MessageParser(RayRequest)
-EVENTS: MessageParser[RayEvent] = MessageParser(RayEvent)
+REQUESTS = MessageParser(RayRequest)
+EVENTS = MessageParser(RayEvent)

@@ -32,7 +32,7 @@ from .ssh import refuse_virtual_nodes
 
 BACKLOG = 1024  # connections that wait to be accepted: as many as nodes may be started at the same moment
 LOOK_SECONDS = 0.2  # interval of looking for an interrupt while waiting for the others
-_JOINS: MessageParser[JoinRequest] = MessageParser(JoinRequest)
+_JOINS = MessageParser(JoinRequest)
 
 
 def make(run: LaunchRequest) -> Launcher:

@@ -54,7 +54,7 @@ ORPHAN_CHECK_SECONDS = 0.5
 ORPHAN_PATIENCE_SECONDS = 4.0  # time from the end of the control stream until the agent is killed
 DRIVER = 0  # the only peer of the silence counter
 HELD_UP_BYTES = 2**16  # with so much unread, the agent is behind and the driver has to wait: nothing more may arrive
-_REQUESTS: MessageParser[WireMessage] = MessageParser(Alive, messages.ToNode)
+_REQUESTS = MessageParser(Alive, messages.ToNode)
 
 
 def await_silence(stream: Stream, limit_seconds: float, ended: threading.Event) -> str | None:
