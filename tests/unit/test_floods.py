@@ -109,7 +109,7 @@ def test_samples_at_their_interval_and_those_asked_for_are_let_through(interval,
     for _ in range(asked):
         requests.add_request(1, "sampled")
     regular = min(2000, int(seconds / interval))
-    assert all(requests.wrong_with(1, read(SOUND["sample"])) is None for _ in range(regular + asked))
+    assert all(requests.violation_in(1, read(SOUND["sample"])) is None for _ in range(regular + asked))
 
 
 def test_a_node_says_once_that_it_is_going_to_be_ended():
@@ -129,8 +129,8 @@ def test_a_node_says_once_that_it_is_going_to_be_ended():
 def test_an_agent_in_the_place_of_another_may_say_so_too():
     requests = OutstandingRequests([0, 1], may_leave=True)
     for _ in range(2):
-        assert requests.wrong_with(1, Leaving()) is None
-        assert requests.wrong_with(1, Leaving()) is not None
+        assert requests.violation_in(1, Leaving()) is None
+        assert requests.violation_in(1, Leaving()) is not None
         requests.reset_agent(1)
 
 
@@ -138,8 +138,8 @@ def test_tasks_that_are_started_anew_may_say_as_much_again():
     requests = OutstandingRequests([1])
     for _ in range(3):
         requests.started(NODE_OF, ["worker-1"])
-        assert requests.wrong_with(1, read(SOUND["death"])) is None
-        assert "more messages 'death' of worker-1" in requests.wrong_with(1, read(SOUND["death"]))
+        assert requests.violation_in(1, read(SOUND["death"])) is None
+        assert "more messages 'death' of worker-1" in requests.violation_in(1, read(SOUND["death"]))
 
 
 @pytest.mark.parametrize("size", [0, 1, FILE_PIECE_BYTES, FILE_PIECE_BYTES + 1, 2 * FILE_PIECE_BYTES + 5])

@@ -150,9 +150,9 @@ def test_inquiry_covers_both_nodes_of_each_pair(nodes, seed):
     requests.clear()
     for node, message, kind in draw.sample(opened, nodes):
         assert kind == "probe_port"
-        inquiry.hear(node, ProbePort(message.number, 21000 + node))
-    assert len(requests) == nodes
-    for node, message, _ in requests:
+        inquiry.add_answer(node, ProbePort(message.number, 21000 + node))
+    assert len(asked) == nodes
+    for node, message, _ in asked:
         tried[node] = set(message.ports)
         assert len(tried[node]) == min(nodes - 1, MAX_PEERS_PROBED)
         assert node not in tried[node]
@@ -160,7 +160,7 @@ def test_inquiry_covers_both_nodes_of_each_pair(nodes, seed):
     assert inquiry.fetch() is None
     for node, message, kind in draw.sample(list(requests), nodes):
         assert kind == "peers_probed"
-        inquiry.hear(node, PeersProbed(message.number, sorted(tried[node]), []))
-    answers = inquiry.fetch()
-    assert cut_off(answers, name) is None
+        inquiry.add_answer(node, PeersProbed(message.number, sorted(tried[node]), []))
+    found = inquiry.fetch()
+    assert cut_off(found, name) is None
     assert not inquiry.under_way

@@ -76,7 +76,7 @@ def test_tasks_stay_on_remaining_nodes_in_equal_number(drawn):
     assert sum(task.leading for task in after.placed) == (after.job.workers if after.job.mode == "sync" else 1)
     limits = before.requested.cores_per_node
     assert [after.job.cores_of(number) for number in range(len(places))] == [before.requested.cores_of(node) for node in places]
-    assert (after.asked, after.job.nodes) == (before.requested, len(places))
+    assert (after.requested, after.job.nodes) == (before.requested, len(places))
     assert Job.model_validate(after.job.model_dump()) == after.job  # as tasks read it
     assert limits is None or len(after.job.cores_per_node) in (1, len(places))
 
