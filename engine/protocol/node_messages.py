@@ -383,8 +383,8 @@ class Open(ToTask):
     profile_folder: bytes | None = None
 
 
-class StartRequest(ToNode):
-    """Tasks to start.
+class Start(ToNode):
+    """Tasks to start, or to restart `again`, after the end of what remains of them.
 
     Without `log_folder` their logs are sent, without `sample_interval_seconds` no samples.
     """
@@ -400,14 +400,7 @@ class StartRequest(ToNode):
     normalisation: Any = None  # the (mean, std) of images, if not those of the data
     placeholder: Mapping[str, Any] | None = None  # description of data that is not there
     tasks: Sequence[PlacedTask] = ()
-
-
-class Start(StartRequest):
-    """Start tasks."""
-
-
-class StartAgain(StartRequest):
-    """Restart tasks, of which remains are killed."""
+    again: bool = False
 
 
 class Spares(ToNode):

@@ -244,8 +244,7 @@ class Driver:
         shutdown.defer(lambda: nodes.finish(shutdown.outcome.exit_code))
         if self._starts_again:
             shutdown.defer(self._leave_to_starter)
-        shutdown.defer(lambda: shutdown.set_failure(recording.refused))
-        shutdown.defer(lambda: shutdown.set_failure(recording.violation or nodes.violation))
+        shutdown.defer(lambda: shutdown.set_failure(recording.violation or nodes.violation or recording.refused))
         shutdown.defer(lambda: self._end_attempts(graceful=shutdown.failure is None))
         self._interrupts.append(nodes.interrupt)
         if self._signals.interrupted:

@@ -24,7 +24,7 @@ from ...core.errors import RunFailedError, StalledRunError, TrainerError
 from ...core.liveness import REPORT_SECONDS, TICK_SECONDS
 from ...engine.protocol import node_messages as messages
 from ...engine.protocol.messages import WireMessage
-from ...engine.protocol.node_messages import Death, PlacedTask, Start, StartAgain, TaskReport, ToTask
+from ...engine.protocol.node_messages import Death, PlacedTask, Start, TaskReport, ToTask
 from ...engine.protocol.state_transfer import load_messages
 from ...engine.protocol.task_messages import Close, Command, Compile, CompileTimed, Done, Load, Ready, WorkerStalled
 from ...engine.task import placed_task
@@ -217,9 +217,9 @@ class TaskGroup:
             node = self.node_of[task]
             start_seconds = self._failures.tasks[task].start_seconds
             assert self._request is not None
-            again = {**structs.asdict(self._request(node)), "start_seconds": start_seconds, "tasks": [placed_task(self._tasks[task])]}
+            tasks = [placed_task(self._tasks[task])]
             self.nodes.requests.started_again(task)
-            self.nodes.peers.send(node, StartAgain(**again))
+            self.nodes.peers.send(node, structs.replace(self._request(node), start_seconds=start_seconds, tasks=tasks, again=True))
         if (late := self._failures.overdue(2 * REPORT_SECONDS)) is not None:  # a stuck task first reports its stacks
             raise StalledRunError(f"{self._described_start(late)} was restarted, but not ready within --start-timeout", late)
 

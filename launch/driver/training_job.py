@@ -88,21 +88,19 @@ class TrainingJob:
         Learning rate, number of updates and examples (or tokens) per update stay the same: of the global batch in sync mode, of a worker's
         larger batch in async mode. Micro-batches keep their size and grow in number.
         """
-        requested, limits = self.requested, self.requested.cores_per_node
-        if len(places) == requested.nodes:
+        job, limits = self.requested, self.requested.cores_per_node
+        if len(places) == job.nodes:
             return self
-        by_node = tuple(requested.workers_by_node[node] for node in places)
-        workers, tokens = sum(by_node), requested.batch_tokens
-        batch: tuple[int | None, int | None] = (
-            (None, requested.global_batch) if requested.mode == "sync" else (requested.per_worker_batch, None)
-        )
-        if requested.mode == "async" and requested.accumulate > 1:
-            batch = (None, requested.per_worker_batch * workers)
-        share = requested.per_worker_batch if requested.mode == "async" else math.ceil(requested.global_batch / workers)
-        accumulate = math.ceil(share / requested.micro_batch) if requested.accumulate > 1 else 1
+        by_node = tuple(job.workers_by_node[node] for node in places)
+        workers, tokens = sum(by_node), job.batch_tokens
+        batch: tuple[int | None, int | None] = (None, job.global_batch) if job.mode == "sync" else (job.per_worker_batch, None)
+        if job.mode == "async" and job.accumulate > 1:
+            batch = (None, job.per_worker_batch * workers)
+        share = job.per_worker_batch if job.mode == "async" else math.ceil(job.global_batch / workers)
+        accumulate = math.ceil(share / job.micro_batch) if job.accumulate > 1 else 1
         if tokens is not None:
             batch = (None, None)
-            tokens = tokens if requested.mode == "async" else tokens * requested.workers * requested.accumulate // (workers * accumulate)
+            tokens = tokens if job.mode == "async" else tokens * job.workers * job.accumulate // (workers * accumulate)
         changed = {
             "nodes": len(places),
             "procs_per_node": procs_per_node_of(by_node),
@@ -112,15 +110,15 @@ class TrainingJob:
             "accumulate": accumulate,
             "cores_per_node": limits if limits is None or len(limits) == 1 else tuple(limits[node] for node in places),
         }
-        job = requested.model_copy(update=changed)
-        backend = load_backend(job.backend)
+        resized = job.model_copy(update=changed)
+        backend = load_backend(resized.backend)
         try:
-            refuse_unsupported(job, job.backend, backend.capabilities)
-            placed = backend.placement(job)
+            refuse_unsupported(resized, resized.backend, backend.capabilities)
+            placed = backend.placement(resized)
         except (TrainerError, ValueError) as error:
             count = "1 node" if len(places) == 1 else f"{len(places)} nodes"
             raise RunFailedError(f"the run cannot go on with {count} ({error})") from error
-        return replace(self, job=job, placed=[replace(task, node=places[task.node]) for task in placed], places=tuple(places))
+        return replace(self, job=resized, placed=[replace(task, node=places[task.node]) for task in placed], places=tuple(places))
 
     @property
     def lengths(self) -> dict[str, NDArray[np.int64]] | None:

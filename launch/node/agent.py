@@ -272,6 +272,9 @@ class Agent:
             self.abandon()
 
     def _start(self, message: messages.Start) -> None:
+        if message.again:
+            self._restart(message)
+            return
         if message.log_folder is None:
             self._ships_logs = True
         else:
@@ -297,7 +300,7 @@ class Agent:
         else:
             self._supervisor.kill_unclaimed()
 
-    def _start_task(self, task: messages.PlacedTask, message: messages.StartRequest, start_deadline: float) -> Mapping[str, str]:
+    def _start_task(self, task: messages.PlacedTask, message: messages.Start, start_deadline: float) -> Mapping[str, str]:
         gpu, name = message.gpu_of_task.get(task.task), task.task
         log = self._log(name)
         environment = task_environment(os.environ, self._scratch, None if gpu is None else gpu.visible_as)
@@ -316,7 +319,7 @@ class Agent:
         self._supervisor.send(name, opening)
         return environment
 
-    def _start_again(self, message: messages.StartAgain) -> None:
+    def _restart(self, message: messages.Start) -> None:
         self._join_inspections()
         for task in message.tasks:
             self._supervisor.end_task(task.task)
@@ -375,7 +378,6 @@ _HANDLERS: Mapping[type[WireMessage], Callable[[Agent, Any], None]] = {
     messages.Prepare: Agent._prepare,
     messages.Reserve: Agent._reserve,
     messages.Start: Agent._start,
-    messages.StartAgain: Agent._start_again,
     messages.Kill: lambda agent, message: agent._supervisor.kill_task(message.task),
     messages.SampleNow: Agent._sample_now,
     messages.Spares: Agent._keep_spares,

@@ -36,7 +36,6 @@ from ...engine.backend_probe import probe_all
 from ...engine.protocol import probe_messages as messages
 from ...engine.protocol.messages import PROTOCOL, ProtocolError, Stream
 from ...engine.protocol.node_messages import OtherRelease
-from ...engine.protocol.probe_messages import read_probe_answer
 from ...monitor.gpu import nvidia_hardware
 
 LOOK_SECONDS = 0.1  # interval of looking for an interrupt
@@ -184,7 +183,7 @@ def _answer(probe: Probe, question: messages.Question) -> Any:
     try:
         probe.stream.send(question)
         if (answer := probe.stream.receive()) is not None:
-            return read_probe_answer(question, answer)
+            return messages.read_probe_answer(question, answer)
     except ProtocolError as error:
         raise _ProbeEndedError(f"answers the question {question.kind!r} with {error}: it is broken, or hostile") from error
     except OSError:

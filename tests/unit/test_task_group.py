@@ -14,7 +14,7 @@ from crosstrain.backends.base import Plan
 from crosstrain.core.cluster import Cluster, Role, TaskSpec
 from crosstrain.core.errors import InterruptedRunError, RunFailedError, StalledRunError
 from crosstrain.engine.protocol.messages import PROTOCOL, MessageParser, Stream
-from crosstrain.engine.protocol.node_messages import FindStacks, Start, StartAgain
+from crosstrain.engine.protocol.node_messages import FindStacks, Start
 from crosstrain.engine.protocol.task_messages import Drain, Train
 from crosstrain.launch.driver import task_group
 from crosstrain.launch.driver.cluster_setup import make_tasks
@@ -356,8 +356,8 @@ def test_rejoining_task_is_restarted_and_others_are_heard(cluster):
     heard = [answer[1].kind for answer in (control.receive(0.3) for _ in range(8)) if answer is not None]
     assert heard == ["done"]
     assert agents[1].stream.receive().kind == "open_probe"  # a victim may have lost a node that the others do not reach
-    again = MessageParser(StartAgain).parse(agents[1].stream.receive())
-    assert ([task.task for task in again.tasks], again.start_seconds) == (["worker-1"], 30.0)
+    again = MessageParser(Start).parse(agents[1].stream.receive())
+    assert ([task.task for task in again.tasks], again.start_seconds, again.again) == (["worker-1"], 30.0, True)
     report_ready(agents[1])
     assert ready_again(control) == ["worker-1"]
     agents[1].death("worker-1", signal="SIGKILL", code=None)  # again: each start may report one death
