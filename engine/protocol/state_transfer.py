@@ -26,6 +26,7 @@ from ...records.store.schema import Count
 from .messages import MAX_DIMENSIONS, RawArray, Stream
 from .node_messages import Name, Pid, TaskReport, ToTask
 
+Array = NDArray[Any]
 MARK_BYTES = 16
 CHUNK_BYTES = 2**20
 WINDOW = 2  # unacknowledged chunks: neither end waits, and memory stays small
@@ -144,23 +145,23 @@ class LoadPart(ToTask):
     ARRAYS: ClassVar = {"data": ("|u1", 1)}
 
 
-def state_to_arrays(state: State) -> dict[str, NDArray[Any]]:
+def state_to_arrays(state: State) -> dict[str, Array]:
     """Return arrays by key, without copies.
 
     The keys are ``parameters/NAME``, ``buffers/NAME``, ``slots/SLOT/NAME``, in this order.
     """
-    arrays: dict[str, NDArray[Any]] = {f"parameters/{name}": value for name, value in state.parameters.items()}
+    arrays: dict[str, Array] = {f"parameters/{name}": value for name, value in state.parameters.items()}
     arrays.update({f"buffers/{name}": value for name, value in state.buffers.items()})
     for slot, values in state.slots.items():
         arrays.update({f"slots/{slot}/{name}": value for name, value in values.items()})
     return arrays
 
 
-def state_from_arrays(arrays: Mapping[str, NDArray[Any]], updates: int, scalars: Mapping[str, float] | None = None) -> State:
+def state_from_arrays(arrays: Mapping[str, Array], updates: int, scalars: Mapping[str, float] | None = None) -> State:
     """Return the state of arrays with `state_to_arrays`' keys. Raises ValueError for others."""
-    parameters: dict[str, NDArray[Any]] = {}
-    buffers: dict[str, NDArray[Any]] = {}
-    slots: dict[str, dict[str, NDArray[Any]]] = {}
+    parameters: dict[str, Array] = {}
+    buffers: dict[str, Array] = {}
+    slots: dict[str, dict[str, Array]] = {}
     for key, value in arrays.items():
         kind, _, rest = key.partition("/")
         if kind == "parameters":
@@ -246,7 +247,7 @@ class StateReceiver:
     """State received as ``load_begin`` and chunks."""
 
     def __init__(self, begin: LoadBegin) -> None:
-        self._arrays: dict[str, NDArray[Any]] = {key: np.empty(tuple(shape), np.dtype(dtype)) for key, dtype, shape in begin.entries}
+        self._arrays: dict[str, Array] = {key: np.empty(tuple(shape), np.dtype(dtype)) for key, dtype, shape in begin.entries}
         self._begin = begin
         self._left = [view for view in map(_bytes_of, self._arrays.values()) if len(view)]
 
@@ -272,12 +273,12 @@ class StateReceiver:
         return state_from_arrays(self._arrays, self._begin.updates, self._begin.scalars)
 
 
-def _header(state: State, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+def _header(state: State, arrays: Mapping[str, Array]) -> dict[str, Any]:
     entries = [[key, array.dtype.str, list(array.shape)] for key, array in arrays.items()]
     return {"entries": entries, "updates": state.updates, "scalars": dict(state.scalars)}
 
 
-def _chunks(arrays: Iterable[NDArray[Any]]) -> Iterator[RawArray]:
+def _chunks(arrays: Iterable[Array]) -> Iterator[RawArray]:
     """Yield the bytes of all arrays in chunks of at most `CHUNK_BYTES`, without copies."""
     for array in arrays:
         view = _bytes_of(np.ascontiguousarray(array))
@@ -286,5 +287,5 @@ def _chunks(arrays: Iterable[NDArray[Any]]) -> Iterator[RawArray]:
             yield RawArray("|u1", [len(piece)], piece)
 
 
-def _bytes_of(array: NDArray[Any]) -> memoryview:
+def _bytes_of(array: Array) -> memoryview:
     return array.reshape(-1).view(np.uint8).data if array.nbytes else memoryview(b"")

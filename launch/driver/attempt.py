@@ -77,6 +77,7 @@ class Attempt:
         self._gpus = GpuAssignment({})
         self._nodes = nodes
         self._recording = recording
+        self._message = recording.progress.message
         self._notify = notify
         self._clustered: Sequence[Task] = ()
         self._made_at = time.monotonic()
@@ -185,7 +186,7 @@ class Attempt:
     def _report_gpus(self, notice: str | None) -> None:
         if notice is not None:
             self._recording.event("gpus_not_used", why=notice)
-            self._recording.progress.message(notice)
+            self._message(notice)
 
     def keep_spares(self, places: Collection[int] | None = None) -> None:
         """Have all or these nodes keep a standby process per task, if the job requires it."""
@@ -227,14 +228,14 @@ class Attempt:
         """Restart the failed task after a pause."""
         task = str(failure.task)
         self._recording.event("task_failed", task=task, cause=failure.cause)
-        self._recording.progress.message(f"{failure.cause}; {task} restarts while training continues")
+        self._message(f"{failure.cause}; {task} restarts while training continues")
         self.loop.worker_absent(self._worker_of(task))
         self.tasks.replace(task, failure.cause, after_seconds, self.training.job.start_timeout)
 
     def _report_restarted_tasks(self) -> None:
         for task, cause, absent_seconds in self.tasks.restarted():
             self._recording.event("task_restarted", task=task, absent_seconds=absent_seconds)
-            self._recording.progress.message(f"{task} takes part again, after {absent_seconds:.1f} s")
+            self._message(f"{task} takes part again, after {absent_seconds:.1f} s")
             self.loop.worker_back(self._worker_of(task))
             self._notify(cause, task)
             self.keep_spares([self.tasks.node_of[task]])
@@ -255,7 +256,7 @@ class Attempt:
 
     def _report_places(self, stacks: Mapping[str, TaskStack]) -> None:
         self._recording.stacks("no step was finished for too long", stacks)
-        self._recording.progress.message(f"{describe_places(stacks) or 'where that worker stands is not known'}; {STACKS} has all of it")
+        self._message(f"{describe_places(stacks) or 'where that worker stands is not known'}; {STACKS} has all of it")
 
     def calibrate(self) -> None:
         """Calibrate and write ``calibration.json``; a failure is only reported."""

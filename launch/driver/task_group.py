@@ -43,6 +43,7 @@ from .first_failure import (
 )
 from .nodes import Nodes
 
+_Answer = tuple[int, WireMessage]  # a node and its message
 CAUSE_WINDOW_SECONDS = 1.0  # wait for further deaths, to distinguish the root cause from its victims
 KILL_SECONDS = 15.0  # for nodes to kill their tasks and to send their last reports
 
@@ -79,7 +80,7 @@ class TaskGroup:
         self._timings: dict[str, Timing] = {}
         self.compile_choice: CompileChoice | None = None
         self._stalled: deque[StalledRunError] = deque()
-        self._pending: deque[tuple[int, WireMessage]] = deque()
+        self._pending: deque[_Answer] = deque()
         self._ending = False
         self.stack_requests = StackRequests(partial(nodes.request, kind="stacks"))
         self._links = LinkInquiry(nodes.request)
@@ -184,14 +185,14 @@ class TaskGroup:
     def _send_to(self, task: str, message: ToTask) -> None:
         self.nodes.peers.send(self.node_of[task], structs.replace(message, to=task))
 
-    def receive(self, timeout_seconds: float) -> tuple[int, WireMessage] | None:
+    def receive(self, timeout_seconds: float) -> _Answer | None:
         """Return the number of a leading task and its next message, or None after the timeout."""
         answer = self._next(timeout_seconds)
         if answer is None or not isinstance(answer[1], TaskReport) or answer[1].task not in self._leaders:
             return None
         return self._leaders[answer[1].task], answer[1]
 
-    def _next(self, timeout_seconds: float) -> tuple[int, WireMessage] | None:
+    def _next(self, timeout_seconds: float) -> _Answer | None:
         """Return the next message for the caller. Raises failures, before which nothing is lost."""
         if not self._pending:
             self._postpone(self._accept(timeout_seconds))
@@ -242,7 +243,7 @@ class TaskGroup:
         cut = None if probes is None else cut_off(probes, self.nodes.name)
         return None if cut is None else self.nodes.isolate(cut.node, cut.described)
 
-    def _accept(self, timeout_seconds: float) -> tuple[int, WireMessage] | None:
+    def _accept(self, timeout_seconds: float) -> _Answer | None:
         """Wait for a message; return it, unless it is handled here."""
         answer = self.nodes.receive(timeout_seconds, self.node_of)
         if answer is None:
@@ -423,7 +424,7 @@ class TaskGroup:
                 return
             self._postpone(self._accept(TICK_SECONDS))
 
-    def _postpone(self, answer: tuple[int, WireMessage] | None) -> None:
+    def _postpone(self, answer: _Answer | None) -> None:
         if answer is not None:
             self._pending.append(answer)
 

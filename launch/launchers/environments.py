@@ -18,6 +18,7 @@ from ...core.errors import InterruptedRunError, ResumableRunError, RunFailedErro
 if TYPE_CHECKING:
     from .host_list import Host
 
+Variables = Mapping[str, str]
 CONTROL_PORTS = 8  # how many ports above the contract's own are tried for the control channel, if the contract names none
 
 
@@ -109,7 +110,7 @@ class NameResolver:
 BY_HAND = "--rendezvous"  # the name of this contract
 
 
-def manual(environment: Mapping[str, str], options: Options) -> Membership | None:
+def manual(environment: Variables, options: Options) -> Membership | None:
     """Return the place from the command line, if given."""
     rendezvous, node_rank, nodes = options.rendezvous, options.node_rank, options.nodes
     if rendezvous is None and node_rank is None:
@@ -135,7 +136,7 @@ def _rendezvous(text: str) -> tuple[str, tuple[int, ...]]:
 PORT = 29400  # the port of the suggested command, as in README.md
 
 
-def step_tasks(environment: Mapping[str, str]) -> int:
+def step_tasks(environment: Variables) -> int:
     """Return the number of processes in this process's Slurm step; 1 outside of any."""
     text = environment.get("SLURM_STEP_NUM_TASKS", "").strip() or "1"
     if not text.isdecimal():
@@ -143,7 +144,7 @@ def step_tasks(environment: Mapping[str, str]) -> int:
     return int(text)
 
 
-def refuse_step(environment: Mapping[str, str], typed: Sequence[str], parse_hosts: Callable[[str, str], Sequence[Host]]) -> None:
+def refuse_step(environment: Variables, typed: Sequence[str], parse_hosts: Callable[[str, str], Sequence[Host]]) -> None:
     """Raise UsageError in a Slurm step of several tasks; `typed` follows ``trainer``."""
     tasks = step_tasks(environment)
     if tasks <= 1:
@@ -173,7 +174,7 @@ _WORLD = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _TORCHRUN = (*_WORLD, *_LOCAL)
 
 
-def torchrun(environment: Mapping[str, str], options: Options) -> Membership | None:
+def torchrun(environment: Variables, options: Options) -> Membership | None:
     """Return the place from torchrun's variables; None if one is missing."""
     world = _given(environment)
     if len(world) < len(_TORCHRUN):
@@ -192,7 +193,7 @@ def torchrun(environment: Mapping[str, str], options: Options) -> Membership | N
     return Membership("torchrun", rank // local_size, local_rank, (world["MASTER_ADDR"], _ports_above(_port(world))), shape, size - nodes)
 
 
-def world_size(environment: Mapping[str, str], options: Options) -> Membership | None:
+def world_size(environment: Variables, options: Options) -> Membership | None:
     """Return the place of a process with a rank but no local rank; None in a world of one."""
     world, procs_per_node = _given(environment), options.procs_per_node
     if not world:
@@ -228,35 +229,35 @@ def _layout(procs_per_node: ProcsPerNode, size: int) -> tuple[int, tuple[int, ..
     return size // procs_per_node, nodes_of_workers(workers_by_node(procs_per_node, size // procs_per_node))
 
 
-def _rank_and_size(world: Mapping[str, str]) -> tuple[int, int]:
+def _rank_and_size(world: Variables) -> tuple[int, int]:
     rank, size = _number(world, "RANK"), _number(world, "WORLD_SIZE")
     if not 0 <= rank < size:
         raise UsageError(f"RANK {rank} and WORLD_SIZE {size} do not fit; ranks run from 0 to WORLD_SIZE - 1")
     return rank, size
 
 
-def _port(world: Mapping[str, str]) -> int:
+def _port(world: Variables) -> int:
     port = _number(world, "MASTER_PORT")
     if not 1 <= port <= 65535:
         raise UsageError.of("MASTER_PORT", port, "a port from 1 to 65535")
     return port
 
 
-def _number(world: Mapping[str, str], name: str) -> int:
+def _number(world: Variables, name: str) -> int:
     try:
         return int(world[name])
     except ValueError as error:
         raise UsageError.of(name, world[name], "a whole number") from error
 
 
-def _given(environment: Mapping[str, str]) -> dict[str, str]:
+def _given(environment: Variables) -> dict[str, str]:
     return {name: environment[name].strip() for name in _TORCHRUN if environment.get(name, "").strip()}
 
 
 _ROLES = ("chief", "worker", "ps")
 
 
-def tf_config(environment: Mapping[str, str], options: Options) -> Membership | None:
+def tf_config(environment: Variables, options: Options) -> Membership | None:
     """Return the place from ``TF_CONFIG``: ``cluster`` (role → host:port list) and ``task``."""
     text = environment.get("TF_CONFIG", "")
     if not text.strip():
@@ -319,7 +320,7 @@ _PROCESSES = "PET_NPROC_PER_NODE"
 _BY_DEVICES = ("auto", "cpu", "gpu")  # values that torchrun would resolve; here the job has the number of processes
 
 
-def indexed_job(environment: Mapping[str, str], options: Options) -> Membership | None:
+def indexed_job(environment: Variables, options: Options) -> Membership | None:
     """Return the place of a pod of an Indexed Job, JobSet or TrainJob; None without rendezvous."""
     index = environment.get(INDEX, "").strip()
     if not index or options.rendezvous is None or options.node_rank is not None:
@@ -331,7 +332,7 @@ def indexed_job(environment: Mapping[str, str], options: Options) -> Membership 
     return Membership(INDEX, int(index), 0, _rendezvous(options.rendezvous), shape, starts_again=True)
 
 
-def kubeflow(environment: Mapping[str, str], options: Options) -> Membership | None:
+def kubeflow(environment: Variables, options: Options) -> Membership | None:
     """Return the place of a pod of a TrainJob or PyTorchJob from torchrun's variables."""
     variables = {name: environment[name].strip() for name in (*_KUBEFLOW, _PROCESSES) if environment.get(name, "").strip()}
     if any(name not in variables for name in _KUBEFLOW):
@@ -351,7 +352,7 @@ def kubeflow(environment: Mapping[str, str], options: Options) -> Membership | N
     return Membership("Kubeflow (PET_NNODES)", node, 0, (host, (port,)), shape, starts_again=True)
 
 
-def _whole_number(variables: Mapping[str, str], name: str) -> int:
+def _whole_number(variables: Variables, name: str) -> int:
     if not variables[name].isdecimal():
         allowed = "one number of nodes, not a range, as a run does not change it by itself" if ":" in variables[name] else "a whole number"
         raise UsageError.of(name, variables[name], allowed)
@@ -361,14 +362,14 @@ def _whole_number(variables: Mapping[str, str], name: str) -> int:
 JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray for a job's command and its children, not for processes on nodes
 
 
-def in_ray_job(environment: Mapping[str, str]) -> bool:
+def in_ray_job(environment: Variables) -> bool:
     """Return whether this is the environment of a Ray job's command or its child."""
     return bool(environment.get(JOB_VARIABLE))
 
 
 # A node's first process is its agent, the first of all also the driver; the others wait, so that their launcher sees the exit code.
 
-ENVIRONMENTS: Sequence[Callable[[Mapping[str, str], Options], Membership | None]] = (
+ENVIRONMENTS: Sequence[Callable[[Variables, Options], Membership | None]] = (
     indexed_job,
     manual,
     torchrun,
@@ -379,7 +380,7 @@ ENVIRONMENTS: Sequence[Callable[[Mapping[str, str], Options], Membership | None]
 
 
 def detect(
-    environment: Mapping[str, str], rendezvous: str | None, node_rank: int | None, nodes: int | None, procs_per_node: ProcsPerNode = 1
+    environment: Variables, rendezvous: str | None, node_rank: int | None, nodes: int | None, procs_per_node: ProcsPerNode = 1
 ) -> Membership | None:
     """Return this process's place; None if it is alone. Raises UsageError for a bad contract."""
     options = Options(rendezvous, node_rank, nodes, procs_per_node)

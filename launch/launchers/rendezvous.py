@@ -32,6 +32,7 @@ from .ssh import refuse_virtual_nodes
 
 BACKLOG = 1024  # connections that wait to be accepted: as many as nodes may be started at the same moment
 LOOK_SECONDS = 0.2  # interval of looking for an interrupt while waiting for the others
+_Join = Joiner[JoinRequest]
 _JOINS = MessageParser(JoinRequest)
 
 
@@ -68,12 +69,12 @@ class ExternalLauncher(LauncherDefaults):
     place: Membership
     secret: bytes
     asked: Mapping[str, Any]
-    _listener: AuthenticatingListener[Joiner[JoinRequest]] | None = None
+    _listener: AuthenticatingListener[_Join] | None = None
     _agent: subprocess.Popen[bytes] | None = None
     _channels: list[NodeChannel] = field(default_factory=list)
     _standbys: list[Stream] = field(default_factory=list)
     _exit_code: int = 1
-    _arrived: queue.Queue[tuple[Joiner[JoinRequest], str]] = field(default_factory=queue.Queue)
+    _arrived: queue.Queue[tuple[_Join, str]] = field(default_factory=queue.Queue)
     _over: str | None = None
     _interrupted: bool = False
     _names: NameResolver = field(init=False)
@@ -188,7 +189,7 @@ class ExternalLauncher(LauncherDefaults):
         elsewhere = "; node 0 has to have this address" if problem.errno == errno.EADDRNOTAVAIL else ""
         raise UsageError(f"cannot listen for the other nodes on {host}, port {tried}: {problem.strerror}{elsewhere}")
 
-    def _arrive(self, joiner: Joiner[JoinRequest], host: str) -> None:
+    def _arrive(self, joiner: _Join, host: str) -> None:
         with self._deciding:
             if self._over is None:
                 self._arrived.put((joiner, host))
@@ -204,7 +205,7 @@ class ExternalLauncher(LauncherDefaults):
         while not self._arrived.empty():
             refuse(self._arrived.get()[0], why, for_now=True)
 
-    def _next_joiner(self, deadline: float, channels: Mapping[int, NodeChannel], standbys: int) -> tuple[Joiner[JoinRequest], str]:
+    def _next_joiner(self, deadline: float, channels: Mapping[int, NodeChannel], standbys: int) -> tuple[_Join, str]:
         while not self._interrupted:
             left = deadline - time.monotonic()
             with contextlib.suppress(queue.Empty):

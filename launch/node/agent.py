@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import socket
 import threading
 import time
@@ -44,7 +43,7 @@ from .fork_server_client import ForkServerConnection
 from .links import PeerProbe
 from .scratch import PortBlock, address_for_others, expected_gpus, make_scratch, node_identity, remove_scratch, task_environment
 from .stacks import collect_stacks, find_py_spy
-from .supervisor import Supervisor, tail
+from .supervisor import Supervisor, Usage, tail
 
 if TYPE_CHECKING:
     from ...monitor.collector import NodeSampler
@@ -334,7 +333,7 @@ class Agent:
     def _on_sample(self, record: SystemRecord) -> None:
         self._send(messages.Sample(record))
 
-    def _on_death(self, death: Death, usage: resource.struct_rusage | None) -> None:
+    def _on_death(self, death: Death, usage: Usage) -> None:
         with self._watching:
             if death.pid is not None:
                 self._dead.add(death.pid)

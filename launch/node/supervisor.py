@@ -32,9 +32,10 @@ from .scratch import task_environment
 from .stacks import InspectedTask
 
 LOG_TAIL_LINES = 25
+Usage = resource.struct_rusage | None  # None: unknown
 
 
-def _death(child: _Child, order: int, status: int, usage: resource.struct_rusage | None) -> Death:
+def _death(child: _Child, order: int, status: int, usage: Usage) -> Death:
     killed = os.WIFSIGNALED(status)
     oom_kills = kernel_oom_kills() if killed else None
     if oom_kills is not None:
@@ -90,7 +91,7 @@ class _Child:
     usable: bool = False
     spare: bool = False
     oom_kills_before: int | None = field(default_factory=kernel_oom_kills)
-    ended: queue.SimpleQueue[tuple[Death, resource.struct_rusage | None] | OSError | None] = field(default_factory=queue.SimpleQueue)
+    ended: queue.SimpleQueue[tuple[Death, Usage] | OSError | None] = field(default_factory=queue.SimpleQueue)
 
     @property
     def forked(self) -> bool:
@@ -108,7 +109,7 @@ class Supervisor:
     def __init__(
         self,
         on_message: Callable[[str, Message], None],
-        on_death: Callable[[Death, resource.struct_rusage | None], None],
+        on_death: Callable[[Death, Usage], None],
         on_pid: Callable[[str, int], None] = lambda name, pid: None,
         fork_server: ForkServerConnection | None = None,
     ) -> None:
@@ -459,7 +460,7 @@ class Supervisor:
             else:
                 self._on_pid(child.name, child.pid)
 
-    def _on_end(self, child: _Child, status: int, usage: resource.struct_rusage | None) -> None:
+    def _on_end(self, child: _Child, status: int, usage: Usage) -> None:
         with self._changed:
             child.reaped = True
             child.usable = False

@@ -6,6 +6,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -216,18 +217,17 @@ def table(listed: Sequence[Finding]) -> str:
 
 
 def _releases(report: HostReport, first: HostReport, here: Here, module: str | None) -> Iterator[Finding]:
+    finding = partial(Finding, report.host)
     packages = report.described["host"]["packages"]
     installed, ours = packages.get("crosstrain"), here.packages.get("crosstrain")
     if installed != ours:
-        yield Finding(
-            report.host, "bad", "crosstrain", f"{installed}, here {ours}", f"install the same release there: pip install crosstrain=={ours}"
-        )
+        yield finding("bad", "crosstrain", f"{installed}, here {ours}", f"install the same release there: pip install crosstrain=={ours}")
     else:
-        yield Finding(report.host, "ok", "crosstrain", str(installed))
+        yield finding("ok", "crosstrain", str(installed))
     first_packages = first.described["host"]["packages"]
     python, its = report.described["host"]["python"], first.described["host"]["python"]
     differs = python.rsplit(".", 1)[0] != its.rsplit(".", 1)[0]
-    yield Finding(report.host, "odd" if differs else "ok", "Python", f"{python}{f', on {first.host} {its}' if differs else ''}")
+    yield finding("odd" if differs else "ok", "Python", f"{python}{f', on {first.host} {its}' if differs else ''}")
     modules = sorted(packages.keys() - {"crosstrain", "numpy"}) if module is None else [module] if module else []
     for name in modules:
         yield from _framework(report, first, name, packages.get(name), first_packages.get(name), needed=module is not None)
@@ -236,17 +236,16 @@ def _releases(report: HostReport, first: HostReport, here: Here, module: str | N
 def _framework(
     report: HostReport, first: HostReport, name: str, installed: str | None, its: str | None, *, needed: bool
 ) -> Iterator[Finding]:
+    finding = partial(Finding, report.host)
     if installed is None:
         if needed:
-            yield Finding(report.host, "bad", name, "not installed", "install it for the Python that the run uses there (--python)")
+            yield finding("bad", name, "not installed", "install it for the Python that the run uses there (--python)")
         elif its is not None:
-            yield Finding(report.host, "odd", name, f"not installed, on {first.host} {its}")
+            yield finding("odd", name, f"not installed, on {first.host} {its}")
     elif installed != its and its is not None:
-        yield Finding(
-            report.host, "odd", name, f"{installed}, on {first.host} {its}: another release may compute other numbers, at another speed"
-        )
+        yield finding("odd", name, f"{installed}, on {first.host} {its}: another release may compute other numbers, at another speed")
     else:
-        yield Finding(report.host, "ok", name, installed)
+        yield finding("ok", name, installed)
 
 
 def _machine(report: HostReport) -> str:
@@ -255,25 +254,24 @@ def _machine(report: HostReport) -> str:
 
 
 def _machine_findings(report: HostReport, machines: Mapping[str, int], workers: int) -> Iterator[Finding]:
+    finding = partial(Finding, report.host)
     host = report.described["host"]
     cores, memory = host["cores_available"], host["memory_limit_bytes"] or host["memory_total_bytes"]
     seen = f"{'?' if cores is None else f'{cores:g}'} cores, {memory / 2**30:.1f} GiB"
     if machines[_machine(report)] > 1:
-        yield Finding(report.host, "odd", "machine", f"{seen}; another of these hosts is the same machine, and shares its cores")
+        yield finding("odd", "machine", f"{seen}; another of these hosts is the same machine, and shares its cores")
     elif cores is not None and workers > max(cores, 1):
-        yield Finding(report.host, "odd", "machine", f"{seen}, which {workers} workers share (HOST:{workers} is a number of processes)")
+        yield finding("odd", "machine", f"{seen}, which {workers} workers share (HOST:{workers} is a number of processes)")
     elif memory < MIN_MEMORY_BYTES:
-        yield Finding(report.host, "odd", "machine", f"{seen}; a worker may need more memory")
+        yield finding("odd", "machine", f"{seen}; a worker may need more memory")
     else:
-        yield Finding(report.host, "ok", "machine", seen)
+        yield finding("ok", "machine", seen)
     ahead, error = report.ahead_seconds, report.error_seconds
     clock = f"{abs(ahead):.3f} s {'ahead' if ahead >= 0 else 'behind'} (± {error:.3f})"
     if abs(ahead) - error > MAX_CLOCK_SECONDS:
-        yield Finding(
-            report.host, "odd", "clock", f"{clock}: its times of day are not this machine's", "let the hosts set their clocks (NTP)"
-        )
+        yield finding("odd", "clock", f"{clock}: its times of day are not this machine's", "let the hosts set their clocks (NTP)")
     else:
-        yield Finding(report.host, "ok", "clock", clock)
+        yield finding("ok", "clock", clock)
 
 
 def gpu_findings(reports: Sequence[HostReport], device: str | None, workers: Sequence[int]) -> list[list[Finding]]:
@@ -295,32 +293,32 @@ def gpu_findings(reports: Sequence[HostReport], device: str | None, workers: Seq
 
 
 def _gpus(report: HostReport, short: str | None, plan: GpuPlan, device: str | None) -> Iterator[Finding]:
+    finding = partial(Finding, report.host)
     host, described = report.described["host"], described_gpus(report.described["host"])
     if host.get("gpu_problem"):
-        yield Finding(report.host, "odd", "GPUs", host["gpu_problem"])
+        yield finding("odd", "GPUs", host["gpu_problem"])
     if short is None:
-        yield Finding(report.host, "ok", "GPUs", described)
+        yield finding("ok", "GPUs", described)
     elif not plan.refused:
-        yield Finding(report.host, "odd" if host.get("visible_gpus") else "ok", "GPUs", f"{short}: computing on CPUs")
+        yield finding("odd" if host.get("visible_gpus") else "ok", "GPUs", f"{short}: computing on CPUs")
     else:
         mixed = f"; {MIXED}" if device == "auto" else ""
-        yield Finding(report.host, "bad", "GPUs", f"{short} ({described}){mixed}", REMEDY)
+        yield finding("bad", "GPUs", f"{short} ({described}){mixed}", REMEDY)
 
 
 def _content(report: HostReport, here: Here) -> Iterator[Finding]:
+    finding = partial(Finding, report.host)
     if report.data is not None:
         yield _data(report.host, report.data, here)
     if report.model is not None and (here.model_digest is not None or isinstance(report.model, Problem)):
         if isinstance(report.model, Problem):
             remedy = _copy_model(report.host, here) or "install it there, with what it imports"
-            yield Finding(report.host, "bad", "model", report.model.text, remedy)
+            yield finding("bad", "model", report.model.text, remedy)
         elif report.model.digest != here.model_digest:
-            yield Finding(
-                report.host, "bad", "model", "its package's Python files are not those that are here", _copy_model(report.host, here)
-            )
+            yield finding("bad", "model", "its package's Python files are not those that are here", _copy_model(report.host, here))
         else:
             same = f"can be imported; the Python files of {report.model.package} are those that are here"
-            yield Finding(report.host, "ok", "model", same)
+            yield finding("ok", "model", same)
 
 
 def _copy_model(host: str, here: Here) -> str:
@@ -342,22 +340,23 @@ def _data(host: str, answer: DataDigest | Problem, here: Here) -> Finding:
 
 
 def _network(report: HostReport, host_count: int) -> Iterator[Finding]:
+    finding = partial(Finding, report.host)
     address = report.described.get("address")
     if address is None:
-        yield Finding(report.host, "bad", "network", "does not say under which address the others reach it")
+        yield finding("bad", "network", "does not say under which address the others reach it")
         return
     interfaces = report.described["host"]["interfaces"]
     name = next((name for name, interface in interfaces.items() if address in interface["addresses"]), None)
     where = f"{address} on {name}" if name is not None else address
     if report.unreachable:
         listed = "; ".join(f"{peer}: {why}" for peer, why in report.unreachable.items())
-        yield Finding(report.host, "bad", "network", f"{where}; does not reach {listed}", OPEN_PORTS)
+        yield finding("bad", "network", f"{where}; does not reach {listed}", OPEN_PORTS)
     elif not host_count:
-        yield Finding(report.host, "ok", "network", where)
+        yield finding("ok", "network", where)
     elif report.unreachable is None:
-        yield Finding(report.host, "odd", "network", f"{where}; did not try the others within the time", MORE_TIME)
+        yield finding("odd", "network", f"{where}; did not try the others within the time", MORE_TIME)
     elif report.tried == host_count:
-        yield Finding(report.host, "ok", "network", f"{where}; reaches the others")
+        yield finding("ok", "network", f"{where}; reaches the others")
     else:
         reached = f"reaches {report.tried} of {host_count} others" if report.tried else "reaches nobody yet"
-        yield Finding(report.host, "odd", "network", f"{where}; {reached}, as no more could be tried")
+        yield finding("odd", "network", f"{where}; {reached}, as no more could be tried")
