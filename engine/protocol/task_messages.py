@@ -196,10 +196,8 @@ class Translated(TaskReport):
         if not fits or int(lengths.sum()) != len(pieces) or not len(lengths) == len(scores) == len(totals) == len(ended):
             raise ValueError(f"translations of {len(counts)} sentences that do not fit the {sentences} that were asked for")
         every = [
-            Hypothesis(tuple(sentence_pieces.tolist()), score, total, bool(end))
-            for sentence_pieces, score, total, end in zip(
-                _cut(pieces, lengths), scores.tolist(), totals.tolist(), ended.tolist(), strict=True
-            )
+            Hypothesis(tuple(part.tolist()), score, total, bool(end))
+            for part, score, total, end in zip(_cut(pieces, lengths), scores.tolist(), totals.tolist(), ended.tolist(), strict=True)
         ]
         ends = np.cumsum(counts).tolist()
         return [every[end - count : end] for end, count in zip(ends, counts.tolist(), strict=True)]

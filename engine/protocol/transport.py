@@ -134,11 +134,11 @@ def _handshake(exchange: Exchange, secret: bytes, *, ours: bytes, theirs: bytes)
     connection = exchange.connection
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        our_challenge = secrets.token_bytes(CHALLENGE_BYTES)
-        exchange.send(our_challenge)
-        their_challenge = exchange.receive(CHALLENGE_BYTES)
-        exchange.send(_proof(secret, ours, our_challenge, their_challenge))
-        if not hmac.compare_digest(exchange.receive(DIGEST_BYTES), _proof(secret, theirs, their_challenge, our_challenge)):
+        sent = secrets.token_bytes(CHALLENGE_BYTES)
+        exchange.send(sent)
+        received = exchange.receive(CHALLENGE_BYTES)
+        exchange.send(_proof(secret, ours, sent, received))
+        if not hmac.compare_digest(exchange.receive(DIGEST_BYTES), _proof(secret, theirs, received, sent)):
             raise WrongSecretError("it does not know the secret")
         connection.settimeout(None)
     except WrongSecretError:
@@ -150,8 +150,8 @@ def _handshake(exchange: Exchange, secret: bytes, *, ours: bytes, theirs: bytes)
     return over_socket(connection)
 
 
-def _proof(secret: bytes, role: bytes, prover_challenge: bytes, verifier_challenge: bytes) -> bytes:
-    return hmac.new(secret, b"crosstrain:" + role + b":" + prover_challenge + verifier_challenge, hashlib.sha256).digest()
+def _proof(secret: bytes, role: bytes, first: bytes, second: bytes) -> bytes:
+    return hmac.new(secret, b"crosstrain:" + role + b":" + first + second, hashlib.sha256).digest()
 
 
 # Non-blocking `Stream`s serve many peers from one thread.

@@ -146,8 +146,8 @@ def assign_gpus(
 ) -> GpuAssignment:
     """Assign a GPU to every worker. Raises UsageError, which lists the nodes by `name`."""
     workers = {place: [task for task in placed if task.role == "worker" and task.node == place] for place in places}
-    node_gpus = [NodeGpus(machine_id(hosts[place]), len(workers[place]), visible_gpus_in(hosts[place])) for place in places]
-    plan = plan_gpus(device, node_gpus)
+    sharing = [NodeGpus(machine_id(hosts[place]), len(workers[place]), visible_gpus_in(hosts[place])) for place in places]
+    plan = plan_gpus(device, sharing)
     if plan.refused:
         if not strict:  # the framework of the one task reports it
             return GpuAssignment({})
@@ -157,7 +157,7 @@ def assign_gpus(
         if gpus is not None:
             of_task |= {task.name: HIDDEN for task in placed if task.node == place}
             of_task |= {task.name: gpu for task, gpu in zip(workers[place], gpus, strict=False)}
-    return GpuAssignment(of_task, _notice(plan, node_gpus, places, name))
+    return GpuAssignment(of_task, _notice(plan, sharing, places, name))
 
 
 def _refusal(device: str, plan: GpuPlan, places: Sequence[int], name: Callable[[int], str]) -> str:
@@ -167,8 +167,8 @@ def _refusal(device: str, plan: GpuPlan, places: Sequence[int], name: Callable[[
     return f"device: got 'gpu', which takes a GPU for each worker, and these nodes have fewer:\n{listed}\n  → {REMEDY}"
 
 
-def _notice(plan: GpuPlan, node_gpus: Sequence[NodeGpus], places: Sequence[int], name: Callable[[int], str]) -> str | None:
-    if not plan.short or not any(node.visible for node in node_gpus):
+def _notice(plan: GpuPlan, sharing: Sequence[NodeGpus], places: Sequence[int], name: Callable[[int], str]) -> str | None:
+    if not plan.short or not any(node.visible for node in sharing):
         return None
     listed = "; ".join(f"{name(places[number])}: {shortage}" for number, shortage in plan.short.items())
     return f"computing on CPUs, as there is no GPU for each worker ({listed})"

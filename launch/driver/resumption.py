@@ -327,17 +327,17 @@ def refuse_at_work(reader: RunReader, *, force: bool = False, watch_seconds: flo
     if reader.state() not in ("starting", "running"):
         return
     driver = reader.status()["driver"]
-    at_work = f"resume: the run {reader.name} is still at work (process {driver['pid']} on {driver['host']})"
+    active = f"resume: the run {reader.name} is still at work (process {driver['pid']} on {driver['host']})"
     if reader.driver_alive() is not None:
-        raise UsageError(at_work)
+        raise UsageError(active)
     if force:
         return
     note(f"the run {reader.name} was at work on {driver['host']}; whether it still is will be known in {watch_seconds:g} s")
     silent = is_silent(reader.path, watch_seconds)  # watches a run whose driver was on another host
     if silent is None:
-        raise UsageError(f"{at_work}, or it ended without recording its status; use --force to resume it")
+        raise UsageError(f"{active}, or it ended without recording its status; use --force to resume it")
     if not silent:
-        raise UsageError(at_work)
+        raise UsageError(active)
     note(f"the driver on {driver['host']} has given no sign of life for {watch_seconds:g} s and is taken for gone")
 
 

@@ -154,8 +154,8 @@ def refuse_step(environment: Variables, typed: Sequence[str], parse_hosts: Calla
             f"--repeats: starts runs on nodes of its own, and Slurm started {tasks} of these processes in one step (SLURM_STEP_NUM_TASKS), "
             f"each of which would do all of them; type: srun --ntasks 1 trainer {shlex.join(typed)}"
         )
-    node_count = environment.get("SLURM_STEP_NUM_NODES") or environment.get("SLURM_NNODES") or ""
-    nodes = int(node_count) if node_count.isdecimal() and int(node_count) and tasks % int(node_count) == 0 else tasks
+    listed = environment.get("SLURM_STEP_NUM_NODES") or environment.get("SLURM_NNODES") or ""
+    nodes = int(listed) if listed.isdecimal() and int(listed) and tasks % int(listed) == 0 else tasks
     host = "HOST-OF-NODE-0"
     for variable in ("SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST"):
         with suppress(UsageError):  # not set, or no list of Slurm's

@@ -130,7 +130,7 @@ class RayStarter:
         self._job, self._address, self._python, self._warn = job, address, interpreter, warn
         self._secret = secrets.token_hex(32)
         self._client: subprocess.Popen[bytes] | None = None
-        self._client_errors: ErrorLines | None = None
+        self._errors: ErrorLines | None = None
         self._requests: queue.SimpleQueue[RayRequest | None] = queue.SimpleQueue()
         self._listener: AuthenticatingListener[Joiner[CommandJoin]] | None = None
         self._listening_at: tuple[str, int] | None = None
@@ -152,7 +152,7 @@ class RayStarter:
 
         self._client, stream = start_over_stdio(popen, python(CLIENT_MODULE))
         assert self._client.stderr is not None
-        self._client_errors = ErrorLines("Ray", self._client.stderr, should_log=lambda: False)
+        self._errors = ErrorLines("Ray", self._client.stderr, should_log=lambda: False)
         job = self._job
         self._requests.put(Place(self._address, job.workers_by_node, job.threads, job.device, whole_cluster))
         for work, name in ((self._send_requests, "to-ray"), (self._receive_events, "from-ray")):
@@ -217,7 +217,7 @@ class RayStarter:
         with contextlib.suppress(OSError):
             while (message := stream.receive()) is not None:
                 self._handle(EVENTS.parse(message))
-        last_lines = self._client_errors.suffix() if self._client_errors is not None else ""
+        last_lines = self._errors.suffix() if self._errors is not None else ""
         self._fail(f"its client process has ended{last_lines}")
 
     def _handle(self, event: RayEvent) -> None:

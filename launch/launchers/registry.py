@@ -100,14 +100,14 @@ def placed_without(option: str, environment: Mapping[str, str]) -> bool:
 
 def allocated(launcher: str, environment: Mapping[str, str]) -> tuple[Sequence[Host], str | None]:
     """Return a batch system's hosts, and the variable that lists them if it sets the nodes."""
-    allocation = None if launcher == AUTO else _allocation_of_plugin(find("launcher", launcher), environment)
+    allocation = None if launcher == AUTO else _plugin_allocation(find("launcher", launcher), environment)
     if allocation is not None:
         return allocation.hosts, allocation.variable
     first = next((offered for plugin in _built_in() if (offered := plugin.allocation(environment)) is not None), None)
     return ((), None) if first is None else (first.hosts, first.variable if launcher == AUTO else None)
 
 
-def _allocation_of_plugin(row: Plugin, environment: Mapping[str, str]) -> Allocation | None:
+def _plugin_allocation(row: Plugin, environment: Mapping[str, str]) -> Allocation | None:
     with plugin_code(row, "launcher", "its `allocation`"):
         allocation: object = _plugin(row).allocation(environment)
         if not isinstance(allocation, Allocation | None):

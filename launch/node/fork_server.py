@@ -207,19 +207,19 @@ class ForkServer:
             os._exit(1)
         run_task(socket.socket(fileno=channel), server, stacks[0] if stacks else None)
 
-    def _leave(self, agent_here: _Agent) -> None:
+    def _leave(self, mine: _Agent) -> None:
         """Close all other descriptors, so that no task keeps a connection open."""
         self._selector.close()
         os.close(self._ended)
         os.close(self._wakeup)
         for launcher in self._launchers:
             launcher.connection.close()
-            if launcher.directory is not None and launcher is not agent_here.launcher:
+            if launcher.directory is not None and launcher is not mine.launcher:
                 os.close(launcher.directory)
         for agent in self._agents:
             agent.connection.close()
             for descriptor in (agent.user, agent.network):
-                if descriptor is not None and agent is not agent_here:
+                if descriptor is not None and agent is not mine:
                     os.close(descriptor)
 
 

@@ -167,7 +167,7 @@ def collect_stacks(tasks: Sequence[InspectedTask], spy: str | None) -> dict[str,
         if task.name in texts:
             stacks[task.name] = {"text": _cut(_working_first(texts[task.name], working), limit), "problem": None}
         else:
-            reasons = [problems_of[task.name] for problems_of in (unanswered, problems) if task.name in problems_of]
+            reasons = [reasons_of[task.name] for reasons_of in (unanswered, problems) if task.name in reasons_of]
             stacks[task.name] = {"text": "", "problem": "; ".join(reasons) or "is gone"}
     return stacks
 

@@ -176,8 +176,8 @@ def findings(
     """
     answering = [report for report in reports if report.problem is None and report.described["protocol"] == PROTOCOL]
     machines = Counter(map(_machine, answering))
-    worker_counts = [count for report, count in zip(reports, workers, strict=True) if report in answering] if workers else []
-    about_gpus = iter(gpu_findings(answering, device, worker_counts))
+    counts = [count for report, count in zip(reports, workers, strict=True) if report in answering] if workers else []
+    about_gpus = iter(gpu_findings(answering, device, counts))
     names = {report.host for report in reports}
     results: list[Finding] = []
     for place, report in enumerate(reports):
@@ -224,13 +224,13 @@ def _releases(report: HostReport, first: HostReport, here: Here, module: str | N
         yield finding("bad", "crosstrain", f"{installed}, here {ours}", f"install the same release there: pip install crosstrain=={ours}")
     else:
         yield finding("ok", "crosstrain", str(installed))
-    first_packages = first.described["host"]["packages"]
+    reference = first.described["host"]["packages"]
     python, its = report.described["host"]["python"], first.described["host"]["python"]
     differs = python.rsplit(".", 1)[0] != its.rsplit(".", 1)[0]
     yield finding("odd" if differs else "ok", "Python", f"{python}{f', on {first.host} {its}' if differs else ''}")
     modules = sorted(packages.keys() - {"crosstrain", "numpy"}) if module is None else [module] if module else []
     for name in modules:
-        yield from _framework(report, first, name, packages.get(name), first_packages.get(name), needed=module is not None)
+        yield from _framework(report, first, name, packages.get(name), reference.get(name), needed=module is not None)
 
 
 def _framework(

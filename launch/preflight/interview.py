@@ -221,14 +221,11 @@ def probe_kept(names: Iterable[str] | None = None, *, fresh: bool = False) -> li
     now = {name: _holds_for(name) for name in wanted}
     cached = {} if fresh else _read()
     known = {name: answer for name, answer in cached.items() if now.get(name) == answer.holds_for}
-    probed = {availability.name: availability for availability in probe_all([name for name in wanted if name not in known])}
-    sound = {
-        name: availability for name, availability in probed.items() if availability.problem is None and availability.version is not None
-    }
+    probed = {result.name: result for result in probe_all([name for name in wanted if name not in known])}
+    sound = {name: result for name, result in probed.items() if result.problem is None and result.version is not None}
     if sound:
         new = {
-            name: _Answer(holds_for=now[name], version=availability.version or "", devices=[*availability.devices])
-            for name, availability in sound.items()
+            name: _Answer(holds_for=now[name], version=result.version or "", devices=[*result.devices]) for name, result in sound.items()
         }
         _write({**_read(), **new})
     return [probed[name] if name in probed else Availability(name, known[name].version, tuple(known[name].devices)) for name in wanted]
@@ -240,7 +237,7 @@ def _holds_for(name: str) -> str:
     folders = [] if top is None else top.submodule_search_locations or []
     sources = [str(top.origin)] if top is not None and top.origin else []
     sources += [file for folder in folders for file in _sources(folder)]
-    dependencies = {
+    state = {
         "python": [python(__name__)[0], sys.prefix, platform.python_version(), platform.release()],
         "crosstrain": importlib.metadata.version("crosstrain"),
         "modules": [[entry, _changed(entry)] for entry in sys.path if entry],
@@ -248,7 +245,7 @@ def _holds_for(name: str) -> str:
         "gpus": [asdict(nvidia_hardware()), DRIVER.read_text(errors="replace") if DRIVER.exists() else None],
         "variables": [os.environ.get(variable) for variable in VARIABLES],
     }
-    return hashlib.sha256(json.dumps(dependencies, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
 def _sources(folder: str) -> list[str]:
