@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import re
 import secrets
@@ -263,7 +264,7 @@ class RayStarter:
         host, port = self._listening_at
         summons = Summons(host, port, self._secret, started.number, 2 * self._job.node_timeout)
         command = remote_python(self._python, "crosstrain.launch.node.dialled", *started.command)
-        self._requests.put(StartCommand(started.node, started.number, command, summons.line()))
+        self._requests.put(StartCommand(started.node, started.number, [*map(os.fsencode, command)], summons.line()))
 
     def _connect_command(self, joiner: Joiner[CommandJoin], host: str) -> None:
         command = self._commands.get(joiner.message.number)

@@ -26,7 +26,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ...core.process import ignore_interrupts
-from ...engine.protocol.messages import Stream
+from ...engine.protocol.messages import MAX_ERROR_CHARACTERS, Stream
 from ...engine.protocol.transport import take_stdio
 from ..node.scratch import ADDRESS_VARIABLE, address_towards
 from . import ray_node_holder as node_holder
@@ -110,13 +110,14 @@ class _Client:
             if isinstance(request, Place):
                 self._place(request)
             elif isinstance(request, StartCommand) and self._group is not None:
-                call = self._holder(request.node).start.remote(request.number, request.command, request.first_line)
+                command = [*map(os.fsdecode, request.command)]
+                call = self._holder(request.node).start.remote(request.number, command, request.first_line)
                 with self._lock:
                     self._starting[call] = request
             elif isinstance(request, KillCommand) and request.node in self._holders:
                 self._holders[request.node].kill.remote(request.number)
         except FAILURES as error:
-            self._send(Failed(str(error)))
+            self._send(Failed(_text(error)))
 
     def _place(self, request: Place) -> None:
         address = request.address
@@ -172,7 +173,7 @@ class _Client:
                     else:
                         self._send_event(call)
             except FAILURES as error:
-                self._send(Failed(str(error)))
+                self._send(Failed(_text(error)))
                 return
 
     def _acknowledge(self, call: Any) -> None:
@@ -206,7 +207,7 @@ class _Client:
             self._send(CommandsLost(sorted(numbers), _reason(error)))
             return
         for number, kind, value in events:
-            self._send(CommandLine(number, value) if kind == "line" else CommandEnded(number, value))
+            self._send(CommandLine(number, _text(value)) if kind == "line" else CommandEnded(number, value))
         with self._lock:
             self._awaited[holder.events.remote()] = node
 
@@ -228,6 +229,11 @@ def _connect(address: str) -> None:
         if address != "auto" or os.environ.get("RAY_ADDRESS"):
             raise
         raise ConnectionError(NO_CLUSTER_HERE) from error
+
+
+def _text(value: object) -> str:
+    """Return a text that can be sent, as names of files may be no Unicode."""
+    return str(value).encode(errors="backslashreplace").decode()[:MAX_ERROR_CHARACTERS]
 
 
 def _reason(error: RayActorError) -> str:

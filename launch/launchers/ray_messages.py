@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from ...engine.protocol.messages import MessageParser, WireMessage
-from ...engine.protocol.node_messages import Code, Name, Number, Text
+from ...engine.protocol.node_messages import Code, FileName, Name, Number, Text
 
 
 class RayRequest(WireMessage):
@@ -28,7 +28,7 @@ class StartCommand(RayRequest, tag="start"):
 
     node: Number
     number: Number
-    command: Sequence[str]
+    command: Sequence[FileName]
     first_line: str
     tries: int = 1
 

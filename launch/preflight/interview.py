@@ -249,10 +249,8 @@ def _holds_for(name: str) -> str:
 
 
 def _sources(folder: str) -> list[str]:
-    files_result = (
-        os.path.join(here, file) for here, _, files in os.walk(folder, followlinks=True) for file in files if file.endswith(".py")
-    )
-    return sorted(islice(files_result, MAX_SOURCES))
+    paths = (os.path.join(here, file) for here, _, files in os.walk(folder, followlinks=True) for file in files if file.endswith(".py"))
+    return sorted(islice(paths, MAX_SOURCES))
 
 
 def _changed(path: str) -> list[int] | None:
