@@ -220,20 +220,18 @@ class Attempt:
             self.loop.interrupt()
         return more
 
-    def can_restart_task(self, error: TrainerError) -> bool:
-        """Return whether training can continue after an error while the failed task restarts."""
-        return self.began and self.tasks.can_replace(getattr(error, "task", None))
-
     def restart_task(self, failure: Failure, after_seconds: float) -> None:
         """Restart the failed task after a pause."""
         task = str(failure.task)
         self._recording.event("task_failed", task=task, cause=failure.cause)
         self._message(f"{failure.cause}; {task} restarts while training continues")
         self.loop.worker_absent(self._worker_of(task))
-        self.tasks.replace(task, failure.cause, after_seconds, self.training.job.start_timeout)
+        self.tasks.failures.replace(task, failure.cause, after_seconds, self.training.job.start_timeout)
 
     def _report_restarted_tasks(self) -> None:
-        for task, cause, absent_seconds in self.tasks.restarted():
+        restarted = self.tasks.failures.restarted
+        while restarted:
+            task, cause, absent_seconds = restarted.popleft()
             self._recording.event("task_restarted", task=task, absent_seconds=absent_seconds)
             self._message(f"{task} takes part again, after {absent_seconds:.1f} s")
             self.loop.worker_back(self._worker_of(task))
@@ -263,7 +261,7 @@ class Attempt:
         recording, training = self._recording, self.training
         try:
             seconds, batch = self.totals.train_seconds, training.mean_worker_batch
-            compiling = self.tasks.warming_up_seconds if self.compiled else None
+            compiling = self.tasks.failures.warming_up_seconds if self.compiled else None
             of_run = training.node_of_worker, batch, training.exchanges
             document = calibrate(training.job, training.model, self.tasks, seconds, *of_run, compiling_seconds=compiling)
         except (RunFailedError, InterruptedRunError) as error:

@@ -370,7 +370,7 @@ class Driver:
         After `RestartTask` it restarts.
         """
         failure = failure_from_error(error, attempt.totals.updates_reported, rejoins=True)
-        if failure is None or self._nodes.violation is not None or not attempt.can_restart_task(error):
+        if failure is None or self._nodes.violation is not None or not (attempt.began and attempt.tasks.can_replace(failure.task)):
             return None
         decision = self._restarts.decide(failure)
         if isinstance(decision, RestartTask):

@@ -252,11 +252,6 @@ class Nodes:
         self.peers.listen_to(node)
 
     @property
-    def lost(self) -> Sequence[int]:
-        """The lost nodes, in the order of detection."""
-        return self.peers.lost
-
-    @property
     def answering(self) -> set[int]:
         """The nodes that are not lost and have answered all requests."""
         return self.peers.alive - self._silent - self._coming.keys()
@@ -273,11 +268,6 @@ class Nodes:
         self._isolated[node] = described
         self.peers.lose(node)
         return self.loss(node)
-
-    def lose_all(self) -> None:
-        """Disconnect every node, as their network has ended; call without tasks."""
-        for node in sorted(self.peers.alive):
-            self.peers.lose(node)
 
     def mark_silent(self, nodes: set[int]) -> None:
         """Mark nodes that do not answer; they are not awaited again."""

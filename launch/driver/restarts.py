@@ -61,7 +61,8 @@ class RestartCoordinator:
         self._report(failure, attempt)
         attempt.stop(graceful=False)
         if failure.kind == "network":
-            self._nodes.lose_all()
+            for node in sorted(self._nodes.peers.alive):
+                self._nodes.peers.lose(node)
         self._nodes.wait(decision.after_seconds)
         if isinstance(decision, Restart) and decision.replaces_nodes:
             self._replace_lost(decision)
@@ -85,7 +86,7 @@ class RestartCoordinator:
         self._nodes.keep_restoring(job.start_timeout if len(answering) < job.nodes else None)
 
     def _replace_lost(self, decision: Restart) -> None:
-        lost, limit = list(self._nodes.lost), self._training.requested.start_timeout
+        lost, limit = list(self._nodes.peers.lost), self._training.requested.start_timeout
         if not lost:
             return
         self._nodes.restore(limit if decision.min_nodes is None else min(limit, REPLACEMENT_SECONDS))
@@ -118,7 +119,7 @@ class RestartCoordinator:
         if not enough:
             gone = attempt.initial_nodes.union(before.places) - nodes.answering
             if gone:
-                raise nodes.loss(next(node for node in (*nodes.lost, *sorted(gone)) if node in gone)) from error
+                raise nodes.loss(next(node for node in (*nodes.peers.lost, *sorted(gone)) if node in gone)) from error
             wanted = decision.nodes if isinstance(decision, Resize) else len(before.places)
             raise RunFailedError(f"the restart policy wants {wanted} nodes, and there are {len(answering)}: {error}") from error
         if isinstance(decision, Restart):

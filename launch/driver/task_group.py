@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NoReturn
@@ -34,7 +34,6 @@ from .first_failure import (
     FORK_SERVER,
     Failures,
     NodeLostError,
-    RestartedTask,
     SilentTaskError,
     TaskDiedError,
     TaskState,
@@ -70,8 +69,8 @@ class TaskGroup:
     ) -> None:
         self.nodes = nodes
         self._places = frozenset((channel.node for channel in nodes.channels) if places is None else places)
-        lost = (node for node in nodes.lost if node in self._places)
-        self._failures = Failures(lost, {task.name for task in placed if task.role in survives})
+        lost = (node for node in nodes.peers.lost if node in self._places)
+        self.failures = Failures(lost, {task.name for task in placed if task.role in survives})
         self.node_of = {task.name: task.node for task in placed}
         self._leaders = {task.name: number for number, task in enumerate(task for task in placed if task.leading)}
         self._rejoins = {task.name for task in placed if task.role in rejoins}
@@ -134,19 +133,14 @@ class TaskGroup:
             if time.monotonic() > deadline:
                 raise RunFailedError(f"{message.task} was ready only after --start-timeout, which says how long a start may take")
             ready[message.task] = message
-            self._failures.mark_ready(message.task)
+            self.failures.mark_ready(message.task)
         return ready
-
-    @property
-    def warming_up_seconds(self) -> float:
-        """The longest warm-up of a task, including compilation."""
-        return self._failures.warming_up_seconds
 
     def _described_starts(self, ready: Collection[str]) -> str:
         return ", ".join(map(self._described_start, sorted(set(self.node_of).difference(ready)))) + " to be ready"
 
     def _described_start(self, task: str) -> str:
-        doing = self._failures.tasks[task].phase
+        doing = self.failures.tasks[task].phase
         return f"task {task} on {self.nodes.name(self.node_of[task])}" + (f" ({doing})" if doing else "")
 
     def _collect(self, kind: str, nodes: Iterable[int], timeout_seconds: float, what: str) -> dict[int, Any]:
@@ -198,7 +192,7 @@ class TaskGroup:
             self._postpone(self._accept(timeout_seconds))
         if not self._ending:
             self.nodes.raise_if_interrupted()
-            if self._failures:
+            if self.failures:
                 raise self.first_failure()
             self._raise_stall()
             self._restart_lost()
@@ -210,18 +204,18 @@ class TaskGroup:
         while self._stalled:
             error = self._stalled.popleft()
             name = str(error.task)
-            if not self._failures.tasks[name].is_absent and (self.can_replace(name) or not isinstance(error, SilentTaskError)):
+            if not self.failures.tasks[name].is_absent and (self.can_replace(name) or not isinstance(error, SilentTaskError)):
                 raise error
 
     def _restart_lost(self) -> None:
-        for task in self._failures.start_due():
+        for task in self.failures.start_due():
             node = self.node_of[task]
-            start_seconds = self._failures.tasks[task].start_seconds
+            start_seconds = self.failures.tasks[task].start_seconds
             assert self._request is not None
             tasks = [placed_task(self._tasks[task])]
             self.nodes.requests.started_again(task)
             self.nodes.peers.send(node, structs.replace(self._request(node), start_seconds=start_seconds, tasks=tasks, again=True))
-        if (late := self._failures.overdue(2 * REPORT_SECONDS)) is not None:  # a stuck task first reports its stacks
+        if (late := self.failures.overdue(2 * REPORT_SECONDS)) is not None:  # a stuck task first reports its stacks
             raise StalledRunError(f"{self._described_start(late)} was restarted, but not ready within --start-timeout", late)
 
     def _check_links(self) -> None:
@@ -251,11 +245,11 @@ class TaskGroup:
         node, message = answer
         if message is None:
             if node in self._places or node in self.nodes.peers.rejected:  # a violation ends every run
-                self._failures.record(node, None)
+                self.failures.record(node, None)
             return None
         if isinstance(message, TaskReport) and message.kind != "error":
             self._last_report_at = time.monotonic()
-        return None if self._failures.record(node, message) or self._handle(node, message) else (node, message)
+        return None if self.failures.record(node, message) or self._handle(node, message) else (node, message)
 
     def _handle(self, node: int, message: WireMessage) -> bool:
         if isinstance(message, messages.Stacks):
@@ -268,8 +262,8 @@ class TaskGroup:
             task = f"worker-{message.worker}"
             how = "has finished nothing for most of --stall-timeout, while others were idle"
             self._stalled.append(StalledRunError(f"stalled: {task} {how}", task))
-        elif isinstance(message, Ready) and self._failures.tasks[message.task].is_absent:
-            self._failures.mark_ready(message.task)
+        elif isinstance(message, Ready) and self.failures.tasks[message.task].is_absent:
+            self.failures.mark_ready(message.task)
         else:
             return False
         return True
@@ -287,20 +281,11 @@ class TaskGroup:
 
         Its node has to answer, another task to train, and no other to have failed.
         """
-        failures = self._failures
+        failures = self.failures
         if task not in self._rejoins or failures.tasks[task].state is TaskState.OVERDUE or not failures.only_of(self._rejoins):
             return False
         trainers = (candidate for candidate in self._rejoins if candidate != task and failures.is_training(candidate))
         return any(trainers) and self.node_of[task] in self.nodes.answering and not self._ending
-
-    def replace(self, task: str, cause: str, after_seconds: float, start_seconds: float) -> None:
-        """Restart a task after a pause, within `start_seconds`; its remains are killed then."""
-        self._failures.replace(task, cause, after_seconds, start_seconds)
-
-    def restarted(self) -> Iterator[RestartedTask]:
-        """Yield the tasks that are ready again after `replace`, each once."""
-        while self._failures.restarted:
-            yield self._failures.restarted.popleft()
 
     def on_silent(self, worker: int) -> None:
         """Request the stacks of a worker that is silent while others are not.
@@ -314,7 +299,7 @@ class TaskGroup:
     def _refuse(self, node: int, wrong: str) -> NoReturn:
         """Cut a node off for a message. Raises the first failure, which may be earlier."""
         if self.nodes.cut_off(node, wrong):
-            self._failures.record(node, None)
+            self.failures.record(node, None)
         raise self.first_failure()
 
     def refuse(self, leader: int, wrong: str) -> NoReturn:
@@ -342,7 +327,7 @@ class TaskGroup:
                 states |= {task: state for task, state in answer[1].states.items() if self.node_of.get(task) == node}
                 waiting = waiting - {node}
         self.nodes.mark_silent(waiting)
-        lost = {node: self.nodes.describe_loss(node) for node in self.nodes.lost if node in self._places}
+        lost = {node: self.nodes.describe_loss(node) for node in self.nodes.peers.lost if node in self._places}
         stacks = {} if waiting or lost else self._collect_stacks(self._places)  # a lost node explains the stall
         silent = {node: f"the agent of {self.nodes.name(node)} does not answer" for node in sorted(waiting)}
         return ClusterState({**{death.task: "gone" for death in self.deaths}, **states}, {**lost, **silent}, stacks)
@@ -367,7 +352,7 @@ class TaskGroup:
         nodes = self.nodes
         nodes.disconnect_silent()
         waiting = nodes.answering & self._places
-        for name, task in self._failures.tasks.items():
+        for name, task in self.failures.tasks.items():
             if task.state in (TaskState.RESTARTING, TaskState.OVERDUE):  # starting tasks receive nothing
                 nodes.peers.send(self.node_of[name], messages.Kill(name))
         if graceful:
@@ -387,38 +372,38 @@ class TaskGroup:
     @property
     def deaths(self) -> list[Death]:
         """The deaths reported so far, in order of arrival; after `end_tasks` all."""
-        return self._failures.deaths
+        return self.failures.deaths
 
     def first_failure(self) -> TrainerError:
         """Return the root cause's error, after further deaths if it is uncertain."""
         limit = self.nodes.node_timeout_seconds
         suspicious = limit is not None and time.monotonic() - self._last_report_at >= limit / 2
-        if not self._failures.certain and (suspicious or self._failures.only_victims):  # perhaps an unreachable node
+        if not self.failures.certain and (suspicious or self.failures.only_victims):  # perhaps an unreachable node
             self._probe_links()
         arrived = {node: mark for node, mark in self.nodes.peers.arrivals.items() if node in self._places}
         deadline = time.monotonic() + CAUSE_WINDOW_SECONDS
-        while not self._failures.certain and (remaining := deadline - time.monotonic()) > 0:
+        while not self.failures.certain and (remaining := deadline - time.monotonic()) > 0:
             self._postpone(self._accept(remaining))
         self._await_silent_cause(arrived)
-        if (reported := self._failures.reported_cause()) is not None:
+        if (reported := self.failures.reported_cause()) is not None:
             return reported
-        while self._links.under_way and not self._failures.certain:
+        while self._links.under_way and not self.failures.certain:
             if (cut := self._node_cut_off()) is not None:
                 return cut
             self._postpone(self._accept(TICK_SECONDS))
-        first = first_cause(self._failures.terminations)
+        first = first_cause(self.failures.terminations)
         if first.death is None:
             return self.nodes.loss(first.node)
         if ended_with_fork_server(first.death) and (described := self.nodes.channels[first.node].fork_server) is not None:
             return TaskDiedError(f"{described()}, which ended the tasks that it had forked", FORK_SERVER, first.node)
-        return self._failures.death_of(first.node, self.nodes.name(first.node), first.death)
+        return self.failures.death_of(first.node, self.nodes.name(first.node), first.death)
 
     def _await_silent_cause(self, before: Mapping[int, Hashable]) -> None:
         """If only victims have ended, wait until each node has sent something or is lost."""
         if self.nodes.node_timeout_seconds is None:
             return
         deadline = time.monotonic() + self.nodes.node_timeout_seconds + CAUSE_WINDOW_SECONDS
-        while time.monotonic() < deadline and self._failures.only_victims:
+        while time.monotonic() < deadline and self.failures.only_victims:
             now = self.nodes.peers.arrivals
             if all(now[node] != mark for node, mark in before.items() if node in now):
                 return

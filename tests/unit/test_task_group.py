@@ -148,7 +148,7 @@ def test_loss_of_an_unused_node_is_ignored(cluster, before):
     agents[0].answer("ports", ports=[4000])
     assert group.reserve_ports({0: 1}, 5.0) == {0: [4000]}
     assert group.receive(0.2) is None
-    assert list(control.nodes.lost) == [1]
+    assert list(control.nodes.peers.lost) == [1]
     assert group.inspect_tasks(0.01).silent.keys() == {0}
     agents[0].go()
     assert failure(group).task == "agent-0"
@@ -334,7 +334,7 @@ def restarting_task(control):
     """Return the name of the failed task that is being restarted."""
     error = failure(control)
     assert control.can_replace(error.task)
-    control.replace(error.task, str(error).splitlines()[0], 0.0, 30.0)
+    control.failures.replace(error.task, str(error).splitlines()[0], 0.0, 30.0)
     return error.task
 
 
@@ -342,8 +342,8 @@ def ready_again(control):
     """Return the names of restarted tasks that are ready, once there are any."""
     for _ in range(50):
         control.receive(0.1)
-        if restarted := list(control.restarted()):
-            return [task.name for task in restarted]
+        if found := [control.failures.restarted.popleft() for _ in range(len(control.failures.restarted))]:
+            return [task.name for task in found]
     raise AssertionError("none is")
 
 
@@ -411,7 +411,7 @@ def test_slow_restarted_task_cannot_restart_again(cluster, monkeypatch):
     control, agents = rejoining(cluster)
     agents[1].death("worker-1", signal="SIGKILL", code=None)
     assert failure(control).task == "worker-1"
-    control.replace("worker-1", "killed", 0.0, 0.0)
+    control.failures.replace("worker-1", "killed", 0.0, 0.0)
     error = failure(control)
     assert "was restarted, but not ready within --start-timeout" in str(error)
     assert (error.task, control.can_replace("worker-1")) == ("worker-1", False)
