@@ -26,7 +26,7 @@ def make_request(flags, environ=None, config=None, resume="runs/first"):
 
 
 def settled(flags):
-    """An independent reading of what was typed."""
+    """Parse typed settings independently of the product."""
     return {field: float(value) if field == "lr" else value for field, value in flags.items() if field not in NODE_SPECIFIC_FIELDS}
 
 

@@ -87,11 +87,11 @@ def test_problem_is_not_cached(count_probes, monkeypatch):
 @pytest.mark.parametrize(
     "found", ["", "[]", "{", '{"counting": 3}', '{"counting": {"holds_for": 1, "version": "1.0", "devices": []}}', "[" * 10**5]
 )
-def test_a_file_that_is_none_is_made_anew(asked, found):
+def test_invalid_cache_file_is_replaced(count_probes, found):
     cache_file().parent.mkdir(parents=True)
     cache_file().write_text(found)
-    assert [probe_kept(["counting"]) for _ in range(2)] == [FOUND] * 2
-    assert asked() == 1
+    assert [probe_kept(["counting"]) for _ in range(2)] == [AVAILABLE] * 2
+    assert count_probes() == 1
     assert set(json.loads(cache_file().read_text())) == {"counting"}
 
 

@@ -151,8 +151,8 @@ def test_inquiry_covers_both_nodes_of_each_pair(nodes, seed):
     for node, message, kind in draw.sample(opened, nodes):
         assert kind == "probe_port"
         inquiry.add_answer(node, ProbePort(message.number, 21000 + node))
-    assert len(asked) == nodes
-    for node, message, _ in asked:
+    assert len(requests) == nodes
+    for node, message, _ in requests:
         tried[node] = set(message.ports)
         assert len(tried[node]) == min(nodes - 1, MAX_PEERS_PROBED)
         assert node not in tried[node]
@@ -161,6 +161,6 @@ def test_inquiry_covers_both_nodes_of_each_pair(nodes, seed):
     for node, message, kind in draw.sample(list(requests), nodes):
         assert kind == "peers_probed"
         inquiry.add_answer(node, PeersProbed(message.number, sorted(tried[node]), []))
-    found = inquiry.fetch()
-    assert cut_off(found, name) is None
+    answers = inquiry.fetch()
+    assert cut_off(answers, name) is None
     assert not inquiry.under_way

@@ -355,9 +355,9 @@ def test_answers_out_of_order_are_refused(order):
     outstanding = OutstandingRequests([0, 1])
     outstanding.started(NODE_OF, ["worker-1", "worker-0"])
     for command in (TRAIN, EVALUATE, STATE):
-        asked.add_command("worker-1", command)
+        outstanding.add_command("worker-1", command)
 
-    assert all(asked.violation_in(1, read(IN_ORDER[place])) is None for place in order) == possible
+    assert all(outstanding.violation_in(1, read(IN_ORDER[place])) is None for place in order) == possible
 
 
 def test_violation_is_noticed_while_the_run_ends():
@@ -450,10 +450,10 @@ def test_error_of_user_code_is_accepted(error, number):
     assert any(text in fields_of(received)["message"] for text in ("could not load", "no such file"))
 
 
-def test_an_agent_names_the_task_whatever_the_task_says_itself():
-    said = travelled(Message("phase", {"name": "importing", "from": "worker-0"}))
-    assert read(travelled(said.sent_by("worker-1"))).task == "worker-1"
-    assert fields_of(said.sent_by("worker-1"))["from"] == "worker-1"
+def test_agent_overrides_the_task_s_name():
+    message = travelled(Message("phase", {"name": "importing", "from": "worker-0"}))
+    assert read(travelled(message.sent_by("worker-1"))).task == "worker-1"
+    assert fields_of(message.sent_by("worker-1"))["from"] == "worker-1"
 
 
 def brought(state):

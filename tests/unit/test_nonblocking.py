@@ -44,7 +44,7 @@ MESSAGES = st.builds(
 
 
 def plain(message):
-    """A message as it can be compared: NaN is not equal to itself, and arrays are none."""
+    """Return a message in a comparable form: as text, since NaN is not equal to itself."""
     arrays = {name: (array.dtype.str, array.shape, array.tobytes()) for name in message.arrays for array in [array_of(message, name)]}
     return json.dumps([message.kind, fields_of(message)], sort_keys=True), arrays
 
@@ -234,7 +234,7 @@ def members(count):
             ends.callback(peer.close)
             ends.callback(peer.cut)
             channels.append(NodeChannel(node, stream, "127.0.0.1", None, None, False))
-            nodes.append(other)
+            nodes.append(peer)
         yield NodeConnections(channels), nodes
 
 
@@ -284,14 +284,14 @@ def test_flooding_and_unread_nodes_block_nobody():
         for number in range(50):
             live.send(Message("said", {"number": number}))
             driver.send(2, Message("told", {"number": number}))
-            while (told := live.receive()).kind == "alive":
+            while (item := live.receive()).kind == "alive":
                 pass
-            assert fields_of(told)["number"] == number
-        said = []
-        while len(said) < 50:
+            assert fields_of(item)["number"] == number
+        numbers = []
+        while len(numbers) < 50:
             node, message = driver.next(10.0)
-            said += [fields_of(message)["number"]] if node == 2 else []
-        assert said == list(range(50))
+            numbers += [fields_of(message)["number"]] if node == 2 else []
+        assert numbers == list(range(50))
         assert driver.lost == []
 
 

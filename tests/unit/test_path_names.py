@@ -89,7 +89,7 @@ def test_files_of_nodes_stay_inside_the_run(place, name, traced):
         assert name == "worker-1"
 
 
-def test_a_node_that_sends_the_names_of_its_tasks_is_heard(tmp_path):
+def test_node_that_sends_its_tasks_names_is_accepted(tmp_path):
     recording = RunRecorder(a_job(tmp_path, name="run"), QuietProgress())
     recording.expect({"worker-0": 0, "worker-1": 1})
     recording.log(1, "worker-1", b"said")

@@ -46,10 +46,10 @@ def test_all_bytes_are_read(holder):
 
 def test_own_memory_is_read():
     held = np.arange(1000)
-    found = bytearray(held.nbytes)
+    buffer = bytearray(held.nbytes)
     assert PeerMemory.of_this_process().readable([held.ctypes.data])
-    PeerMemory.of_this_process().read(held.ctypes.data, memoryview(found))
-    assert bytes(found) == held.tobytes()
+    PeerMemory.of_this_process().read(held.ctypes.data, memoryview(buffer))
+    assert bytes(buffer) == held.tobytes()
 
 
 def test_unmapped_address_is_refused(holder):

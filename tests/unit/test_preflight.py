@@ -43,7 +43,7 @@ def report(name="node0", **changes):
     described = {"protocol": PROTOCOL, "identity": {"boot": name, "network": "n"}, "host": host, "address": "10.0.0.1"}
     described |= changes.pop("described", {})
     model = ModelDigest("model", "networks")
-    found = HostReport(name, None, described, 0.001, 0.002, DataDigest("data"), model, (1, 2), 2, {})
+    host_report = HostReport(name, None, described, 0.001, 0.002, DataDigest("data"), model, (1, 2), 2, {})
     for key, value in changes.items():
         setattr(host_report, key, value)
     return host_report
@@ -118,13 +118,13 @@ def test_gpus_are_checked_per_answering_host():
     ]
 
 
-def test_what_is_here_alone_can_be_copied():
-    found = findings([report("node 1", data=Problem("no folder"))], HERE, "torch", started_by="srun")
-    assert "→ rsync -a --mkpath /texts/ 'node 1:/texts/'" in table(found)
+def test_missing_data_can_be_copied():
+    problems = findings([report("node 1", data=Problem("no folder"))], HERE, "torch", started_by="srun")
+    assert "→ rsync -a --mkpath /texts/ 'node 1:/texts/'" in table(problems)
 
 
 @pytest.mark.parametrize("answered", [Problem("no such module"), ModelDigest("x", "own")])
-def test_a_model_that_is_here_alone_can_be_copied_too(tmp_path, answered):
+def test_missing_model_can_be_copied(tmp_path, answered):
     package, module = tmp_path / "own", tmp_path / "own.py"
     package.mkdir()
     module.touch()
@@ -208,7 +208,7 @@ def test_untested_host_is_not_reported_as_reachable():
     ]
 
 
-def test_a_probe_says_what_is_there_or_why_not():
+def test_probe_answers_or_gives_a_reason():
     described = answer(Describe("torch"))
     assert described.kind == "found"
     assert json.loads(json.dumps(described.host))["packages"]["crosstrain"] == installed_versions(PACKAGES)["crosstrain"]
@@ -266,13 +266,13 @@ def networks(tmp_path, monkeypatch):
 def test_model_is_imported_on_the_training_host(networks, file, text, problem):
     """With its forward function on the backend, and its imports."""
     (networks / file).write_text(text)
-    told = answer(Model("networks_of_a_test.own?size=3", "torch"))
+    reply = answer(Model("networks_of_a_test.own?size=3", "torch"))
     assert "networks_of_a_test.own" not in sys.modules
     if problem is None:
-        assert (told.kind, told.package) == ("found", "networks_of_a_test")
+        assert (reply.kind, reply.package) == ("found", "networks_of_a_test")
     else:
-        assert told.kind == "problem"
-        assert problem in told.text
+        assert reply.kind == "problem"
+        assert problem in reply.text
 
 
 def test_model_source_includes_imported_siblings(networks, monkeypatch):

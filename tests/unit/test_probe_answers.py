@@ -66,9 +66,9 @@ def probes(*answering):
 def serve(stream, answers):
     with suppress(OSError):
         while (question := stream.receive()) is not None:
-            said = answers(question)
-            if not isinstance(said, bytes):
-                stream.send(said)
+            reply = answers(question)
+            if not isinstance(reply, bytes):
+                stream.send(reply)
             else:
                 stream.writer.write(reply)
                 stream.writer.flush()
@@ -87,14 +87,14 @@ def lying(kind, fields):
 
 
 @pytest.mark.parametrize("question", SOUND)
-def test_what_a_probe_finds_is_let_through(question):
+def test_valid_probe_answer_is_accepted(question):
     assert wrong_with_answer(question, Message("found", SOUND[question])) is None
     assert wrong_with_answer(question, Message("problem", {"text": "no such folder"})) is None
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(sorted(SOUND)), st.data())
-def test_an_answer_without_one_of_its_fields_or_with_a_strange_one_is_refused_or_harmless(question, data):
+def test_answer_with_wrong_field_is_refused_or_harmless(question, data):
     sound = SOUND[question]
     name = data.draw(st.sampled_from(sorted(sound)))
     assert wrong_with_answer(question, Message("found", {key: value for key, value in sound.items() if key != name}))
@@ -146,7 +146,7 @@ def test_invalid_address_is_not_probed():
 
     def asking(question):
         if question.kind == "connect":
-            asked.extend(fields_of(question)["peers"])
+            requested.extend(fields_of(question)["peers"])
         return honest(question)
 
     with probes(asking, lying("describe", {**DESCRIBED, "address": "the.bank.example"})) as made:
@@ -161,13 +161,13 @@ def test_host_of_another_release_is_named():
     assert (finding.state, finding.found) == ("bad", f"protocol {PROTOCOL + 1}, here {PROTOCOL}")
 
 
-def test_a_probe_tells_of_a_file_whose_name_is_no_unicode():
-    told = answer(Data("digits", "/no/such/\udcff"))
-    assert read_probe_answer(Data("digits", None), messages.Message.from_typed(told)) == told
-    assert "/no/such/\\xff" in told.text
+def test_probe_reports_undecodable_file_name():
+    reply = answer(Data("digits", "/no/such/\udcff"))
+    assert read_probe_answer(Data("digits", None), messages.Message.from_typed(reply)) == reply
+    assert "/no/such/\\xff" in reply.text
 
 
-def test_what_this_machine_says_of_itself_is_let_through():
+def test_real_description_is_accepted():
     assert wrong_with_answer("describe", messages.Message.from_typed(answer(Describe("torch")))) is None
 
 

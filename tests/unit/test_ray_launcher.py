@@ -29,7 +29,7 @@ DEAD = {"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}}
         (None, "auto", [SMALL, DEAD], [{"CPU": 1}, {"CPU": 2}]),
     ],
 )
-def test_a_node_is_to_have_what_its_workers_need(threads, device, nodes, bundles):
+def test_bundle_has_the_resources_of_its_workers(threads, device, nodes, bundles):
     assert bundles_for_workers((1, 2), threads, device, nodes) == bundles
 
 

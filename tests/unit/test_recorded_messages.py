@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_samples import a_job
-from test_node_messages import NODE_OF, OWN, SOUND, host, read, sample, wrong_with
+from test_node_messages import FROM_WORKER, NODE_OF, SOUND, host, read, sample, wrong_with
 from untyped import Message
 
 from crosstrain.backends.base import Plan, StepResult

@@ -22,7 +22,7 @@ def test_only_expected_processes_are_accepted(node, local_rank, standbys, joined
     job = Job(backend="toy", nodes=3)
     place = Membership("a contract", 0, 0, ("127.0.0.1", (1,)), {"nodes": 3}, standbys)
     joins = JoinRequest(node, local_rank, job_request(job), PROTOCOL)
-    problem = ExternalLauncher(job, place, b"", job_request(job))._problem(joins, {0: None}, there)
+    problem = ExternalLauncher(job, place, b"", job_request(job))._problem(joins, {0: None}, joined)
     agent = node in (1, 2) and local_rank == 0
     standby = 0 <= node < 3 and local_rank > 0 and (node, local_rank) not in joined and len(joined) < standbys
     assert (problem is None) == (agent or standby)

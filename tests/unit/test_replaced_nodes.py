@@ -135,7 +135,7 @@ def test_retries_of_a_refusing_host_are_bounded(monkeypatch):
         assert time.monotonic() - began >= 1.0
         assert len(cluster.coming) < 999
         assert list(cluster.nodes.peers.lost) == [1]
-        cluster.coming = [GONE]
+        cluster.coming = [FAILED_START]
         began = time.monotonic()
         cluster.nodes.restore(60.0)
         assert time.monotonic() - began < 30

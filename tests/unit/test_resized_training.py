@@ -169,9 +169,9 @@ def test_tasks_get_addresses_and_unused_nodes_no_threads(seed):
     assert [node for node, threads in enumerate(document["threads_per_task"]) if threads] == places
 
 
-def test_the_driver_counts_as_part_of_a_node_on_its_machine():
-    own = node_identity()["boot"]
-    hosts = [{"identity": {"boot": boot}} for boot in (own, "b", own)]
+def test_driver_counts_for_a_node_on_its_machine():
+    this_boot = node_identity()["boot"]
+    hosts = [{"identity": {"boot": boot}} for boot in (this_boot, "b", this_boot)]
     assert [driver_node(places, hosts) for places in ([0, 1], [1, 2], [1])] == [0, 2, None]
 
 

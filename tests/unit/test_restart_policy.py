@@ -98,7 +98,7 @@ def test_restart_is_immediate_after_progress_else_delayed(steps):
         attempts.append(AttemptSummary(0, 1.0, Failure("task", None, None, "a cause", step)))
 
 
-def test_a_job_says_whether_it_is_restarted():
+def test_job_selects_its_restart_policy():
     assert policy_for_job(Job()).decide(failure("task"), [], 1) == Stop()
     restarted = policy_for_job(Job(nodes=3, max_restarts=1, min_nodes=2))
     assert restarted.decide(failure("node"), [], 1) == Restart(replaces_nodes=True, min_nodes=2)

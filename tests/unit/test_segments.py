@@ -144,7 +144,7 @@ def test_mlflow_skips_falls_and_missing_values():
 
 
 def travelled(record):
-    """A sample as the driver has it from a node's agent."""
+    """Return a sample as the driver receives it from an agent."""
     message = MessageParser(Sample).parse(Message.from_typed(Sample(record)))
     return message.as_record(record.node)
 
@@ -165,8 +165,8 @@ def test_delayed_samples_have_their_segment_s_beginning(tmp_path):
 def test_samples_after_the_clock_are_not_training(tmp_path, monkeypatch):
     """The calibration follows, which communicates as fast as possible."""
     monkeypatch.setattr(plain, "NODES_SECONDS", 0.0)
-    job, said = a_job(tmp_path, name="one", tensorboard=False), io.StringIO()
-    recording = RunRecorder(job, PlainProgress(said))
+    job, output = a_job(tmp_path, name="one", tensorboard=False), io.StringIO()
+    recording = RunRecorder(job, PlainProgress(output))
     recording.writer.write_status("running")
     recording.sample(travelled(sample(0, 0.0, network_sent_bytes=10**9)))
     recording.start_clock()

@@ -47,10 +47,10 @@ def ordered():
     orders = TranslationOrders(OBJECTIVE.translation, "test", Decoded(len(LINES), GREEDY), 1)
     (command,) = orders.messages
     command.sequence = 1
-    asked = OutstandingRequests([0])
-    asked.started(["worker-0"], ["worker-0"])
-    asked.add_command("worker-0", command)
-    return orders, command, asked
+    outstanding = OutstandingRequests([0])
+    outstanding.started(["worker-0"], ["worker-0"])
+    outstanding.add_command("worker-0", command)
+    return orders, command, outstanding
 
 
 def as_received(message):
@@ -64,7 +64,7 @@ def test_task_sends_heartbeats_between_steps(translating, monkeypatch):
     session = SimpleNamespace(translating=lambda: translating, drain=list, close=lambda: None)
     stream, states = SimpleNamespace(send=sent.append), SimpleNamespace(wait=lambda: None)
     CommandLoop(session, stream, SimpleNamespace(next=lambda: next(commands)), states, reports=True).run()
-    assert [asked.violation_in(0, said(message)) for message in sent] == [None] * len(sent)
+    assert [outstanding.violation_in(0, as_received(message)) for message in sent] == [None] * len(sent)
     *signs, answer, done = sent
     assert STEPS - 1 <= len(signs) <= STEPS + 1  # more if the machine paused before the first
     assert (answer.complete, done.kind) == (True, "done")
@@ -82,18 +82,18 @@ def test_every_step_may_send_a_heartbeat(translating):
     assert len(calls) == STEPS + 1
 
 
-def test_signs_of_life_are_of_what_is_asked_and_have_an_end():
-    orders, command, asked = ordered()
-    other = messages.Decoded.heartbeat(7)
-    assert "nobody asked for" in asked.violation_in(0, said(other))
+def test_heartbeats_need_a_request_and_are_limited():
+    orders, command, outstanding = ordered()
+    wrong_heartbeat = messages.Decoded.heartbeat(7)
+    assert "nobody asked for" in outstanding.violation_in(0, as_received(wrong_heartbeat))
     with pytest.raises(ImpossibleAnswerError, match="nobody asked for"):
-        orders.add(0, other)
-    sign = said(messages.Decoded.heartbeat(command.start))
-    assert {asked.violation_in(0, sign) for _ in range(MAX_HEARTBEATS)} == {None}
-    assert "more often than there can be" in asked.violation_in(0, sign)
+        orders.add(0, wrong_heartbeat)
+    sign = as_received(messages.Decoded.heartbeat(command.start))
+    assert {outstanding.violation_in(0, sign) for _ in range(MAX_HEARTBEATS)} == {None}
+    assert "more often than there can be" in outstanding.violation_in(0, sign)
 
 
-def test_a_sign_of_life_is_no_answer():
-    _, command, asked = ordered()
-    assert asked.violation_in(0, said(messages.Decoded.heartbeat(command.start))) is None
-    assert "without its answer" in asked.violation_in(0, said(messages.Done(1, "decode", 0.1, 0.0)))
+def test_heartbeat_is_no_answer():
+    _, command, outstanding = ordered()
+    assert outstanding.violation_in(0, as_received(messages.Decoded.heartbeat(command.start))) is None
+    assert "without its answer" in outstanding.violation_in(0, as_received(messages.Done(1, "decode", 0.1, 0.0)))

@@ -41,8 +41,8 @@ FOR_EVER = Refused("its job differs")
         (None, True, 0),
     ],
 )
-def test_a_loss_is_to_be_gone_on_from_and_no_other_failure(failure, saved, code):
-    """What is lost without a checkpoint in between, or is only cut off, may be so for ever: whoever starts it has to count."""
+def test_recoverable_loss_has_a_retry_exit_code(failure, saved, code):
+    """Losses without a checkpoint between them may repeat: the launcher has to count them."""
     mark_resumable(failure, saved=saved)
     outcome = Outcome.from_failure(failure)
     assert (outcome.exit_code, outcome.state) == (code, "succeeded" if failure is None else "failed")

@@ -36,8 +36,8 @@ def test_memory_is_read_on_the_driver_s_machine_only(tmp_path, on_this_machine, 
         attempt = Attempt(training, nodes, recording, Origin(), lambda attempt: {}, lambda *arguments: None, False)
         try:
             attempt.saver.begin(PendingCheckpoint(START, 0.0, 0.0, None), begin)
-            told = theirs.receive()
-            assert (told.kind, fields_of(told)["answer"], told.to) == ("state_answer", answer, "worker-0")
+            arguments = theirs.receive()
+            assert (arguments.kind, fields_of(arguments)["answer"], arguments.to) == ("state_answer", answer, "worker-0")
         finally:
             attempt.saver.abandon()
     recording.close()

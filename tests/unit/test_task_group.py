@@ -125,7 +125,7 @@ def test_lost_node_ends_the_next_start_too(cluster):
     agents[0].answer("stopped")
     agents[1].go()
     control.end_tasks(0.0, graceful=False)
-    anew = TaskGroup(control.nodes, [])
+    second_group = TaskGroup(control.nodes, [])
     with pytest.raises(RunFailedError, match="node 1"):
         second_group.reserve_ports({0: 1, 1: 1}, 30.0)
 
@@ -216,7 +216,7 @@ def test_stall_reports_known_and_unknown_stacks(cluster, monkeypatch):
     threads = [threading.Thread(target=agent, args=(one_agent,)) for one_agent in agents]
     for thread in threads:
         thread.start()
-    cluster_state = control.inspect_tasks(10.0)  # they all answer this
+    cluster_state = control.inspect_tasks(10.0)  # all of them answer
     for thread in threads:
         thread.join()
     error = with_task_states(StalledRunError("stalled"), cluster_state)
@@ -229,8 +229,8 @@ def test_stall_reports_known_and_unknown_stacks(cluster, monkeypatch):
 
 def test_stacks_can_be_requested_during_training(cluster):
     control, (agent,) = cluster(1)
-    told = []
-    control.stack_requests.on_answer = told.append
+    answers = []
+    control.stack_requests.on_answer = answers.append
     control.on_silent(0)
     number = fields_of(agent.stream.receive())["number"]
     agent.send("stacks", number=number, stacks={"worker-0": {"text": '  File "/a.py", line 7 in f\n', "problem": None}})
@@ -342,8 +342,8 @@ def ready_again(control):
     """Return the names of restarted tasks that are ready, once there are any."""
     for _ in range(50):
         control.receive(0.1)
-        if found := [control.failures.restarted.popleft() for _ in range(len(control.failures.restarted))]:
-            return [task.name for task in found]
+        if restarted := [control.failures.restarted.popleft() for _ in range(len(control.failures.restarted))]:
+            return [task.name for task in restarted]
     raise AssertionError("none is")
 
 
@@ -355,7 +355,7 @@ def test_rejoining_task_is_restarted_and_others_are_heard(cluster):
     assert restarting_task(control) == "worker-1"
     heard = [answer[1].kind for answer in (control.receive(0.3) for _ in range(8)) if answer is not None]
     assert heard == ["done"]
-    assert agents[1].stream.receive().kind == "open_probe"  # a victim may have lost a node that the others do not reach
+    assert agents[1].stream.receive().kind == "open_probe"  # a victim may have lost an unreachable node
     again = MessageParser(Start).parse(agents[1].stream.receive())
     assert ([task.task for task in again.tasks], again.start_seconds, again.again) == (["worker-1"], 30.0, True)
     report_ready(agents[1])

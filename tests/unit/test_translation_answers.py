@@ -24,7 +24,7 @@ class Task:
             longest = Hypothesis((7,) * (len(source) + order.decoding.extra_length), -float(source[0]), -2.0, ended=False)
             every.append([longest] * order.n_best)
         answer = Translated.of(every, 1)
-        self.sizes_bytes.append(parse_header(encoded(answer)[0]).array_bytes)  # raises where it could not travel
+        self.sizes_bytes.append(parse_header(encoded(answer)[0]).array_bytes)  # raises if it is too large
         return answer
 
 
