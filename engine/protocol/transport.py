@@ -97,9 +97,9 @@ def start_over_stdio(
 
 
 def take_stdio(*, announce: bool = False) -> Stream:
-    """Return the stream to this process's parent over standard input and output; prints then go to standard error.
+    """Return the stream to this process's parent over standard input and output.
 
-    With `announce`, messages begin after the line `AGENT_BEGINS`.
+    Prints then go to standard error. With `announce`, messages begin after the line `AGENT_BEGINS`.
     """
     writer = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

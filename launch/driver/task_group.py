@@ -346,7 +346,10 @@ class TaskGroup:
         return {task: stacks[task] for task in self.node_of if task in stacks}
 
     def end_tasks(self, grace_seconds: float, *, graceful: bool) -> None:
-        """End every task in bounded time, gracefully if `graceful`; a node that does not confirm is lost."""
+        """End every task in bounded time; a node that does not confirm is lost.
+
+        With `graceful` the tasks first leave the cluster.
+        """
         self._ending = True
         self.stack_requests.on_answer = None
         nodes = self.nodes

@@ -85,7 +85,7 @@ class ExternalLauncher(LauncherDefaults):
         self._names = NameResolver(self.job.start_timeout, lambda: self._interrupted)
 
     def start(self) -> list[NodeChannel]:
-        """Listen, start node 0's agent, and await the others. Raises RunFailedError for missing ones."""
+        """Listen, start node 0's agent, and await the others. Raises RunFailedError."""
         if self._channels:
             return self._channels
         proof = partial(prove, secret=self.secret, joins=_JOINS)

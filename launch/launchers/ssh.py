@@ -178,7 +178,10 @@ def start_elsewhere(host: str, command: Sequence[str]) -> tuple[subprocess.Popen
 
 
 class ErrorLines:
-    """A carrier's standard error: logged with the host's name if `should_log` is True, the end kept."""
+    """A carrier's standard error, whose last lines are stored.
+
+    Lines are logged with the host's name if `should_log` returns True.
+    """
 
     def __init__(self, host: str, file: IO[bytes], should_log: Callable[[], bool]) -> None:
         self._lines: deque[str] = deque(maxlen=LAST_LINES)

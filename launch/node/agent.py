@@ -57,7 +57,10 @@ _REQUESTS = MessageParser(Alive, messages.ToNode)
 
 
 def await_silence(stream: Stream, limit_seconds: float, ended: threading.Event) -> str | None:
-    """Wait until the driver has been silent for so long; return what to report, or None once `ended`."""
+    """Wait until the driver has been silent for so long; return what to report.
+
+    Returns None once `ended`.
+    """
     counter = SilenceCounter(limit_seconds, time.monotonic())
     while not ended.wait(TICK_SECONDS):
         held_up = stream.unread_bytes >= HELD_UP_BYTES

@@ -46,10 +46,10 @@ class ForkServerConnection:
         self._connection = connection
 
     def listen(self, on_event: Callable[[Mapping[str, Any] | None], None]) -> None:
-        """Pass on the server's messages, from a thread, and None once the server and its processes have ended.
+        """Pass on the server's messages, from a thread, and None once the server has ended.
 
-        An event has the number of a request: ``forked`` with the ``pid``, ``refused``, or ``ended`` with ``status`` and ``usage`` as in
-        wait4(2), after the process's group was killed and it was reaped.
+        Its processes have ended then, too. An event has the number of a request: ``forked`` with the ``pid``, ``refused``, or ``ended``
+        with ``status`` and ``usage`` as in wait4(2), after the process's group was killed and it was reaped.
         """
         threading.Thread(target=self._read, args=(on_event,), name="fork-server", daemon=True).start()
 
