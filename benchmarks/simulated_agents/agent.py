@@ -89,7 +89,7 @@ class SimulatedAgent:
     `pattern` is a sample to vary. Call `hear` with each message.
     """
 
-    def __init__(self, node: int, tell: Callable[[WireMessage], object], timers: Timers, pattern: Mapping[str, Any]) -> None:
+    def __init__(self, node: int, send: Callable[[WireMessage], object], timers: Timers, pattern: Mapping[str, Any]) -> None:
         self.exit_code: int | None = None
         self._node = node
         self._send, self._timers = send, timers
@@ -102,7 +102,7 @@ class SimulatedAgent:
         self._alive()
 
     def hear(self, message: Message) -> None:
-        """Answer the driver, at once or when a real agent would have."""
+        """Answer the driver, immediately or when a real agent would have."""
         fields = json.loads(message.line)
         if message.to is not None:
             self._command(message.kind, fields)
@@ -112,16 +112,16 @@ class SimulatedAgent:
             case "prepare":
                 self._greet(fields["backend"])
             case "reserve":
-                self._tell(Ports([20_000 + number for number in range(fields["count"])]))
+                self._send(Ports([20_000 + number for number in range(fields["count"])]))
             case "start":
                 self._start(fields)
             case "sample_now":
                 self._take_sample()
-                self._tell(Sampled())
+                self._send(Sampled())
             case "stop":
                 self._timers.schedule(now + 2 * END_SECONDS, self._stopped)
             case "inspect":
-                self._tell(States({self._task: "S"}))
+                self._send(States({self._task: "S"}))
             case "finish":
                 self.exit_code = int(fields["exit_code"])
                 self._over = True
@@ -129,7 +129,7 @@ class SimulatedAgent:
     def _greet(self, backend: str) -> None:
         host = {**described_host(backend), "hostname": f"simulated-{self._node:04}"}
         identity = Identity(f"machine-{self._node}", f"net:[{self._node}]")
-        self._tell(Hello(PROTOCOL, self._node, os.getpid(), identity, convert(host, Host), b"/tmp/simulated", None))
+        self._send(Hello(PROTOCOL, self._node, os.getpid(), identity, convert(host, Host), b"/tmp/simulated", None))
 
     def _alive(self) -> None:
         if not self._over:
@@ -146,8 +146,8 @@ class SimulatedAgent:
             self._take_samples()
         for number, phase in enumerate(PHASES):
             at = now + START_SECONDS * number / len(PHASES)
-            self._timers.at(at, lambda phase=phase: self._tell(Phase(phase, task=self._task)))  # type: ignore[misc]
-        self._timers.at(now + START_SECONDS, lambda: self._tell(Ready("fp32", "cpu", task=self._task)))
+            self._timers.schedule(at, lambda phase=phase: self._send(Phase(phase, task=self._task)))  # type: ignore[misc]
+        self._timers.schedule(now + START_SECONDS, lambda: self._send(Ready("fp32", "cpu", task=self._task)))
 
     def _command(self, kind: str, command: Mapping[str, Any]) -> None:
         """Have the task carry out a command, after those before it."""
@@ -161,23 +161,23 @@ class SimulatedAgent:
         if kind == "calibrate":
             count = max(1, command["order"]["count"])
             result = CalibrationResult(self._node, count, count * step_seconds() / 3)
-            self._tell(Calibrated(result, task=self._task))
+            self._send(Calibrated(result, task=self._task))
 
         def done() -> None:
-            self._tell(Done(sequence, kind, seconds, 0.0, task=self._task))
+            self._send(Done(sequence, kind, seconds, 0.0, task=self._task))
 
         self._timers.schedule(self._free_at, done)
 
     def _die(self) -> None:
         spent = self._sample["cpu_seconds"], self._sample["memory_rss_bytes"] or 0
-        self._tell(Death(self._task, os.getpid(), 0, None, 1, *spent, []))
+        self._send(Death(self._task, os.getpid(), 0, None, 1, *spent, []))
 
     def _stopped(self) -> None:
         if self._interval_seconds is not None:
             self._take_sample()
             self._interval_seconds = None
-        self._tell(Log(self._task, arrays={"text": RawArray("|u1", [len(LOG)], LOG)}))
-        self._tell(Stopped())
+        self._send(Log(self._task, arrays={"text": RawArray("|u1", [len(LOG)], LOG)}))
+        self._send(Stopped())
 
     # Its monitor ----------------------------------------------------------------------------------------------------
 
@@ -202,4 +202,4 @@ class SimulatedAgent:
         sample["network_received_bytes"] += int(1e7 * seconds)
         sample["interfaces"] = {"lo": [0, 0], "eth0": [sample["network_sent_bytes"], sample["network_received_bytes"]]}
         task = {**sample["tasks"][0], "task": self._task, "cpu_seconds": sample["cpu_seconds"]}
-        self._tell(Sample({**sample, "tasks": [task]}))
+        self._send(Sample({**sample, "tasks": [task]}))

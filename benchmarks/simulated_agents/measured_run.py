@@ -173,7 +173,7 @@ def _watched(driver: subprocess.Popen[bytes], run: Path, nodes: int, began: floa
     middle = looks[len(looks) // 2]
     train_seconds = trained - began - start_seconds
     rest = 3600.0 - train_seconds
-    other, allow_samples = (last[each] + (last[each] - middle[each]) / max(1e-9, last[0] - middle[0]) * rest for each in (2, 3))
+    without_samples, of_samples = (last[index] + (last[index] - middle[index]) / max(1e-9, last[0] - middle[0]) * rest for index in (2, 3))
     reader = RunReader(run)
     summary = reader.summary() or {}
     samples = sum(node["samples"] for node in summary.get("per_node", ()))
@@ -188,7 +188,7 @@ def _watched(driver: subprocess.Popen[bytes], run: Path, nodes: int, began: floa
         samples_per_second=samples / train_seconds,
         driver_cores=(last[1] - first[1]) / (last[0] - first[0]),
         driver_peak_bytes=peak,
-        bytes_in_an_hour=other + min(allow_samples, _most_of_samples(run)),
+        bytes_in_an_hour=without_samples + min(of_samples, _most_of_samples(run)),
         end_seconds=end_seconds,
     )
 

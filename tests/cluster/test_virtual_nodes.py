@@ -312,7 +312,7 @@ from bridge_counters import bridge_counters
 from crosstrain.launch.virtual.network import MissingCapabilityError
 from crosstrain.launch.virtual.network import VirtualNetwork, possible
 able = possible()
-said = {"rootless": able.rootless, "lacks": {capability: str(lack) for capability, lack in able.missing.items()}}
+result = {"rootless": able.rootless, "lacks": {capability: str(lack) for capability, lack in able.missing.items()}}
 if "namespaces" not in able.missing:
     with VirtualNetwork(3, 1e9, lambda node: None) as network:
         sink = network.popen(0, [sys.executable, sys.argv[1], "sink", "5000", "2"], stdout=subprocess.PIPE, text=True)
