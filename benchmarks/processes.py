@@ -141,7 +141,7 @@ class Group:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Ask politely where `trainer` or torchrun has children of its own to end, then kill."""
+        """Ask graceful where `trainer` or torchrun has children of its own to end, then kill."""
         running = [process for _, process in self._processes if process.poll() is None]
         for process in running:
             os.killpg(process.pid, signal.SIGTERM)

@@ -63,8 +63,8 @@ class LauncherConformance:
             assert list(launcher.start()) == channels, "a second `start` has to return the same channels"
             greeted = greetings(channels)
             for channel, hello in zip(channels, greeted, strict=True):
-                assert hello["node"] == channel.node
-                assert channel.address or hello["address"], f"nobody says the address of node {channel.node}"
+                assert hello.node == channel.node
+                assert channel.address or hello.address, f"nobody says the address of node {channel.node}"
             watchdog.cancel()
             yield launcher, channels, visible_agents(greeted)
         finally:
@@ -102,7 +102,7 @@ class LauncherConformance:
             if another is not None:
                 assert another.node == channels[-1].node
                 (hello,) = greetings([another])
-                assert hello["node"] == another.node
+                assert hello.node == another.node
 
     def test_what_is_killed_is_gone(self) -> None:
         """`kill` does not wait, and ends hung agents."""

@@ -21,7 +21,8 @@ from ..checkpoint import find_checkpoint, list_checkpoints
 from ..core.console import note
 from ..core.job import Job
 from ..core.process import process_state, python
-from ..engine.protocol.messages import Message
+from ..engine.protocol.messages import MessageParser
+from ..engine.protocol.node_messages import Hello
 from ..launch.launchers.base import AGENT_MODULE, Launcher, NodeChannel
 from ..launch.launchers.host_list import Host
 from ..launch.launchers.registry import LaunchRequest, allocated, choose_launcher
@@ -142,25 +143,26 @@ class Launched:
         )
 
 
-def greetings(channels: Sequence[NodeChannel]) -> list[Message]:
+def greetings(channels: Sequence[NodeChannel]) -> list[Hello]:
     """Return agents' greetings in node order.
 
     Raises AssertionError with an ended agent's status.
     """
-    messages = []
+    greeted = []
+    parser = MessageParser(Hello)
     for channel in channels:
         while (message := channel.stream.receive()) is not None and message.kind != "hello":
             continue
         if message is None:
             code = None if channel.process is None else channel.process.wait(10)
             raise AssertionError(f"the agent of node {channel.node} has not greeted: {'' if code is None else channel.explain(code)}")
-        messages.append(message)
-    return messages
+        greeted.append(parser.parse(message))
+    return greeted
 
 
-def visible_agents(greeted: Sequence[Message]) -> list[int]:
+def visible_agents(greeted: Sequence[Hello]) -> list[int]:
     """Return the process ids of agents on this machine."""
-    return [pid for pid in (int(message["pid"]) for message in greeted) if AGENT_MODULE in _command(pid)]
+    return [pid for pid in (message.pid for message in greeted) if AGENT_MODULE in _command(pid)]
 
 
 def await_end(pids: Sequence[int], seconds: float) -> list[int]:

@@ -24,7 +24,7 @@ class _Dumper(yaml.SafeDumper):  # type: ignore[misc] # without types
         return True
 
     def text(self, text: str) -> yaml.ScalarNode:
-        """Return several lines as a block, and one in quotes where it could be something else than text."""
+        """Return several lines as a block, and ambiguous text in quotes."""
         if broken := re.search("[\ud800-\udfff]", text):
             raise UsageError(f"a manifest is text, and cannot hold {broken[0]!r}, which is no character")
         style = None if _PLAIN.fullmatch(text) and text.lower() not in _WORDS else '"'
@@ -83,8 +83,8 @@ class Resources:
     def spec(self) -> dict[str, Any]:
         """Return the resources of a container; empty if none are requested."""
         amounts = {"cpu": self.cpus, "memory": self.memory, "nvidia.com/gpu": str(self.gpus) if self.gpus else None}
-        given = {key: value for key, value in amounts.items() if value is not None}
-        return {"requests": given, "limits": given} if given else {}
+        requested = {key: value for key, value in amounts.items() if value is not None}
+        return {"requests": requested, "limits": requested} if requested else {}
 
 
 @dataclass(frozen=True)

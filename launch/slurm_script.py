@@ -14,7 +14,7 @@ _TIME = re.compile(r"(?:\d{1,4}-)?\d{1,5}(?::\d{1,2}){0,2}")  # [days-]minutes[:
 _ARRAY = re.compile(r"[0-9,:%-]{1,200}")
 _NAME = re.compile(r"[\w.+-]{1,100}", re.ASCII)
 _WORD = re.compile(r"[\w.:/=,+@%-]{1,200}", re.ASCII)  # text in a line for sbatch: no space, and nothing special in a shell
-_OWN = {
+_RESERVED = {
     "job-name": "--name",
     "nodes": "--nodes; nodes=N with a larger number has spare ones too",
     "ntasks": "one task a node, which starts the node's processes (--procs-per-node)",
@@ -61,16 +61,18 @@ class SlurmJob:
             if text is not None and not _WORD.fullmatch(text):
                 raise UsageError.of(option, text, "letters, digits and .:/=,+@%- without a space")
         for text in self.options:
-            self._refuse_own(text)
+            self._refuse_reserved(text)
 
-    def _refuse_own(self, text: str) -> None:
+    def _refuse_reserved(self, text: str) -> None:
         if re.match(r"-[^-]|-*(=|$)", text):
             raise UsageError.of("--sbatch", text, "an option of sbatch by its long name, such as gres=gpu:2")
         name, _, value = text.lstrip("-").partition("=")
-        own = name if name in _OWN else next((option for option in _OWN if option.startswith(name)), None)
-        if own is None or (own == "nodes" and (at_least := re.match(r"\d+", value)) is not None and int(at_least[0]) >= self.nodes):
+        reserved = name if name in _RESERVED else next((option for option in _RESERVED if option.startswith(name)), None)
+        if reserved is None or (
+            reserved == "nodes" and (at_least := re.match(r"\d+", value)) is not None and int(at_least[0]) >= self.nodes
+        ):
             return
-        raise UsageError(f"--sbatch: got {text!r}, but the script says that itself: {_OWN[own]}")
+        raise UsageError(f"--sbatch: got {text!r}, but the script says that itself: {_RESERVED[reserved]}")
 
 
 def _seconds(time: str) -> int:

@@ -23,7 +23,7 @@ from .driver.nodes import Nodes
 from .driver.task_group import TaskGroup, load_state
 from .launchers.local import LocalLauncher
 from .launchers.machine_checks import EndingSignals
-from .preflight.findings import asked_device
+from .preflight.findings import requested_device
 
 CLOSE_GRACE_SECONDS = 10.0
 
@@ -52,7 +52,7 @@ class StandaloneTask:
         self._launcher = LocalLauncher(job, warn)
         self._nodes: Nodes | None = None
         self._tasks: TaskGroup | None = None
-        self._signals = EndingSignals(self._interrupt, self._end_at_once)
+        self._signals = EndingSignals(self._interrupt, self._end_immediately)
         self._sequence = 0
         self.precision_used: str = job.precision
 
@@ -85,7 +85,7 @@ class StandaloneTask:
         tasks = self._tasks = TaskGroup(nodes, placed)
         cluster = make_cluster(placed, channels, tasks.reserve_ports({0: len(placed)}, deadline - time.monotonic()))
         threads = threads_per_task(self._job, self._model, channels, hosts, placed)
-        gpus = assign_gpus(asked_device(self._job), placed, [0], hosts, nodes.name, strict=False)
+        gpus = assign_gpus(requested_device(self._job), placed, [0], hosts, nodes.name, strict=False)
         request = Start(
             job=json.dumps(self._job.model_dump(mode="json")),
             log_folder=None,  # with the agent's temporary files; an error has the end of the log
@@ -94,6 +94,7 @@ class StandaloneTask:
             cores_available=channels[0].cores,
             gpu_of_task=gpus.on_node(0, placed),
             start_seconds=deadline - time.monotonic(),
+            profiles=bool(self._job.profile),
             normalisation=self._normalisation,
             placeholder=self._placeholder,
         )
@@ -129,7 +130,7 @@ class StandaloneTask:
 
     def _end(self, code: int) -> None:
         if self._tasks is not None:
-            self._tasks.end_tasks(CLOSE_GRACE_SECONDS, politely=code == 0)
+            self._tasks.end_tasks(CLOSE_GRACE_SECONDS, graceful=code == 0)
         if self._nodes is not None:
             self._nodes.finish(code)
         self._launcher.close()
@@ -138,6 +139,6 @@ class StandaloneTask:
         if self._nodes is not None:
             self._nodes.interrupt()
 
-    def _end_at_once(self) -> NoReturn:
+    def _end_immediately(self) -> NoReturn:
         self._launcher.kill()
         os._exit(InterruptedRunError.exit_code)

@@ -98,14 +98,14 @@ class _Sweep(JsonObject):
 
 def read_request(path: Path) -> Request:
     """Return the request of a sweep. Raises UsageError if `path` is no sweep's folder."""
-    asked = _document(path)["request"]
-    grid = {name: asked["grid"][name] for name in _Grid.model_fields}
+    request = _document(path)["request"]
+    grid = {name: request["grid"][name] for name in _Grid.model_fields}
     if (points := Grid(**grid).points) > MAX_POINTS:
         raise DamagedRunError(f"{path / SWEEP_FILE}: request.grid: has {points:,} points; a sweep has at most {MAX_POINTS:,}.")
-    config = asked["config"]
+    config = request["config"]
     if config is not None and config not in shipped():
         _expect_file(config, path)
-    return Request(config, asked["flags"], Grid(**grid))
+    return Request(config, request["flags"], Grid(**grid))
 
 
 def _expect_file(config: str, path: Path) -> None:
@@ -203,8 +203,8 @@ class SweepFolder:
                 f"sweep: {str(self.path)!r} was begun with other points: {listed}{more}. Give another --name, or the same settings."
             )
         self._created = document["created_at"]
-        kept = ("state", "cause", "exit_code", "attempts", "seconds")
-        self.entries = [Entry(entry.point, **{field: before[entry.point.name][field] for field in kept}) for entry in self.entries]
+        fields = ("state", "cause", "exit_code", "attempts", "seconds")
+        self.entries = [Entry(entry.point, **{field: before[entry.point.name][field] for field in fields}) for entry in self.entries]
 
 
 def _changes(point: Point, before: Mapping[str, Any]) -> list[str]:

@@ -24,11 +24,11 @@ from ..records.store.jsonl import DamagedRunError
 from ..records.store.run_directory import RunReader
 from ..records.text import duration_text, figure_text, rate_text
 from .driver.resumption import foreign_settings
-from .launchers.machine_checks import HeardSignals
+from .launchers.machine_checks import CaughtSignals
 from .sweep_folder import Entry, Request, SweepFolder
 
 
-class SignalsToChild(HeardSignals):
+class SignalsToChild(CaughtSignals):
     """Passes each signal to the child once. Main thread only."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class SignalsToChild(HeardSignals):
         if child is not None and self.interrupted:
             child.send_signal(signal.SIGINT)
 
-    def heard(self, number: int) -> None:
+    def handle(self, number: int) -> None:
         """Take a signal."""
         self.interrupted = True
         if self._child is not None:
@@ -124,30 +124,30 @@ def _seconds(done: Sequence[Finished], job: Job) -> float:
 
 
 USAGE = UsageError.exit_code
-Say = Callable[[str], None]
+Reporter = Callable[[str], None]
 
 
 def point_arguments(entry: Entry, request: Request, folder: Path) -> list[str]:
     """Return the arguments of ``trainer`` for a point's run."""
     config = ["--config", request.config] if request.config is not None else []
     idle = idle_settings(entry.point.job.model_dump())  # they have no effect, and `trainer run` refuses them as options
-    given = {**request.flags, **entry.point.settings}
-    settings = as_arguments({name: value for name, value in given.items() if name not in idle})
+    values = {**request.flags, **entry.point.settings}
+    settings = as_arguments({name: value for name, value in values.items() if name not in idle})
     return ["run", *config, *settings, "--out", str(folder), "--name", entry.point.name]
 
 
-def run_points(sweep: SweepFolder, say: Say, *, quiet: bool) -> bool:
+def run_points(sweep: SweepFolder, report: Reporter, *, quiet: bool) -> bool:
     """Run the missing points; return False if the user interrupted.
 
-    `say` gets lines of progress and of the runs' standard error; `quiet` runs write no progress. Failed points are recorded, and the next
-    one runs. Raises UsageError if a run of the sweep is still active.
+    `report` gets lines of progress and of the runs' standard error; `quiet` runs write no progress. Failed points are recorded, and the
+    next one runs. Raises UsageError if a run of the sweep is still active.
     """
     for entry in sweep.entries:
         _refresh_state(sweep, entry)
     sweep.write("running")
     began, total = time.monotonic(), len(sweep.entries)
     if not quiet:
-        say(f"{total} points, {sum(entry.state != 'succeeded' for entry in sweep.entries)} to run, in {sweep.path}")
+        report(f"{total} points, {sum(entry.state != 'succeeded' for entry in sweep.entries)} to run, in {sweep.path}")
     with SignalsToChild() as signals:
         for number, entry in enumerate(sweep.entries, start=1):
             if entry.state == "succeeded":
@@ -155,10 +155,10 @@ def run_points(sweep: SweepFolder, say: Say, *, quiet: bool) -> bool:
             if signals.interrupted:
                 break
             if not quiet:
-                say(f"point {number} of {total}: {entry.point.text}{_progress_text(sweep, time.monotonic() - began)}")
-            _run_point(sweep, entry, signals, say, quiet=quiet)
+                report(f"point {number} of {total}: {entry.point.text}{_progress_text(sweep, time.monotonic() - began)}")
+            _run_point(sweep, entry, signals, report, quiet=quiet)
             if not quiet:
-                say(f"point {number} of {total} {_outcome(sweep, entry)}")
+                report(f"point {number} of {total} {_outcome(sweep, entry)}")
         interrupted = signals.interrupted and any(entry.state != "succeeded" for entry in sweep.entries)
         done = all(entry.state == "succeeded" for entry in sweep.entries)
         sweep.write("interrupted" if interrupted else "succeeded" if done else "failed")
@@ -183,20 +183,20 @@ def _state(path: Path) -> str:
         return "damaged"
 
 
-def _run_point(sweep: SweepFolder, entry: Entry, signals: SignalsToChild, say: Say, *, quiet: bool) -> None:
+def _run_point(sweep: SweepFolder, entry: Entry, signals: SignalsToChild, report: Reporter, *, quiet: bool) -> None:
     path = sweep.run_path(entry)
     verbosity = ["--quiet"] if quiet else []
     code, error = USAGE, None
     entry.state, entry.cause, entry.exit_code = "running", None, None
     began = time.monotonic()
     if path.exists() and _state(path) != "damaged" and list_checkpoints(path):
-        code, error = _start(sweep, entry, ["run", "--resume", str(path), *_typed(entry.point.job), *verbosity], signals, say)
+        code, error = _start(sweep, entry, ["run", "--resume", str(path), *_typed(entry.point.job), *verbosity], signals, report)
         if code == USAGE and not signals.interrupted:
-            say(f"{entry.point.name} cannot resume from its checkpoint; it restarts")
+            report(f"{entry.point.name} cannot resume from its checkpoint; it restarts")
     if code == USAGE and not signals.interrupted:
         if path.exists():
-            say(f"the earlier attempt is kept in {_archive(path)}")
-        code, error = _start(sweep, entry, [*point_arguments(entry, sweep.request, sweep.path), *verbosity], signals, say)
+            report(f"the earlier attempt is kept in {_archive(path)}")
+        code, error = _start(sweep, entry, [*point_arguments(entry, sweep.request, sweep.path), *verbosity], signals, report)
     entry.seconds = time.monotonic() - began
     entry.exit_code = code
     entry.state = "succeeded" if code == 0 else "interrupted" if signals.interrupted else "failed"
@@ -219,17 +219,17 @@ def _archive(path: Path) -> Path:
     return path.rename(target)
 
 
-def _start(sweep: SweepFolder, entry: Entry, arguments: Sequence[str], signals: SignalsToChild, say: Say) -> tuple[int, str | None]:
+def _start(sweep: SweepFolder, entry: Entry, arguments: Sequence[str], signals: SignalsToChild, report: Reporter) -> tuple[int, str | None]:
     entry.attempts += 1
     sweep.write("running")
     errors: list[str] = []
 
-    def hear(line: str) -> None:
-        say(line)
+    def take_line(line: str) -> None:
+        report(line)
         if line.startswith("error: "):
             errors.append(line.removeprefix("error: ").strip())
 
-    exit_code, _ = run_child(arguments, signals, hear)
+    exit_code, _ = run_child(arguments, signals, take_line)
     return exit_code, errors[-1] if errors else None
 
 

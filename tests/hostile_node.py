@@ -9,9 +9,11 @@ import threading
 import time
 from dataclasses import asdict
 
+from untyped import Message
+
 import crosstrain.launch.launchers.joining as joining
 from crosstrain.cli.main import main
-from crosstrain.engine.protocol.messages import Message, RawArray
+from crosstrain.engine.protocol.messages import RawArray
 from crosstrain.launch.node.agent import Agent
 
 TASK = "worker-1"
@@ -69,13 +71,14 @@ class HostileAgent(Agent):
         super()._on_sample(record)
         self.record = asdict(record)
 
-    def _handle(self, message):
-        super()._handle(message)
+    def _request_in(self, message):
+        request = super()._request_in(message)
         if message.kind == "train" and self.record is not None and not hasattr(self, "attack"):
             self.attack = threading.Thread(target=self._attack, daemon=True)
             self.attack.start()
             if sys.argv[1] == SILENT:
                 time.sleep(3600)
+        return request
 
     def _attack(self):
         print("attacks", flush=True)

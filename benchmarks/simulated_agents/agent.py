@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import heapq
 import itertools
 import json
@@ -13,8 +12,25 @@ from dataclasses import asdict
 from functools import cache
 from typing import Any
 
+from msgspec import convert
+
+from crosstrain.backends.base import CalibrationResult
 from crosstrain.backends.loading import recorded_packages
 from crosstrain.engine.protocol.messages import ALIVE, INTERVAL_SECONDS, PROTOCOL, Message, RawArray, WireMessage
+from crosstrain.engine.protocol.node_messages import (
+    Death,
+    Hello,
+    Host,
+    Identity,
+    Log,
+    Phase,
+    Ports,
+    Sample,
+    Sampled,
+    States,
+    Stopped,
+)
+from crosstrain.engine.protocol.task_messages import Calibrated, Done, Ready
 from crosstrain.monitor.collector import NodeSampler
 from crosstrain.monitor.host import describe_host
 
@@ -73,7 +89,7 @@ class SimulatedAgent:
     `pattern` is a sample to vary. Call `hear` with each message.
     """
 
-    def __init__(self, node: int, send: Callable[[Message | WireMessage], object], timers: Timers, pattern: Mapping[str, Any]) -> None:
+    def __init__(self, node: int, send: Callable[[WireMessage], object], timers: Timers, pattern: Mapping[str, Any]) -> None:
         self.exit_code: int | None = None
         self._node = node
         self._send, self._timers = send, timers
@@ -87,36 +103,33 @@ class SimulatedAgent:
 
     def hear(self, message: Message) -> None:
         """Answer the driver, immediately or when a real agent would have."""
-        if message.get("to") is not None:
-            self._command(message)
+        fields = json.loads(message.line)
+        if message.to is not None:
+            self._command(message.kind, fields)
             return
         now = time.monotonic()
         match message.kind:
             case "prepare":
-                self._greet(json.loads(message["job"])["backend"])
+                self._greet(fields["backend"])
             case "reserve":
-                self._send(Message("ports", {"ports": [20_000 + number for number in range(message["count"])]}))
+                self._send(Ports([20_000 + number for number in range(fields["count"])]))
             case "start":
-                self._start(message)
+                self._start(fields)
             case "sample_now":
                 self._take_sample()
-                self._send(Message("sampled"))
+                self._send(Sampled())
             case "stop":
                 self._timers.schedule(now + 2 * END_SECONDS, self._stopped)
             case "inspect":
-                self._send(Message("states", {"states": {self._task: "S"}}))
+                self._send(States({self._task: "S"}))
             case "finish":
-                self.exit_code = int(message["exit_code"])
+                self.exit_code = int(fields["exit_code"])
                 self._over = True
-
-    def _of_task(self, kind: str, **fields: Any) -> None:
-        self._send(Message(kind, {"from": self._task, **fields}))
 
     def _greet(self, backend: str) -> None:
         host = {**described_host(backend), "hostname": f"simulated-{self._node:04}"}
-        identity = {"boot": f"machine-{self._node}", "network": f"net:[{self._node}]"}
-        fields = {"protocol": PROTOCOL, "node": self._node, "pid": os.getpid(), "identity": identity, "host": host}
-        self._send(Message("hello", {**fields, "scratch": base64.b64encode(b"/tmp/simulated").decode(), "address": None}))
+        identity = Identity(f"machine-{self._node}", f"net:[{self._node}]")
+        self._send(Hello(PROTOCOL, self._node, os.getpid(), identity, convert(host, Host), b"/tmp/simulated", None))
 
     def _alive(self) -> None:
         if not self._over:
@@ -125,20 +138,19 @@ class SimulatedAgent:
 
     # Its task -------------------------------------------------------------------------------------------------------
 
-    def _start(self, message: Message) -> None:
+    def _start(self, request: Mapping[str, Any]) -> None:
         now = time.monotonic()
-        if message["sample_interval_seconds"] is not None:
-            self._interval_seconds = message["sample_interval_seconds"]
+        if request["sample_interval_seconds"] is not None:
+            self._interval_seconds = request["sample_interval_seconds"]
             self._began = self._sampled = now
             self._take_samples()
         for number, phase in enumerate(PHASES):
             at = now + START_SECONDS * number / len(PHASES)
-            self._timers.schedule(at, lambda phase=phase: self._of_task("phase", name=phase))  # type: ignore[misc]
-        self._timers.schedule(now + START_SECONDS, lambda: self._of_task("ready", precision_used="fp32", device_used="cpu"))
+            self._timers.schedule(at, lambda phase=phase: self._send(Phase(phase, task=self._task)))  # type: ignore[misc]
+        self._timers.schedule(now + START_SECONDS, lambda: self._send(Ready("fp32", "cpu", task=self._task)))
 
-    def _command(self, command: Message) -> None:
+    def _command(self, kind: str, command: Mapping[str, Any]) -> None:
         """Have the task carry out a command, after those before it."""
-        kind = command.kind
         if kind == "close":
             self._timers.schedule(time.monotonic() + END_SECONDS, self._die)
             return
@@ -148,23 +160,24 @@ class SimulatedAgent:
         seconds, sequence = takes, command.get("sequence", 0)
         if kind == "calibrate":
             count = max(1, command["order"]["count"])
-            self._of_task("calibrated", result={"worker": self._node, "count": count, "seconds": count * step_seconds() / 3})
+            result = CalibrationResult(self._node, count, count * step_seconds() / 3)
+            self._send(Calibrated(result, task=self._task))
 
         def done() -> None:
-            self._of_task("done", sequence=sequence, command=kind, seconds=seconds, drain_seconds=0.0)
+            self._send(Done(sequence, kind, seconds, 0.0, task=self._task))
 
         self._timers.schedule(self._free_at, done)
 
     def _die(self) -> None:
-        spent = {"cpu_seconds": self._sample["cpu_seconds"], "max_rss_bytes": self._sample["memory_rss_bytes"] or 0}
-        self._send(Message("death", {"task": self._task, "pid": os.getpid(), "code": 0, "signal": None, "order": 1, "tail": [], **spent}))
+        spent = self._sample["cpu_seconds"], self._sample["memory_rss_bytes"] or 0
+        self._send(Death(self._task, os.getpid(), 0, None, 1, *spent, []))
 
     def _stopped(self) -> None:
         if self._interval_seconds is not None:
             self._take_sample()
             self._interval_seconds = None
-        self._send(Message("log", {"task": self._task}, {"text": RawArray("|u1", [len(LOG)], LOG)}))
-        self._send(Message("stopped"))
+        self._send(Log(self._task, arrays={"text": RawArray("|u1", [len(LOG)], LOG)}))
+        self._send(Stopped())
 
     # Its monitor ----------------------------------------------------------------------------------------------------
 
@@ -189,4 +202,4 @@ class SimulatedAgent:
         sample["network_received_bytes"] += int(1e7 * seconds)
         sample["interfaces"] = {"lo": [0, 0], "eth0": [sample["network_sent_bytes"], sample["network_received_bytes"]]}
         task = {**sample["tasks"][0], "task": self._task, "cpu_seconds": sample["cpu_seconds"]}
-        self._send(Message("sample", {"record": {**sample, "tasks": [task]}}))
+        self._send(Sample({**sample, "tasks": [task]}))

@@ -236,8 +236,8 @@ def _sizes(run: Path) -> tuple[int, int]:
     TensorBoard's files are mostly samples and count as such.
     """
     sizes = {path: path.stat().st_size for path in run.rglob("*") if path.is_file()}
-    of_samples = sum(size for path, size in sizes.items() if path.name == "system.jsonl" or path.parent.name == "tensorboard")
-    return sum(sizes.values()) - of_samples, of_samples
+    allow_samples = sum(size for path, size in sizes.items() if path.name == "system.jsonl" or path.parent.name == "tensorboard")
+    return sum(sizes.values()) - allow_samples, allow_samples
 
 
 def _most_of_samples(run: Path) -> float:

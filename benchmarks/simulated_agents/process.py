@@ -17,7 +17,8 @@ from typing import Any
 
 from crosstrain.core.errors import TrainerError
 from crosstrain.core.settings.sources import resolve
-from crosstrain.engine.protocol.messages import PROTOCOL, Message
+from crosstrain.engine.protocol.join_messages import JoinRequest
+from crosstrain.engine.protocol.messages import PROTOCOL
 from crosstrain.engine.protocol.transport import Incoming, Outgoing, read_secret
 from crosstrain.launch.launchers.environments import detect
 from crosstrain.launch.launchers.joining import job_request, welcomed
@@ -42,11 +43,11 @@ class Connection:
         place = detect({}, rendezvous, node, resolved.job.nodes)
         assert place is not None
         job, _ = apply_membership(resolved.job, resolved.sources, place)
-        request = Message("join", {"protocol": PROTOCOL, "node": node, "local_rank": 0, "asked": job_request(job)})
+        request = JoinRequest(node, 0, job_request(job), PROTOCOL)
         self._stream, _ = welcomed(request, place, read_secret(None), job.start_timeout)  # kept: it owns the connection
-        stream = self._stream.lend()
-        self.incoming, self.outgoing = Incoming(stream), Outgoing(stream)
-        self.agent = SimulatedAgent(node, self.outgoing.tell, timers, pattern)
+        detached = self._stream.detach()
+        self.incoming, self.outgoing = Incoming(detached), Outgoing(detached)
+        self.agent = SimulatedAgent(node, self.outgoing.send, timers, pattern)
 
     def serve(self, events: int) -> bool:
         """Receive and send pending messages; return whether the run continues for this agent."""

@@ -1,4 +1,4 @@
-"""Checks of what nodes and hosts answer, which may be broken or hostile: by the messages' types, and here by what they are about."""
+"""Checks of messages of nodes beyond the bounds of their types."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import ipaddress
 import json
 import re
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any
-
-import msgspec
 
 from ...core.bounded_json import MAX_LINE_BYTES, MAX_VALUES
 from . import task_messages as _task_messages  # noqa: F401 — declares the types that tasks send
-from .messages import MAX_ERROR_CHARACTERS, PROTOCOL, Alive, Message, MessageParser, ProtocolError, WireMessage
-from .node_messages import Death, FromNode, Hello, Host, Identity, Label, Name, OtherRelease, Port, Sample, Stacks, TaskReport
+from .messages import PROTOCOL, Alive, Message, MessageParser, ProtocolError, WireMessage
+from .node_messages import Death, FromNode, Hello, OtherRelease, Sample, Stacks, TaskReport
 from .state_transfer import StateBegin, StatePart
 
 # Bytes and values recorded as they are: far below readers' limits, as more is added
 _MAX_WRITTEN = {"sample": (MAX_LINE_BYTES // 2, MAX_VALUES // 4), "hello": (2**20, 50_000)}
 _SPARE = re.compile(r"spare-[1-9][0-9]{0,8}")  # name in samples of a standby process
-_NODE_MESSAGES: MessageParser[WireMessage] = MessageParser(Alive, FromNode)
+_NODE_MESSAGES = MessageParser(Alive, FromNode)
 
 
 def read_node_message(node: int, message: Message, node_of: Mapping[str, int]) -> WireMessage:
-    """Return a node's message; `node_of` maps tasks to nodes. Raises ProtocolError, with what is wrong with the message."""
+    """Return a node's message; `node_of` maps tasks to nodes.
+
+    Raises ProtocolError, with what is wrong with the message.
+    """
     what = f"a message {message.kind[:100]!r}"
-    if message.kind == "hello" and type(protocol := message.get("protocol")) is int and protocol != PROTOCOL:
+    if message.kind == "hello" and (protocol := message.protocol) not in (None, PROTOCOL):
         return OtherRelease(protocol)
     if (size := _too_large(message)) is not None:
         raise ProtocolError(f"{what} with {size}, which nobody could read again")
@@ -75,67 +75,3 @@ def is_address(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-MAX_PEERS = 4096
-MAX_PORTS = 4
-_Digest = Annotated[str, msgspec.Meta(max_length=255)]
-
-
-class _Described(WireMessage, tag="found"):
-    protocol: int
-    identity: Identity
-    host: Host
-    address: Label | None
-
-
-class _Time(WireMessage, tag="found"):
-    seconds: Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]
-
-
-class _Data(WireMessage, tag="found"):
-    digest: _Digest
-
-
-class _Model(WireMessage, tag="found"):
-    digest: _Digest | None
-    package: Label | None
-
-
-class _Listens(WireMessage, tag="found"):
-    ports: Annotated[list[Port], msgspec.Meta(min_length=1, max_length=MAX_PORTS)]
-
-
-class _Connected(WireMessage, tag="found"):
-    problems: Annotated[list[Name | None], msgspec.Meta(max_length=MAX_PEERS)]
-
-
-class _Problem(WireMessage, tag="problem"):
-    text: Annotated[str, msgspec.Meta(max_length=MAX_ERROR_CHARACTERS)]
-
-
-_FOUND: Mapping[str, type[WireMessage]] = {
-    "describe": _Described,
-    "time": _Time,
-    "data": _Data,
-    "model": _Model,
-    "listen": _Listens,
-    "connect": _Connected,
-}
-_ANSWERS: Mapping[str, MessageParser[WireMessage]] = {question: MessageParser(kind, _Problem) for question, kind in _FOUND.items()}
-
-
-def wrong_with_answer(question: str, asked: Mapping[str, Any], answer: Message) -> str | None:
-    """Return the problem of a probe's answer, or None; another protocol's is not checked further."""
-    protocol = answer.get("protocol")
-    if question == "describe" and answer.kind == "found" and type(protocol) is int and protocol != PROTOCOL:
-        return None
-    try:
-        said = _ANSWERS[question].parse(answer)
-    except ProtocolError as error:
-        return str(error)
-    if isinstance(said, _Described) and said.address is not None and not is_address(said.address):
-        return f"{said.address[:100]!r} as its address, which is none"
-    if isinstance(said, _Connected) and len(said.problems) != len(asked["peers"]):
-        return f"{len(said.problems)} answers about {len(asked['peers'])} peers"
-    return None

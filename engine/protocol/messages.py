@@ -22,7 +22,7 @@ import msgspec
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-PROTOCOL = 16  # incremented with every change; driver and agents have to agree
+PROTOCOL = 17  # incremented with every change; driver and agents have to agree
 MAX_STACK_CHARACTERS = 32 * 1024  # stacks of one task
 MAX_PEERS_PROBED = 32  # nodes that one node probes for the driver
 MAX_ERROR_CHARACTERS = 4000  # error of a task, or problem of a host
@@ -37,7 +37,7 @@ Size = Annotated[int, msgspec.Meta(ge=0)]
 
 
 def _plain(value: object) -> float:
-    """Return a number of another type, such as numpy's, as a float. Raises TypeError for anything else."""
+    """Return a number of another type, such as numpy's, as a float. Raises TypeError."""
     if isinstance(value, float):
         return float(value)
     raise TypeError(f"{type(value).__name__} does not travel: {value!r:.100}")
@@ -78,7 +78,10 @@ class WireMessage(
     omit_defaults=True,
     kw_only=True,
 ):
-    """Base of the typed messages. `ARRAYS` has numpy's type and the dimensions of each array; optional ones are in `OPTIONAL`."""
+    """Base of the typed messages.
+
+    `ARRAYS` has numpy's type and the dimensions of each array; optional ones are in `OPTIONAL`.
+    """
 
     ARRAYS: ClassVar[Mapping[str, tuple[str, int]]] = {}
     OPTIONAL: ClassVar[frozenset[str]] = frozenset()
@@ -97,64 +100,45 @@ class WireMessage(
 
 
 class Message:
-    """Message whose fields have no type: of another program, or on its way through an agent.
+    """Message as it travels: its header's line without newline, and its arrays.
 
-    `line` is its header. Fields are decoded on demand.
+    A `MessageParser` decodes it; agents pass on those of tasks without decoding them.
     """
 
-    __slots__ = ("_fields", "_line", "arrays", "kind", "to")
+    __slots__ = ("arrays", "kind", "line", "to")
 
-    def __init__(
-        self, kind: str, fields: Mapping[str, Any] | None = None, arrays: Arrays | None = None, line: bytes = b"", to: str | None = None
-    ) -> None:
+    def __init__(self, kind: str, line: bytes, arrays: Arrays | None = None, to: str | None = None) -> None:
         self.kind = kind
-        self.to = to  # the task to which an agent sends it on
+        self.line = line
         self.arrays: Arrays = arrays or {}
-        self._fields = {} if fields is None and not line else fields
-        self._line = line
+        self.to = to  # the task to which an agent sends it on
 
     @property
-    def fields(self) -> Mapping[str, Any]:
-        """JSON-ready fields by name. Raises ProtocolError."""
-        if self._fields is None:
-            self._fields = {name: value for name, value in _parse(self._line, _ANYTHING).items() if name not in ("kind", "arrays")}
-        return self._fields
-
-    @property
-    def line(self) -> bytes:
-        """The header, without its newline."""
-        return self._line or _dumps({"kind": self.kind, **self.fields, **_described(self.arrays)}).encode()
-
-    def __eq__(self, other: object) -> bool:
-        mine, theirs = ((each.kind, each.fields, each.arrays) if isinstance(each, Message) else None for each in (self, other))
-        return mine == theirs
-
-    def __getitem__(self, key: str) -> Any:
-        return self.fields[key]
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """Return a field or `default`."""
-        return self.fields.get(key, default)
-
-    def array(self, name: str) -> NDArray[Any]:
-        """Return an array without a copy. Raises ProtocolError for arrays of Python objects."""
-        return _numpy(self.arrays[name])
+    def protocol(self) -> int | None:
+        """The protocol that a greeting of any release names; None if it names none."""
+        try:
+            return _GREETING.decode(self.line).protocol
+        except (msgspec.DecodeError, ValueError):
+            return None
 
     @classmethod
-    def of(cls, message: WireMessage) -> Message:
+    def from_typed(cls, message: WireMessage) -> Message:
         """Return a typed message without its arrays, to send it on."""
-        return cls(message.kind, line=_ENCODER.encode(message))
+        return cls(message.kind, _ENCODER.encode(message))
 
     def sent_by(self, task: str) -> Message:
         """Return the message with the field ``from``, last and without decoding it."""
-        return Message(self.kind, None, self.arrays, self.line.rstrip()[:-1] + b',"from":' + msgspec.json.encode(task) + b"}")
+        return Message(self.kind, self.line.rstrip()[:-1] + b',"from":' + msgspec.json.encode(task) + b"}", self.arrays)
 
 
 M = TypeVar("M", bound=WireMessage)
 
 
 class MessageParser(Generic[M]):
-    """Decodes messages of these bases' types, which are inspected once: threads that do so at the same time would crash msgspec 0.22."""
+    """Decodes messages of these bases' types.
+
+    The types are inspected once: threads that do so at the same time would crash msgspec 0.22.
+    """
 
     def __init__(self, *bases: type[M]) -> None:
         kinds = tuple({kind: None for base in bases for kind in _leaves(base)})
@@ -214,23 +198,16 @@ class Header(msgspec.Struct):
         arrays = {}
         for name, dtype, shape, size in self.arrays:
             arrays[name], memory = RawArray(dtype, shape, memory[:size]), memory[size:]
-        return Message(self.kind, None, arrays, line[:-1], self.to)
+        return Message(self.kind, line[:-1], arrays, self.to)
 
 
-_dumps = json.JSONEncoder(separators=(",", ":"), default=_plain).encode
+class _Greeting(msgspec.Struct):
+    protocol: int | None = None
+
+
 _ENCODER = msgspec.json.Encoder(enc_hook=_plain)
 _HEADER = msgspec.json.Decoder(Header)
-_ANYTHING: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
-
-
-def _parse(line: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
-    """Parse JSON in a quarter of `json.loads`' time; fall back to it, as for NaN and halves of characters. Raises ProtocolError."""
-    try:
-        with suppress(msgspec.DecodeError, UnicodeDecodeError):
-            return decoder.decode(line.decode())
-        return msgspec.convert(json.loads(line), decoder.type)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise ProtocolError(f"not a message: {line[:80]!r}") from error
+_GREETING = msgspec.json.Decoder(_Greeting)
 
 
 def encoded(message: Message | WireMessage) -> list[bytes | bytearray | memoryview]:
@@ -238,27 +215,40 @@ def encoded(message: Message | WireMessage) -> list[bytes | bytearray | memoryvi
     arrays = {name: _raw(array) for name, array in (message.arrays or {}).items()}
     if isinstance(message, Message):
         line = message.line
+    elif arrays:
+        listed = [[name, array.dtype, list(array.shape), len(array.data)] for name, array in arrays.items()]
+        line = _ENCODER.encode(msgspec.structs.replace(message, arrays=listed))
     else:
-        line = _ENCODER.encode(msgspec.structs.replace(message, **_described(arrays)) if arrays else message)
+        line = _ENCODER.encode(message)
     return [line + b"\n", *(array.data for array in arrays.values() if len(array.data))]
 
 
-def _described(arrays: Arrays) -> dict[str, Any]:
-    raw = {name: _raw(array) for name, array in arrays.items()}
-    listed = [[name, array.dtype, list(array.shape), len(array.data)] for name, array in raw.items()]
-    return {"arrays": listed} if listed else {}
+def _decode_header(line: bytes) -> Header:
+    """Parse in a quarter of `json.loads`' time; fall back to it for NaN and lone surrogates.
+
+    The message's type then refuses these.
+    """
+    with suppress(msgspec.DecodeError, UnicodeDecodeError):
+        return _HEADER.decode(line.decode())
+    return msgspec.convert(json.loads(line), Header)
 
 
-def header_of(line: bytes) -> Header:
+def parse_header(line: bytes) -> Header:
     """Return the header in a message's first line. Raises ProtocolError."""
-    header: Header = _parse(line, _HEADER)
+    try:
+        header = _decode_header(line)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise ProtocolError(f"not a message: {line[:80]!r}") from error
     if header.array_bytes > MAX_ARRAY_BYTES:
         raise ProtocolError("arrays of more bytes than a message may have")
     return header
 
 
-class Lent(NamedTuple):
-    """Descriptors of `Stream.lend`, owned by the borrower: `held` bytes are read ahead; call `begun` after the line `begins_after`."""
+class Detached(NamedTuple):
+    """Descriptors of a stream for non-blocking use, owned by their holder.
+
+    `held` bytes are read ahead; call `begun` after the line `begins_after`.
+    """
 
     reading: int
     writing: int
@@ -273,7 +263,7 @@ class ReusableBuffer:
     def __init__(self) -> None:
         self._memory = bytearray()
 
-    def of(self, size: int) -> memoryview:
+    def take(self, size: int) -> memoryview:
         """Return `size` bytes, overwritten by the next call."""
         if len(self._memory) < size:
             self._memory = bytearray(size)
@@ -315,7 +305,10 @@ class Stream:
             self.writer.flush()
 
     def receive(self, room: ReusableBuffer | None = None) -> Message | None:
-        """Read a message (None at the end). Raises ProtocolError if invalid, ConnectionError where the stream ends within it."""
+        """Read a message; None at the end.
+
+        Raises ProtocolError if it is invalid, ConnectionError where the stream ends within it.
+        """
         if not self.begun and not self._skip_preface():
             return None
         line = self._reader.readline(MAX_HEADER_BYTES)
@@ -324,8 +317,8 @@ class Stream:
             if len(line) == MAX_HEADER_BYTES:
                 raise ProtocolError("a header that is too long")
             return None
-        header = header_of(line)
-        memory = (room or ReusableBuffer()).of(header.array_bytes)
+        header = parse_header(line)
+        memory = (room or ReusableBuffer()).take(header.array_bytes)
         self._fill(memory)
         return header.message(line, memory)
 
@@ -349,7 +342,10 @@ class Stream:
             data = data[count:]
 
     def cut(self) -> None:
-        """End a connection at once, also under blocked threads; pipes and closed connections ignore it."""
+        """End a connection immediately, also under blocked threads.
+
+        Pipes and closed connections ignore it.
+        """
         for connection in self._connections():
             with connection, suppress(OSError):  # the peer may be gone
                 connection.shutdown(socket.SHUT_RDWR)
@@ -376,29 +372,32 @@ class Stream:
         """Call `begin` once the stream is connected or has failed."""
         begin()
 
-    def lend(self) -> Lent:
-        """Lend the connection to a non-blocking borrower, and stop using it here. Raises OSError or ValueError once closed."""
+    def detach(self) -> Detached:
+        """Hand over the connection for non-blocking use, and stop using it here.
+
+        Raises OSError or ValueError once closed.
+        """
         reading = self._duplicate(self._reader)
         same = self._reader.fileno() == self.writer.fileno()
         writing = reading if same else self._duplicate(self.writer)
         for descriptor in (reading, writing):
             os.set_blocking(descriptor, False)
         waiting = self._reader.peek()  # includes later arrivals, as nothing blocks now
-        return Lent(reading, writing, self._reader.read1(len(waiting)) if waiting else b"", self._begins_after, self._begin)
+        return Detached(reading, writing, self._reader.read1(len(waiting)) if waiting else b"", self._begins_after, self._begin)
 
     def _begin(self) -> None:
         self._begins_after = None
 
     def _connections(self) -> list[socket.socket]:
-        found = []
+        connections = []
         for file in (self._reader, self.writer):
             with suppress(OSError, ValueError):  # closed
                 descriptor = self._duplicate(file)
                 if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-                    found.append(socket.socket(fileno=descriptor))
+                    connections.append(socket.socket(fileno=descriptor))
                 else:
                     os.close(descriptor)
-        return found
+        return connections
 
     def _duplicate(self, file: IO[bytes]) -> int:
         """Duplicate a descriptor. Raises ValueError once closed, when its number may be reused."""

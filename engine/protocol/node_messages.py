@@ -1,4 +1,4 @@
-"""Messages between the driver and the nodes' agents; each type has its bounds, as a node may be broken or hostile."""
+"""Messages between the driver and the nodes' agents, with bounds, as a node may be hostile."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Arrival = Literal["requested", "command", "ending", "sample"] | int
 
 
 class FromNode(WireMessage):
-    """Message of an agent, which the driver accepts only when it `ARRIVES` as declared; undeclared ones are refused.
+    """Message of an agent, accepted only when it `ARRIVES` as declared; undeclared is refused.
 
     requested: once per request; command: about a leading task's command; ending: between the request to stop and `Stopped`; sample: as the
     interval allows; a number: unrequested, at most so often from a task, or from an agent if it has no `task`.
@@ -199,7 +199,7 @@ class Sampled(FromNode):
 
 
 class States(FromNode):
-    """The kernel's state letter of each task, or ``gone`` if it has ended and its death was not reported yet."""
+    """The kernel's state letter of each task; ``gone``: ended, with its death not reported yet."""
 
     ARRIVES: ClassVar = "requested"
 
@@ -311,14 +311,14 @@ class Error(TaskReport):
     @classmethod
     def of(cls, error: BaseException, *, peer_lost: bool) -> Error:
         """Return the message about an exception."""
-        told = told_of(error)
+        out_of_memory = told_of(error)
         return cls(
             type=_sendable(type(error).__name__),
             message=_sendable(str(error)),
             errno=_code(error.errno) if isinstance(error, OSError) else None,
             exit_code=_code(error.exit_code) if isinstance(error, TrainerError) else None,
             peer_lost=peer_lost,
-            out_of_memory=None if told is None else _sendable(told),
+            out_of_memory=None if out_of_memory is None else _sendable(out_of_memory),
         )
 
 
@@ -328,17 +328,25 @@ def _sendable(text: str) -> str:
 
 
 def _code(number: object) -> int | None:
-    """Return an error number; None for others, such as the text in ``OSError("could not load", path)``."""
+    """Return an error number; None for others, as in ``OSError("could not load", path)``."""
     return number if type(number) is int and -(2**31) <= number < 2**31 else None
 
 
 # From the driver
 
 
-class Prepare(ToNode):
-    """First message: prestart the workers of `job`, of which `workers_before` are on lower nodes of the same machine."""
+class Prepare(ToNode, forbid_unknown_fields=False):  # an agent of another release answers with its protocol
+    """First message: prestart the workers of `job`.
+
+    `workers_before` of them are on lower nodes of the same machine. The other fields are for agents, which do not read the job; a standby
+    process gets none of them.
+    """
 
     job: Json
+    backend: str = ""
+    device: str = ""
+    node_timeout_seconds: float = 0.0
+    keeps_spares: bool = False
     tasks: int = 0
     workers_before: int = 0
     workers_on_machine: int = 0
@@ -360,7 +368,10 @@ class PlacedTask(_Fields):
 
 
 class Open(ToTask):
-    """The agent's first message to a task, or the second to a standby process, which moves its output from `early_log` to `log`."""
+    """The agent's first message to a task, or the second to a standby process.
+
+    A standby process moves its output from `early_log` to `log`.
+    """
 
     job: Json
     start_deadline: float
@@ -372,8 +383,11 @@ class Open(ToTask):
     profile_folder: bytes | None = None
 
 
-class StartRequest(ToNode):
-    """Tasks to start; without `log_folder` their logs are sent, without `sample_interval_seconds` no samples."""
+class Start(ToNode):
+    """Tasks to start, or to restart `again`, after the end of what remains of them.
+
+    Without `log_folder` their logs are sent, without `sample_interval_seconds` no samples.
+    """
 
     job: Json
     log_folder: bytes | None
@@ -382,17 +396,11 @@ class StartRequest(ToNode):
     cores_available: float | None
     gpu_of_task: Mapping[str, VisibleGpu]
     start_seconds: float
+    profiles: bool = False
     normalisation: Any = None  # the (mean, std) of images, if not those of the data
     placeholder: Mapping[str, Any] | None = None  # description of data that is not there
     tasks: Sequence[PlacedTask] = ()
-
-
-class Start(StartRequest):
-    """Start tasks."""
-
-
-class StartAgain(StartRequest):
-    """Restart tasks, of which remains are killed."""
+    again: bool = False
 
 
 class Spares(ToNode):

@@ -26,6 +26,7 @@ from ...records.store.schema import Count
 from .messages import MAX_DIMENSIONS, RawArray, Stream
 from .node_messages import Name, Pid, TaskReport, ToTask
 
+Array = NDArray[Any]
 MARK_BYTES = 16
 CHUNK_BYTES = 2**20
 WINDOW = 2  # unacknowledged chunks: neither end waits, and memory stays small
@@ -47,9 +48,9 @@ class PeerMemory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mark: Name
 
     @classmethod
-    def own(cls) -> Self:
+    def of_this_process(cls) -> Self:
         """Return this process's memory."""
-        mark = _own_mark()
+        mark = _process_mark()
         return cls(os.getpid(), ctypes.addressof(mark), bytes(mark).hex())
 
     def readable(self, addresses: Iterable[int]) -> bool:
@@ -67,10 +68,10 @@ class PeerMemory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def read(self, address: int, into: memoryview) -> None:
         """Fill `into` with the bytes from `address` on. Raises OSError, also if the process is gone."""
-        own = ctypes.addressof(ctypes.c_char.from_buffer(into))
+        destination = ctypes.addressof(ctypes.c_char.from_buffer(into))
         done = 0
         while done < len(into):
-            target, source = (_Piece(begin + done, len(into) - done) for begin in (own, address))
+            target, source = (_Piece(begin + done, len(into) - done) for begin in (destination, address))
             count = _libc().process_vm_readv(self.pid, ctypes.byref(target), 1, ctypes.byref(source), 1, 0)
             if count <= 0:
                 code = ctypes.get_errno()
@@ -79,7 +80,7 @@ class PeerMemory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @cache
-def _own_mark() -> ctypes.Array[ctypes.c_char]:
+def _process_mark() -> ctypes.Array[ctypes.c_char]:
     return ctypes.create_string_buffer(secrets.token_bytes(MARK_BYTES), MARK_BYTES)
 
 
@@ -125,7 +126,7 @@ class StateEnd(TaskReport):
 
 
 class StateAnswer(ToTask):
-    """Answer to `StateBegin`: the driver reads the task's memory, or wants chunks; or to a chunk."""
+    """Answer to `StateBegin`, whether the driver reads memory or wants chunks, or to a chunk."""
 
     answer: Literal["taken", "send", "ack"]
 
@@ -144,20 +145,23 @@ class LoadPart(ToTask):
     ARRAYS: ClassVar = {"data": ("|u1", 1)}
 
 
-def state_to_arrays(state: State) -> dict[str, NDArray[Any]]:
-    """Return arrays by key: ``parameters/NAME``, ``buffers/NAME``, ``slots/SLOT/NAME``, in this order; no copies."""
-    arrays: dict[str, NDArray[Any]] = {f"parameters/{name}": value for name, value in state.parameters.items()}
+def state_to_arrays(state: State) -> dict[str, Array]:
+    """Return arrays by key, without copies.
+
+    The keys are ``parameters/NAME``, ``buffers/NAME``, ``slots/SLOT/NAME``, in this order.
+    """
+    arrays: dict[str, Array] = {f"parameters/{name}": value for name, value in state.parameters.items()}
     arrays.update({f"buffers/{name}": value for name, value in state.buffers.items()})
     for slot, values in state.slots.items():
         arrays.update({f"slots/{slot}/{name}": value for name, value in values.items()})
     return arrays
 
 
-def state_from_arrays(arrays: Mapping[str, NDArray[Any]], updates: int, scalars: Mapping[str, float] | None = None) -> State:
-    """Return the state of arrays by key. Raises ValueError for other keys than `state_to_arrays` has."""
-    parameters: dict[str, NDArray[Any]] = {}
-    buffers: dict[str, NDArray[Any]] = {}
-    slots: dict[str, dict[str, NDArray[Any]]] = {}
+def state_from_arrays(arrays: Mapping[str, Array], updates: int, scalars: Mapping[str, float] | None = None) -> State:
+    """Return the state of arrays with `state_to_arrays`' keys. Raises ValueError for others."""
+    parameters: dict[str, Array] = {}
+    buffers: dict[str, Array] = {}
+    slots: dict[str, dict[str, Array]] = {}
     for key, value in arrays.items():
         kind, _, rest = key.partition("/")
         if kind == "parameters":
@@ -207,7 +211,9 @@ class StateSender:
         try:
             arrays = {key: np.ascontiguousarray(array) for key, array in state_to_arrays(state).items()}
             addresses = [array.ctypes.data for array in arrays.values()]
-            self._stream.send(StateBegin(sequence=sequence, **_header(state, arrays), memory=PeerMemory.own(), addresses=addresses))
+            self._stream.send(
+                StateBegin(sequence=sequence, **_header(state, arrays), memory=PeerMemory.of_this_process(), addresses=addresses)
+            )
             answer = self._awaited_answer()
             if answer == "send":
                 for chunk in _chunks(arrays.values()):
@@ -241,7 +247,7 @@ class StateReceiver:
     """State received as ``load_begin`` and chunks."""
 
     def __init__(self, begin: LoadBegin) -> None:
-        self._arrays: dict[str, NDArray[Any]] = {key: np.empty(tuple(shape), np.dtype(dtype)) for key, dtype, shape in begin.entries}
+        self._arrays: dict[str, Array] = {key: np.empty(tuple(shape), np.dtype(dtype)) for key, dtype, shape in begin.entries}
         self._begin = begin
         self._left = [view for view in map(_bytes_of, self._arrays.values()) if len(view)]
 
@@ -267,12 +273,12 @@ class StateReceiver:
         return state_from_arrays(self._arrays, self._begin.updates, self._begin.scalars)
 
 
-def _header(state: State, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+def _header(state: State, arrays: Mapping[str, Array]) -> dict[str, Any]:
     entries = [[key, array.dtype.str, list(array.shape)] for key, array in arrays.items()]
     return {"entries": entries, "updates": state.updates, "scalars": dict(state.scalars)}
 
 
-def _chunks(arrays: Iterable[NDArray[Any]]) -> Iterator[RawArray]:
+def _chunks(arrays: Iterable[Array]) -> Iterator[RawArray]:
     """Yield the bytes of all arrays in chunks of at most `CHUNK_BYTES`, without copies."""
     for array in arrays:
         view = _bytes_of(np.ascontiguousarray(array))
@@ -281,5 +287,5 @@ def _chunks(arrays: Iterable[NDArray[Any]]) -> Iterator[RawArray]:
             yield RawArray("|u1", [len(piece)], piece)
 
 
-def _bytes_of(array: NDArray[Any]) -> memoryview:
+def _bytes_of(array: Array) -> memoryview:
     return array.reshape(-1).view(np.uint8).data if array.nbytes else memoryview(b"")

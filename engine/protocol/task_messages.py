@@ -1,4 +1,4 @@
-"""Messages between the driver and its tasks; those of tasks have bounds, as the node that passes them on may be hostile."""
+"""Messages between the driver and its tasks, with bounds, as a node may be hostile."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NonFinite = Literal["nan", "inf", "-inf"]  # after divergence, which ``--on-nan`
 
 
 class Ready(TaskReport):
-    """The task is warm, with this number format and device (``cpu``, ``gpu``), if the backend says so."""
+    """The task is warm, with this number format and device (``cpu``, ``gpu``), None if unknown."""
 
     ARRIVES: ClassVar = "requested"
 
@@ -145,7 +145,10 @@ class Predicted(TaskReport):
 
 
 class Decoded(TaskReport):
-    """A task's translation sums of an order, and the sentences without finite log-probabilities; a heartbeat if not `complete`."""
+    """A task's translation sums of an order; a heartbeat if not `complete`.
+
+    `without_numbers` counts the sentences without finite log-probabilities.
+    """
 
     ARRIVES: ClassVar = "command"
 
@@ -162,7 +165,7 @@ class Decoded(TaskReport):
 
 
 class Translated(TaskReport):
-    """Each sentence's hypotheses, best first (`models.decoding.search`), the answer to command `order`."""
+    """Each sentence's hypotheses, best first, the answer to command `order`."""
 
     ARRIVES: ClassVar = "command"
     ARRAYS: ClassVar = {
@@ -178,11 +181,11 @@ class Translated(TaskReport):
         every = [hypothesis for hypotheses in translations for hypothesis in hypotheses]
         arrays = {
             "counts": np.array([len(hypotheses) for hypotheses in translations], np.int64),
-            "lengths": np.array([len(one.pieces) for one in every], np.int64),
-            "pieces": np.array([piece for one in every for piece in one.pieces], np.int64),
-            "scores": np.array([one.score for one in every], np.float64),
-            "log_probabilities": np.array([one.log_probability for one in every], np.float64),
-            "ended": np.array([one.ended for one in every], np.int64),
+            "lengths": np.array([len(hypothesis.pieces) for hypothesis in every], np.int64),
+            "pieces": np.array([piece for hypothesis in every for piece in hypothesis.pieces], np.int64),
+            "scores": np.array([hypothesis.score for hypothesis in every], np.float64),
+            "log_probabilities": np.array([hypothesis.log_probability for hypothesis in every], np.float64),
+            "ended": np.array([hypothesis.ended for hypothesis in every], np.int64),
         }
         return cls(order=order, arrays=arrays)
 
@@ -193,8 +196,8 @@ class Translated(TaskReport):
         if not fits or int(lengths.sum()) != len(pieces) or not len(lengths) == len(scores) == len(totals) == len(ended):
             raise ValueError(f"translations of {len(counts)} sentences that do not fit the {sentences} that were asked for")
         every = [
-            Hypothesis(tuple(one.tolist()), score, total, bool(end))
-            for one, score, total, end in zip(_cut(pieces, lengths), scores.tolist(), totals.tolist(), ended.tolist(), strict=True)
+            Hypothesis(tuple(part.tolist()), score, total, bool(end))
+            for part, score, total, end in zip(_cut(pieces, lengths), scores.tolist(), totals.tolist(), ended.tolist(), strict=True)
         ]
         ends = np.cumsum(counts).tolist()
         return [every[end - count : end] for end, count in zip(ends, counts.tolist(), strict=True)]

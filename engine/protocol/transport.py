@@ -12,6 +12,7 @@ import os
 import secrets
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -26,14 +27,14 @@ from .messages import (
     HEADER_WEIGHT,
     MAX_HEADER_BYTES,
     MAX_PREFACE_BYTES,
+    Detached,
     Header,
-    Lent,
     Message,
     ProtocolError,
     Stream,
     WireMessage,
     encoded,
-    header_of,
+    parse_header,
 )
 
 CHALLENGE_BYTES = 32
@@ -52,7 +53,7 @@ class WrongSecretError(HandshakeError):
 
 
 def read_secret(secret_file: Path | None) -> bytes:
-    """Return the secret from a file or ``TRAINER_SECRET``. Raises UsageError if missing or short."""
+    """Return the secret from a file or ``TRAINER_SECRET``. Raises UsageError."""
     if secret_file is not None:
         from ...core.bounded_json import UnreadableError, hand_written, open_regular
 
@@ -72,9 +73,9 @@ def read_secret(secret_file: Path | None) -> bytes:
     else:
         text = os.environ.get(SECRET_VARIABLE, "").strip()
     if len(text) < 16:
-        found = f"one of {len(text)} characters" if text else "none"
+        described = f"one of {len(text)} characters" if text else "none"
         raise UsageError(
-            f"a shared secret of at least 16 characters is needed where nodes find each other over the network (found {found}): "
+            f"a shared secret of at least 16 characters is needed where nodes find each other over the network (found {described}): "
             f"set {SECRET_VARIABLE} or --secret-file to the same value on every node, such as the output of `openssl rand -hex 16`"
         )
     return text.encode()
@@ -83,13 +84,29 @@ def read_secret(secret_file: Path | None) -> bytes:
 def start_over_stdio(
     popen: Callable[..., subprocess.Popen[bytes]], command: Sequence[str], begins_after: bytes | None = None
 ) -> tuple[subprocess.Popen[bytes], Stream]:
-    """Start a child in a new session with a stream; its output is a socket, much faster than a pipe for states."""
+    """Start a child in a new session with a stream.
+
+    Its output is a socket, much faster than a pipe for states.
+    """
     ours, theirs = socket.socketpair()
     with ours, theirs:
         process = popen(command, stdin=subprocess.PIPE, stdout=theirs, start_new_session=True, cwd=there_to_work_in())
         reader = ours.makefile("rb")  # keeps this end open
     assert process.stdin is not None
     return process, Stream(reader, process.stdin, begins_after)
+
+
+def take_stdio(*, announce: bool = False) -> Stream:
+    """Return the stream to this process's parent over standard input and output.
+
+    Prints then go to standard error. With `announce`, messages begin after the line `AGENT_BEGINS`.
+    """
+    writer = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    if announce:
+        writer.write(b"\n" + AGENT_BEGINS + b"\n")
+        writer.flush()
+    return Stream(sys.stdin.buffer, writer)
 
 
 def over_socket(connection: socket.socket) -> Stream:
@@ -104,7 +121,10 @@ def accept(exchange: Exchange, secret: bytes) -> Stream:
 
 
 def connect(address: tuple[str, int], secret: bytes, timeout_seconds: float = PROOF_SECONDS) -> Stream:
-    """Return the stream after a handshake within `timeout_seconds`. Raises OSError, HandshakeError, WrongSecretError."""
+    """Return the stream after a handshake within `timeout_seconds`.
+
+    Raises OSError, HandshakeError, WrongSecretError.
+    """
     deadline = time.monotonic() + timeout_seconds
     connection = socket.create_connection(address, timeout=timeout_seconds)
     return _handshake(Exchange(connection, deadline), secret, ours=b"agent", theirs=b"driver")
@@ -114,11 +134,11 @@ def _handshake(exchange: Exchange, secret: bytes, *, ours: bytes, theirs: bytes)
     connection = exchange.connection
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        own = secrets.token_bytes(CHALLENGE_BYTES)
-        exchange.send(own)
-        other = exchange.receive(CHALLENGE_BYTES)
-        exchange.send(_proof(secret, ours, own, other))
-        if not hmac.compare_digest(exchange.receive(DIGEST_BYTES), _proof(secret, theirs, other, own)):
+        sent = secrets.token_bytes(CHALLENGE_BYTES)
+        exchange.send(sent)
+        received = exchange.receive(CHALLENGE_BYTES)
+        exchange.send(_proof(secret, ours, sent, received))
+        if not hmac.compare_digest(exchange.receive(DIGEST_BYTES), _proof(secret, theirs, received, sent)):
             raise WrongSecretError("it does not know the secret")
         connection.settimeout(None)
     except WrongSecretError:
@@ -130,8 +150,8 @@ def _handshake(exchange: Exchange, secret: bytes, *, ours: bytes, theirs: bytes)
     return over_socket(connection)
 
 
-def _proof(secret: bytes, role: bytes, own: bytes, other: bytes) -> bytes:
-    return hmac.new(secret, b"crosstrain:" + role + b":" + own + other, hashlib.sha256).digest()
+def _proof(secret: bytes, role: bytes, first: bytes, second: bytes) -> bytes:
+    return hmac.new(secret, b"crosstrain:" + role + b":" + first + second, hashlib.sha256).digest()
 
 
 # Non-blocking `Stream`s serve many peers from one thread.
@@ -143,13 +163,13 @@ _END = ord("\n")
 class Incoming:
     """Messages of one peer from a non-blocking descriptor, which it owns, for one thread."""
 
-    def __init__(self, lent: Lent) -> None:
-        self.arrived_bytes = len(lent.held)
+    def __init__(self, detached: Detached) -> None:
+        self.arrived_bytes = len(detached.held)
         self.ended = False
-        self.descriptor = lent.reading
-        self._lent = lent
-        self._begins_after = lent.begins_after
-        self._text = bytearray(lent.held)
+        self.descriptor = detached.reading
+        self._detached = detached
+        self._begins_after = detached.begins_after
+        self._text = bytearray(detached.held)
         self._searched = 0
         self._header: Header | None = None
         self._header_line = b""
@@ -211,7 +231,7 @@ class Incoming:
             raise ProtocolError("a header that is too long")
         if line is None:
             return False
-        self._header, self._header_line = header_of(line), line
+        self._header, self._header_line = parse_header(line), line
         self._memory = self._room = memoryview(bytearray(self._header.array_bytes))
         return True
 
@@ -222,7 +242,7 @@ class Incoming:
             while (line := self._line()) is not None:
                 if line.rstrip(b"\r\n") == self._begins_after:
                     self._begins_after = None
-                    self._lent.begun()
+                    self._detached.begun()
                     return True
         else:
             del self._text[: self._text.rfind(_END) + 1]
@@ -232,24 +252,27 @@ class Incoming:
 
 
 class Outgoing:
-    """Messages to a slow peer, buffered. Thread-safe; owns its descriptor; drops messages once `failed`."""
+    """Buffered messages to a slow peer, thread-safe.
 
-    def __init__(self, lent: Lent) -> None:
+    Owns its descriptor; drops messages once `failed`.
+    """
+
+    def __init__(self, detached: Detached) -> None:
         self.failed = False
-        self.descriptor = lent.writing
-        self._shared = lent.reading == lent.writing
+        self.descriptor = detached.writing
+        self._shared = detached.reading == detached.writing
         self._pieces: deque[memoryview] = deque()
         self._changed = threading.Condition()
 
-    def tell(self, message: Message | WireMessage) -> bool:
+    def send(self, message: Message | WireMessage) -> bool:
         """Send a message; return whether part of it waits for `flush`."""
         pieces = [memoryview(piece).cast("B") for piece in encoded(message)]
         with self._changed:
             if self.failed:
                 return False
-            at_once = not self._pieces
+            is_idle = not self._pieces
             self._pieces.extend(pieces)
-            if at_once:
+            if is_idle:
                 self._write()
             return bool(self._pieces)
 

@@ -21,7 +21,7 @@ from ...engine.protocol.node_messages import Start
 from ...engine.protocol.state_transfer import StateAnswer
 from ..launchers.base import NodeChannel
 from ..node.stacks import STACKS, TaskStack, describe_places
-from ..preflight.findings import asked_device
+from ..preflight.findings import requested_device
 from .checkpoint_saver import CheckpointSaver
 from .cluster_setup import (
     GpuAssignment,
@@ -38,8 +38,8 @@ from .first_failure import TaskDiedError
 from .nodes import Nodes
 from .outcome import with_task_states
 from .position import Origin
-from .recorder import Recording
-from .restart_policy import Failure, cause_of
+from .recorder import RunRecorder
+from .restart_policy import Failure, first_line_of
 from .task_group import TaskGroup, load_state
 from .training_job import TrainingJob
 
@@ -57,7 +57,7 @@ class Attempt:
         self,
         training: TrainingJob,
         nodes: Nodes,
-        recording: Recording,
+        recording: RunRecorder,
         origin: Origin,
         spent: Callable[[Attempt], Mapping[str, Any]],  # returns the run's seconds, for checkpoints
         notify: Callable[[str, str], None],  # gets the cause and the task of a restart alone when it is ready
@@ -65,7 +65,7 @@ class Attempt:
     ) -> None:
         self.origin = origin
         self.training = training
-        self.there = frozenset(nodes.answering)  # when the attempt was made
+        self.initial_nodes = frozenset(nodes.answering)  # when the attempt was made
         self.tasks = TaskGroup(nodes, training.placed, training.survives, training.places, training.rejoins)
         self.began = False
         self.precision_used: str = training.job.precision
@@ -77,9 +77,11 @@ class Attempt:
         self._gpus = GpuAssignment({})
         self._nodes = nodes
         self._recording = recording
+        self._message = recording.progress.message
         self._notify = notify
         self._clustered: Sequence[Task] = ()
         self._made_at = time.monotonic()
+        self._interrupt_due = False
         self._ended = False
         self.saver = CheckpointSaver(
             training,
@@ -96,7 +98,7 @@ class Attempt:
             start=origin.start,
             on_silent=self.tasks.on_silent,
         )
-        self.tasks.inquiries.on_answer = self._tell_places
+        self.tasks.stack_requests.on_answer = self._report_places
 
     @property
     def totals(self) -> TrainingTotals:
@@ -113,7 +115,7 @@ class Attempt:
             )
         else:
             busy = ((training.node_of_worker[worker], seconds) for worker, seconds in totals.seconds_by_worker.items())
-        longest: list[float | None] = [None] * training.asked.nodes
+        longest: list[float | None] = [None] * training.requested.nodes
         for node, seconds in busy:
             longest[node] = max(longest[node] or 0.0, seconds)
         return self.origin.with_node_seconds_before(longest)
@@ -126,8 +128,8 @@ class Attempt:
     def form_cluster(self, hosts: Hosts, deadline: float) -> None:
         """Assign addresses and GPUs to the tasks. Raises UsageError if that is not possible."""
         channels, training = self._nodes.channels, self.training
-        self._gpus = assign_gpus(asked_device(training.job), training.placed, training.places, hosts, self._nodes.name)
-        self._tell_of_gpus(self._gpus.notice)
+        self._gpus = assign_gpus(requested_device(training.job), training.placed, training.places, hosts, self._nodes.name)
+        self._report_gpus(self._gpus.notice)
         counts = dict.fromkeys(training.places, 0) | Counter(task.node for task in training.placed)
         cluster = make_cluster(training.placed, channels, self.tasks.reserve_ports(counts, deadline - time.monotonic()))
         threads = threads_per_task(training.job, training.model, channels, hosts, training.placed)
@@ -157,6 +159,7 @@ class Attempt:
             cores_available=channel.cores,
             gpu_of_task=self._gpus.on_node(channel.node, self.training.placed),
             start_seconds=deadline - time.monotonic(),
+            profiles=bool(job.profile),
         )
 
     def await_ready(self, deadline: float) -> None:
@@ -167,26 +170,26 @@ class Attempt:
         self.precision_used = ", ".join(precisions) or self.training.job.precision
         devices = {name: worker.device_used for name, worker in workers.items()}
         self.device_used, notice = check_devices(devices, self._gpus, self.training.gpu_advice)
-        self._tell_of_gpus(notice)
-        self._keep_choice()
+        self._report_gpus(notice)
+        self._record_choice()
 
-    def _keep_choice(self) -> None:
+    def _record_choice(self) -> None:
         choice = self.tasks.compile_choice
         if choice is None:
             self.compiled = bool(self.compiled)
             return
         self.compiled = choice.compiled
-        found = {"plain_seconds": choice.plain_seconds, "compiled_seconds": choice.compiled_seconds, "reason": choice.reason}
-        self._recording.event("compile_chosen", compiled=choice.compiled, **found)
+        timings = {"plain_seconds": choice.plain_seconds, "compiled_seconds": choice.compiled_seconds, "reason": choice.reason}
+        self._recording.event("compile_chosen", compiled=choice.compiled, **timings)
         self._described = json.dumps(self._job_of_tasks)
 
-    def _tell_of_gpus(self, notice: str | None) -> None:
+    def _report_gpus(self, notice: str | None) -> None:
         if notice is not None:
             self._recording.event("gpus_not_used", why=notice)
-            self._recording.progress.message(notice)
+            self._message(notice)
 
     def keep_spares(self, places: Collection[int] | None = None) -> None:
-        """Have all or these nodes keep a standby process per task, if the job says so."""
+        """Have all or these nodes keep a standby process per task, if the job requires it."""
         job = self.training.job
         if job.spare_processes:
             self.tasks.keep_spares(json.dumps(job.model_dump(mode="json")), places)
@@ -209,26 +212,28 @@ class Attempt:
 
     def _advance(self) -> bool:
         try:
-            return self.loop.advance()
+            more = self.loop.advance()
         finally:
             self._report_restarted_tasks()
-
-    def can_restart_task(self, error: TrainerError) -> bool:
-        """Return whether training can continue after an error while the failed task restarts."""
-        return self.began and self.tasks.can_replace(getattr(error, "task", None))
+        if more and self._interrupt_due:
+            self._interrupt_due = False
+            self.loop.interrupt()
+        return more
 
     def restart_task(self, failure: Failure, after_seconds: float) -> None:
         """Restart the failed task after a pause."""
         task = str(failure.task)
         self._recording.event("task_failed", task=task, cause=failure.cause)
-        self._recording.progress.message(f"{failure.cause}; {task} restarts while training continues")
+        self._message(f"{failure.cause}; {task} restarts while training continues")
         self.loop.worker_absent(self._worker_of(task))
-        self.tasks.replace(task, failure.cause, after_seconds, self.training.job.start_timeout)
+        self.tasks.failures.replace(task, failure.cause, after_seconds, self.training.job.start_timeout)
 
     def _report_restarted_tasks(self) -> None:
-        for task, cause, absent_seconds in self.tasks.restarted():
+        restarted = self.tasks.failures.restarted
+        while restarted:
+            task, cause, absent_seconds = restarted.popleft()
             self._recording.event("task_restarted", task=task, absent_seconds=absent_seconds)
-            self._recording.progress.message(f"{task} takes part again, after {absent_seconds:.1f} s")
+            self._message(f"{task} takes part again, after {absent_seconds:.1f} s")
             self.loop.worker_back(self._worker_of(task))
             self._notify(cause, task)
             self.keep_spares([self.tasks.node_of[task]])
@@ -237,23 +242,26 @@ class Attempt:
         return next(task.index for task in self.training.placed if task.name == name)
 
     def with_task_states(self, error: TrainerError) -> TrainerError:
-        """Return the error of training; for a stall with the tasks' states, after their stacks were recorded."""
+        """Return the error of training, for a stall with the tasks' states.
+
+        Their stacks are recorded first.
+        """
         if not isinstance(error, StalledRunError) and not (isinstance(error, TaskDiedError) and error.stalled):
             return error
-        standing = self.tasks.standing()
-        self._recording.stacks(cause_of(error), standing.stacks)
-        return with_task_states(error, standing)
+        cluster = self.tasks.inspect_tasks()
+        self._recording.stacks(first_line_of(error), cluster.stacks)
+        return with_task_states(error, cluster)
 
-    def _tell_places(self, stacks: Mapping[str, TaskStack]) -> None:
+    def _report_places(self, stacks: Mapping[str, TaskStack]) -> None:
         self._recording.stacks("no step was finished for too long", stacks)
-        self._recording.progress.message(f"{describe_places(stacks) or 'where that worker stands is not known'}; {STACKS} has all of it")
+        self._message(f"{describe_places(stacks) or 'where that worker stands is not known'}; {STACKS} has all of it")
 
     def calibrate(self) -> None:
         """Calibrate and write ``calibration.json``; a failure is only reported."""
         recording, training = self._recording, self.training
         try:
             seconds, batch = self.totals.train_seconds, training.mean_worker_batch
-            compiling = self.tasks.warming_up_seconds if self.compiled else None
+            compiling = self.tasks.failures.warming_up_seconds if self.compiled else None
             of_run = training.node_of_worker, batch, training.exchanges
             document = calibrate(training.job, training.model, self.tasks, seconds, *of_run, compiling_seconds=compiling)
         except (RunFailedError, InterruptedRunError) as error:
@@ -274,15 +282,23 @@ class Attempt:
         self._nodes.wake()
         return True
 
-    def end(self, *, politely: bool) -> None:
-        """End every task in bounded time; idempotent. `politely`: the cluster is intact."""
+    def interrupt_once_training(self) -> bool:
+        """Stop as `interrupt` once training continues after a failure; return False if it cannot.
+
+        Safe in a signal handler.
+        """
+        self._interrupt_due = self.loop.only_translates or self.loop.checkpoints.saves_on_interrupt
+        return self._interrupt_due
+
+    def stop(self, *, graceful: bool) -> None:
+        """End every task in bounded time; idempotent. `graceful`: the cluster is intact."""
         if self._ended:
             return
         self._ended = True
         try:
             self.saver.abandon()
         finally:
-            self.tasks.end_tasks(CLOSE_GRACE_SECONDS, politely=politely)
+            self.tasks.end_tasks(CLOSE_GRACE_SECONDS, graceful=graceful)
         for death in self.tasks.deaths:
             known = ("task", "pid", "code", "signal", "cpu_seconds", "max_rss_bytes")
             self._recording.event("task_ended", **{key: getattr(death, key) for key in known})

@@ -20,7 +20,7 @@ from ...engine.loop_interfaces import PendingCheckpoint
 from ...engine.protocol.messages import ImpossibleAnswerError
 from ...engine.protocol.state_transfer import WINDOW, PeerMemory, StateBegin, StatePart
 from ...metrics import LOSS
-from .recorder import Recording
+from .recorder import RunRecorder
 from .training_job import TrainingJob
 
 READ_CHUNK_BYTES = 2**19  # stays in the processor's cache until it is hashed and written
@@ -73,7 +73,7 @@ class CheckpointSaver:
     def __init__(
         self,
         training: TrainingJob,
-        recording: Recording,
+        recording: RunRecorder,
         answer: Callable[[Literal["taken", "send", "ack"]], None],  # sends a `StateAnswer` to the task
         spent: Callable[[], Mapping[str, Any]],
         *,
@@ -141,14 +141,19 @@ class CheckpointSaver:
 
     def _expect_state_of_model(self, entries: Sequence[ArrayEntry]) -> None:
         model = self._training.model
-        shapes = {f"parameters/{each.name}": each.shape for each in model.parameters}
-        shapes |= {f"buffers/{each.name}": each.shape for each in model.buffers}
-        found = {entry.key: entry.shape for entry in entries}
-        slots = {key for key in found if key.startswith("slots/")}
+        shapes = {f"parameters/{parameter.name}": parameter.shape for parameter in model.parameters}
+        shapes |= {f"buffers/{parameter.name}": parameter.shape for parameter in model.buffers}
+        arrived = {entry.key: entry.shape for entry in entries}
+        slots = {key for key in arrived if key.startswith("slots/")}
         for key in slots:
             shapes[key] = shapes.get(f"parameters/{key.split('/', 2)[-1]}", ())
         slot_names = {key.split("/")[1] for key in slots}
-        if found != shapes or len(found) != len(entries) or len(slot_names) > MAX_SLOTS or any(entry.dtype != "<f4" for entry in entries):
+        if (
+            arrived != shapes
+            or len(arrived) != len(entries)
+            or len(slot_names) > MAX_SLOTS
+            or any(entry.dtype != "<f4" for entry in entries)
+        ):
             raise ImpossibleAnswerError("a state that is none of the run's model")
 
     def _meta(self, save: PendingCheckpoint, message: StateBegin) -> Meta:
@@ -160,7 +165,7 @@ class CheckpointSaver:
             arranged=save.cursor.arranged,
             run_seconds=max(0.0, save.run_seconds),
             seed=job.seed,
-            job=self._training.asked.recorded(),
+            job=self._training.requested.recorded(),
             model=described_model(self._training.model),
             data=self._training.data_description,
             scalars=dict(message.scalars),
@@ -187,7 +192,7 @@ class CheckpointSaver:
 
     def _save(self, begin: _SaveRequest) -> None:
         """Write a checkpoint, and always answer the task. Raises DiskError if the run cannot write."""
-        self._recording.check(at_once=True)
+        self._recording.check(immediately=True)
         began = time.monotonic()
         writer: CheckpointWriter | None = None
         failure: OSError | None = None
@@ -287,5 +292,5 @@ class CheckpointSaver:
             if free >= size + reserve:
                 return
             self._refused_step = step if free >= size else None
-        kept = f", and {reserve:,} are kept in reserve for the run's other records" if reserve else ""
-        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {free:,} bytes are free, {size:,} are needed{kept}")
+        reserved = f", and {reserve:,} are kept in reserve for the run's other records" if reserve else ""
+        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {free:,} bytes are free, {size:,} are needed{reserved}")

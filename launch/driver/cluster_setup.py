@@ -16,7 +16,7 @@ from ...models.base import ModelSpec
 from ...monitor.gpu import VisibleGpu
 from ..launchers.base import NodeChannel
 from ..node.scratch import NO_GPU, node_identity
-from ..preflight.findings import MIXED, REMEDY, GpuPlan, NodeGpus, counted, gpus_of, plan_gpus
+from ..preflight.findings import MIXED, REMEDY, GpuPlan, NodeGpus, counted, plan_gpus, visible_gpus_in
 
 Hosts = Sequence[Mapping[str, Any]]
 
@@ -51,15 +51,15 @@ def threads_per_task(job: Job, spec: ModelSpec, channels: Sequence[NodeChannel],
     return threads
 
 
-def machine_of(host: Mapping[str, Any]) -> str:
+def machine_id(host: Mapping[str, Any]) -> str:
     """Return an identifier of a node's machine."""
     return str(host["identity"]["boot"])
 
 
-def node_beside_driver(places: Sequence[int], hosts: Hosts) -> int | None:
+def driver_node(places: Sequence[int], hosts: Hosts) -> int | None:
     """Return the first of these nodes on the driver's machine, if any."""
     machine = node_identity()["boot"]
-    return next((node for node in places if machine_of(hosts[node]) == machine), None)
+    return next((node for node in places if machine_id(hosts[node]) == machine), None)
 
 
 def nodes_sharing_cores(channels: Sequence[NodeChannel], hosts: Hosts) -> int:
@@ -71,8 +71,8 @@ def _sharing(channels: Sequence[NodeChannel], hosts: Hosts) -> list[set[int]]:
     on_machine: dict[str, set[int]] = {}
     for channel in channels:
         if channel.cores is None:
-            on_machine.setdefault(machine_of(hosts[channel.node]), set()).add(channel.node)
-    return [{channel.node} if channel.cores is not None else on_machine[machine_of(hosts[channel.node])] for channel in channels]
+            on_machine.setdefault(machine_id(hosts[channel.node]), set()).add(channel.node)
+    return [{channel.node} if channel.cores is not None else on_machine[machine_id(hosts[channel.node])] for channel in channels]
 
 
 def make_cluster(placed: Sequence[TaskSpec], channels: Sequence[NodeChannel], reserved: Mapping[int, Sequence[int]]) -> Cluster:
@@ -146,8 +146,8 @@ def assign_gpus(
 ) -> GpuAssignment:
     """Assign a GPU to every worker. Raises UsageError, which lists the nodes by `name`."""
     workers = {place: [task for task in placed if task.role == "worker" and task.node == place] for place in places}
-    asked = [NodeGpus(machine_of(hosts[place]), len(workers[place]), gpus_of(hosts[place])) for place in places]
-    plan = plan_gpus(device, asked)
+    sharing = [NodeGpus(machine_id(hosts[place]), len(workers[place]), visible_gpus_in(hosts[place])) for place in places]
+    plan = plan_gpus(device, sharing)
     if plan.refused:
         if not strict:  # the framework of the one task reports it
             return GpuAssignment({})
@@ -157,20 +157,20 @@ def assign_gpus(
         if gpus is not None:
             of_task |= {task.name: HIDDEN for task in placed if task.node == place}
             of_task |= {task.name: gpu for task, gpu in zip(workers[place], gpus, strict=False)}
-    return GpuAssignment(of_task, _notice(plan, asked, places, name))
+    return GpuAssignment(of_task, _notice(plan, sharing, places, name))
 
 
 def _refusal(device: str, plan: GpuPlan, places: Sequence[int], name: Callable[[int], str]) -> str:
-    listed = "\n".join(f"  {name(places[number])}: {found}" for number, found in plan.short.items())
+    listed = "\n".join(f"  {name(places[number])}: {shortage}" for number, shortage in plan.short.items())
     if device == "auto":
         return f"device: got 'auto', and these nodes have no GPU for each of their workers; {MIXED}:\n{listed}\n  → {REMEDY}"
     return f"device: got 'gpu', which takes a GPU for each worker, and these nodes have fewer:\n{listed}\n  → {REMEDY}"
 
 
-def _notice(plan: GpuPlan, asked: Sequence[NodeGpus], places: Sequence[int], name: Callable[[int], str]) -> str | None:
-    if not plan.short or not any(node.visible for node in asked):
+def _notice(plan: GpuPlan, sharing: Sequence[NodeGpus], places: Sequence[int], name: Callable[[int], str]) -> str | None:
+    if not plan.short or not any(node.visible for node in sharing):
         return None
-    listed = "; ".join(f"{name(places[number])}: {found}" for number, found in plan.short.items())
+    listed = "; ".join(f"{name(places[number])}: {shortage}" for number, shortage in plan.short.items())
     return f"computing on CPUs, as there is no GPU for each worker ({listed})"
 
 
@@ -190,5 +190,5 @@ def check_devices(devices: Mapping[str, str | None], assigned: GpuAssignment, ad
     if not assigned.workers or device != "cpu":
         return device, None
     hint = f": {advice}" if advice else ""
-    there = counted(assigned.workers, "GPU")
-    return device, f"computing on CPUs although each worker has a GPU ({there}): the framework finds none{hint}"
+    gpus = counted(assigned.workers, "GPU")
+    return device, f"computing on CPUs although each worker has a GPU ({gpus}): the framework finds none{hint}"

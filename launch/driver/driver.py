@@ -34,15 +34,15 @@ from ...records.summary import DriverFacts
 from ..launchers.base import Launcher
 from ..launchers.machine_checks import EndingSignals
 from .attempt import Attempt
-from .cluster_setup import infer_isolation, machine_of, node_beside_driver
+from .cluster_setup import driver_node, infer_isolation, machine_id
 from .first_failure import SilentTaskError
 from .nodes import Nodes, ReportHandlers
 from .notify import Notifier
-from .outcome import Ending, Outcome, add_to_first_line, finalize_records, leave_to_starter, resume_hint, with_newest_checkpoint
+from .outcome import Outcome, Shutdown, add_to_first_line, finalize_records, mark_resumable, resume_hint, with_newest_checkpoint
 from .position import Resumption, RunPosition
-from .recorder import Recording
-from .restart_policy import Decision, RestartPolicy, RestartTask, failure_of, policy_of
-from .restarts import Restarts
+from .recorder import RunRecorder
+from .restart_policy import Decision, RestartPolicy, RestartTask, failure_from_error, policy_for_job
+from .restarts import RestartCoordinator
 from .training_job import TrainingJob
 
 
@@ -87,21 +87,22 @@ class Driver:
         self._progress = progress
         self._command = job.recorded_command(invocation.command)
         self._resumption = resumption
-        self._policy = policy or policy_of(job)
+        self._policy = policy or policy_for_job(job)
         self._notices = notifier or Notifier({}, note)
         self._notices.begin(job.name, self._done)
         self._starts_again = starts_again
         self._position = RunPosition(job.nodes, self._command, resumption)
         self._phase = RunPhase.CONNECTING
-        self._ending = Ending()
+        self._shutdown = Shutdown()
         self._attempts: list[Attempt] = []
         self._interrupts: list[Callable[[], None]] = []
-        self._signals = EndingSignals(self._end_in_good_order, self._end_at_once)
-        self._recording: Recording
+        self._signals = EndingSignals(self._end_gracefully, self._end_immediately)
+        self._recording: RunRecorder
         self._launcher: Launcher
         self._nodes: Nodes
-        self._restarts: Restarts
+        self._restarts: RestartCoordinator
         self._failure: TrainerError  # the newest, of an attempt
+        self._may_continue = False  # its attempt, by the restart of one task
         self._training: TrainingJob  # on all nodes of the run
         self._next_training: TrainingJob  # of the next attempt
         self._deadline = math.inf  # for the start of its tasks
@@ -113,19 +114,19 @@ class Driver:
 
     def execute(self, launcher: Launcher) -> dict[str, Any]:
         """Run the job and return the summary, or raise the failure; notify the end in both cases."""
-        outcome = Outcome.of(None)
+        outcome = Outcome.from_failure(None)
         try:
             return self._executed(launcher)
         except BaseException as error:
-            outcome = Outcome.of(error)
+            outcome = Outcome.from_failure(error)
             raise
         finally:
             self._notices.ended(outcome.state, outcome.cause, outcome.task, outcome.exit_code)
 
     def _executed(self, launcher: Launcher) -> dict[str, Any]:
         self._launcher = launcher
-        self._training = self._next_training = TrainingJob.of(self.job)
-        self._recording = Recording(self.job, self._progress, self._resumption.path if self._resumption else None)
+        self._training = self._next_training = TrainingJob.from_job(self.job)
+        self._recording = RunRecorder(self.job, self._progress, self._resumption.path if self._resumption else None)
         self._notices.has_directory(self.path, self._recording.event)
         if self._resumption is not None:
             self._position.status_to_restore = RunReader(self._resumption.path).status()
@@ -175,22 +176,22 @@ class Driver:
         }
 
     def _supervised(self) -> dict[str, Any]:
-        ending = self._ending
-        ending.later(self._launcher.close)
-        ending.later(lambda: self._launcher.ended(ending.outcome.exit_code))
+        shutdown = self._shutdown
+        shutdown.defer(self._launcher.close)
+        shutdown.defer(lambda: self._launcher.ended(shutdown.outcome.exit_code))
         try:
             while self._phase is not RunPhase.ENDING:
                 self._phase = self._advance()
         except InterruptedRunError as error:
-            ending.blame(error if self._attempts else with_newest_checkpoint(error, self.job, self.path))
+            shutdown.set_failure(error if self._attempts else with_newest_checkpoint(error, self.job, self.path))
         except BaseException as error:  # noqa: BLE001 — recorded in the run directory, then raised again below
-            ending.blame(error)
+            shutdown.set_failure(error)
         self._phase = RunPhase.ENDING
         self._recording.ending()
-        ending.do(self._end_clock)
-        ending.run_steps()
-        finalize_records(self._recording, ending, self._summary, self._position.status_to_restore)
-        return self._result(ending.failure)
+        shutdown.run(self._end_clock)
+        shutdown.run_deferred()
+        finalize_records(self._recording, shutdown, self._summary, self._position.status_to_restore)
+        return self._result(shutdown.failure)
 
     def _result(self, ended_by: BaseException | None) -> dict[str, Any]:
         failure = RunFailedError(str(ended_by)) if isinstance(ended_by, DiskError) else ended_by
@@ -221,14 +222,14 @@ class Driver:
             return steps[self._phase]()
         except TrainerError as error:
             if self._phase in (RunPhase.STARTING, RunPhase.TRAINING, RunPhase.TRANSLATING):
-                self._failure = error
+                self._failure, self._may_continue = error, self._attempts[-1].began
                 return RunPhase.RESTARTING
             if self._phase is RunPhase.RESTARTING and isinstance(error, RunFailedError | InterruptedRunError):
                 raise self._with_resume_hint(error) from error.__cause__
             raise
 
     def _connect(self) -> RunPhase:
-        recording, ending = self._recording, self._ending
+        recording, shutdown = self._recording, self._shutdown
         channels = self._launcher.start()
         self._deadline = time.monotonic() + self.job.start_timeout
         leaving = self._signals.ask if self._starts_again else None
@@ -240,19 +241,18 @@ class Driver:
             replace=self._launcher.replace,
             on_useless=self._progress.message,
         )
-        ending.later(lambda: nodes.finish(ending.outcome.exit_code))
+        shutdown.defer(lambda: nodes.finish(shutdown.outcome.exit_code))
         if self._starts_again:
-            ending.later(self._leave_to_starter)
-        ending.later(lambda: ending.blame(recording.refused))
-        ending.later(lambda: ending.blame(recording.violation or nodes.violation))
-        ending.later(lambda: self._end_attempts(politely=ending.failure is None))
+            shutdown.defer(self._leave_to_starter)
+        shutdown.defer(lambda: shutdown.set_failure(recording.violation or nodes.violation or recording.refused))
+        shutdown.defer(lambda: self._end_attempts(graceful=shutdown.failure is None))
         self._interrupts.append(nodes.interrupt)
         if self._signals.interrupted:
             raise InterruptedRunError("interrupted by the user")
         hosts = nodes.greet(self._deadline - time.monotonic())
         infer_isolation(nodes.channels, hosts)
         self._position.write(partial(recording.writer.write_env, hosts, self._code.result()))
-        self._restarts = Restarts(self._policy, self._training, nodes, recording)
+        self._restarts = RestartCoordinator(self._policy, self._training, nodes, recording)
         return RunPhase.STARTING
 
     def _start(self) -> RunPhase:
@@ -265,13 +265,13 @@ class Driver:
         hosts = self._nodes.hosts
         attempt.form_cluster(hosts, self._deadline)
         self._write_job(attempt)
-        recording.expect(attempt.tasks.node_of, node_beside_driver(training.places, hosts))
+        recording.expect(attempt.tasks.node_of, driver_node(training.places, hosts))
         attempt.start_tasks(self._deadline)
         recording.event("tasks_started", tasks=list(attempt.tasks.node_of))
         if self._resumption is None:
-            recording.add_followers(self._command)
+            recording.add_loggers(self._command)
         else:
-            recording.load_followers()
+            recording.load_loggers()
         attempt.await_ready(self._deadline)
         if self.job.compile == "auto":
             self._write_job(attempt)
@@ -317,7 +317,7 @@ class Driver:
         if restarts:
             lost = max(0.0, before - position.origin.run_seconds)
             recording.event("run_restarted", **position.origin.place, **nodes, seconds_lost=lost)
-            failure = Outcome.of(self._failure)
+            failure = Outcome.from_failure(self._failure)
             self._notices.restarted(failure.cause or "", failure.task)
         else:
             recording.event("run_started" if self._resumption is None else "run_resumed", **position.resumed, **nodes)
@@ -328,7 +328,7 @@ class Driver:
         origin.remove_later_checkpoints(self.path)  # first, so that records never end before the newest checkpoint
         recording.rewind(origin.start.cursor.step, run_seconds)
         self._position.commit()
-        recording.add_followers(self._command, run_seconds)
+        recording.add_loggers(self._command, run_seconds)
         if self.job.mllog:
             recording.add_mllog(self._training.data.info.sizes, run_seconds)
         for error in origin.damaged:
@@ -352,9 +352,10 @@ class Driver:
         decision = self._restart_task(attempt, error)
         if isinstance(decision, RestartTask) or isinstance(error, SilentTaskError):
             return RunPhase.TRAINING
+        self._may_continue = False
         if attempt.began:
             error = self._failure = attempt.with_task_states(error)
-        failure = failure_of(error, attempt.totals.updates_reported)
+        failure = failure_from_error(error, attempt.totals.updates_reported)
         if failure is None or self._nodes.violation is not None:  # no message of the node can be trusted
             raise error
         restart = self._restarts.expect_restart(decision or self._restarts.decide(failure), failure, error)
@@ -364,9 +365,12 @@ class Driver:
         return RunPhase.RESUMING if attempt.began else RunPhase.STARTING
 
     def _restart_task(self, attempt: Attempt, error: TrainerError) -> Decision | None:
-        """Return the policy's decision on a task that can restart alone, which restarts if so decided; else None."""
-        failure = failure_of(error, attempt.totals.updates_reported, rejoins=True)
-        if failure is None or self._nodes.violation is not None or not attempt.can_restart_task(error):
+        """Return the policy's decision on a task that can restart alone; else None.
+
+        After `RestartTask` it restarts.
+        """
+        failure = failure_from_error(error, attempt.totals.updates_reported, rejoins=True)
+        if failure is None or self._nodes.violation is not None or not (attempt.began and attempt.tasks.can_replace(failure.task)):
             return None
         decision = self._restarts.decide(failure)
         if isinstance(decision, RestartTask):
@@ -374,7 +378,7 @@ class Driver:
         return decision
 
     def _with_resume_hint(self, error: RunFailedError | InterruptedRunError) -> RunFailedError | InterruptedRunError:
-        """Return the error that ends a run after a failed attempt, with what the run can resume from."""
+        """Add to the error after a failed attempt what the run can resume from."""
         if isinstance(error, InterruptedRunError) and not (error is self._failure and self._attempts[-1].began):
             error = with_newest_checkpoint(error, self.job, self.path)
         if not isinstance(error, ResumableRunError) and self._newest_trained is not None:
@@ -398,15 +402,15 @@ class Driver:
             with self._nodes.interrupts_deferred():  # the run is complete: an interrupt only ends its calibration
                 attempt.tasks.sample_now()
         if attempt.totals.interrupted:
-            kept = resume_hint(self.job, self.path)
+            hint = resume_hint(self.job, self.path)
             if attempt.saver.newest is None:
-                raise InterruptedRunError(f"interrupted by the user; the last checkpoint could not be saved; {kept}")
-            raise ResumableRunError(f"interrupted by the user; {kept}")
+                raise InterruptedRunError(f"interrupted by the user; the last checkpoint could not be saved; {hint}")
+            raise ResumableRunError(f"interrupted by the user; {hint}")
         if self.job.calibrate:
             attempt.calibrate()
         if attempt.saver.unsaved is not None:
-            kept = resume_hint(self.job, self.path)
-            raise RunFailedError(f"the last checkpoint, {attempt.saver.unsaved}, could not be saved; {kept}")
+            hint = resume_hint(self.job, self.path)
+            raise RunFailedError(f"the last checkpoint, {attempt.saver.unsaved}, could not be saved; {hint}")
         return RunPhase.ENDING
 
     @property
@@ -417,13 +421,13 @@ class Driver:
         self._recording.flush_pending(self._position.first.run_seconds)
         self._recording.stop_clock()
 
-    def _end_attempts(self, *, politely: bool) -> None:
+    def _end_attempts(self, *, graceful: bool) -> None:
         for attempt in self._attempts:
-            attempt.end(politely=politely)
+            attempt.stop(graceful=graceful)
 
     def _leave_to_starter(self) -> None:
         if self._nodes.violation is None:  # a restart would break again
-            leave_to_starter(self._ending.failure, saved=any(attempt.saver.newest for attempt in self._attempts))
+            mark_resumable(self._shutdown.failure, saved=any(attempt.saver.newest for attempt in self._attempts))
 
     def _summary(self, state: RunState) -> dict[str, Any] | None:
         attempt = self._newest_trained
@@ -442,7 +446,7 @@ class Driver:
             precision_used=attempt.precision_used,
             device_used=attempt.device_used,
             compiled=attempt.compiled,
-            machines=[machine_of(host) for host in self._nodes.hosts],
+            machines=[machine_id(host) for host in self._nodes.hosts],
         )
         return self._training.summary(self.path, clock, state, attempt.totals, facts)
 
@@ -461,17 +465,20 @@ class Driver:
             "train_seconds_by_node": attempt.train_seconds_by_node,
         }
 
-    def _end_in_good_order(self) -> None:
+    def _end_gracefully(self) -> None:
         translates = self._phase is RunPhase.TRANSLATING
         if (translates or self._phase is RunPhase.TRAINING) and self._attempts[-1].interrupt():
             what = "ending the translation; the run is complete" if translates else "saving a checkpoint and ending the run"
             note(f"trainer: {what} (once more to end it at once)")
             return
+        if self._phase is RunPhase.RESTARTING and self._may_continue and self._attempts[-1].interrupt_once_training():
+            note("trainer: saving a checkpoint and ending the run, if training continues (once more to end it at once)")
+            return
         note("trainer: ending the run (once more to end it at once)")
         for interrupt in self._interrupts:
             interrupt()
 
-    def _end_at_once(self) -> NoReturn:
+    def _end_immediately(self) -> NoReturn:
         self._launcher.kill()
         cause = "interrupted twice by the user"
         note(f"error: {cause}; ended at once; {resume_hint(self.job, self.path)}")

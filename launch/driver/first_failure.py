@@ -49,7 +49,10 @@ class TaskDiedError(_LossError):
 
 
 class SilentTaskError(StalledRunError):
-    """A task has finished nothing for too long while others have: training continues, with or without its restart."""
+    """A task has finished nothing for too long while others have.
+
+    Training continues, with or without its restart.
+    """
 
 
 class NodeLostError(_LossError):
@@ -71,7 +74,7 @@ class Termination:
 
 
 def is_victim(death: Death, error: Error | None) -> bool:
-    """Return whether a task ended because it had lost a peer, as its error or log says."""
+    """Return whether a task ended because it had lost a peer, as its error or log reports."""
     if error is not None:
         return error.peer_lost
     return death.signal in (None, "SIGABRT") and any(map(indicates_peer_loss, death.tail))  # frameworks abort themselves
@@ -87,8 +90,8 @@ def first_cause(terminations: Sequence[Termination]) -> Termination:
 
     Victims are blamed only if all are; of equals the first to arrive, or an earlier one of its node.
     """
-    equals = [each for each in terminations if not each.victim] or list(terminations)
-    return min((each for each in equals if each.node == equals[0].node), key=lambda each: each.order)
+    equals = [end for end in terminations if not end.victim] or list(terminations)
+    return min((end for end in equals if end.node == equals[0].node), key=lambda end: end.order)
 
 
 class TaskState(Enum):
@@ -176,7 +179,7 @@ class Failures:
         task.state, task.phase, task.warming_since, task.lost_at = TaskState.READY, None, math.inf, None
 
     def replace(self, name: str, cause: str, after_seconds: float, start_seconds: float) -> None:
-        """Note that a lost task restarts alone after a pause: its end, known or pending, is no failure."""
+        """Note that a lost task restarts alone after a pause, so that its end is no failure."""
         task, now = self.tasks[name], time.monotonic()
         task.expected_deaths += 1
         if any(self._unexpected_of(name)):
@@ -213,7 +216,7 @@ class Failures:
 
     def only_of(self, tasks: Collection[str]) -> bool:
         """Return whether only these tasks have failed."""
-        return all(each.death is not None and each.death.task in tasks for each in self.terminations)
+        return all(end.death is not None and end.death.task in tasks for end in self.terminations)
 
     def is_training(self, name: str) -> bool:
         """Return whether a task is ready and has not ended since."""
@@ -239,14 +242,14 @@ class Failures:
     @property
     def only_victims(self) -> bool:
         """Whether every failure is a victim's."""
-        return all(each.victim for each in self.terminations)
+        return all(end.victim for end in self.terminations)
 
     @property
     def certain(self) -> bool:
-        """Whether a failure is surely a cause: of a node, or of a killed, ready task."""
+        """Whether a failure is certainly a cause: of a node, or of a killed, ready task."""
         return any(
-            not each.victim and (each.death is None or (self._is_ready(each.death.task) and each.death.signal not in (None, "SIGABRT")))
-            for each in self.terminations
+            not end.victim and (end.death is None or (self._is_ready(end.death.task) and end.death.signal not in (None, "SIGABRT")))
+            for end in self.terminations
         )
 
     def reported_cause(self) -> TrainerError | None:
@@ -285,10 +288,10 @@ class Failures:
 
 def _last_words(death: Death) -> str | None:
     """Return the last line of a log that explains a signal; a lost peer explains SIGABRT only."""
-    said = next((line.strip() for line in reversed(death.tail) if not _SAYS_NOTHING.match(line)), None)
-    if said is None or death.signal is None or (death.signal != "SIGABRT" and indicates_peer_loss(said)):
+    last_line = next((line.strip() for line in reversed(death.tail) if not _SAYS_NOTHING.match(line)), None)
+    if last_line is None or death.signal is None or (death.signal != "SIGABRT" and indicates_peer_loss(last_line)):
         return None
-    return said if len(said) <= MAX_QUOTED_CHARACTERS else f"{said[:MAX_QUOTED_CHARACTERS]}…"
+    return last_line if len(last_line) <= MAX_QUOTED_CHARACTERS else f"{last_line[:MAX_QUOTED_CHARACTERS]}…"
 
 
 def _ending_of(death: Death) -> str:

@@ -16,12 +16,12 @@ import msgspec
 from ...core.console import note
 from ...core.errors import InterruptedRunError, RunFailedError
 from ...engine.protocol.answer_checks import read_node_message
-from ...engine.protocol.messages import PROTOCOL, Message, ProtocolError, WireMessage
+from ...engine.protocol.messages import PROTOCOL, ProtocolError, WireMessage
 from ...engine.protocol.node_messages import Finish, Hello, Leaving, Log, OtherRelease, Sample, Trace
 from ...records.store.schema import SystemRecord
 from ..launchers.base import NodeChannel, how_it_ended
 from .first_failure import NodeLostError
-from .node_channels import DRIVER, Members
+from .node_channels import NodeConnections
 from .outstanding_requests import OutstandingRequests
 
 RETRY_SECONDS = 10.0  # between attempts to restore lost nodes
@@ -52,8 +52,8 @@ class Nodes:
     ) -> None:
         self.channels = list(channels)
         self.hosts: list[dict[str, Any]] = []
-        self.members = Members(channels)
-        self.asked = OutstandingRequests((channel.node for channel in channels), may_leave=reports.leaving is not None)
+        self.peers = NodeConnections(channels)
+        self.requests = OutstandingRequests((channel.node for channel in channels), may_leave=reports.leaving is not None)
         self.node_timeout_seconds = node_timeout_seconds
         self.when_more_answer: Callable[[Collection[int]], bool] = lambda answering: False  # returns whether they are used now
         self._reports = reports
@@ -73,7 +73,7 @@ class Nodes:
     def interrupt(self) -> None:
         """Make the receiving thread raise InterruptedRunError; safe in a signal handler."""
         self._interrupted.set()
-        self.members.say(Message("interrupt"))
+        self.peers.wake()
 
     @contextmanager
     def interrupts_deferred(self) -> Iterator[None]:
@@ -86,7 +86,7 @@ class Nodes:
 
     def wake(self) -> None:
         """Make a waiting `receive` return None; safe in a signal handler."""
-        self.members.say(Message("wake"))
+        self.peers.wake()
 
     def raise_if_interrupted(self) -> None:
         """Raise InterruptedRunError if the user has interrupted the run."""
@@ -98,13 +98,13 @@ class Nodes:
         self._check()
         for node in [node for node, until in self._coming.items() if time.monotonic() >= until]:
             del self._coming[node]
-            self.members.lose(node)
+            self.peers.lose(node)
         if self._restoring_seconds is None:
             return
         due = time.monotonic() >= self._next_try  # until then a node that is back waits for the others
         if (due or not self._coming) and self.when_more_answer(self.answering):
             self._restoring_seconds = None
-        elif due and self.members.lost:
+        elif due and self.peers.lost:
             self._begin_restoring(self._restoring_seconds)
 
     def greet(self, timeout_seconds: float) -> list[dict[str, Any]]:
@@ -126,7 +126,7 @@ class Nodes:
             if isinstance(message, Hello | OtherRelease):
                 hosts[node] = self._greeted(node, message)
         if self.node_timeout_seconds is not None:
-            self.members.watch(self.node_timeout_seconds)
+            self.peers.watch(self.node_timeout_seconds)
         self.hosts = [hosts[channel.node] for channel in self.channels]
         return self.hosts
 
@@ -149,19 +149,16 @@ class Nodes:
 
         The message is None, once per node, if it is lost. Reports are handled here, and a node that breaks the protocol is cut off.
         """
-        answer = self.members.next(timeout_seconds)
+        answer = self.peers.next(timeout_seconds)
         if answer is None:
             return None
         node, message = answer
         if message is None:
             self._coming.pop(node, None)
-        if message is None:
             return node, None
-        if node == DRIVER:
-            return None
         try:
             report = read_node_message(node, message, node_of)
-            wrong = self.asked.wrong_with(node, report)
+            wrong = self.requests.violation_in(node, report)
         except ProtocolError as error:
             wrong = str(error)
         if wrong is not None:
@@ -185,10 +182,10 @@ class Nodes:
             return False
         return True
 
-    def ask(self, node: int, message: WireMessage, kind: str) -> None:
+    def request(self, node: int, message: WireMessage, kind: str) -> None:
         """Send a node a request with one answer of this kind."""
-        self.asked.of_node(node, kind)
-        self.members.tell(node, message)
+        self.requests.add_request(node, kind)
+        self.peers.send(node, message)
 
     def wait(self, seconds: float) -> None:
         """Serve the nodes for this long, without tasks. Raises InterruptedRunError."""
@@ -217,7 +214,7 @@ class Nodes:
 
     @property
     def _replaceable(self) -> bool:
-        return any(node not in self.members.broken and node not in self._irreplaceable for node in self.members.lost)
+        return any(node not in self.peers.rejected and node not in self._irreplaceable for node in self.peers.lost)
 
     def keep_restoring(self, timeout_seconds: float | None) -> None:
         """Restore lost nodes during training, each agent with this timeout; None stops that."""
@@ -226,9 +223,9 @@ class Nodes:
 
     def _begin_restoring(self, timeout_seconds: float) -> None:
         self._next_try = time.monotonic() + RETRY_SECONDS
-        for node in self._silent - self.members.broken.keys():
-            self.members.lose(node)
-        for node in [node for node in self.members.lost if node not in self.members.broken]:
+        for node in self._silent - self.peers.rejected.keys():
+            self.peers.lose(node)
+        for node in [node for node in self.peers.lost if node not in self.peers.rejected]:
             try:
                 channel = self._replace(node)
             except OSError as error:
@@ -239,70 +236,60 @@ class Nodes:
             self._irreplaceable.discard(node)
             self._coming[node] = time.monotonic() + timeout_seconds
             self.channels[node] = channel
-            self.asked.of_new_agent(node)
+            self.requests.reset_agent(node)
             self._silent.discard(node)
             self._isolated.pop(node, None)
-            self.members.admit(channel)
+            self.peers.admit(channel)
 
     def _come_back(self, node: int, message: Hello | OtherRelease) -> None:
         del self._coming[node]
         try:
             self.hosts[node] = self._greeted(node, message)
         except RunFailedError as error:
-            self.members.lose(node)  # another agent may fit this run
+            self.peers.lose(node)  # another agent may fit this run
             self._on_useless(str(error))
             return
-        self.members.listen_to(node)
-
-    @property
-    def lost(self) -> Sequence[int]:
-        """The lost nodes, in the order of detection."""
-        return self.members.lost
+        self.peers.listen_to(node)
 
     @property
     def answering(self) -> set[int]:
         """The nodes that are not lost and have answered all requests."""
-        return self.members.present - self._silent - self._coming.keys()
+        return self.peers.alive - self._silent - self._coming.keys()
 
     def cut_off(self, node: int, wrong: str) -> bool:
         """Disconnect a node that broke the protocol; return False if it was lost already."""
-        if node in self.members.lost:
+        if node in self.peers.lost:
             return False
-        self.members.cut_off(node, wrong)
+        self.peers.cut_off(node, wrong)
         return True
 
     def isolate(self, node: int, described: str) -> NodeLostError:
         """Disconnect a node that the others cannot reach; return the error for that."""
         self._isolated[node] = described
-        self.members.lose(node)
+        self.peers.lose(node)
         return self.loss(node)
 
-    def lose_all(self) -> None:
-        """Disconnect every node, as their network has ended; call without tasks."""
-        for node in sorted(self.members.present):
-            self.members.lose(node)
-
-    def ignores_requests(self, nodes: set[int]) -> None:
+    def mark_silent(self, nodes: set[int]) -> None:
         """Mark nodes that do not answer; they are not awaited again."""
         self._silent |= nodes
 
-    def give_up_silent(self) -> None:
+    def disconnect_silent(self) -> None:
         """Cut off the nodes that do not answer, as closing their channels would block."""
-        for node in self._silent & self.members.present:
-            self.members.give_up(node)
+        for node in self._silent & self.peers.alive:
+            self.peers.disconnect(node)
 
     @property
     def violation(self) -> RunFailedError | None:
         """The error of a node that broke the protocol, after which the run is untrusted."""
-        broken = next(iter(self.members.broken), None)
+        broken = next(iter(self.peers.rejected), None)
         return None if broken is None else self.loss(broken)
 
     def finish(self, exit_code: int) -> None:
         """Send the agents the end of the run, their last message."""
         for node in self.answering:
-            self.members.tell(node, Finish(exit_code))
-        self.members.flush(FLUSH_SECONDS)
-        self.members.end_sending(FLUSH_SECONDS)
+            self.peers.send(node, Finish(exit_code))
+        self.peers.flush(FLUSH_SECONDS)
+        self.peers.end_sending(FLUSH_SECONDS)
 
     def loss(self, node: int) -> NodeLostError:
         """Return the error of a run that has lost this node."""
@@ -310,15 +297,15 @@ class Nodes:
 
     def describe_loss(self, node: int) -> str:
         """Describe how a node was lost."""
-        members = self.members
-        if node in members.broken:
-            return f"{self.name(node)} sent {members.broken[node]}: it is broken, or hostile, and has been cut off"
+        peers = self.peers
+        if node in peers.rejected:
+            return f"{self.name(node)} sent {peers.rejected[node]}: it is broken, or hostile, and has been cut off"
         if node in self._isolated:
             return self._isolated[node]
-        if node in members.silent:
-            places = " and ".join(self.name(each) for each in sorted(members.silent))
-            have = "have" if len(members.silent) > 1 else "has"
-            return f"{places} {have} not been heard of for {members.silent[node]:g} s (--node-timeout)"
+        if node in peers.silent:
+            places = " and ".join(self.name(place) for place in sorted(peers.silent))
+            have = "have" if len(peers.silent) > 1 else "has"
+            return f"{places} {have} not been heard of for {peers.silent[node]:g} s (--node-timeout)"
         channel = self.channels[node]
         how = None if channel.process is None else how_it_ended(channel.process, channel.explain)
         return f"the agent of {self.name(node)} {how or 'has gone: the connection to it has ended'}"

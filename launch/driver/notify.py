@@ -136,7 +136,7 @@ def _opener() -> urllib.request.OpenerDirector:
 
 Event = Literal["failed", "restarted", "finished", "interrupted"]
 MAX_CAUSE_CHARACTERS = 2000
-_SAID: Mapping[Event, str] = {
+_VERBS: Mapping[Event, str] = {
     "failed": "has failed",
     "restarted": "has restarted",
     "finished": "has finished",
@@ -181,7 +181,7 @@ class RunNews:
         }
         run = f"run {document['name']}" if document["name"] is not None else "a run"
         after = f"after {self.steps:,} steps and {self.seconds:.0f} s"
-        document["text"] = f"{run} on {document['host']} {_SAID[self.event]} {after}{'' if cause is None else f': {cause}'}"
+        document["text"] = f"{run} on {document['host']} {_VERBS[self.event]} {after}{'' if cause is None else f': {cause}'}"
         return document
 
     def as_json(self) -> bytes:
@@ -196,7 +196,7 @@ class RunNews:
 
 
 COMMAND_SECONDS = 60.0  # then the command's process group is killed
-NOT_ITS_OWN = ("TRAINER_SECRET", "TRAINER_NOTIFY", "TRAINER_ON_FAILURE")  # not for the command: they would affect a `trainer` in it
+HIDDEN_VARIABLES = ("TRAINER_SECRET", "TRAINER_NOTIFY", "TRAINER_ON_FAILURE")  # not for the command: they would affect a `trainer` in it
 
 
 def run_command(command: str, body: bytes, variables: Mapping[str, str], seconds: float = COMMAND_SECONDS) -> None:
@@ -204,7 +204,7 @@ def run_command(command: str, body: bytes, variables: Mapping[str, str], seconds
 
     Raises NoticeError if it cannot be run, fails or takes longer than `seconds`.
     """
-    environment = {name: value for name, value in os.environ.items() if name not in NOT_ITS_OWN} | dict(variables)
+    environment = {name: value for name, value in os.environ.items() if name not in HIDDEN_VARIABLES} | dict(variables)
     sys.stderr.flush()
     try:
         process = subprocess.Popen(
@@ -236,7 +236,7 @@ _ENDS: Mapping[RunState, Event] = {"succeeded": "finished", "interrupted": "inte
 
 
 class Notifier:
-    """Sends one run's notices, as ``notify`` and ``on_failure`` say."""
+    """Sends one run's notices, as set by ``notify`` and ``on_failure``."""
 
     def __init__(self, options: Mapping[str, GivenOption], warn: Callable[[str], None]) -> None:
         self._notify = options.get("notify")
@@ -323,8 +323,8 @@ class Notifier:
             self._failed("notify", news, str(error))
 
     def _failed(self, how: str, news: RunNews, why: str) -> None:
-        given = self._notify if how == "notify" else None
-        shown = "" if given is None else f" ({given.option.shown(given.value)})"
+        address = self._notify if how == "notify" else None
+        shown = "" if address is None else f" ({address.option.shown(address.value)})"
         self._warn(f"trainer: --{how.replace('_', '-')}{shown}: could not notify that the run {news.event}: {why}")
         self._record("notice_failed", how=how, told=news.event, why=why)
 

@@ -17,14 +17,14 @@ from ...core.job import Job
 from ...records.store.run_directory import RunState, RunWriter
 from ..node.stacks import STACKS, describe_places, odd_one_out
 from .first_failure import NodeLostError, TaskDiedError
-from .recorder import Recording
-from .restart_policy import cause_of
+from .recorder import RunRecorder
+from .restart_policy import first_line_of
 from .resumption import trust_flag
 from .task_group import ClusterState
 
 T = TypeVar("T")
 MAX_UNKNOWN = 4  # reported tasks without a stack; the file of the stacks has all
-MAX_TOLD = 300  # characters of each reason
+MAX_REASON_CHARACTERS = 300  # characters of each reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +37,18 @@ class Outcome:
     task: str | None = None
 
     @classmethod
-    def of(cls, failure: BaseException | None) -> Outcome:
+    def from_failure(cls, failure: BaseException | None) -> Outcome:
         """Return the outcome of a run that `failure` ended; None: success."""
         if failure is None:
             return cls("succeeded", 0)
-        cause = cause_of(failure)
+        cause = first_line_of(failure)
         code = failure.exit_code if isinstance(failure, TrainerError) else None
         if isinstance(failure, InterruptedRunError | KeyboardInterrupt):
             return cls("interrupted", InterruptedRunError.exit_code if code is None else code, cause)
         return cls("failed", 1 if code is None else code, cause, getattr(failure, "task", None))
 
 
-class Ending:
+class Shutdown:
     """Ends a run in steps, each even if others failed. `failure` is the first cause."""
 
     def __init__(self) -> None:
@@ -59,22 +59,22 @@ class Ending:
     @property
     def outcome(self) -> Outcome:
         """The outcome of the run so far."""
-        return Outcome.of(self.failure)
+        return Outcome.from_failure(self.failure)
 
-    def blame(self, failure: BaseException | None) -> None:
+    def set_failure(self, failure: BaseException | None) -> None:
         """Set the failure, unless one is set or it is None."""
         self.failure = self.failure or failure
 
-    def later(self, step: Callable[[], None]) -> None:
-        """Defer a cleanup step to `run_steps`."""
+    def defer(self, step: Callable[[], None]) -> None:
+        """Defer a cleanup step to `run_deferred`."""
         self._steps.append(step)
 
-    def run_steps(self) -> None:
+    def run_deferred(self) -> None:
         """Do the deferred steps, the last first."""
         while self._steps:
-            self.do(self._steps.pop())
+            self.run(self._steps.pop())
 
-    def do(self, step: Callable[[], None]) -> None:
+    def run(self, step: Callable[[], None]) -> None:
         """Do a step. Its error becomes the failure, or is printed if one is set."""
         try:
             step()
@@ -90,7 +90,7 @@ class Ending:
             made = write()
         except Exception as error:  # noqa: BLE001 — reported, and the failure if there is no other
             self._refused[what] = error
-            self.blame(error)
+            self.set_failure(error)
             return None
         self._refused.pop(what, None)
         return made
@@ -108,39 +108,39 @@ def _described(error: BaseException) -> str:
 
 
 def finalize_records(
-    recording: Recording,
-    ending: Ending,
+    recording: RunRecorder,
+    shutdown: Shutdown,
     summarised: Callable[[RunState], dict[str, Any] | None],  # None: training had not begun
     status_before: Mapping[str, Any] | None,  # restored if a resume failed before it changed anything
 ) -> None:
     """Write summary and status of a run, and close its records; errors become its failure."""
     recording.write_waiting_samples()
-    recording.check(at_once=True)
-    ending.blame(recording.refused)
-    writer, outcome = recording.writer, ending.outcome
+    recording.check(immediately=True)
+    shutdown.set_failure(recording.refused)
+    writer, outcome = recording.writer, shutdown.outcome
     if outcome.cause is not None:
         recording.event("run_failed" if outcome.state == "failed" else "run_interrupted", cause=outcome.cause)
-    summary = ending.write("the summary", partial(summarised, outcome.state)) if writer.there else None
+    summary = shutdown.write("the summary", partial(summarised, outcome.state)) if writer.there else None
     if summary is not None:
-        ending.write("the summary", partial(writer.write_summary, summary))
-    ending.write("the last records", lambda: recording.ended(ending.outcome.state, summary))
-    _write_status(writer, ending, status_before)
-    ending.write("the last records", recording.close)
-    ending.blame(recording.refused)
-    if ending.outcome != outcome:  # a write failed, so the records have the wrong outcome
+        shutdown.write("the summary", partial(writer.write_summary, summary))
+    shutdown.write("the last records", lambda: recording.ended(shutdown.outcome.state, summary))
+    _write_status(writer, shutdown, status_before)
+    shutdown.write("the last records", recording.close)
+    shutdown.set_failure(recording.refused)
+    if shutdown.outcome != outcome:  # a write failed, so the records have the wrong outcome
         if summary is not None:
-            ending.write("the summary", partial(writer.write_summary, {**summary, "state": ending.outcome.state}))
-        _write_status(writer, ending, status_before)
-    ending.report_unwritten()
+            shutdown.write("the summary", partial(writer.write_summary, {**summary, "state": shutdown.outcome.state}))
+        _write_status(writer, shutdown, status_before)
+    shutdown.report_unwritten()
 
 
-def _write_status(writer: RunWriter, ending: Ending, before: Mapping[str, Any] | None) -> None:
-    outcome = ending.outcome if before is None else Outcome(before["state"], before["exit_code"], before["cause"], before["task"])
+def _write_status(writer: RunWriter, shutdown: Shutdown, before: Mapping[str, Any] | None) -> None:
+    outcome = shutdown.outcome if before is None else Outcome(before["state"], before["exit_code"], before["cause"], before["task"])
     write = partial(writer.write_status, outcome.state, cause=outcome.cause, exit_code=outcome.exit_code, task=outcome.task)
-    ending.write(f"the status ({outcome.state}, exit code {outcome.exit_code})", write)
+    shutdown.write(f"the status ({outcome.state}, exit code {outcome.exit_code})", write)
 
 
-def leave_to_starter(failure: BaseException | None, *, saved: bool) -> None:
+def mark_resumable(failure: BaseException | None, *, saved: bool) -> None:
     """Give a loss the exit code of a resumable run, as its processes are started again."""
     if saved and isinstance(failure, NodeLostError | TaskDiedError | StalledRunError):  # else launchers count it: it may repeat forever
         failure.exit_code = ResumableRunError.exit_code
@@ -161,33 +161,33 @@ def with_newest_checkpoint(error: InterruptedRunError, job: Job, run: Path) -> I
     return ResumableRunError(f"{error}; {resume_hint(job, run)}")
 
 
-def with_task_states(error: StalledRunError | TaskDiedError, standing: ClusterState) -> RunFailedError:
-    """Return the error with the cluster's state; that of a stall also with the task or agent to blame."""
-    stopped = [task for task, state in standing.states.items() if state in "Tt"]
-    add_to_first_line(error, _task_states(standing, stopped))
+def with_task_states(error: StalledRunError | TaskDiedError, cluster: ClusterState) -> RunFailedError:
+    """Return the error with the cluster's state, for a stall also with its task or agent."""
+    stopped = [task for task, state in cluster.states.items() if state in "Tt"]
+    add_to_first_line(error, _task_states(cluster, stopped))
     if isinstance(error, StalledRunError):
-        alone = odd_one_out(standing.stacks)
-        error.task = next(iter([*(f"agent-{node}" for node in standing.silent), *stopped, *([] if alone is None else [alone])]), None)
+        alone = odd_one_out(cluster.stacks)
+        error.task = next(iter([*(f"agent-{node}" for node in cluster.silent), *stopped, *([] if alone is None else [alone])]), None)
     return error
 
 
-def _task_states(standing: ClusterState, stopped: Sequence[str]) -> str:
+def _task_states(cluster: ClusterState, stopped: Sequence[str]) -> str:
     """Describe silent nodes, stopped tasks, and each task's stack or state."""
-    named = list(standing.silent.values())
+    named = list(cluster.silent.values())
     if stopped:
         named.append(f"stopped by a signal: {', '.join(stopped)}")
-    if standing.stacks:
-        named += filter(None, [describe_places(standing.stacks), *_unknown_places(standing), f"{STACKS} has all stacks"])
+    if cluster.stacks:
+        named += filter(None, [describe_places(cluster.stacks), *_unknown_places(cluster), f"{STACKS} has all stacks"])
     if not named:
-        named.append(f"states of the tasks: {dict(standing.states)}")
+        named.append(f"states of the tasks: {dict(cluster.states)}")
     return "; ".join(named)
 
 
-def _unknown_places(standing: ClusterState) -> list[str]:
+def _unknown_places(cluster: ClusterState) -> list[str]:
     unknown = {
-        task: stack.problem for task, stack in standing.stacks.items() if stack.problem and standing.states.get(task) not in ("T", "t")
+        task: stack.problem for task, stack in cluster.stacks.items() if stack.problem and cluster.states.get(task) not in ("T", "t")
     }
-    return [f"{task} {one_line(why)[:MAX_TOLD]}" for task, why in list(unknown.items())[:MAX_UNKNOWN]]
+    return [f"{task} {one_line(why)[:MAX_REASON_CHARACTERS]}" for task, why in list(unknown.items())[:MAX_UNKNOWN]]
 
 
 def add_to_first_line(error: TrainerError, more: str) -> None:

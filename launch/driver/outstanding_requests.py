@@ -14,7 +14,7 @@ from typing import Any
 from ...engine.protocol.task_messages import Command
 
 _OF_THE_FIRST = frozenset({"steps", "evaluated", "state_begin", "state_part", "state_end"})  # only the first leading task reports these
-MAX_SIGNS = 100_000  # heartbeats during one translation: more than a day at one a second
+MAX_HEARTBEATS = 100_000  # heartbeats during one translation: more than a day at one a second
 _SPARE_SAMPLES = 20  # beyond the interval, as a busy machine may send some in quick succession
 # Steps are reported during any command, as each but ``train`` first makes the cluster quiescent.
 _DURING = {"evaluated": "evaluate", "predicted": "predict", "decoded": "decode", "translated": "translate", "calibrated": "calibrate"}
@@ -31,7 +31,7 @@ _ANSWERED_BY_ALL = frozenset({"predict", "decode", "translate"})
 class _Command:
     message: Command
     answered: bool = False
-    signs: int = 0  # heartbeats
+    heartbeats: int = 0
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class OutstandingRequests:
         self._owed[node, "hello"] = 1
         self._owed[node, "leaving"] = int(self._may_leave)
 
-    def of_new_agent(self, node: int) -> None:
+    def reset_agent(self, node: int) -> None:
         """Note a new agent of a node, which owes only its greeting."""
         for counts in (self._owed, self._remarks):
             for key in [key for key in counts if key[0] == node]:
@@ -68,12 +68,12 @@ class OutstandingRequests:
         self._samples[node] = 0
         self._sampling.pop(node, None)
 
-    def of_samples(self, node: int, interval_seconds: float | None) -> None:
+    def allow_samples(self, node: int, interval_seconds: float | None) -> None:
         """Note that a node takes samples from now on; None: only requested ones."""
         if interval_seconds is not None:
             self._sampling.setdefault(node, (time.monotonic(), interval_seconds))
 
-    def of_node(self, node: int, kind: str) -> None:
+    def add_request(self, node: int, kind: str) -> None:
         """Note a request to a node for one message of a kind."""
         self._owed[node, kind] += 1
         self._samples[node] -= kind == "sampled"
@@ -93,12 +93,12 @@ class OutstandingRequests:
         self._remarks[task, "phase"] = self._remarks[task, "error"] = 0
         self._remarks[task, "death"] -= 1
 
-    def of_leader(self, leader: str, command: Command) -> None:
+    def add_command(self, leader: str, command: Command) -> None:
         """Note a command to a leading task."""
         self._commands[leader].append(_Command(command))
         self._trains = self._trains or command.kind == "train"
 
-    def wrong_with(self, node: int, message: Any) -> str | None:
+    def violation_in(self, node: int, message: Any) -> str | None:
         """Return why a valid message may not arrive now; else None, and its request is answered."""
         kind, arrives, owner = message.kind, message.ARRIVES, getattr(message, "task", node)
         if arrives == "requested":
@@ -106,8 +106,8 @@ class OutstandingRequests:
                 return f"a message {kind!r} that nobody asked for"
             self._owed[owner, kind] -= 1
         elif arrives == "command":
-            wrong = self._wrong_with_answer(message)
-            return None if wrong is None else f"a message {kind!r} {wrong}"
+            violation = self._violation_in_answer(message)
+            return None if violation is None else f"a message {kind!r} {violation}"
         elif arrives == "ending":
             return None if self._owed[node, "stopped"] else f"a message {kind!r} before it was asked to stop"
         elif arrives == "always":
@@ -128,33 +128,35 @@ class OutstandingRequests:
         since, interval_seconds = self._sampling[node]
         return _SPARE_SAMPLES + 2 * (time.monotonic() - since) / interval_seconds
 
-    def _wrong_with_answer(self, message: Any) -> str | None:
+    def _violation_in_answer(self, message: Any) -> str | None:
         kind, task = message.kind, message.task
         commands = self._commands.get(task)
         if commands is None or (kind in _OF_THE_FIRST and task != next(iter(self._commands))):
             return f"from {task}, which does not report that"
         if kind.startswith("state_"):
-            return self._wrong_with_state(message)
+            return self._violation_in_state(message)
         if not commands or (kind == "steps" and not self._trains):
             return "that answers no command"
         command = commands[0]
-        asked = command.message
+        request = command.message
         if kind == "done":
-            if (message.sequence, message.command) != (asked.sequence, asked.kind):
-                return f"about command {message.sequence}, where {asked.sequence} ({asked.kind}) is the next to be done"
-            return self._wrong_with_end(task, command)
-        if kind in _DURING and asked.kind != _DURING[kind]:
-            return f"during the command {asked.kind!r}"
+            if (message.sequence, message.command) != (request.sequence, request.kind):
+                return f"about command {message.sequence}, where {request.sequence} ({request.kind}) is the next to be done"
+            return self._violation_in_end(task, command)
+        if kind in _DURING and request.kind != _DURING[kind]:
+            return f"during the command {request.kind!r}"
         if kind in _ANSWERS_OF:
-            if command.answered or any(getattr(message, said) != getattr(asked, in_command) for said, in_command in _ANSWERS_OF[kind]):
+            if command.answered or any(
+                getattr(message, in_answer) != getattr(request, in_command) for in_answer, in_command in _ANSWERS_OF[kind]
+            ):
                 return "that nobody asked for"
             if kind == "decoded" and not message.complete:
-                command.signs += 1
-                return "more often than there can be" if command.signs > MAX_SIGNS else None
+                command.heartbeats += 1
+                return "more often than there can be" if command.heartbeats > MAX_HEARTBEATS else None
             command.answered = True
         return None
 
-    def _wrong_with_end(self, task: str, command: _Command) -> str | None:
+    def _violation_in_end(self, task: str, command: _Command) -> str | None:
         """Return what is missing of a completed command, or None and continue with the next."""
         first = task == next(iter(self._commands))
         kind = command.message.kind
@@ -165,7 +167,7 @@ class OutstandingRequests:
             self._states.append(_State(command.message.sequence))
         return None
 
-    def _wrong_with_state(self, message: Any) -> str | None:
+    def _violation_in_state(self, message: Any) -> str | None:
         state = self._states[0] if self._states else None
         begins = message.kind == "state_begin"
         if state is None or state.sequence != message.sequence or state.begun == begins:

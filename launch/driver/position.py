@@ -1,4 +1,4 @@
-"""Where a run stands: the checkpoint from which it trains, its segments, and the documents that a resume replaces."""
+"""Position of a run: its checkpoint, its segments, and the documents that a resume replaces."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ class Origin:
     damaged: tuple[DamagedCheckpointError, ...] = ()  # newer, unusable checkpoints
 
     @classmethod
-    def at(
+    def from_checkpoint(
         cls, run: Path, checkpoint: Checkpoint, damaged: Sequence[DamagedCheckpointError], state: State, cursor: DataCursor | None = None
     ) -> Origin:
-        """Return the start at a checkpoint of a run, by default at its `cursor`, after the evaluations on test examples until then.
+        """Return the start at a checkpoint of a run, by default at the checkpoint's cursor.
 
-        A target that one of them reached does not stop training again.
+        It has the evaluations on test examples until then. A target that one of them reached does not stop training again.
         """
         meta = checkpoint.meta
         evaluations = (record for record in RunReader(run).evals() if record.split == "test")
         described = (saved for path in reversed(list_checkpoints(run)) if (saved := peek_meta(path)) is not None)
         start = ResumePoint(
-            cursor or cursor_of(meta),
+            cursor or cursor_from_meta(meta),
             evaluations=tuple(record for record in evaluations if record.step <= meta.step and record.time_seconds <= meta.run_seconds),
             saved=tuple(saved.metrics for saved in described if saved.step <= meta.step and saved.metrics is not None),
             **{name: meta.spent.get(name, 0.0) for name in ("train_seconds", "eval_seconds", "checkpoint_seconds")},
@@ -77,7 +77,7 @@ class Origin:
             remove(path)
 
 
-def cursor_of(meta: Meta) -> DataCursor:
+def cursor_from_meta(meta: Meta) -> DataCursor:
     """Return the position of a run at its checkpoint."""
     return DataCursor(meta.step, meta.epoch, meta.examples, meta.arranged)
 
@@ -101,10 +101,10 @@ class Resumption:
 
 
 class RunPosition:
-    """Where a run stands: its `segments`, one per start, resume and change of nodes, and the `origin` of its present attempt.
+    """Position of a run: its `segments` and the `origin` of its present attempt.
 
-    `first` is the origin of this process's first attempt. A resumed run writes its documents at `commit`, so a failed start changes
-    nothing.
+    There is a segment per start, resume and change of nodes. `first` is the origin of this process's first attempt. A resumed run writes
+    its documents at `commit`, so a failed start changes nothing.
     """
 
     def __init__(self, nodes: int, command: Sequence[str], resumption: Resumption | None = None) -> None:
@@ -134,7 +134,10 @@ class RunPosition:
         return {"run_seconds": run_seconds, **spent}
 
     def begin_segment(self, places: Sequence[int], run_seconds: float) -> bool:
-        """Begin a segment at this time of the run clock if the nodes differ, or training goes back before their last change."""
+        """Begin a segment if the nodes differ or training goes back before their last change.
+
+        `run_seconds` is the run clock. Returns whether a segment began.
+        """
         if tuple(places) == self._places and self.origin.start.cursor.step >= self._segment_step:
             return False
         self.segments.append({**self._segment(run_seconds), "changed": {"nodes": [len(self._places), len(places)]}})
@@ -163,7 +166,7 @@ class RunPosition:
             return self.first  # the job may have changed there
         meta = checkpoint.meta
         state = state_from_arrays(dict(checkpoint.arrays), int(meta.spent.get("updates", meta.step)), meta.scalars)
-        return Origin.at(run, checkpoint, damaged, state)
+        return Origin.from_checkpoint(run, checkpoint, damaged, state)
 
     def write(self, document: Callable[[], None]) -> None:
         """Write a document now, or at the commit in order."""
@@ -173,7 +176,7 @@ class RunPosition:
             self._waiting.append(document)
 
     def commit(self) -> None:
-        """Write the deferred documents, and later ones at once, as the run has resumed."""
+        """Write the deferred documents, and later ones immediately, as the run has resumed."""
         self.status_to_restore = None
         for document in self._waiting:
             document()

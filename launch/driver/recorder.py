@@ -29,7 +29,7 @@ CHECK_SECONDS = 2.0  # between checks that the run directory still exists
 _URGENT_EVENTS = ("mlflow_lost", "mlflow_incomplete")  # loggers' events for the user
 
 
-class Recording:
+class RunRecorder:
     """A run's records, which wait for the start of the run clock; `resumed` is a run directory."""
 
     def __init__(self, job: Job, progress: Progress, resumed: Path | None = None) -> None:
@@ -41,7 +41,7 @@ class Recording:
         self.refused: DiskError | None = None  # raised by the record that failed and by every later one
         self.violation: RunFailedError | None = None  # of a node during the shutdown; fails the run
         self._tasks: dict[str, int] = {}
-        self._own_node: int | None = 0
+        self._driver_node: int | None = 0
         self._ending = False
         self._next_check = 0.0
         self._zero: float | None = None
@@ -50,8 +50,8 @@ class Recording:
         self._thinner = SampleThinner()
         self._pending: list[Callable[[], None]] = []
         self._early_lock = threading.RLock()
-        self._followers: list[RunLogger] = []
-        self._following = False
+        self._loggers: list[RunLogger] = []
+        self._has_loggers = False
 
     @property
     def path(self) -> Path:
@@ -109,7 +109,7 @@ class Recording:
                 return
         write(self._since_zero(moment))
 
-    def load_followers(self) -> None:
+    def load_loggers(self) -> None:
         """Import the job's loggers. Raises UsageError before a resumed run is changed."""
         if self.job.mlflow is not None:
             from ...records.loggers.mlflow import load_mlflow
@@ -122,20 +122,20 @@ class Recording:
         The loggers' runs end as failed; add new ones. Call while nothing is written.
         """
         self.write_waiting_samples()
-        followers, self._followers, self._following = self._followers, [], False
-        for follower in followers:
-            follower.on_end("failed", None)
-            follower.close()
+        loggers, self._loggers, self._has_loggers = self._loggers, [], False
+        for logger in loggers:
+            logger.on_end("failed", None)
+            logger.close()
         self.writer.cut(step, run_seconds)
 
-    def add_followers(self, command: Sequence[str], run_seconds: float | None = None) -> None:
+    def add_loggers(self, command: Sequence[str], run_seconds: float | None = None) -> None:
         """Add the job's TensorBoard and MLflow loggers, which are slow to import; idempotent.
 
         In a resumed run `run_seconds` is the run clock at the checkpoint; call after the records were cut, which are replayed first.
         """
-        if self._following:
+        if self._has_loggers:
             return
-        self._following = True
+        self._has_loggers = True
         zero = None if run_seconds is None else time.time() - run_seconds
         added: list[RunLogger] = []
         if self.job.tensorboard:
@@ -146,9 +146,9 @@ class Recording:
 
             added.append(MLflowWriter(self.path, self.job, command, self.began, self._on_logger_event, zero))
         if zero is not None:
-            for follower in added:
-                replay(RunReader(self.path), follower)
-        self._followers += added
+            for logger in added:
+                replay(RunReader(self.path), logger)
+        self._loggers += added
 
     def _on_logger_event(self, event: str, **detail: Any) -> None:
         if event in _URGENT_EVENTS:
@@ -165,7 +165,7 @@ class Recording:
             mllog = MLLogWriter(self.path, self.job, sizes, began, zero)
         if zero is not None:
             mllog.replay(RunReader(self.path))
-        self._followers.append(mllog)
+        self._loggers.append(mllog)
 
     def step(self, record: StepRecord) -> None:
         """Record a group of updates."""
@@ -187,9 +187,9 @@ class Recording:
     def sample(self, sampled: SystemRecord) -> None:
         """Record an agent's sample of its node; of many, several share a line."""
         used = sampled.trainer_cpu_seconds
-        if used is not None and sampled.node == self._own_node:
+        if used is not None and sampled.node == self._driver_node:
             used += time.process_time()
-        now = time.monotonic()  # the clock and the merging are the driver's, whatever a sample says of them
+        now = time.monotonic()  # the clock and the merging are the driver's, whatever a sample reports
         record = replace(sampled, trainer_cpu_seconds=used, time_seconds=now, part_began_seconds=None, samples=1, merged=None)
         before = self._thinner.samples_per_line
         lines = self._thinner.add(record)
@@ -227,15 +227,15 @@ class Recording:
             if self.refused is not None:
                 raise self.refused
             write(self.writer)
-            for follower in self._followers:
-                write(follower)
+            for logger in self._loggers:
+                write(logger)
 
-    def check(self, *, at_once: bool = False) -> None:
+    def check(self, *, immediately: bool = False) -> None:
         """Raise DiskError if a write failed or, at intervals, the directory is not writable."""
         with self._disk_errors(self.path):
             if self.refused is not None:
                 raise self.refused
-            if at_once or time.monotonic() >= self._next_check:
+            if immediately or time.monotonic() >= self._next_check:
                 self._next_check = time.monotonic() + CHECK_SECONDS
                 self.writer.check()
 
@@ -250,22 +250,22 @@ class Recording:
             if not self._ending:
                 raise
 
-    def expect(self, tasks: Mapping[str, int], own_node: int | None = 0) -> None:
+    def expect(self, tasks: Mapping[str, int], driver_node: int | None = 0) -> None:
         """Set each task's node, and the node whose samples include the driver's CPU time."""
         self._tasks = dict(tasks)
-        self._own_node = own_node
+        self._driver_node = driver_node
 
     def log(self, node: int, task: str, text: bytes) -> None:
         """Append to a task's log from a node without shared files; a wrong name is a `violation`."""
-        with self._named(node, "log"):
-            self._of_a_task(node, task)
+        with self._checked_name(node, "log"):
+            self._check_task(node, task)
             with self._disk_errors(self.path), _delete_if_incomplete(self.writer.log_path(node, task)) as path, path.open("ab") as file:
                 file.write(text)
 
     def trace(self, node: int, path: str, data: bytes) -> None:
         """Append to a trace; a `path` other than ``<task>/<file>`` is a `violation`."""
-        with self._named(node, "trace"):
-            self._of_a_task(node, path.partition("/")[0] if isinstance(path, str) else path)
+        with self._checked_name(node, "trace"):
+            self._check_task(node, path.partition("/")[0] if isinstance(path, str) else path)
             target = inside(self.path / PROFILE / str(node), path)
             if self.refused is not None:
                 return  # a partial trace is useless
@@ -282,12 +282,12 @@ class Recording:
             append_stacks(self.path, occasion, stacks)
         self.event("stacks_found", tasks={task: stack.place or stack.problem for task, stack in stacks.items()})
 
-    def _of_a_task(self, node: int, name: object) -> None:
+    def _check_task(self, node: int, name: object) -> None:
         if not isinstance(name, str) or self._tasks.get(name) != node:
             raise UnsafeNameError(name)
 
     @contextmanager
-    def _named(self, node: int, what: str) -> Iterator[None]:
+    def _checked_name(self, node: int, what: str) -> Iterator[None]:
         try:
             yield
         except UnsafeNameError as error:
@@ -310,13 +310,13 @@ class Recording:
     def ended(self, state: RunState, summary: Mapping[str, Any] | None) -> None:
         """Pass the end of the run to all loggers, then raise any DiskError."""
         with writing(self.path), ExitStack() as calls:
-            for follower in reversed(self._followers):
-                calls.callback(follower.on_end, state, summary)  # the last one is called first
+            for logger in reversed(self._loggers):
+                calls.callback(logger.on_end, state, summary)  # the last one is called first
 
     def close(self) -> None:
         """Close everything, including the display. Raises DiskError after all is closed."""
         with writing(self.path), ExitStack() as calls:
-            for close in (self.progress.close, self.writer.close, *(follower.close for follower in reversed(self._followers))):
+            for close in (self.progress.close, self.writer.close, *(logger.close for logger in reversed(self._loggers))):
                 calls.callback(close)  # the last one is called first
 
 

@@ -174,23 +174,23 @@ class LimitedRestarts:
         return min(MAX_PAUSE_SECONDS, 2.0 ** (without - 1)) if without else 0.0
 
 
-def policy_of(job: Job) -> RestartPolicy:
+def policy_for_job(job: Job) -> RestartPolicy:
     """Return the policy of a job's settings, with retries on other ports."""
     if not job.max_restarts:
         return PortClashRetry(FailFast())
     return PortClashRetry(LimitedRestarts(job.max_restarts, job.restart_window, job.min_nodes))
 
 
-def cause_of(error: BaseException) -> str:
+def first_line_of(error: BaseException) -> str:
     """Return the first line of an error, which a log may follow."""
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
-def failure_of(error: BaseException, step: int, *, rejoins: bool = False) -> Failure | None:
+def failure_from_error(error: BaseException, step: int, *, rejoins: bool = False) -> Failure | None:
     """Return the failure behind an error after `step` updates, if another attempt may fix it."""
     if not isinstance(error, TrainerError):
         return None
-    cause = cause_of(error)
+    cause = first_line_of(error)
     if isinstance(error, AddressInUseError):
         return Failure("port", None, None, cause, step)
     if isinstance(error, TaskDiedError):

@@ -1,4 +1,4 @@
-"""Carrying out the restart policy's decisions: the failure, the nodes of the next attempt, and what it trains on them."""
+"""Execution of the restart policy's decisions, and preparation of the next attempt."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from ...core.errors import RunFailedError, TrainerError
 from .attempt import Attempt
 from .cluster_setup import infer_isolation
 from .nodes import Nodes
-from .recorder import Recording
+from .recorder import RunRecorder
 from .restart_policy import AttemptSummary, Decision, Failure, Resize, Restart, RestartPolicy, RestartTask, Stop
 from .training_job import TrainingJob
 
 REPLACEMENT_SECONDS = 15.0  # wait for replacements if the run may resume with fewer nodes; other runs wait --start-timeout
 
 
-class Restarts:
-    """Asks the policy, and prepares the attempts that follow. `training` is for all nodes of the run."""
+class RestartCoordinator:
+    """Asks the policy and prepares the next attempts; `training` is for all nodes of the run."""
 
-    def __init__(self, policy: RestartPolicy, training: TrainingJob, nodes: Nodes, recording: Recording) -> None:
+    def __init__(self, policy: RestartPolicy, training: TrainingJob, nodes: Nodes, recording: RunRecorder) -> None:
         self._policy = policy
         self._training = training
         self._nodes = nodes
@@ -53,12 +53,16 @@ class Restarts:
         return Stop()
 
     def restart(self, decision: Restart | Resize, failure: Failure, attempt: Attempt, error: TrainerError) -> TrainingJob:
-        """End a failed attempt; return what the next one trains. Raises the `error`, or that of too few nodes."""
+        """End a failed attempt; return what the next one trains.
+
+        Raises the `error`, or that of too few nodes.
+        """
         seconds = attempt.seconds
         self._report(failure, attempt)
-        attempt.end(politely=False)
+        attempt.stop(graceful=False)
         if failure.kind == "network":
-            self._nodes.lose_all()
+            for node in sorted(self._nodes.peers.alive):
+                self._nodes.peers.lose(node)
         self._nodes.wait(decision.after_seconds)
         if isinstance(decision, Restart) and decision.replaces_nodes:
             self._replace_lost(decision)
@@ -69,8 +73,8 @@ class Restarts:
         return training
 
     def resize(self, attempt: Attempt) -> TrainingJob:
-        """End an attempt that stopped for returned nodes; return what the next one trains on all that answer."""
-        attempt.end(politely=True)
+        """End an attempt that stopped for returned nodes; return the training on all nodes."""
+        attempt.stop(graceful=True)
         infer_isolation(self._nodes.channels, self._nodes.hosts)
         answering = sorted(self._nodes.answering)
         self._report_replaced(node for node in answering if node not in attempt.training.places)
@@ -78,11 +82,11 @@ class Restarts:
         return self._on(answering, attempt.training)
 
     def _seek_others(self, answering: Collection[int]) -> None:
-        asked = self._training.asked
-        self._nodes.keep_restoring(asked.start_timeout if len(answering) < asked.nodes else None)
+        job = self._training.requested
+        self._nodes.keep_restoring(job.start_timeout if len(answering) < job.nodes else None)
 
     def _replace_lost(self, decision: Restart) -> None:
-        lost, limit = list(self._nodes.lost), self._training.asked.start_timeout
+        lost, limit = list(self._nodes.peers.lost), self._training.requested.start_timeout
         if not lost:
             return
         self._nodes.restore(limit if decision.min_nodes is None else min(limit, REPLACEMENT_SECONDS))
@@ -113,9 +117,9 @@ class Restarts:
             return self._on(answering, before)
         enough = set(before.places) <= nodes.answering if isinstance(decision, Restart) else decision.nodes <= len(answering)
         if not enough:
-            gone = attempt.there.union(before.places) - nodes.answering
+            gone = attempt.initial_nodes.union(before.places) - nodes.answering
             if gone:
-                raise nodes.loss(next(node for node in (*nodes.lost, *sorted(gone)) if node in gone)) from error
+                raise nodes.loss(next(node for node in (*nodes.peers.lost, *sorted(gone)) if node in gone)) from error
             wanted = decision.nodes if isinstance(decision, Resize) else len(before.places)
             raise RunFailedError(f"the restart policy wants {wanted} nodes, and there are {len(answering)}: {error}") from error
         if isinstance(decision, Restart):
@@ -127,5 +131,7 @@ class Restarts:
         if training.places != before.places:
             self._recording.event("run_resized", nodes=places)
             on = "node" if len(places) == 1 else "nodes"
-            self._progress.message(f"training continues with {on} {', '.join(map(str, places))} of the run's {self._training.asked.nodes}")
+            self._progress.message(
+                f"training continues with {on} {', '.join(map(str, places))} of the run's {self._training.requested.nodes}"
+            )
         return training

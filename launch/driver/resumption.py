@@ -40,7 +40,7 @@ from ...models.build import build_model, written_out
 from ...models.objectives import Objective
 from ...records.store.heartbeat import SILENT_SECONDS, is_silent
 from ...records.store.run_directory import RunReader
-from .position import Origin, Resumption, cursor_of, later_checkpoints
+from .position import Origin, Resumption, cursor_from_meta, later_checkpoints
 
 # Run directories are untrusted: only the user may choose code, destinations and outside paths, by typing them or with ``--trust-run``.
 TRUST_RUN = "--trust-run"
@@ -74,7 +74,7 @@ def _is_given(value: Any) -> bool:
     return value not in (None, "")
 
 
-def _is_own_file(value: Any) -> bool:
+def _is_user_file(value: Any) -> bool:
     return value is not None and value not in shipped()
 
 
@@ -83,7 +83,7 @@ _USES: Mapping[str, str] = {  # what the command would do with such a value
     CONFIG: "read the settings of the file {}",
     LINK: "write through the link {}",
 }
-_IS_MEANT: Mapping[str, Callable[[Any], bool]] = {"model": _is_module, "data": _names_a_path, CONFIG: _is_own_file}
+_IS_MEANT: Mapping[str, Callable[[Any], bool]] = {"model": _is_module, "data": _names_a_path, CONFIG: _is_user_file}
 
 
 def foreign_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,11 +96,11 @@ def refuse_foreign(settings: Mapping[str, Any], source: Path, typed: Collection[
 
     `typed` are the fields for which the command has an option.
     """
-    found = {} if trusted else foreign_settings(settings)
-    if not found:
+    foreign = {} if trusted else foreign_settings(settings)
+    if not foreign:
         return
-    uses = " and ".join(_USES[field].format(repr(value)) for field, value in found.items())
-    again = f", or type {' and '.join(map(flag_name, found))} yourself" if set(found) <= set(typed) else ""
+    uses = " and ".join(_USES[field].format(repr(value)) for field, value in foreign.items())
+    again = f", or type {' and '.join(map(flag_name, foreign))} yourself" if set(foreign) <= set(typed) else ""
     raise UsageError(
         f"run: the files of {str(source)!r} would have this command {uses}, which a run's files alone do not decide, as they may come from "
         f"anybody. If you know them, add {TRUST_RUN}{again}."
@@ -133,8 +133,8 @@ def _refuse_special_files(run: Path) -> None:
             except FileNotFoundError:  # removed by a running run
                 continue
             if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
-                found = os.path.relpath(path, run)
-                raise UsageError(f"run: {found!r} in {str(run)!r} is neither a file nor a folder, and no run has written it. Remove it.")
+                special = os.path.relpath(path, run)
+                raise UsageError(f"run: {special!r} in {str(run)!r} is neither a file nor a folder, and no run has written it. Remove it.")
 
 
 def links_outside(run: Path) -> Iterator[str]:
@@ -164,7 +164,7 @@ def score_problem(recorded: Mapping[str, Any], job: Job, objective: Objective, t
     remedies = []
     if (sentences := recorded.get("eval_sentences")) not in (None, job.eval_sentences):
         remedies.append(f"give --eval-sentences {sentences}")
-    releases = [None if found is None else found[0] for found in map(_RELEASE.search, (before, now["training"]))]
+    releases = [None if version is None else version[0] for version in map(_RELEASE.search, (before, now["training"]))]
     if None not in releases and releases[0] != releases[1]:
         remedies.append(f"install the release of sacrebleu that it had: pip install sacrebleu=={releases[0]}")
     remedy = f" ({', and '.join(remedies)})" if remedies else ""
@@ -270,10 +270,10 @@ def _match_training(saved: _SavedRun, job: Job, *, force: bool) -> _Match:
     differing = [field for field in IDENTITY if getattr(job, field) != meta.job[field]]
     problems = [f"{field} is {getattr(job, field)!r} instead of {meta.job[field]!r}" for field in differing]
     if "model" in differing and model_base(job.model) == model_base(meta.job["model"]) and not force:
-        others = f" The rest differs as well: {'; '.join(problems[1:])}." if len(problems) > 1 else ""
+        more = f" The rest differs as well: {'; '.join(problems[1:])}." if len(problems) > 1 else ""
         raise UsageError(
             f"resume: the checkpoint is of the model {meta.job['model']!r}, and {job.model!r} has other arguments. Type its name with "
-            f"them: --model {shlex.quote(meta.job['model'])}; or begin another training from it with --force.{others}"
+            f"them: --model {shlex.quote(meta.job['model'])}; or begin another training from it with --force.{more}"
         )
     _require_same_training(problems, force=force)
     data = open_dataset(job.data, job.data_dir)
@@ -291,7 +291,7 @@ def _match_training(saved: _SavedRun, job: Job, *, force: bool) -> _Match:
 
 def _prepare(saved: _SavedRun, resolved: Resolved, match: _Match) -> Resumption:
     job, checkpoint, meta, before = resolved.job, saved.checkpoint, saved.checkpoint.meta, saved.settings
-    cursor = cursor_of(meta) if match.same_data else DataCursor(meta.step, meta.epoch, 0)
+    cursor = cursor_from_meta(meta) if match.same_data else DataCursor(meta.step, meta.epoch, 0)
     state, dropped = _state(checkpoint, job, meta.job, match.model)
     destinations = fields_with_role("destination")
     compared = {field: value for field, value in job.model_dump(mode="json").items() if field in before and field not in destinations}
@@ -303,7 +303,7 @@ def _prepare(saved: _SavedRun, resolved: Resolved, match: _Match) -> Resumption:
     if later := later_checkpoints(saved.path, checkpoint):
         names = ", ".join(path.name for path in reversed(later))
         notes.append(f"later steps are repeated: once training resumes, their records and {names} are removed")
-    origin = Origin.at(saved.path, checkpoint, saved.damaged, state, cursor)
+    origin = Origin.from_checkpoint(saved.path, checkpoint, saved.damaged, state, cursor)
     target = None if job.until is None else Target.parse(job.until)
     evaluations = origin.start.evaluations
     reached = next((record for record in evaluations if target is not None and target.reached(record.figure(target.metric))), None)
@@ -331,17 +331,17 @@ def refuse_at_work(reader: RunReader, *, force: bool = False, watch_seconds: flo
     if reader.state() not in ("starting", "running"):
         return
     driver = reader.status()["driver"]
-    told = f"resume: the run {reader.name} is still at work (process {driver['pid']} on {driver['host']})"
+    active = f"resume: the run {reader.name} is still at work (process {driver['pid']} on {driver['host']})"
     if reader.driver_alive() is not None:
-        raise UsageError(told)
+        raise UsageError(active)
     if force:
         return
     note(f"the run {reader.name} was at work on {driver['host']}; whether it still is will be known in {watch_seconds:g} s")
     silent = is_silent(reader.path, watch_seconds)  # watches a run whose driver was on another host
     if silent is None:
-        raise UsageError(f"{told}, or it ended without recording its status; use --force to resume it")
+        raise UsageError(f"{active}, or it ended without recording its status; use --force to resume it")
     if not silent:
-        raise UsageError(told)
+        raise UsageError(active)
     note(f"the driver on {driver['host']} has given no sign of life for {watch_seconds:g} s and is taken for gone")
 
 
@@ -358,8 +358,8 @@ def _require_remaining_steps(reader: RunReader, job: Job, calendar: EpochIndex, 
     extended = any(not resolved.sources[field].startswith(("run ", "default")) for field in (*BUDGETS, "until", "patience"))
     finished = reader.status()["state"] == "succeeded"
     if total < step or (finished and (total == step or (step == done and not extended))):
-        given = next((f"{getattr(job, field):,} {field}" for field in BUDGETS if getattr(job, field) is not None), None)
-        what = given or "the default epochs"
+        budget = next((f"{getattr(job, field):,} {field}" for field in BUDGETS if getattr(job, field) is not None), None)
+        what = budget or "the default epochs"
         raise UsageError(
             f"resume: the run {reader.name} has done {step:,} steps and its job ends with {what}; "
             "say how much further it is to go: --epochs +1, --steps +500 or --examples +5000"

@@ -45,7 +45,7 @@ from .recorder import PROFILE
 class TrainingJob:
     """A valid job with its data open and its tasks `placed`."""
 
-    asked: Job  # the user's, for the records
+    requested: Job  # the user's, for the records
     job: Job  # that of the tasks, on the nodes `places`
     model: ModelSpec
     data: StoredDataset
@@ -58,7 +58,7 @@ class TrainingJob:
     exchanges: frozenset[Exchange] = frozenset({"native"})
 
     @classmethod
-    def of(cls, job: Job) -> TrainingJob:
+    def from_job(cls, job: Job) -> TrainingJob:
         """Open a job's data and build its model. Raises UsageError for an impossible job."""
         data = open_dataset(job.data, job.data_dir)
         augmentation(job.augment, data.info)
@@ -80,8 +80,8 @@ class TrainingJob:
         placed, packages = backend.placement(job), sorted(declared.packages)
         rejoins: frozenset[Role] = declared.rejoins if job.mode == "async" else frozenset()
         places = tuple(range(job.nodes))
-        given = (declared.survives, places, declared.gpu_install, rejoins, declared.exchanges)
-        return cls(job, job, model, data, placed, packages, *given)
+        facts = (declared.survives, places, declared.gpu_install, rejoins, declared.exchanges)
+        return cls(job, job, model, data, placed, packages, *facts)
 
     def resized(self, places: Sequence[int]) -> TrainingJob:
         """Return the same training on these nodes. Raises RunFailedError if that is not possible.
@@ -89,19 +89,19 @@ class TrainingJob:
         Learning rate, number of updates and examples (or tokens) per update stay the same: of the global batch in sync mode, of a worker's
         larger batch in async mode. Micro-batches keep their size and grow in number.
         """
-        asked, limits = self.asked, self.asked.cores_per_node
-        if len(places) == asked.nodes:
+        job, limits = self.requested, self.requested.cores_per_node
+        if len(places) == job.nodes:
             return self
-        by_node = tuple(asked.workers_by_node[node] for node in places)
-        workers, tokens = sum(by_node), asked.batch_tokens
-        batch: tuple[int | None, int | None] = (None, asked.global_batch) if asked.mode == "sync" else (asked.per_worker_batch, None)
-        if asked.mode == "async" and asked.accumulate > 1:
-            batch = (None, asked.per_worker_batch * workers)
-        share = asked.per_worker_batch if asked.mode == "async" else math.ceil(asked.global_batch / workers)
-        accumulate = math.ceil(share / asked.micro_batch) if asked.accumulate > 1 else 1
+        by_node = tuple(job.workers_by_node[node] for node in places)
+        workers, tokens = sum(by_node), job.batch_tokens
+        batch: tuple[int | None, int | None] = (None, job.global_batch) if job.mode == "sync" else (job.per_worker_batch, None)
+        if job.mode == "async" and job.accumulate > 1:
+            batch = (None, job.per_worker_batch * workers)
+        share = job.per_worker_batch if job.mode == "async" else math.ceil(job.global_batch / workers)
+        accumulate = math.ceil(share / job.micro_batch) if job.accumulate > 1 else 1
         if tokens is not None:
             batch = (None, None)
-            tokens = tokens if asked.mode == "async" else tokens * asked.workers * asked.accumulate // (workers * accumulate)
+            tokens = tokens if job.mode == "async" else tokens * job.workers * job.accumulate // (workers * accumulate)
         changed = {
             "nodes": len(places),
             "procs_per_node": procs_per_node_of(by_node),
@@ -111,15 +111,15 @@ class TrainingJob:
             "accumulate": accumulate,
             "cores_per_node": limits if limits is None or len(limits) == 1 else tuple(limits[node] for node in places),
         }
-        job = asked.model_copy(update=changed)
-        backend = load_backend(job.backend)
+        resized = job.model_copy(update=changed)
+        backend = load_backend(resized.backend)
         try:
-            refuse_unsupported(job, job.backend, backend.capabilities)
-            placed = backend.placement(job)
+            refuse_unsupported(resized, resized.backend, backend.capabilities)
+            placed = backend.placement(resized)
         except (TrainerError, ValueError) as error:
             count = "1 node" if len(places) == 1 else f"{len(places)} nodes"
             raise RunFailedError(f"the run cannot go on with {count} ({error})") from error
-        return replace(self, job=job, placed=[replace(task, node=places[task.node]) for task in placed], places=tuple(places))
+        return replace(self, job=resized, placed=[replace(task, node=places[task.node]) for task in placed], places=tuple(places))
 
     @property
     def lengths(self) -> dict[str, NDArray[np.int64]] | None:
@@ -134,14 +134,14 @@ class TrainingJob:
     @property
     def data_description(self) -> dict[str, Any]:
         """The data as in ``job.json`` and checkpoints."""
-        return described_data(self.data.info, self.data.digest, self.asked.data_dir, pieces_digest(self.data))
+        return described_data(self.data.info, self.data.digest, self.requested.data_dir, pieces_digest(self.data))
 
     @property
     def document(self) -> dict[str, Any]:
         """The part of ``job.json`` that depends on neither command nor cluster."""
         return {
-            **self.asked.recorded(),
-            "global_batch_size_resolved": self.asked.global_batch if self.asked.batch_tokens is None else None,
+            **self.requested.recorded(),
+            "global_batch_size_resolved": self.requested.global_batch if self.requested.batch_tokens is None else None,
             "dataset": {
                 **self.data_description,
                 "commonest_class_fraction": commonest_class_fraction(self.data, "test"),
@@ -150,7 +150,7 @@ class TrainingJob:
             "framework_packages": list(self.packages),
             "metrics": described_metrics(self.model.objective.infos),
             "translation_metrics": self.model.objective.translation_names,
-            "translation_signatures": described(self.asked, self.model.objective, self.data.info.sizes["test"]),
+            "translation_signatures": described(self.requested, self.model.objective, self.data.info.sizes["test"]),
         }
 
     def summary(self, run: Path, clock: Clock, state: RunState, totals: TrainingTotals, facts: DriverFacts) -> dict[str, Any]:
@@ -162,23 +162,23 @@ class TrainingJob:
             updates_scheduled=totals.updates_scheduled,
             updates_applied=totals.updates_applied,
             examples_per_epoch=self.data.info.sizes["train"],
-            facts=replace(facts, padding_share=padding_share(self.sampler, self.asked.accumulate), synthetic=self.data.info.synthetic),
+            facts=replace(facts, padding_share=padding_share(self.sampler, self.requested.accumulate), synthetic=self.data.info.synthetic),
         )
         summary["profile"] = PROFILE if (run / PROFILE).is_dir() else None
-        if self.asked.batch_tokens is not None:  # then batch sizes are means
+        if self.requested.batch_tokens is not None:  # then batch sizes are means
             mean = self.mean_worker_batch
-            summary |= {"batch_size": mean, "global_batch_size": mean * self.asked.workers}
+            summary |= {"batch_size": mean, "global_batch_size": mean * self.requested.workers}
         return summary
 
     @property
     def sampler(self) -> Sampler:
         """The order of the training examples, for counting."""
-        return run_sampler(self.asked, self.data.info.sizes["train"], batch_lengths(self.asked, self.data))
+        return run_sampler(self.requested, self.data.info.sizes["train"], batch_lengths(self.requested, self.data))
 
     @property
     def too_long(self) -> str | None:
         """A message about training examples longer than a batch, if any."""
-        tokens, lengths = self.asked.batch_tokens, self.lengths
+        tokens, lengths = self.requested.batch_tokens, self.lengths
         if tokens is None or lengths is None:
             return None
         count, longest = longer_than(lengths, tokens)
@@ -193,7 +193,7 @@ class TrainingJob:
     @property
     def mean_worker_batch(self) -> int:
         """Examples of the largest worker's batch, or the mean if batches are filled by tokens."""
-        job, sampler = self.asked, self.sampler
+        job, sampler = self.requested, self.sampler
         sharing = job.workers if job.mode == "sync" else 1
         if job.batch_tokens is None:
             return min(job.per_worker_batch, math.ceil(sampler.size / sharing))

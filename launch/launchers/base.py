@@ -41,7 +41,7 @@ class AgentProcess(Protocol):
         """End it soon; safe in a signal handler, as `kill` is."""
 
     def kill(self) -> None:
-        """End it at once."""
+        """End it immediately."""
 
 
 def how_it_ended(process: AgentProcess, explain: Callable[[int], str]) -> str | None:
@@ -76,7 +76,7 @@ class NodeChannel:
     fork_server: Callable[[], str] | None = None
 
     def cut_off(self) -> None:
-        """Disconnect the node at once: kill a local agent, or the carrier of a remote one."""
+        """Disconnect the node immediately: kill a local agent, or the carrier of a remote one."""
         if self.process is not None and self.shares_files:
             self.process.kill()
             return
@@ -139,7 +139,7 @@ class Launcher(Protocol):
         """Make a waiting `start` raise InterruptedRunError soon; safe in a signal handler."""
 
     def kill(self) -> None:
-        """End it at once, without waiting; safe in a signal handler."""
+        """End it immediately, without waiting; safe in a signal handler."""
 
     def check(self) -> None:
         """Raise RunFailedError if the nodes' network or cluster is gone."""
@@ -178,10 +178,8 @@ def send_prepare(stream: Stream, job: Job, node: int, *, one_machine: bool = Fal
     described, workers = _prepared(job)
     tasks = workers[node]
     shared = (sum(workers[:node]), job.workers) if one_machine else (0, tasks)
-    try:
-        stream.send(Prepare(described, tasks, *shared))
-    except OSError:
-        return  # the agent is gone, as the end of its stream shows
+    with suppress(OSError):  # the agent is gone, as the end of its stream shows
+        stream.send(Prepare(described, job.backend, job.device, job.node_timeout, job.spare_processes, tasks, *shared))
 
 
 @lru_cache(1)

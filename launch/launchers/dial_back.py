@@ -5,37 +5,43 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from ...core.listener import Exchange
-from ...engine.protocol.messages import Lent, Message, Stream
+from ...engine.protocol.join_messages import Refused
+from ...engine.protocol.messages import Detached, MessageParser, ProtocolError, Stream, WireMessage
 from ...engine.protocol.transport import accept
 
+J = TypeVar("J", bound=WireMessage)
 
-class Joiner(NamedTuple):
+
+class Joiner(NamedTuple, Generic[J]):
     """A process that knows the secret, and its first message."""
 
     stream: Stream
-    message: Message
+    message: J
 
 
-def prove(exchange: Exchange, secret: bytes, well_formed: Callable[[Message], bool]) -> Joiner:
-    """Return an authenticated process with its `well_formed` first message. Raises OSError."""
+def prove(exchange: Exchange, secret: bytes, joins: MessageParser[J]) -> Joiner[J]:
+    """Return an authenticated process with its first message, a request to join. Raises OSError."""
     stream = accept(exchange, secret)
     try:
         message = stream.receive()
-        if message is None or message.kind != "join" or not well_formed(message):
-            raise ConnectionError("it knows the secret, but did not ask to join; is it another version of trainer?")
+        if message is None:
+            raise ProtocolError("no message")
+        return Joiner(stream, joins.parse(message))
+    except ProtocolError as error:
+        stream.close()
+        raise ConnectionError("it knows the secret, but did not ask to join; is it another version of trainer?") from error
     except OSError:
         stream.close()
         raise
-    return Joiner(stream, message)
 
 
-def refuse(joiner: Joiner, reason: str, *, for_now: bool = False) -> None:
+def refuse(joiner: Joiner[J], reason: str, *, for_now: bool = False) -> None:
     """Reject an authenticated process. `for_now`: another driver may accept it."""
     with contextlib.suppress(OSError):  # it is gone
-        joiner.stream.send(Message("refused", {"reason": reason, "for_now": for_now}))
+        joiner.stream.send(Refused(reason, for_now))
     joiner.stream.close()
 
 
@@ -51,16 +57,16 @@ class LateStream(Stream):
         with self._lock:
             connected = self._late.connect(joined)
         if connected:
-            self._late.tell_decided()
+            self._late.notify_decided()
         return connected
 
     def give_up_waiting(self) -> None:
         """Stop waiting for the connection."""
         self._late.give_up()
-        self._late.tell_decided()
+        self._late.notify_decided()
 
     def cut(self) -> None:
-        """End the connection at once, or the wait for it."""
+        """End the connection immediately, or the wait for it."""
         self.give_up_waiting()
         super().cut()
 
@@ -68,16 +74,16 @@ class LateStream(Stream):
         """Call `begin` once the connection is there or impossible, possibly from another thread."""
         self._late.when_decided(begin)
 
-    def lend(self) -> Lent:
-        """See `Stream.lend`. Raises ConnectionError if the connection has not come."""
+    def detach(self) -> Detached:
+        """See `Stream.detach`. Raises ConnectionError if the connection has not come."""
         with self._lock:
-            return self._late.lend()._replace(begins_after=self._begins_after, begun=self._begin)
+            return self._late.detach()._replace(begins_after=self._begins_after, begun=self._begin)
 
 
 class _LateFiles:
     def __init__(self) -> None:
         self._joined: Stream | None = None
-        self._kept = bytearray()
+        self._buffered = bytearray()
         self._changed = threading.Condition()
         self._over = False
         self._begin: Callable[[], None] | None = None
@@ -88,9 +94,9 @@ class _LateFiles:
                 return False
             self._joined = joined
             self._changed.notify_all()
-        joined.writer.write(bytes(self._kept))
+        joined.writer.write(bytes(self._buffered))
         joined.writer.flush()
-        self._kept.clear()
+        self._buffered.clear()
         return True
 
     def give_up(self) -> None:
@@ -103,19 +109,19 @@ class _LateFiles:
             self._begin = begin
             decided = self._over or self._joined is not None
         if decided:
-            self.tell_decided()
+            self.notify_decided()
 
-    def tell_decided(self) -> None:
+    def notify_decided(self) -> None:
         """Call `begin` once: the connection is there and has the buffered data, or is impossible."""
         with self._changed:
             begin, self._begin = self._begin, None
         if begin is not None:
             begin()
 
-    def lend(self) -> Lent:
+    def detach(self) -> Detached:
         if self._joined is None:
             raise ConnectionError("the channel was closed before the agent had dialled")
-        return self._joined.lend()
+        return self._joined.detach()
 
     def _stream(self) -> Stream:
         with self._changed:
@@ -136,7 +142,7 @@ class _LateFiles:
             return self._joined.writer.write(data)
         if self._over:
             raise BrokenPipeError("the channel was closed before the agent had dialled")
-        self._kept += data
+        self._buffered += data
         return len(data)
 
     def flush(self) -> None:

@@ -18,6 +18,7 @@ from ...core.errors import InterruptedRunError, ResumableRunError, RunFailedErro
 if TYPE_CHECKING:
     from .host_list import Host
 
+Variables = Mapping[str, str]
 CONTROL_PORTS = 8  # how many ports above the contract's own are tried for the control channel, if the contract names none
 
 
@@ -109,7 +110,7 @@ class NameResolver:
 BY_HAND = "--rendezvous"  # the name of this contract
 
 
-def manual(environment: Mapping[str, str], options: Options) -> Membership | None:
+def manual(environment: Variables, options: Options) -> Membership | None:
     """Return the place from the command line, if given."""
     rendezvous, node_rank, nodes = options.rendezvous, options.node_rank, options.nodes
     if rendezvous is None and node_rank is None:
@@ -117,8 +118,8 @@ def manual(environment: Mapping[str, str], options: Options) -> Membership | Non
     if rendezvous is None or node_rank is None:
         raise UsageError("--node-rank and --rendezvous belong together: give both on every node, the same HOST:PORT everywhere")
     if node_rank < 0 or (nodes is not None and node_rank >= nodes):
-        one = "0, as the run has one node; give --nodes on each of them"
-        allowed = "0 and more" if nodes is None else one if nodes == 1 else f"0 to {nodes - 1} (--nodes {nodes})"
+        only_rank = "0, as the run has one node; give --nodes on each of them"
+        allowed = "0 and more" if nodes is None else only_rank if nodes == 1 else f"0 to {nodes - 1} (--nodes {nodes})"
         raise UsageError.of("--node-rank", node_rank, allowed)
     shape = {} if nodes is None else {"nodes": nodes}
     return Membership(BY_HAND, node_rank, 0, _rendezvous(rendezvous), shape)
@@ -135,7 +136,7 @@ def _rendezvous(text: str) -> tuple[str, tuple[int, ...]]:
 PORT = 29400  # the port of the suggested command, as in README.md
 
 
-def step_tasks(environment: Mapping[str, str]) -> int:
+def step_tasks(environment: Variables) -> int:
     """Return the number of processes in this process's Slurm step; 1 outside of any."""
     text = environment.get("SLURM_STEP_NUM_TASKS", "").strip() or "1"
     if not text.isdecimal():
@@ -143,7 +144,7 @@ def step_tasks(environment: Mapping[str, str]) -> int:
     return int(text)
 
 
-def refuse_step(environment: Mapping[str, str], typed: Sequence[str], parse_hosts: Callable[[str, str], Sequence[Host]]) -> None:
+def refuse_step(environment: Variables, typed: Sequence[str], parse_hosts: Callable[[str, str], Sequence[Host]]) -> None:
     """Raise UsageError in a Slurm step of several tasks; `typed` follows ``trainer``."""
     tasks = step_tasks(environment)
     if tasks <= 1:
@@ -153,8 +154,8 @@ def refuse_step(environment: Mapping[str, str], typed: Sequence[str], parse_host
             f"--repeats: starts runs on nodes of its own, and Slurm started {tasks} of these processes in one step (SLURM_STEP_NUM_TASKS), "
             f"each of which would do all of them; type: srun --ntasks 1 trainer {shlex.join(typed)}"
         )
-    given = environment.get("SLURM_STEP_NUM_NODES") or environment.get("SLURM_NNODES") or ""
-    nodes = int(given) if given.isdecimal() and int(given) and tasks % int(given) == 0 else tasks
+    listed = environment.get("SLURM_STEP_NUM_NODES") or environment.get("SLURM_NNODES") or ""
+    nodes = int(listed) if listed.isdecimal() and int(listed) and tasks % int(listed) == 0 else tasks
     host = "HOST-OF-NODE-0"
     for variable in ("SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST"):
         with suppress(UsageError):  # not set, or no list of Slurm's
@@ -173,7 +174,7 @@ _WORLD = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _TORCHRUN = (*_WORLD, *_LOCAL)
 
 
-def torchrun(environment: Mapping[str, str], options: Options) -> Membership | None:
+def torchrun(environment: Variables, options: Options) -> Membership | None:
     """Return the place from torchrun's variables; None if one is missing."""
     world = _given(environment)
     if len(world) < len(_TORCHRUN):
@@ -192,7 +193,7 @@ def torchrun(environment: Mapping[str, str], options: Options) -> Membership | N
     return Membership("torchrun", rank // local_size, local_rank, (world["MASTER_ADDR"], _ports_above(_port(world))), shape, size - nodes)
 
 
-def world_size(environment: Mapping[str, str], options: Options) -> Membership | None:
+def world_size(environment: Variables, options: Options) -> Membership | None:
     """Return the place of a process with a rank but no local rank; None in a world of one."""
     world, procs_per_node = _given(environment), options.procs_per_node
     if not world:
@@ -217,8 +218,8 @@ def world_size(environment: Mapping[str, str], options: Options) -> Membership |
 def _layout(procs_per_node: ProcsPerNode, size: int) -> tuple[int, tuple[int, ...]]:
     if isinstance(procs_per_node, tuple):
         if sum(procs_per_node) != size:
-            given = ",".join(map(str, procs_per_node))
-            raise UsageError(f"--procs-per-node: got {given}, {sum(procs_per_node)} in all, but WORLD_SIZE is {size}; make them agree")
+            listed = ",".join(map(str, procs_per_node))
+            raise UsageError(f"--procs-per-node: got {listed}, {sum(procs_per_node)} in all, but WORLD_SIZE is {size}; make them agree")
         return len(procs_per_node), nodes_of_workers(procs_per_node)
     if size % procs_per_node:
         raise UsageError(
@@ -228,35 +229,35 @@ def _layout(procs_per_node: ProcsPerNode, size: int) -> tuple[int, tuple[int, ..
     return size // procs_per_node, nodes_of_workers(workers_by_node(procs_per_node, size // procs_per_node))
 
 
-def _rank_and_size(world: Mapping[str, str]) -> tuple[int, int]:
+def _rank_and_size(world: Variables) -> tuple[int, int]:
     rank, size = _number(world, "RANK"), _number(world, "WORLD_SIZE")
     if not 0 <= rank < size:
         raise UsageError(f"RANK {rank} and WORLD_SIZE {size} do not fit; ranks run from 0 to WORLD_SIZE - 1")
     return rank, size
 
 
-def _port(world: Mapping[str, str]) -> int:
+def _port(world: Variables) -> int:
     port = _number(world, "MASTER_PORT")
     if not 1 <= port <= 65535:
         raise UsageError.of("MASTER_PORT", port, "a port from 1 to 65535")
     return port
 
 
-def _number(world: Mapping[str, str], name: str) -> int:
+def _number(world: Variables, name: str) -> int:
     try:
         return int(world[name])
     except ValueError as error:
         raise UsageError.of(name, world[name], "a whole number") from error
 
 
-def _given(environment: Mapping[str, str]) -> dict[str, str]:
+def _given(environment: Variables) -> dict[str, str]:
     return {name: environment[name].strip() for name in _TORCHRUN if environment.get(name, "").strip()}
 
 
 _ROLES = ("chief", "worker", "ps")
 
 
-def tf_config(environment: Mapping[str, str], options: Options) -> Membership | None:
+def tf_config(environment: Variables, options: Options) -> Membership | None:
     """Return the place from ``TF_CONFIG``: ``cluster`` (role → host:port list) and ``task``."""
     text = environment.get("TF_CONFIG", "")
     if not text.strip():
@@ -273,32 +274,39 @@ def tf_config(environment: Mapping[str, str], options: Options) -> Membership | 
     unknown = sorted(set(cluster) - set(_ROLES))
     if unknown:
         raise UsageError.of("TF_CONFIG", ", ".join(unknown), f"the roles {', '.join(_ROLES)}", _ROLES)
-    own = next((entry for entry in everyone if entry[:2] == (own_role, own_index)), None)
-    if own is None:
-        there = ", ".join(f"{role} {_span(len(cluster[role]))}" for role in _ROLES if cluster.get(role)) or "no task at all"
-        raise UsageError(f"TF_CONFIG: this process is to be {own_role} {own_index}, but the cluster has {there}; mend task or cluster")
+    entry_here = next((entry for entry in everyone if entry[:2] == (own_role, own_index)), None)
+    if entry_here is None:
+        listed = ", ".join(f"{role} {_span(len(cluster[role]))}" for role in _ROLES if cluster.get(role)) or "no task at all"
+        raise UsageError(f"TF_CONFIG: this process is to be {own_role} {own_index}, but the cluster has {listed}; mend task or cluster")
     hosts = list(dict.fromkeys(host for _, _, host, _ in everyone))
     ranks = [entry for entry in everyone if entry[0] == "worker" or (entry[0] == "chief" and "ps" not in cluster)]
     per_host = {host: [entry for entry in ranks if entry[2] == host] for host in hosts}
     by_node = tuple(len(entries) for entries in per_host.values())
     if 0 in by_node:
-        found = ", ".join(f"{host}: {len(entries)}" for host, entries in per_host.items())
+        counts = ", ".join(f"{host}: {len(entries)}" for host, entries in per_host.items())
         raise UsageError(
-            f"TF_CONFIG: every host needs a worker (found {found}); where each task is in a container of its own, have workers alone: "
+            f"TF_CONFIG: every host needs a worker (found {counts}); where each task is in a container of its own, have workers alone: "
             "with --mode async and --ps the first of these nodes also get chief and parameter servers"
         )
     ordered = [entry for host in hosts for entry in per_host[host]]
     ports = {f"worker-{number}": port for number, (_, _, _, port) in enumerate(ordered)}
     ports |= {f"{role}-{index}": port for role, index, _, port in everyone if role == "ps" or (role == "chief" and "ps" in cluster)}
-    node = hosts.index(own[2])
-    here = [entry for entry in everyone if entry[2] == own[2]]
+    node = hosts.index(entry_here[2])
+    here = [entry for entry in everyone if entry[2] == entry_here[2]]
     used = {port for _, _, _, port in everyone}
     control = max(port for _, _, host, port in everyone if host == hosts[0])
     shape: dict[str, int | tuple[int, ...]] = {"nodes": len(hosts), "procs_per_node": procs_per_node_of(by_node)}
     if "ps" in cluster:
         shape["ps"] = len(cluster["ps"])
     return Membership(
-        "TF_CONFIG", node, here.index(own), (hosts[0], _ports_above(control, used)), shape, len(everyone) - len(hosts), tuple(hosts), ports
+        "TF_CONFIG",
+        node,
+        here.index(entry_here),
+        (hosts[0], _ports_above(control, used)),
+        shape,
+        len(everyone) - len(hosts),
+        tuple(hosts),
+        ports,
     )
 
 
@@ -312,7 +320,7 @@ _PROCESSES = "PET_NPROC_PER_NODE"
 _BY_DEVICES = ("auto", "cpu", "gpu")  # values that torchrun would resolve; here the job has the number of processes
 
 
-def indexed_job(environment: Mapping[str, str], options: Options) -> Membership | None:
+def indexed_job(environment: Variables, options: Options) -> Membership | None:
     """Return the place of a pod of an Indexed Job, JobSet or TrainJob; None without rendezvous."""
     index = environment.get(INDEX, "").strip()
     if not index or options.rendezvous is None or options.node_rank is not None:
@@ -324,44 +332,44 @@ def indexed_job(environment: Mapping[str, str], options: Options) -> Membership 
     return Membership(INDEX, int(index), 0, _rendezvous(options.rendezvous), shape, starts_again=True)
 
 
-def kubeflow(environment: Mapping[str, str], options: Options) -> Membership | None:
+def kubeflow(environment: Variables, options: Options) -> Membership | None:
     """Return the place of a pod of a TrainJob or PyTorchJob from torchrun's variables."""
-    given = {name: environment[name].strip() for name in (*_KUBEFLOW, _PROCESSES) if environment.get(name, "").strip()}
-    if any(name not in given for name in _KUBEFLOW):
+    variables = {name: environment[name].strip() for name in (*_KUBEFLOW, _PROCESSES) if environment.get(name, "").strip()}
+    if any(name not in variables for name in _KUBEFLOW):
         return None
-    nodes, node = (_whole_number(given, name) for name in ("PET_NNODES", "PET_NODE_RANK"))
+    nodes, node = (_whole_number(variables, name) for name in ("PET_NNODES", "PET_NODE_RANK"))
     if not 0 <= node < nodes:
         raise UsageError(f"PET_NODE_RANK {node} and PET_NNODES {nodes} do not fit; nodes run from 0 to PET_NNODES - 1")
     if nodes == 1:
         return None
     shape = {"nodes": nodes}
-    if given.get(_PROCESSES, "auto") not in _BY_DEVICES:
-        shape["procs_per_node"] = _whole_number(given, _PROCESSES)
+    if variables.get(_PROCESSES, "auto") not in _BY_DEVICES:
+        shape["procs_per_node"] = _whole_number(variables, _PROCESSES)
     try:
-        host, port = _endpoint(f"{given['PET_MASTER_ADDR']}:{given['PET_MASTER_PORT']}")
+        host, port = _endpoint(f"{variables['PET_MASTER_ADDR']}:{variables['PET_MASTER_PORT']}")
     except ValueError as error:
-        raise UsageError.of("PET_MASTER_PORT", given["PET_MASTER_PORT"], "a port from 1 to 65535") from error
+        raise UsageError.of("PET_MASTER_PORT", variables["PET_MASTER_PORT"], "a port from 1 to 65535") from error
     return Membership("Kubeflow (PET_NNODES)", node, 0, (host, (port,)), shape, starts_again=True)
 
 
-def _whole_number(given: Mapping[str, str], name: str) -> int:
-    if not given[name].isdecimal():
-        allowed = "one number of nodes, not a range, as a run does not change it by itself" if ":" in given[name] else "a whole number"
-        raise UsageError.of(name, given[name], allowed)
-    return int(given[name])
+def _whole_number(variables: Variables, name: str) -> int:
+    if not variables[name].isdecimal():
+        allowed = "one number of nodes, not a range, as a run does not change it by itself" if ":" in variables[name] else "a whole number"
+        raise UsageError.of(name, variables[name], allowed)
+    return int(variables[name])
 
 
 JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray for a job's command and its children, not for processes on nodes
 
 
-def in_ray_job(environment: Mapping[str, str]) -> bool:
+def in_ray_job(environment: Variables) -> bool:
     """Return whether this is the environment of a Ray job's command or its child."""
     return bool(environment.get(JOB_VARIABLE))
 
 
 # A node's first process is its agent, the first of all also the driver; the others wait, so that their launcher sees the exit code.
 
-ENVIRONMENTS: Sequence[Callable[[Mapping[str, str], Options], Membership | None]] = (
+ENVIRONMENTS: Sequence[Callable[[Variables, Options], Membership | None]] = (
     indexed_job,
     manual,
     torchrun,
@@ -372,7 +380,7 @@ ENVIRONMENTS: Sequence[Callable[[Mapping[str, str], Options], Membership | None]
 
 
 def detect(
-    environment: Mapping[str, str], rendezvous: str | None, node_rank: int | None, nodes: int | None, procs_per_node: ProcsPerNode = 1
+    environment: Variables, rendezvous: str | None, node_rank: int | None, nodes: int | None, procs_per_node: ProcsPerNode = 1
 ) -> Membership | None:
     """Return this process's place; None if it is alone. Raises UsageError for a bad contract."""
     options = Options(rendezvous, node_rank, nodes, procs_per_node)

@@ -22,7 +22,7 @@ from ...core.errors import RunFailedError, UsageError
 from ...core.job import MAX_NODES, Job
 from ...core.plugins import find
 from ...core.process import python
-from ..preflight.findings import Finding, Here, asked_device, findings, table
+from ..preflight.findings import Finding, Here, findings, requested_device, table
 from ..preflight.interview import Probe, interview
 from .base import AgentStarter, StartedAgent, end_agents, how_it_ended
 
@@ -223,7 +223,7 @@ class HostChecks:
         started_by = self.starter.name
         if job is None:
             return findings(reports, _here(job), started_by=started_by, workers=self.workers)
-        module, device = find("backend", job.backend).requires, asked_device(job)
+        module, device = find("backend", job.backend).requires, requested_device(job)
         return findings(reports, _here(job), module, device, started_by=started_by, workers=job.workers_by_node)
 
     def interrupt(self) -> None:
@@ -243,13 +243,13 @@ class HostChecks:
             agent.process.terminate()
 
 
-def refuse(found: Sequence[Finding]) -> None:
+def refuse(results: Sequence[Finding]) -> None:
     """Raise a table of bad findings: RunFailedError if a host does not answer, else UsageError."""
-    bad = [finding for finding in found if finding.state == "bad"]
+    bad = [finding for finding in results if finding.state == "bad"]
     if not bad:
         return
     hosts = {finding.host for finding in bad}
-    text = f"{len(hosts)} of {len({finding.host for finding in found})} hosts cannot take part in this run:\n{table(bad)}"
+    text = f"{len(hosts)} of {len({finding.host for finding in results})} hosts cannot take part in this run:\n{table(bad)}"
     raise RunFailedError(text) if any(finding.unreached for finding in bad) else UsageError(text)
 
 

@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,20 @@ from ...core.console import note
 from ...core.errors import RunFailedError, UsageError
 from ...core.job import Job
 from ...core.listener import PROOF_SECONDS
-from ...core.liveness import TICK_SECONDS, SilenceCounter
 from ...core.process import interrupts_answered, interrupts_ignored
 from ...core.settings.job_fields import fields_with_role
-from ...engine.protocol.messages import PROTOCOL, Message, Stream
+from ...engine.protocol.join_messages import JoinRequest, Refused, Welcome
+from ...engine.protocol.messages import PROTOCOL, Alive, MessageParser, Stream
+from ...engine.protocol.node_messages import Finish
 from ...engine.protocol.transport import WrongSecretError, connect
-from ..node.agent import Agent
+from ..node.agent import Agent, await_silence
 from .environments import Membership
 
-OWN_TO_EACH_NODE = frozenset({*fields_with_role("destination"), "data_dir"})  # fields that may differ between the nodes of one job
+NODE_SPECIFIC_FIELDS = frozenset({*fields_with_role("destination"), "data_dir"})  # fields that may differ between the nodes of one job
 RESUME = "resume"  # the key of a request that resumes a run
-DRIVER = 0  # the only peer of a standby's silence counter
 RETRY_SECONDS = 0.2  # interval of tries to reach the driver
+_ANSWERS = MessageParser(Welcome, Refused)
+_TO_STANDBYS = MessageParser(Alive, Finish)
 
 
 def job_request(job: Job) -> dict[str, Any]:
@@ -33,9 +35,9 @@ def job_request(job: Job) -> dict[str, Any]:
     return _common(job.model_dump(mode="json"))
 
 
-def resume_request(resume: Path, given: Mapping[str, Any], place: Membership) -> dict[str, Any]:
+def resume_request(resume: Path, settings: Mapping[str, Any], place: Membership) -> dict[str, Any]:
     """Return the settings that all processes of a resumed run share, with the run's name."""
-    return {RESUME: resume.name, **_common(given), **place.shape}
+    return {RESUME: resume.name, **_common(settings), **place.shape}
 
 
 def automatic_request(job: Job) -> dict[str, Any]:
@@ -44,7 +46,7 @@ def automatic_request(job: Job) -> dict[str, Any]:
 
 
 def _common(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in settings.items() if key not in OWN_TO_EACH_NODE}
+    return {key: value for key, value in settings.items() if key not in NODE_SPECIFIC_FIELDS}
 
 
 def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:
@@ -64,15 +66,15 @@ def _value(settings: Mapping[str, Any], key: str) -> str:
     return repr(settings[key]) if key in settings else "not given"
 
 
-def another_protocol(whose: str, theirs: object, ours: str) -> str:
+def another_protocol(whose: str, theirs: int | None, ours: str) -> str:
     """Describe a peer with another version of the protocol, or none."""
-    spoken = f"protocol {theirs}" if type(theirs) is int else "a protocol from before it had a number"
+    spoken = "a protocol from before it had a number" if theirs is None else f"protocol {theirs}"
     return f"{whose} speaks {spoken}, {ours} {PROTOCOL}: install the same version everywhere"
 
 
-def join_run(asked: Mapping[str, Any], place: Membership, secret: bytes, start_timeout_seconds: float) -> int:
+def join_run(settings: Mapping[str, Any], place: Membership, secret: bytes, start_timeout_seconds: float) -> int:
     """Join as an agent or standby; return the run's exit code. Raises RunFailedError on failure."""
-    request = Message("join", {"protocol": PROTOCOL, "node": place.node, "local_rank": place.local_rank, "asked": dict(asked)})
+    request = JoinRequest(place.node, place.local_rank, dict(settings), PROTOCOL)
     stream, node_timeout_seconds = welcomed(request, place, secret, start_timeout_seconds)
     driver = place.rendezvous[0]
 
@@ -94,23 +96,21 @@ def join_run(asked: Mapping[str, Any], place: Membership, secret: bytes, start_t
 
 
 def _stand_by(stream: Stream, node_timeout_seconds: float, place: Membership) -> int:
-    counter = SilenceCounter(node_timeout_seconds, time.monotonic())
     over = threading.Event()
     problem = ""
 
     def watch_driver() -> None:
         nonlocal problem
-        while not over.wait(TICK_SECONDS):
-            if counter.tick(time.monotonic(), {DRIVER: stream.arrivals}):
-                problem = f"the driver has not been heard of for {counter.limit_seconds:g} s (--node-timeout)"
-                stream.cut()
-                return
+        if (silence := await_silence(stream, node_timeout_seconds, over)) is not None:
+            problem = silence
+            stream.cut()
 
     watched = False
     try:
         while (message := stream.receive()) is not None:
-            if message.kind == "finish":
-                return int(message["exit_code"])
+            request = _TO_STANDBYS.parse(message)
+            if isinstance(request, Finish):
+                return request.exit_code
             if place.node != 0 and not watched:
                 watched = True
                 threading.Thread(target=watch_driver, name="silence", daemon=True).start()
@@ -123,7 +123,7 @@ def _stand_by(stream: Stream, node_timeout_seconds: float, place: Membership) ->
     raise lost
 
 
-def welcomed(request: Message, place: Membership, secret: bytes, start_timeout_seconds: float) -> tuple[Stream, float]:
+def welcomed(request: JoinRequest, place: Membership, secret: bytes, start_timeout_seconds: float) -> tuple[Stream, float]:
     """Ask the driver until it accepts; return the channel and the node time-out in seconds.
 
     Raises UsageError if it refuses or has another secret, RunFailedError after the start time-out. If processes are restarted, another
@@ -176,25 +176,21 @@ def _cut_at(deadline: float, stream: Stream) -> Iterator[None]:
         raise TimeoutError("it knows the secret, but has not answered whether this process may join") from problem
 
 
-def _ask(request: Message, stream: Stream, *, starts_again: bool) -> tuple[Stream, float]:
+def _ask(request: JoinRequest, stream: Stream, *, starts_again: bool) -> tuple[Stream, float]:
     """Return the stream and node time-out if accepted. Raises UsageError, OSError if retryable."""
-    welcome = False
-    try:
+    with ExitStack() as unless_welcome:
+        unless_welcome.callback(stream.close)
         stream.send(request)
-        answer = stream.receive()
-        if answer is None:
+        message = stream.receive()
+        if message is None:
             raise ConnectionError("the driver closed the connection")
-        welcome = answer.kind == "welcome"
-        if not welcome and starts_again and answer.get("for_now"):
-            raise ConnectionError(f"the driver turned this process away: {answer.get('reason')}")
-        if not welcome:
-            raise UsageError(f"the driver turned this process away: {answer.get('reason', answer.kind)}")
-        if (found := answer.get("protocol")) != PROTOCOL:
-            welcome = False
-            raise UsageError(another_protocol("the driver", found, "this process"))
-        node_timeout_seconds: float = answer["node_timeout_seconds"]
-        stream.limit_silence(2 * node_timeout_seconds)
-    finally:
-        if not welcome:
-            stream.close()
-    return stream, node_timeout_seconds
+        if message.kind == "welcome" and message.protocol != PROTOCOL:
+            raise UsageError(another_protocol("the driver", message.protocol, "this process"))
+        answer = _ANSWERS.parse(message)
+        if isinstance(answer, Refused):
+            error = ConnectionError if starts_again and answer.for_now else UsageError
+            raise error(f"the driver turned this process away: {answer.reason}")
+        assert isinstance(answer, Welcome)
+        stream.limit_silence(2 * answer.node_timeout_seconds)
+        unless_welcome.pop_all()
+    return stream, answer.node_timeout_seconds

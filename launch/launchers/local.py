@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...core.errors import UsageError
 from ...core.job import Job
@@ -16,7 +16,7 @@ from ...engine.protocol.transport import start_over_stdio
 from ..node.fork_server_client import ForkServer, open_fork_server
 from ..node.scratch import remove_scratch
 from ..virtual.namespaces import MissingCapabilityError, NetworkLostError
-from .base import AgentProcess, Launcher, LauncherDefaults, NodeChannel, StartedAgent, agent_command, end_agents, end_lost, send_prepare
+from .base import AgentProcess, Launcher, LauncherDefaults, NodeChannel, agent_command, end_agents, end_lost, send_prepare
 from .registry import LauncherPlugin, LaunchRequest
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ class LocalLauncher(LauncherDefaults):
     warn: Callable[[str], None]
     network: VirtualNetwork | None = None
     _network_lost: bool = False
-    _starter: HostStarter | NamespaceStarter | None = None
     _fork_server: ForkServer | None = None
     _cleanup: ExitStack = field(default_factory=ExitStack)
     _channels: list[NodeChannel] = field(default_factory=list)
@@ -58,25 +57,25 @@ class LocalLauncher(LauncherDefaults):
         """Start one agent per node; idempotent. Raises UsageError if isolation is impossible."""
         if not self._channels:
             self._fork_server = open_fork_server(self.job)
-            network = self._virtual_network()
-            self._starter = NamespaceStarter(network) if network else HostStarter()
+            self._make_network()
             self._channels.extend(self._started(node) for node in range(self.job.nodes))
         return self._channels
 
     def _started(self, node: int) -> NodeChannel:
-        assert self._starter is not None
-        options = ["--parent", str(os.getpid())]
-        if self._fork_server is None:
-            agent = self._starter.start(node, agent_command(node, *options))
+        network, fork_server = self.network, self._fork_server
+        popen: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen if network is None else partial(network.popen, node)
+        command = agent_command(node, "--parent", str(os.getpid()))
+        if fork_server is None:
+            process, stream = start_over_stdio(popen, command)
         else:
-            with self._fork_server.connect(*self._starter.place(node)) as connection:
-                options += ["--fork-server", str(connection.fileno())]
-                agent = self._starter.start(node, agent_command(node, *options), [connection.fileno()])
-        self._agents.append(agent.process)
-        send_prepare(agent.stream, self.job, node, one_machine=True)
-        channel = NodeChannel(node, agent.stream, agent.address, agent.isolated, agent.cores, agent.shares_files, agent.process)
-        channel.fork_server = None if self._fork_server is None else self._fork_server.describe_end
-        return channel
+            with fork_server.connect(*(({}, "-") if network is None else network.place(node))) as connection:
+                command += ["--fork-server", str(connection.fileno())]
+                process, stream = start_over_stdio(partial(popen, pass_fds=[connection.fileno()]), command)
+        self._agents.append(process)
+        send_prepare(stream, self.job, node, one_machine=True)
+        address, cores = ("127.0.0.1", None) if network is None else (network.addresses[node], network.cores(node))
+        described = None if fork_server is None else fork_server.describe_end
+        return NodeChannel(node, stream, address, network is not None, cores, True, process, fork_server=described)
 
     def replace(self, node: int) -> NodeChannel | None:
         """Replace an agent in its place, or in a new network if the network's holder has ended."""
@@ -120,24 +119,24 @@ class LocalLauncher(LauncherDefaults):
             if channel.scratch is not None:
                 remove_scratch(channel.scratch)
 
-    def _virtual_network(self) -> VirtualNetwork | None:
+    def _make_network(self) -> None:
+        """Make the virtual network, unless the job needs none or none is possible."""
         shaped = self.job.bandwidth is not None or self.job.cores_per_node is not None
         if self.job.network == "host":
             self._warn_about_host("as asked by --network host")
-            return None
+            return
         if self._alone and not shaped and self.job.network == "auto":
-            return None
+            return
         self._check_cores()
         from ..virtual.network import VirtualNetwork
 
         network = VirtualNetwork(self.job.nodes, self.job.bandwidth_bits_per_second, self.job.cores_of)
         try:
             self.network = self._cleanup.enter_context(network)
-        except MissingCapabilityError as lack:
-            if lack.capability != "namespaces" or self.job.network == "isolated" or shaped:
+        except MissingCapabilityError as error:
+            if error.capability != "namespaces" or self.job.network == "isolated" or shaped:
                 raise
-            self._warn_about_host(str(lack))
-        return self.network
+            self._warn_about_host(str(error))
 
     def _make_network_again(self) -> None:
         assert self.network is not None
@@ -168,41 +167,5 @@ class LocalLauncher(LauncherDefaults):
         text = f"all nodes share 127.0.0.1 ({why}); traffic is counted per task from its sockets"
         from ...backends.loading import load_backend
 
-        own = load_backend(self.job.backend).capabilities.host_network_warning
-        self.warn(f"{text}; {own}" if own else text)
-
-
-class HostStarter:
-    """Starts agents on this host, all on 127.0.0.1."""
-
-    name = "this host"
-
-    def start(self, node: int, command: Sequence[str], descriptors: Sequence[int] = ()) -> StartedAgent:
-        """Start an agent that inherits `descriptors`; see `AgentStarter`."""
-
-        def popen(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-            return subprocess.Popen(command, pass_fds=descriptors, **options)
-
-        started = start_over_stdio(popen, command)
-        return StartedAgent(*started, "127.0.0.1", isolated=False, shares_files=True)
-
-    def place(self, node: int) -> tuple[dict[str, int], str]:
-        """Return no namespaces or CPU groups; see `VirtualNetwork.place`."""
-        return {}, "-"
-
-
-@dataclass(frozen=True)
-class NamespaceStarter:
-    """Starts each agent in a virtual node."""
-
-    network: VirtualNetwork
-    name = "virtual nodes"
-
-    def start(self, node: int, command: Sequence[str], descriptors: Sequence[int] = ()) -> StartedAgent:
-        """Start an agent that inherits `descriptors`; see `AgentStarter`."""
-        started = start_over_stdio(partial(self.network.popen, node, pass_fds=descriptors), command)
-        return StartedAgent(*started, self.network.addresses[node], isolated=True, cores=self.network.cores(node), shares_files=True)
-
-    def place(self, node: int) -> tuple[dict[str, int], str]:
-        """See `VirtualNetwork.place`."""
-        return self.network.place(node)
+        backend_warning = load_backend(self.job.backend).capabilities.host_network_warning
+        self.warn(f"{text}; {backend_warning}" if backend_warning else text)

@@ -48,9 +48,9 @@ class Check:
 def check_machine(*, fresh: bool = False) -> tuple[list[Check], bool]:
     """Return all checks, and whether a backend can train; `fresh` ignores cached probes."""
     with ThreadPoolExecutor(max_workers=1) as pool:
-        asked = pool.submit(probe_kept, fresh=fresh)
+        probing = pool.submit(probe_kept, fresh=fresh)
         host, hardware, virtual = describe_host({}), nvidia_hardware(), possible()
-        backends = asked.result()
+        backends = probing.result()
     checks = [
         *map(backend_check, backends),
         *gpu_checks(hardware, backends, host["gpu_problem"], described_gpus(host) if host["gpus"] else None),
@@ -63,12 +63,12 @@ def check_machine(*, fresh: bool = False) -> tuple[list[Check], bool]:
     return checks, any(backend.problem is None for backend in backends)
 
 
-def backend_check(found: Availability) -> Check:
+def backend_check(backend: Availability) -> Check:
     """Check that a framework is installed, and list its devices."""
-    name = f"backend {found.name}"
-    if found.problem is not None:
-        return Check(name, "lack", found.problem, found.hint)
-    return Check(name, "ok", f"{found.version} on {', '.join(found.devices)}")
+    name = f"backend {backend.name}"
+    if backend.problem is not None:
+        return Check(name, "lack", backend.problem, backend.hint)
+    return Check(name, "ok", f"{backend.version} on {', '.join(backend.devices)}")
 
 
 def gpu_checks(hardware: GpuHardware, backends: list[Availability], problem: str | None, described: str | None = None) -> Iterator[Check]:
@@ -105,10 +105,10 @@ def processor_check(host: dict[str, Any]) -> Check:
     limits = [f"affinity {host['cores_affinity']}"] if host["cores_affinity"] not in (None, logical) else []
     limits += [f"cgroup quota {host['cores_quota']:g}"] if host["cores_quota"] is not None else []
     limited = f" ({', '.join(limits)})" if limits else ""
-    found = f"{_figure(usable)} of {_figure(logical)} cores usable{limited}, {host['cpu_model'] or 'unknown model'}"
+    described = f"{_figure(usable)} of {_figure(logical)} cores usable{limited}, {host['cpu_model'] or 'unknown model'}"
     if limits and usable is not None and logical is not None and usable < logical:
-        return Check("processor", "lack", found, "raise the container's CPU limit or the affinity (taskset) to use the whole machine")
-    return Check("processor", "ok", found)
+        return Check("processor", "lack", described, "raise the container's CPU limit or the affinity (taskset) to use the whole machine")
+    return Check("processor", "ok", described)
 
 
 def _figure(value: float | None) -> str:
@@ -120,15 +120,15 @@ def _memory_check(host: dict[str, Any]) -> Check:
     free = psutil.virtual_memory().available
     usable = free if limit is None else min(free, limit)
     limited = f", limited to {_size(limit)} by the cgroup" if limit is not None else ""
-    found = f"{_size(free)} free of {_size(total)}{limited}"
+    described = f"{_size(free)} free of {_size(total)}{limited}"
     if usable < MIN_MEMORY_BYTES:
-        return Check("memory", "lack", found, f"have at least {_size(MIN_MEMORY_BYTES)} for each task")
-    return Check("memory", "ok", found)
+        return Check("memory", "lack", described, f"have at least {_size(MIN_MEMORY_BYTES)} for each task")
+    return Check("memory", "ok", described)
 
 
 def virtual_node_checks(virtual: Possibility) -> Iterator[Check]:
     """Check whether virtual nodes work, and with which limits."""
-    if (none := virtual.lacks.get("namespaces")) is not None:
+    if (none := virtual.missing.get("namespaces")) is not None:
         yield Check("virtual nodes", "lack", f"not possible: {none.reason}", none.remedy)
         return
     yield Check("virtual nodes", "ok", f"possible, {'in a user namespace' if virtual.rootless else 'as root'}")
@@ -137,22 +137,22 @@ def virtual_node_checks(virtual: Possibility) -> Iterator[Check]:
         ("core limits", "--cores-per-node", "cpu_quota"),
     )
     for name, option, capability in limits:
-        lack = virtual.lacks.get(capability)
-        yield Check(name, "ok", f"{option} works") if lack is None else Check(name, "lack", f"{option} does not work here", str(lack))
+        missing = virtual.missing.get(capability)
+        yield Check(name, "ok", f"{option} works") if missing is None else Check(name, "lack", f"{option} does not work here", str(missing))
 
 
 def disk_check(name: str, folder: Path) -> Check:
     """Check the free space of a folder, which may not exist yet, and that it can be written."""
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     free = shutil.disk_usage(existing).free
-    found = f"{_size(free)} free at {folder}"
+    described = f"{_size(free)} free at {folder}"
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         return Check(
             name, "lack", f"{existing} cannot be written", "choose another folder: --out for runs, TRAINER_DATA_CACHE for datasets"
         )
     if free < MIN_DISK_BYTES:
-        return Check(name, "lack", found, f"make at least {_size(MIN_DISK_BYTES)} free, or choose another folder")
-    return Check(name, "ok", found)
+        return Check(name, "lack", described, f"make at least {_size(MIN_DISK_BYTES)} free, or choose another folder")
+    return Check(name, "ok", described)
 
 
 def _runs_check() -> Check:
@@ -178,51 +178,51 @@ def _size(count: float) -> str:
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *NOTICES)  # SIGHUP comes from a terminal that is closed
 
 
-class HeardSignals:
-    """Passes the signals that end a command to `heard`; an ignored SIGHUP stays ignored (nohup). Main thread only.
+class CaughtSignals:
+    """Passes the signals that end a command to `handle`. Main thread only.
 
-    Once `interrupted`, signals after the block are ignored, so that the exit code stays.
+    An ignored SIGHUP stays ignored (nohup). Once `interrupted`, signals after the block are ignored, so that the exit code stays.
     """
 
     interrupted = False
 
     def __enter__(self) -> Self:
         numbers = [number for number in SIGNALS if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN]
-        self._before = {number: signal.signal(number, lambda number, frame: self.heard(number)) for number in numbers}
+        self._before = {number: signal.signal(number, lambda number, frame: self.handle(number)) for number in numbers}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_IGN if self.interrupted else handler)
 
-    def heard(self, number: int) -> None:
+    def handle(self, number: int) -> None:
         """Take a signal."""
         raise NotImplementedError
 
 
-class EndingSignals(HeardSignals):
-    """Calls `in_good_order` at the first signal and `at_once` at the second, in the main thread.
+class EndingSignals(CaughtSignals):
+    """Calls `graceful` at the first signal and `immediate` at the second, in the main thread.
 
     Repeated notices of a batch system count as none, and a signal after one as the first.
     """
 
-    def __init__(self, in_good_order: Callable[[], None], at_once: Callable[[], NoReturn]) -> None:
-        self._in_good_order = in_good_order
-        self._at_once = at_once
+    def __init__(self, graceful: Callable[[], None], immediate: Callable[[], NoReturn]) -> None:
+        self._graceful = graceful
+        self._immediate = immediate
         self._count = 0
 
     def ask(self) -> None:
-        """Call `in_good_order` unless interrupted; the next signal still counts as the first."""
+        """Call `graceful` unless interrupted; the next signal still counts as the first."""
         if not self.interrupted:
             self.interrupted = True
-            self._in_good_order()
+            self._graceful()
 
-    def heard(self, number: int) -> None:
+    def handle(self, number: int) -> None:
         """Take a signal, as `ask` unless it is the second."""
         if number not in NOTICES:
             self._count += 1
             if self._count > 1:
-                self._at_once()
+                self._immediate()
         self.ask()
 
 

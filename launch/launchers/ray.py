@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import re
 import secrets
@@ -22,7 +23,8 @@ from ...core.errors import InterruptedRunError, RunFailedError, UsageError
 from ...core.job import Job
 from ...core.listener import AuthenticatingListener
 from ...core.process import python
-from ...engine.protocol.messages import Message, Stream
+from ...engine.protocol.join_messages import CommandJoin
+from ...engine.protocol.messages import MessageParser, Stream
 from ...engine.protocol.transport import AGENT_BEGINS, start_over_stdio
 from ..node.dialled import Summons
 from ..preflight.findings import Finding
@@ -30,6 +32,20 @@ from .base import Launcher, NodeChannel, StartedAgent, end_agents
 from .dial_back import Joiner, LateStream, prove
 from .environments import in_ray_job
 from .host_list import remote_python
+from .ray_messages import (
+    EVENTS,
+    CommandEnded,
+    CommandLine,
+    CommandsLost,
+    Failed,
+    KillCommand,
+    Place,
+    Placed,
+    RayEvent,
+    RayRequest,
+    StartCommand,
+    Waiting,
+)
 from .registry import LauncherPlugin, LaunchRequest
 from .ssh import ErrorLines, RemoteLauncher, end_elsewhere, refuse_virtual_nodes
 
@@ -38,6 +54,7 @@ LOOK_SECONDS = 0.2  # interval of looking for an interrupt while waiting for nod
 LEAVE_SECONDS = 10.0  # time limit for the client to give the nodes back
 LAST_LINES = 4  # lines of a command's standard error that are reported with its end
 KILLED = -9
+_JOINS = MessageParser(CommandJoin)
 _ADDRESS = re.compile(r"auto|(ray://)?(\[[0-9a-fA-F:]+\]|[A-Za-z0-9_][A-Za-z0-9._-]*):[0-9]{1,5}")
 
 
@@ -114,10 +131,10 @@ class RayStarter:
         self._job, self._address, self._python, self._warn = job, address, interpreter, warn
         self._secret = secrets.token_hex(32)
         self._client: subprocess.Popen[bytes] | None = None
-        self._said: ErrorLines | None = None
-        self._requests: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
-        self._door: AuthenticatingListener[Joiner] | None = None
-        self._summoned_to: tuple[str, int] | None = None
+        self._errors: ErrorLines | None = None
+        self._requests: queue.SimpleQueue[RayRequest | None] = queue.SimpleQueue()
+        self._listener: AuthenticatingListener[Joiner[CommandJoin]] | None = None
+        self._listening_at: tuple[str, int] | None = None
         self._commands: dict[int, _Command] = {}
         self._unsent: list[_Command] = []
         self._lock = threading.Lock()
@@ -136,12 +153,10 @@ class RayStarter:
 
         self._client, stream = start_over_stdio(popen, python(CLIENT_MODULE))
         assert self._client.stderr is not None
-        self._said = ErrorLines("Ray", self._client.stderr, tell=lambda: False)
+        self._errors = ErrorLines("Ray", self._client.stderr, should_log=lambda: False)
         job = self._job
-        place = {"address": self._address, "workers_by_node": job.workers_by_node, "threads": job.threads, "device": job.device}
-        place["whole_cluster"] = whole_cluster
-        self._requests.put(Message("place", place))
-        for work, name in ((self._ask, "to-ray"), (self._hear, "from-ray")):
+        self._requests.put(Place(self._address, job.workers_by_node, job.threads, job.device, whole_cluster))
+        for work, name in ((self._send_requests, "to-ray"), (self._receive_events, "from-ray")):
             threading.Thread(target=work, args=(stream,), name=name, daemon=True).start()
 
     def start(self, node: int, command: Sequence[str]) -> StartedAgent:
@@ -152,7 +167,7 @@ class RayStarter:
             self._commands[number] = started
             if self._failed is not None:
                 started.end(None, self._failed)
-            elif self._summoned_to is None:
+            elif self._listening_at is None:
                 self._unsent.append(started)
             else:
                 self._summon(started)
@@ -161,7 +176,7 @@ class RayStarter:
     def await_nodes(self, option: str = "--start-timeout") -> None:
         """Wait for the nodes (time-out: `option`). Raises RunFailedError, InterruptedRunError."""
         deadline = time.monotonic() + self._job.start_timeout
-        while self._summoned_to is None:
+        while self._listening_at is None:
             self.check()
             if self._interrupted:
                 raise InterruptedRunError("interrupted by the user, while the run was waiting for nodes of Ray's")
@@ -183,45 +198,45 @@ class RayStarter:
         if self._client is None or self._closing:
             return
         self._closing = True
-        if self._door is not None:
-            self._door.close()
+        if self._listener is not None:
+            self._listener.close()
         self._requests.put(None)
         end_agents([self._client], LEAVE_SECONDS)
 
     def kill(self) -> None:
-        """End the client at once; safe in a signal handler."""
+        """End the client immediately; safe in a signal handler."""
         if self._client is not None:
             self._client.kill()
 
-    def _ask(self, stream: Stream) -> None:
+    def _send_requests(self, stream: Stream) -> None:
         """Send requests, in a thread, as a hanging call to Ray would block the driver."""
-        with contextlib.suppress(OSError, ValueError):  # it has ended, which `_hear` sees, or `close` has ended it
+        with contextlib.suppress(OSError, ValueError):  # it has ended, which `_receive_events` sees, or `close` has ended it
             while (request := self._requests.get()) is not None:
                 stream.send(request)
 
-    def _hear(self, stream: Stream) -> None:
+    def _receive_events(self, stream: Stream) -> None:
         with contextlib.suppress(OSError):
             while (message := stream.receive()) is not None:
-                self._take(message)
-        said = self._said.behind() if self._said is not None else ""
-        self._fail(f"its client process has ended{said}")
+                self._handle(EVENTS.parse(message))
+        last_lines = self._errors.suffix() if self._errors is not None else ""
+        self._fail(f"its client process has ended{last_lines}")
 
-    def _take(self, message: Message) -> None:
-        if message.kind == "placed":
-            self.nodes = message["nodes"]
-            self._open_door(message["own_address"])
-        elif message.kind == "waiting":
-            self._waiting = message["text"]
+    def _handle(self, event: RayEvent) -> None:
+        if isinstance(event, Placed):
+            self.nodes = event.nodes
+            self._listen(event.own_address)
+        elif isinstance(event, Waiting):
+            self._waiting = event.text
             self._warn(f"Ray: the run waits for {self._waiting}")
-        elif message.kind == "failed":
-            self._fail(message["text"])
-        elif message.kind == "line":
-            self._commands[message["number"]].tell(message["value"])
-        elif message.kind == "ended":
-            self._commands[message["number"]].end(message["value"], None)
-        elif message.kind == "lost":
-            for number in message["numbers"]:
-                self._commands[number].lose(f"has gone with Ray's actor there: {message['text']}")
+        elif isinstance(event, Failed):
+            self._fail(event.text)
+        elif isinstance(event, CommandLine):
+            self._commands[event.number].take_line(event.value)
+        elif isinstance(event, CommandEnded):
+            self._commands[event.number].end(event.value, None)
+        elif isinstance(event, CommandsLost):
+            for number in event.numbers:
+                self._commands[number].lose(f"has gone with Ray's actor there: {event.text}")
 
     def _fail(self, why: str) -> None:
         with self._lock:
@@ -230,37 +245,36 @@ class RayStarter:
         for command in commands:
             command.lose(f"has gone with Ray: {why}")
 
-    def _open_door(self, address: str) -> None:
+    def _listen(self, address: str) -> None:
         try:
             listening = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET, backlog=128)
         except OSError as error:
             self._fail(f"the nodes would reach this machine at {address}, where it cannot listen: {error.strerror}")
             return
-        proof = partial(prove, secret=self._secret.encode(), well_formed=lambda join: type(join.get("number")) is int)
-        self._door = AuthenticatingListener(listening, proof, self._arrive, lambda text: note(f"trainer: {text}"))
+        proof = partial(prove, secret=self._secret.encode(), joins=_JOINS)
+        self._listener = AuthenticatingListener(listening, proof, self._connect_command, lambda text: note(f"trainer: {text}"))
         with self._lock:
-            self._summoned_to = (address, listening.getsockname()[1])
+            self._listening_at = (address, listening.getsockname()[1])
             for command in self._unsent:
                 self._summon(command)
             self._unsent.clear()
 
     def _summon(self, started: _Command) -> None:
-        assert self._summoned_to is not None
-        host, port = self._summoned_to
+        assert self._listening_at is not None
+        host, port = self._listening_at
         summons = Summons(host, port, self._secret, started.number, 2 * self._job.node_timeout)
         command = remote_python(self._python, "crosstrain.launch.node.dialled", *started.command)
-        fields = {"node": started.node, "number": started.number, "command": command, "first_line": summons.line()}
-        self._requests.put(Message("start", fields))
+        self._requests.put(StartCommand(started.node, started.number, [*map(os.fsencode, command)], summons.line()))
 
-    def _arrive(self, joiner: Joiner, host: str) -> None:
-        command = self._commands.get(joiner.message["number"])
+    def _connect_command(self, joiner: Joiner[CommandJoin], host: str) -> None:
+        command = self._commands.get(joiner.message.number)
         joiner.stream.limit_silence(2 * self._job.node_timeout)  # the heartbeat comes first; this is for what nobody reads or writes
         if command is None or not command.stream.connect(joiner.stream):
             joiner.stream.close()  # no command of this number is awaited
 
 
 class _Command:
-    def __init__(self, node: int, number: int, command: Sequence[str], requests: queue.SimpleQueue[Message | None]) -> None:
+    def __init__(self, node: int, number: int, command: Sequence[str], requests: queue.SimpleQueue[RayRequest | None]) -> None:
         self.node, self.number, self.command = node, number, command
         self.stream = LateStream(AGENT_BEGINS)
         self._requests = requests
@@ -290,10 +304,10 @@ class _Command:
 
     def kill(self) -> None:
         """Request its kill, without waiting."""
-        self._requests.put(Message("kill", {"node": self.node, "number": self.number}))
+        self._requests.put(KillCommand(self.node, self.number))
         self.lose(None)
 
-    def tell(self, line: str) -> None:
+    def take_line(self, line: str) -> None:
         """Take a line of its standard error; logged once its messages have begun."""
         text = one_line(line)
         if text.strip():

@@ -2,10 +2,6 @@
 
 Started as ``python -m crosstrain.launch.launchers.ray_client``, as Ray's library ends a process that loses its cluster, handles signals,
 and prints. Gives the nodes back when its standard input ends.
-
-Requests: ``place`` (address, workers_by_node, threads, device, whole_cluster), ``start`` (node, number, command, first_line), ``kill``
-(node, number). Sent: ``waiting`` (text), ``placed`` (own_address, nodes), ``failed`` (text), ``line`` and ``ended`` of a command (number,
-value: text or exit code), ``lost`` (numbers, text).
 """
 
 from __future__ import annotations
@@ -15,7 +11,6 @@ import os
 import queue
 import re
 import signal
-import sys
 import threading
 import time
 from collections import defaultdict
@@ -31,10 +26,25 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ...core.process import ignore_interrupts
-from ...engine.protocol.messages import Message, Stream
+from ...engine.protocol.messages import MAX_ERROR_CHARACTERS, Stream
+from ...engine.protocol.transport import take_stdio
 from ..node.scratch import ADDRESS_VARIABLE, address_towards
 from . import ray_node_holder as node_holder
-from .ray_state import PLACE_ON_EACH, Bundle, bundles_everywhere, bundles_of, shortage
+from .ray_messages import (
+    REQUESTS,
+    CommandEnded,
+    CommandLine,
+    CommandsLost,
+    Failed,
+    KillCommand,
+    Place,
+    Placed,
+    RayEvent,
+    RayRequest,
+    StartCommand,
+    Waiting,
+)
+from .ray_state import PLACE_ON_EACH, Bundle, bundles_everywhere, bundles_for_workers, shortage
 
 LOOK_SECONDS = 0.5  # interval of looking for more nodes to listen to, or for the requested nodes
 PLACE_SECONDS = 3.0  # Ray takes less for nodes that exist and are free; only longer waits are reported
@@ -54,9 +64,7 @@ SIMULTANEOUS_CALLS = 4  # of an actor: one call waits for events while others st
 def main() -> None:
     """Serve the driver on standard input and output until it goes."""
     ignore_interrupts()
-    writer = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    _Client(Stream(sys.stdin.buffer, writer)).serve()
+    _Client(take_stdio()).serve()
 
 
 class _Client:
@@ -64,78 +72,78 @@ class _Client:
 
     def __init__(self, driver: Stream) -> None:
         self._driver = driver
-        self._asked: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[RayRequest] = queue.SimpleQueue()
         self._leaving = threading.Event()
         self._group: PlacementGroup | None = None
         self._bundles: Sequence[Bundle] = ()
         self._holders: dict[int, Any] = {}
         self._awaited: dict[Any, int] = {}  # node of each call that waits for events
-        self._starting: dict[Any, Message] = {}  # request of each start that the node has not acknowledged
+        self._starting: dict[Any, StartCommand] = {}  # request of each start that the node has not acknowledged
         self._running: defaultdict[int, set[int]] = defaultdict(set)  # numbers of the acknowledged starts, by node
         self._lock = threading.Lock()
 
     def serve(self) -> None:
         threading.Thread(target=self._listen, name="requests", daemon=True).start()
-        threading.Thread(target=self._tell_events, name="events", daemon=True).start()
+        threading.Thread(target=self._send_events, name="events", daemon=True).start()
         try:
             while not self._leaving.is_set():
                 with suppress(queue.Empty):
-                    self._answer(self._asked.get(timeout=LOOK_SECONDS))
+                    self._execute(self._requests.get(timeout=LOOK_SECONDS))
         finally:
             self._leave()
 
     def _listen(self) -> None:
         with suppress(OSError):
             while (message := self._driver.receive()) is not None:
-                self._asked.put(message)
+                self._requests.put(REQUESTS.parse(message))
         self._leaving.set()
         if self._group is not None:
             time.sleep(LEAVE_SECONDS)
         os._exit(1)  # a call to Ray hangs, or there is nothing to give back
 
-    def _say(self, kind: str, **fields: Any) -> None:
+    def _send(self, event: RayEvent) -> None:
         with suppress(OSError):  # the driver is gone, which `_listen` sees
-            self._driver.send(Message(kind, fields))
+            self._driver.send(event)
 
-    def _answer(self, request: Message) -> None:
-        node = request.get("node")
+    def _execute(self, request: RayRequest) -> None:
         try:
-            if request.kind == "place":
+            if isinstance(request, Place):
                 self._place(request)
-            elif request.kind == "start" and self._group is not None:
-                call = self._holder(node).start.remote(request["number"], request["command"], request["first_line"])
+            elif isinstance(request, StartCommand) and self._group is not None:
+                command = [*map(os.fsdecode, request.command)]
+                call = self._holder(request.node).start.remote(request.number, command, request.first_line)
                 with self._lock:
                     self._starting[call] = request
-            elif request.kind == "kill" and node in self._holders:
-                self._holders[node].kill.remote(request["number"])
+            elif isinstance(request, KillCommand) and request.node in self._holders:
+                self._holders[request.node].kill.remote(request.number)
         except FAILURES as error:
-            self._say("failed", text=str(error))
+            self._send(Failed(_text(error)))
 
-    def _place(self, request: Message) -> None:
-        address: str = request["address"]
+    def _place(self, request: Place) -> None:
+        address = request.address
         os.environ.setdefault("RAY_SCHEDULER_EVENTS", "0")  # events of other users
         _connect(address)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Ray has set its own handler
         cloudpickle.register_pickle_by_value(node_holder)
-        if request["whole_cluster"]:
+        if request.whole_cluster:
             self._bundles = bundles_everywhere(ray.nodes())
         else:
-            self._bundles = bundles_of(request["workers_by_node"], request["threads"], request["device"], ray.nodes())
+            self._bundles = bundles_for_workers(request.workers_by_node, request.threads, request.device, ray.nodes())
         if not self._bundles:
-            self._say("failed", text="no node of the cluster has a CPU")
+            self._send(Failed("no node of the cluster has a CPU"))
             return
         self._group = placement_group([dict(bundle) for bundle in self._bundles], strategy="STRICT_SPREAD")
-        told, asked = "", time.monotonic()
+        reported, begun = "", time.monotonic()
         while not self._group.wait(LOOK_SECONDS):
             if self._leaving.is_set():
                 return
-            text = PLACE_ON_EACH if request["whole_cluster"] else shortage(ray.nodes(), self._bundles)
-            if text != told and time.monotonic() - asked >= PLACE_SECONDS:
-                self._say("waiting", text=text)
-                told = text
+            text = PLACE_ON_EACH if request.whole_cluster else shortage(ray.nodes(), self._bundles)
+            if text != reported and time.monotonic() - begun >= PLACE_SECONDS:
+                self._send(Waiting(text))
+                reported = text
         within = not address.startswith(OUTSIDE)
-        own = ray.util.get_node_ip_address() if within else address_towards(urlsplit(address).hostname or "")
-        self._say("placed", own_address=own, nodes=len(self._bundles))
+        own_address = ray.util.get_node_ip_address() if within else address_towards(urlsplit(address).hostname or "")
+        self._send(Placed(own_address, len(self._bundles)))
 
     def _holder(self, node: int) -> Any:
         assert self._group is not None
@@ -143,15 +151,15 @@ class _Client:
             if node not in self._holders:
                 bundle = self._bundles[node]
                 actor: Any = ray.remote(node_holder.NodeHolder)
-                other = {name: value for name, value in bundle.items() if name not in ("CPU", "GPU")}
-                needs = {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0), "resources": other}
+                resources = {name: value for name, value in bundle.items() if name not in ("CPU", "GPU")}
+                needs = {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0), "resources": resources}
                 options = {**needs, "max_concurrency": SIMULTANEOUS_CALLS}
                 place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=node)
                 self._holders[node] = actor.options(**options, max_restarts=0, scheduling_strategy=place).remote(ADDRESS_VARIABLE)
                 self._awaited[self._holders[node].events.remote()] = node
             return self._holders[node]
 
-    def _tell_events(self) -> None:
+    def _send_events(self) -> None:
         while not self._leaving.is_set():
             with self._lock:
                 calls = [*self._awaited, *self._starting]
@@ -163,9 +171,9 @@ class _Client:
                     if call in self._starting:
                         self._acknowledge(call)
                     else:
-                        self._tell_event(call)
+                        self._send_event(call)
             except FAILURES as error:
-                self._say("failed", text=str(error))
+                self._send(Failed(_text(error)))
                 return
 
     def _acknowledge(self, call: Any) -> None:
@@ -175,16 +183,16 @@ class _Client:
         try:
             ray.get(call)
         except RayActorError as error:
-            tries = request.get("tries", 1)
-            if tries < MAX_TRIES:
-                self._asked.put(Message("start", {**request.fields, "tries": tries + 1}))
+            if request.tries < MAX_TRIES:
+                request.tries += 1
+                self._requests.put(request)
             else:
-                self._say("lost", numbers=[request["number"]], text=_reason(error))
+                self._send(CommandsLost([request.number], _reason(error)))
             return
         with self._lock:
-            self._running[request["node"]].add(request["number"])
+            self._running[request.node].add(request.number)
 
-    def _tell_event(self, call: Any) -> None:
+    def _send_event(self, call: Any) -> None:
         with self._lock:
             node = self._awaited.pop(call)
             holder = self._holders[node]
@@ -196,10 +204,10 @@ class _Client:
             with self._lock:
                 del self._holders[node]
                 numbers = self._running.pop(node, set())
-            self._say("lost", numbers=sorted(numbers), text=_reason(error))
+            self._send(CommandsLost(sorted(numbers), _reason(error)))
             return
         for number, kind, value in events:
-            self._say(kind, number=number, value=value)
+            self._send(CommandLine(number, _text(value)) if kind == "line" else CommandEnded(number, value))
         with self._lock:
             self._awaited[holder.events.remote()] = node
 
@@ -221,6 +229,11 @@ def _connect(address: str) -> None:
         if address != "auto" or os.environ.get("RAY_ADDRESS"):
             raise
         raise ConnectionError(NO_CLUSTER_HERE) from error
+
+
+def _text(value: object) -> str:
+    """Return a text that can be sent, as names of files may be no Unicode."""
+    return str(value).encode(errors="backslashreplace").decode()[:MAX_ERROR_CHARACTERS]
 
 
 def _reason(error: RayActorError) -> str:

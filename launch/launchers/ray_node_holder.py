@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 MAX_LINE_BYTES = 4096
@@ -51,11 +52,8 @@ class NodeHolder:
         reader.start()
         threading.Thread(target=self._await, args=(number, child, reader), name=f"end-{number}", daemon=True).start()
         assert child.stdin is not None
-        try:
-            with child.stdin:
-                child.stdin.write(first_line.encode())
-        except BrokenPipeError:
-            return  # it has ended, which is an event
+        with suppress(BrokenPipeError), child.stdin:  # it has ended, which is an event
+            child.stdin.write(first_line.encode())
 
     def events(self) -> list[tuple[int, str, object]]:
         """Wait for events: (number, ``line``, standard error) or (number, ``ended``, exit code)."""

@@ -17,13 +17,15 @@ def bundles_everywhere(nodes: Sequence[Mapping[str, Any]]) -> list[Bundle]:
     return [{f"node:{node['NodeManagerAddress']}": SLIVER} for node in sorted(usable, key=lambda node: str(node["NodeManagerAddress"]))]
 
 
-def bundles_of(workers_by_node: Sequence[int], threads: int | None, device: str, nodes: Sequence[Mapping[str, Any]]) -> list[Bundle]:
+def bundles_for_workers(
+    workers_by_node: Sequence[int], threads: int | None, device: str, nodes: Sequence[Mapping[str, Any]]
+) -> list[Bundle]:
     """Return each node's resources: a CPU per worker thread (default 1), and a GPU per worker."""
     gpus = device == "gpu" or (device == "auto" and any(node["Alive"] and node["Resources"].get("GPU") for node in nodes))
     return [{"CPU": workers * (threads or 1), **({"GPU": workers} if gpus else {})} for workers in workers_by_node]
 
 
-def in_words(bundles: Sequence[Bundle]) -> str:
+def describe_bundles(bundles: Sequence[Bundle]) -> str:
     """Describe the request: ``2 nodes with 1 CPU each and 1 with 2 CPUs``."""
     counted = Counter(tuple(bundle.items()) for bundle in bundles)
     parts = []
@@ -47,4 +49,4 @@ def shortage(nodes: Sequence[Mapping[str, Any]], bundles: Sequence[Bundle]) -> s
             has += f", {fit} of them large enough"
         else:
             has += f", {f'{fit} of them ' if len(alive) > 1 else ''}large enough, but others use {'them' if len(alive) > 1 else 'it'}"
-    return f"{in_words(bundles)}; the cluster has {has}"
+    return f"{describe_bundles(bundles)}; the cluster has {has}"

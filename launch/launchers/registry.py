@@ -94,25 +94,25 @@ def who_takes(option: str) -> str:
 
 def placed_without(option: str, environment: Mapping[str, str]) -> bool:
     """Return whether a built-in launcher without this option has nodes for this environment."""
-    others = (plugin for plugin in _built_in() if option not in plugin.takes)
-    return any(plugin.places(environment) or plugin.allocation(environment) is not None for plugin in others)
+    plugins = (plugin for plugin in _built_in() if option not in plugin.takes)
+    return any(plugin.places(environment) or plugin.allocation(environment) is not None for plugin in plugins)
 
 
 def allocated(launcher: str, environment: Mapping[str, str]) -> tuple[Sequence[Host], str | None]:
     """Return a batch system's hosts, and the variable that lists them if it sets the nodes."""
-    own = None if launcher == AUTO else _own_allocation(find("launcher", launcher), environment)
-    if own is not None:
-        return own.hosts, own.variable
-    found = next((given for plugin in _built_in() if (given := plugin.allocation(environment)) is not None), None)
-    return ((), None) if found is None else (found.hosts, found.variable if launcher == AUTO else None)
+    allocation = None if launcher == AUTO else _plugin_allocation(find("launcher", launcher), environment)
+    if allocation is not None:
+        return allocation.hosts, allocation.variable
+    first = next((offered for plugin in _built_in() if (offered := plugin.allocation(environment)) is not None), None)
+    return ((), None) if first is None else (first.hosts, first.variable if launcher == AUTO else None)
 
 
-def _own_allocation(row: Plugin, environment: Mapping[str, str]) -> Allocation | None:
+def _plugin_allocation(row: Plugin, environment: Mapping[str, str]) -> Allocation | None:
     with plugin_code(row, "launcher", "its `allocation`"):
-        found: object = _plugin(row).allocation(environment)
-        if not isinstance(found, Allocation | None):
-            raise TypeError(f"returned {type(found).__name__}, neither an Allocation nor None")
-        return found
+        allocation: object = _plugin(row).allocation(environment)
+        if not isinstance(allocation, Allocation | None):
+            raise TypeError(f"returned {type(allocation).__name__}, neither an Allocation nor None")
+        return allocation
 
 
 def name_of_launcher(run: LaunchRequest, automatic: Sequence[tuple[str, Serves]] = AUTOMATIC) -> str:
@@ -136,8 +136,8 @@ def choose_launcher(run: LaunchRequest, automatic: Sequence[tuple[str, Serves]] 
         launcher: object = make(run)
     if isinstance(launcher, Launcher):
         return launcher
-    lacks = ", ".join(sorted(name for name in _METHODS if not hasattr(launcher, name)))
-    returned = f"has returned {launcher!r}, which is no launcher: missing {lacks}"
+    missing = ", ".join(sorted(name for name in _METHODS if not hasattr(launcher, name)))
+    returned = f"has returned {launcher!r}, which is no launcher: missing {missing}"
     raise UsageError(f"launcher: {row.described} {returned}; that is for its authors to mend")
 
 
@@ -149,8 +149,8 @@ def _built_in() -> Iterator[LauncherPlugin]:
 
 
 def _plugin(row: Plugin) -> LauncherPlugin:
-    found = load(replace(row, requires=""), "launcher")
-    plugin = found if isinstance(found, LauncherPlugin) else LauncherPlugin(found)
+    loaded = load(replace(row, requires=""), "launcher")
+    plugin = loaded if isinstance(loaded, LauncherPlugin) else LauncherPlugin(loaded)
     with plugin_code(row, "launcher", "its declaration"):
         wrong = [name for name in ("make", "allocation", "places") if not callable(getattr(plugin, name))]
         if wrong or isinstance(plugin.takes, str) or not all(isinstance(option, str) for option in plugin.takes):

@@ -19,7 +19,8 @@ from ...core.console import note
 from ...core.errors import InterruptedRunError, RunFailedError, UsageError
 from ...core.job import Job
 from ...core.listener import AuthenticatingListener
-from ...engine.protocol.messages import ALIVE, INTERVAL_SECONDS, PROTOCOL, Message, Stream
+from ...engine.protocol.join_messages import JoinRequest, Welcome
+from ...engine.protocol.messages import ALIVE, INTERVAL_SECONDS, PROTOCOL, MessageParser, Stream
 from ...engine.protocol.node_messages import Finish
 from ...engine.protocol.transport import start_over_stdio
 from .base import Launcher, LauncherDefaults, NodeChannel, agent_command, end_agents, send_prepare
@@ -31,6 +32,8 @@ from .ssh import refuse_virtual_nodes
 
 BACKLOG = 1024  # connections that wait to be accepted: as many as nodes may be started at the same moment
 LOOK_SECONDS = 0.2  # interval of looking for an interrupt while waiting for the others
+_Join = Joiner[JoinRequest]
+_JOINS = MessageParser(JoinRequest)
 
 
 def make(run: LaunchRequest) -> Launcher:
@@ -48,9 +51,9 @@ LAUNCHER = LauncherPlugin(make)
 def apply_membership(job: Job, sources: Mapping[str, str], place: Membership) -> tuple[Job, dict[str, str]]:
     """Return the job with the contract's shape, and its sources. Raises UsageError on conflict."""
     for key, value in place.shape.items():
-        given = getattr(job, key)
-        if not sources[key].startswith(("default", "run ")) and given != value:
-            raise UsageError(f"{key}: got {given}, but {place.contract} says {value}; leave it out or make them agree")
+        configured = getattr(job, key)
+        if not sources[key].startswith(("default", "run ")) and configured != value:
+            raise UsageError(f"{key}: got {configured}, but {place.contract} says {value}; leave it out or make them agree")
     refuse_virtual_nodes(job, place.contract)
     if "ps" in place.shape and job.mode == "sync":
         raise UsageError(f"mode: got 'sync', but {place.contract} has parameter servers; allowed: async")
@@ -66,12 +69,12 @@ class ExternalLauncher(LauncherDefaults):
     place: Membership
     secret: bytes
     asked: Mapping[str, Any]
-    _door: AuthenticatingListener[Joiner] | None = None
-    _own: subprocess.Popen[bytes] | None = None
+    _listener: AuthenticatingListener[_Join] | None = None
+    _agent: subprocess.Popen[bytes] | None = None
     _channels: list[NodeChannel] = field(default_factory=list)
     _standbys: list[Stream] = field(default_factory=list)
     _exit_code: int = 1
-    _arrived: queue.Queue[tuple[Joiner, str]] = field(default_factory=queue.Queue)
+    _arrived: queue.Queue[tuple[_Join, str]] = field(default_factory=queue.Queue)
     _over: str | None = None
     _interrupted: bool = False
     _names: NameResolver = field(init=False)
@@ -82,11 +85,11 @@ class ExternalLauncher(LauncherDefaults):
         self._names = NameResolver(self.job.start_timeout, lambda: self._interrupted)
 
     def start(self) -> list[NodeChannel]:
-        """Listen, start the own agent, and await the others. Raises RunFailedError for missing ones."""
+        """Listen, start node 0's agent, and await the others. Raises RunFailedError."""
         if self._channels:
             return self._channels
-        proof = partial(prove, secret=self.secret, well_formed=_well_formed)
-        self._door = AuthenticatingListener(self._listen(), proof, self._arrive, lambda text: note(f"trainer: {text}"))
+        proof = partial(prove, secret=self.secret, joins=_JOINS)
+        self._listener = AuthenticatingListener(self._listen(), proof, self._arrive, lambda text: note(f"trainer: {text}"))
         why = "the run did not start"
         try:
             channels = self._gather()
@@ -101,14 +104,14 @@ class ExternalLauncher(LauncherDefaults):
 
     def _gather(self) -> dict[int, NodeChannel]:
         command = agent_command(0, "--parent", str(os.getpid()))
-        self._own, stream = start_over_stdio(subprocess.Popen, command)
-        channels = {0: self._channel(0, stream, self._address(0), self._own)}
+        self._agent, stream = start_over_stdio(subprocess.Popen, command)
+        channels = {0: self._channel(0, stream, self._address(0), self._agent)}
         standbys: set[tuple[int, int]] = set()
         deadline = time.monotonic() + self.job.start_timeout
         while self._awaits(channels) or len(standbys) < self.place.standbys:
             joiner, peer = self._next_joiner(deadline, channels, len(standbys))
             stream, message = joiner
-            node, local_rank = message["node"], message["local_rank"]
+            node, local_rank = message.node, message.local_rank
             if self.place.starts_again and local_rank == 0 and 0 < node < self.job.nodes and node in channels:
                 self._give_up(channels, node, "has been started again")
             problem = self._problem(message, channels, standbys)
@@ -116,7 +119,7 @@ class ExternalLauncher(LauncherDefaults):
                 refuse(joiner, problem)
                 raise UsageError(f"process {local_rank} of node {node} ({peer}): {problem}")
             try:
-                stream.send(Message("welcome", {"protocol": PROTOCOL, "node_timeout_seconds": self.job.node_timeout}))
+                stream.send(Welcome(self.job.node_timeout, PROTOCOL))
                 stream.limit_silence(2 * self.job.node_timeout)  # the heartbeat comes first; this is for what nobody reads or writes
             except OSError as error:
                 note(f"trainer: process {local_rank} of node {node} ({peer}) went away before it was welcomed: {error}")
@@ -138,20 +141,18 @@ class ExternalLauncher(LauncherDefaults):
 
     def _give_up(self, channels: dict[int, NodeChannel], node: int, why: str) -> None:
         if node == 0:
-            return  # our own child, whose end is reported by its channel's reader
+            return  # a child of this process, whose end is reported by its channel's reader
         note(f"trainer: node {node} {why}")
         channels.pop(node).stream.cut()
 
     def close(self) -> None:
-        """Release the standbys and end the own agent."""
+        """Release the standbys and end node 0's agent."""
         self._closing.set()
         for stream in self._standbys:
-            try:
+            with contextlib.suppress(OSError):
                 stream.send(Finish(self._exit_code))
-            except OSError:
-                continue
-        if self._own is not None:
-            end_agents([self._own])
+        if self._agent is not None:
+            end_agents([self._agent])
         self._shut_door("the run has ended")
 
     def interrupt(self) -> None:
@@ -159,9 +160,9 @@ class ExternalLauncher(LauncherDefaults):
         self._interrupted = True  # no more than that: the handler may interrupt the queue's own code
 
     def kill(self) -> None:
-        """Kill the own agent; the others end with their channels."""
-        if self._own is not None:
-            self._own.kill()
+        """Kill node 0's agent; the others end with their channels."""
+        if self._agent is not None:
+            self._agent.kill()
 
     def ended(self, exit_code: int) -> None:
         """Remember the standbys' exit code."""
@@ -188,7 +189,7 @@ class ExternalLauncher(LauncherDefaults):
         elsewhere = "; node 0 has to have this address" if problem.errno == errno.EADDRNOTAVAIL else ""
         raise UsageError(f"cannot listen for the other nodes on {host}, port {tried}: {problem.strerror}{elsewhere}")
 
-    def _arrive(self, joiner: Joiner, host: str) -> None:
+    def _arrive(self, joiner: _Join, host: str) -> None:
         with self._deciding:
             if self._over is None:
                 self._arrived.put((joiner, host))
@@ -196,15 +197,15 @@ class ExternalLauncher(LauncherDefaults):
         refuse(joiner, self._over, for_now=True)
 
     def _shut_door(self, why: str) -> None:
-        if self._door is None:
+        if self._listener is None:
             return
-        self._door.close()
+        self._listener.close()
         with self._deciding:
             self._over = self._over or why
         while not self._arrived.empty():
             refuse(self._arrived.get()[0], why, for_now=True)
 
-    def _next_joiner(self, deadline: float, channels: Mapping[int, NodeChannel], standbys: int) -> tuple[Joiner, str]:
+    def _next_joiner(self, deadline: float, channels: Mapping[int, NodeChannel], standbys: int) -> tuple[_Join, str]:
         while not self._interrupted:
             left = deadline - time.monotonic()
             with contextlib.suppress(queue.Empty):
@@ -218,17 +219,17 @@ class ExternalLauncher(LauncherDefaults):
         missing = [node for node in range(self.job.nodes) if node not in channels]
         return f"nodes {missing}" if missing else f"{self.place.standbys - standbys} more processes"
 
-    def _problem(self, message: Message, channels: Mapping[int, NodeChannel], standbys: set[tuple[int, int]]) -> str | None:
-        place = (message["node"], message["local_rank"])
-        if (found := message.get("protocol")) != PROTOCOL:
-            return another_protocol("it", found, "the driver")
+    def _problem(self, message: JoinRequest, channels: Mapping[int, NodeChannel], standbys: set[tuple[int, int]]) -> str | None:
+        place = (message.node, message.local_rank)
+        if message.protocol != PROTOCOL:
+            return another_protocol("it", message.protocol, "the driver")
         if not 0 <= place[0] < self.job.nodes:
             return f"there is no node {place[0]} among {self.job.nodes}"
         if (place[1] == 0 and place[0] in channels) or place in standbys:
             return f"node {place[0]} has joined already; is a rank used twice?"
         if place[1] < 0 or (place[1] > 0 and len(standbys) >= self.place.standbys):
             return f"node {place[0]} has no process {place[1]}; was it started in another way than the driver?"
-        return difference(self.asked, message["asked"])
+        return difference(self.asked, message.asked)
 
     def _channel(self, node: int, stream: Stream, address: str, process: subprocess.Popen[bytes] | None) -> NodeChannel:
         send_prepare(stream, self.job, node)
@@ -241,14 +242,7 @@ class ExternalLauncher(LauncherDefaults):
 
 
 def _send_heartbeats(standby: Stream, closing: threading.Event) -> None:
-    try:
+    with contextlib.suppress(OSError):  # its launcher notices its end
         standby.send(ALIVE)
         while not closing.wait(INTERVAL_SECONDS):
             standby.send(ALIVE)
-    except OSError:
-        return  # its own launcher notices its end
-
-
-def _well_formed(join: Message) -> bool:
-    numbers = (join.get("node"), join.get("local_rank"))
-    return all(type(number) is int for number in numbers) and isinstance(join.get("asked"), dict)

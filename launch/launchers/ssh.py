@@ -174,15 +174,18 @@ def start_elsewhere(host: str, command: Sequence[str]) -> tuple[subprocess.Popen
     popen = partial(Carrier, stderr=subprocess.PIPE)
     process, stream = start_over_stdio(popen, command_ending_with_parent(command, signal.SIGTERM), AGENT_BEGINS)
     assert process.stderr is not None
-    return process, stream, ErrorLines(host, process.stderr, tell=lambda: stream.begun)
+    return process, stream, ErrorLines(host, process.stderr, should_log=lambda: stream.begun)
 
 
 class ErrorLines:
-    """A carrier's standard error: logged with the host's name if `tell` is True, the end kept."""
+    """A carrier's standard error, whose last lines are stored.
 
-    def __init__(self, host: str, file: IO[bytes], tell: Callable[[], bool]) -> None:
+    Lines are logged with the host's name if `should_log` returns True.
+    """
+
+    def __init__(self, host: str, file: IO[bytes], should_log: Callable[[], bool]) -> None:
         self._lines: deque[str] = deque(maxlen=LAST_LINES)
-        self._thread = threading.Thread(target=self._relay, args=(host, file, tell), name=f"said-by-{host}", daemon=True)
+        self._thread = threading.Thread(target=self._relay, args=(host, file, should_log), name=f"errors-of-{host}", daemon=True)
         self._thread.start()
 
     def last(self) -> list[str]:
@@ -190,27 +193,27 @@ class ErrorLines:
         self._thread.join(READ_SECONDS)
         return [*self._lines]
 
-    def behind(self) -> str:
+    def suffix(self) -> str:
         """Return the last lines for the end of a message, after the process has ended."""
         return "".join(f": {line}" for line in self.last())
 
-    def _relay(self, host: str, file: IO[bytes], tell: Callable[[], bool]) -> None:
+    def _relay(self, host: str, file: IO[bytes], should_log: Callable[[], bool]) -> None:
         with file:
             while line := file.readline(MAX_LINE_BYTES):
                 text = one_line(line.decode(errors="replace").rstrip("\r\n"))
                 if text.strip():
                     self._lines.append(text)
-                    if tell():
+                    if should_log():
                         note(f"{host}: {text}")
 
 
-def end_elsewhere(command: Sequence[str], code: int, said: Sequence[str], by: str = "") -> str:
+def end_elsewhere(command: Sequence[str], code: int, error_lines: Sequence[str], by: str = "") -> str:
     """Describe the end of a `remote_python` command; `by` names the carrier, after a space."""
     interpreter = shlex.quote(command[2] if command[0] == "env" else command[0])
-    lines = "".join(f": {line}" for line in said)
+    lines = "".join(f": {line}" for line in error_lines)
     if code == NO_PROGRAM:
         return f"could not be started: there is no {interpreter}{lines}; --python PATH names the interpreter on the nodes"
-    missing = [match[1] for line in said if (match := _MISSING.search(line)) is not None]
+    missing = [match[1] for line in error_lines if (match := _MISSING.search(line)) is not None]
     if not missing:
         return f"{ending_in_words(code)}{by}{lines}"
     install = f"{interpreter} -m pip install crosstrain=={version('crosstrain')}"
@@ -261,7 +264,7 @@ class SshStarter:
 
         def explain(code: int) -> str:
             if code == SSH_FAILED:
-                return f"is out of reach: ssh has failed, or the connection has ended{errors.behind()} (try `ssh {shlex.quote(host)} true`)"
+                return f"is out of reach: ssh has failed, or the connection has ended{errors.suffix()} (try `ssh {shlex.quote(host)} true`)"
             return end_elsewhere(command, code, errors.last())
 
         return StartedAgent(process, stream, "", isolated=None, host=host, explain=explain)

@@ -8,12 +8,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -38,13 +37,13 @@ from ...engine.protocol.messages import (
     WireMessage,
 )
 from ...engine.protocol.node_messages import Death
-from ...engine.protocol.transport import AGENT_BEGINS
+from ...engine.protocol.transport import take_stdio
 from ...monitor.gpu import describe_gpus
 from .fork_server_client import ForkServerConnection
 from .links import PeerProbe
 from .scratch import PortBlock, address_for_others, expected_gpus, make_scratch, node_identity, remove_scratch, task_environment
 from .stacks import collect_stacks, find_py_spy
-from .supervisor import Supervisor, tail
+from .supervisor import Supervisor, Usage, tail
 
 if TYPE_CHECKING:
     from ...monitor.collector import NodeSampler
@@ -54,7 +53,20 @@ ORPHAN_CHECK_SECONDS = 0.5
 ORPHAN_PATIENCE_SECONDS = 4.0  # time from the end of the control stream until the agent is killed
 DRIVER = 0  # the only peer of the silence counter
 HELD_UP_BYTES = 2**16  # with so much unread, the agent is behind and the driver has to wait: nothing more may arrive
-_REQUESTS: MessageParser[WireMessage] = MessageParser(Alive, messages.ToNode)
+_REQUESTS = MessageParser(Alive, messages.ToNode)
+
+
+def await_silence(stream: Stream, limit_seconds: float, ended: threading.Event) -> str | None:
+    """Wait until the driver has been silent for so long; return what to report.
+
+    Returns None once `ended`.
+    """
+    counter = SilenceCounter(limit_seconds, time.monotonic())
+    while not ended.wait(TICK_SECONDS):
+        held_up = stream.unread_bytes >= HELD_UP_BYTES
+        if counter.tick(time.monotonic(), {} if held_up else {DRIVER: stream.arrivals}):
+            return f"the driver has not been heard of for {limit_seconds:g} s (--node-timeout)"
+    return None
 
 
 class Agent:
@@ -99,10 +111,12 @@ class Agent:
         room = ReusableBuffer()
         try:
             while (message := self._received(room)) is not None:
-                if message.kind == "finish":
+                request = self._request_in(message)
+                if isinstance(request, messages.Finish):
                     self._ended.set()  # the driver may go now
-                    return int(message["exit_code"])
-                self._handle(message)
+                    return request.exit_code
+                if request is not None and not isinstance(request, Alive):
+                    _HANDLERS[type(request)](self, request)
             return self._loss_exit_code
         finally:
             self._supervisor.kill()
@@ -129,18 +143,17 @@ class Agent:
         """Announce the end of this node to the driver; safe in a signal handler."""
         self._leaving = True
 
-    def _handle(self, message: Message) -> None:
+    def _request_in(self, message: Message) -> WireMessage | None:
+        """Return the driver's request; pass on a message to a task, and return None."""
         if message.kind != "prepare":
             self._listen()
         if (task := message.to) is not None:
             self._supervisor.send(task, message)
-            return
+            return None
         try:
-            request = _REQUESTS.parse(message)
+            return _REQUESTS.parse(message)
         except ProtocolError as error:
             raise ConnectionError(f"unknown request {message.kind!r}: {error}") from error
-        if not isinstance(request, Alive):
-            _HANDLERS[type(request)](self, request)
 
     def _reserve(self, message: messages.Reserve) -> None:
         self._send(messages.Ports(self._ports.take(message.count)))
@@ -189,19 +202,18 @@ class Agent:
         self._probing.start()
 
     def _prepare(self, message: messages.Prepare) -> None:
-        job = json.loads(message.job)
         gpus = describe_gpus(os.environ)
-        self._keeps_spares = bool(job.get("spare_processes"))
-        expected = expected_gpus(message, job["device"], gpus["visible_gpus"])
+        self._keeps_spares = message.keeps_spares
+        expected = expected_gpus(message, gpus["visible_gpus"])
         for visible_as in [*expected, *(expected if self._keeps_spares else ())]:
             self._prestart(message.job, task_environment(os.environ, self._scratch, visible_as))
         from ...backends.loading import recorded_packages
         from ...monitor.host import describe_host
 
-        host = describe_host(recorded_packages(job["backend"]), gpus)
+        host = describe_host(recorded_packages(message.backend), gpus)
         about: tuple[Any, ...] = (node_identity(), host, os.fsencode(self._scratch), address_for_others(os.environ))
         self._send(messages.Hello(PROTOCOL, self._node, os.getpid(), *about))
-        self._node_timeout_seconds = job["node_timeout"]
+        self._node_timeout_seconds = message.node_timeout_seconds
         threading.Thread(target=self._send_heartbeats, name="alive", daemon=True).start()
 
     def _prestart(self, job: str, environment: Mapping[str, str]) -> None:
@@ -250,13 +262,9 @@ class Agent:
             threading.Thread(target=self._watch_driver, name="silence", daemon=True).start()
 
     def _watch_driver(self) -> None:
-        counter = SilenceCounter(self._node_timeout_seconds, time.monotonic())
-        while not self._ended.wait(TICK_SECONDS):
-            held_up = self._stream.unread_bytes >= HELD_UP_BYTES
-            if counter.tick(time.monotonic(), {} if held_up else {DRIVER: self._stream.arrivals}):
-                note(f"agent of node {self._node}: the driver has not been heard of for {counter.limit_seconds:g} s (--node-timeout)")
-                self.leave_driver()
-                return
+        if (silence := await_silence(self._stream, self._node_timeout_seconds, self._ended)) is not None:
+            note(f"agent of node {self._node}: {silence}")
+            self.leave_driver()
 
     def leave_driver(self) -> None:
         """End the tasks and make `serve` return, or exit without it."""
@@ -266,6 +274,9 @@ class Agent:
             self.abandon()
 
     def _start(self, message: messages.Start) -> None:
+        if message.again:
+            self._restart(message)
+            return
         if message.log_folder is None:
             self._ships_logs = True
         else:
@@ -291,7 +302,7 @@ class Agent:
         else:
             self._supervisor.kill_unclaimed()
 
-    def _start_task(self, task: messages.PlacedTask, message: messages.StartRequest, start_deadline: float) -> Mapping[str, str]:
+    def _start_task(self, task: messages.PlacedTask, message: messages.Start, start_deadline: float) -> Mapping[str, str]:
         gpu, name = message.gpu_of_task.get(task.task), task.task
         log = self._log(name)
         environment = task_environment(os.environ, self._scratch, None if gpu is None else gpu.visible_as)
@@ -303,14 +314,14 @@ class Agent:
             self._supervisor.start(name, log, environment)
         elif (pid := self._supervisor.pid_of(name)) is not None:
             self._watch(name, pid)
-        if json.loads(message.job).get("profile"):
+        if message.profiles:
             folder = self._scratch / "profile" / name
             folder.mkdir(parents=True, exist_ok=True)
             opening.profile_folder = os.fsencode(folder)
         self._supervisor.send(name, opening)
         return environment
 
-    def _start_again(self, message: messages.StartAgain) -> None:
+    def _restart(self, message: messages.Start) -> None:
         self._join_inspections()
         for task in message.tasks:
             self._supervisor.end_task(task.task)
@@ -325,7 +336,7 @@ class Agent:
     def _on_sample(self, record: SystemRecord) -> None:
         self._send(messages.Sample(record))
 
-    def _on_death(self, death: Death, usage: resource.struct_rusage | None) -> None:
+    def _on_death(self, death: Death, usage: Usage) -> None:
         with self._watching:
             if death.pid is not None:
                 self._dead.add(death.pid)
@@ -361,17 +372,14 @@ class Agent:
 
     def _send(self, message: Message | WireMessage) -> None:
         """Send to the driver; if it is gone, only the end of the stream ends the agent."""
-        try:
+        with suppress(OSError):
             self._stream.send(message)
-        except OSError:
-            return
 
 
 _HANDLERS: Mapping[type[WireMessage], Callable[[Agent, Any], None]] = {
     messages.Prepare: Agent._prepare,
     messages.Reserve: Agent._reserve,
     messages.Start: Agent._start,
-    messages.StartAgain: Agent._start_again,
     messages.Kill: lambda agent, message: agent._supervisor.kill_task(message.task),
     messages.SampleNow: Agent._sample_now,
     messages.Spares: Agent._keep_spares,
@@ -400,13 +408,9 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     ignore_interrupts()
     wake_when_parent_ends()
-    writer = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    if options.remote:
-        writer.write(b"\n" + AGENT_BEGINS + b"\n")
-        writer.flush()
+    stream = take_stdio(announce=options.remote)
     server = None if options.fork_server is None else ForkServerConnection(socket.socket(fileno=options.fork_server))
-    agent = Agent(Stream(sys.stdin.buffer, writer), options.node, remote=options.remote, fork_server=server)
+    agent = Agent(stream, options.node, remote=options.remote, fork_server=server)
     threading.Thread(target=_watch_parent, args=(agent, options.parent or os.getppid()), name="parent", daemon=True).start()
     try:
         agent.serve()

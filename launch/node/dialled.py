@@ -12,7 +12,8 @@ import time
 from dataclasses import asdict, dataclass
 
 from ...core.listener import PROOF_SECONDS
-from ...engine.protocol.messages import PROTOCOL, Message, Stream
+from ...engine.protocol.join_messages import CommandJoin
+from ...engine.protocol.messages import PROTOCOL, Stream
 from ...engine.protocol.transport import WrongSecretError, connect
 
 DIAL_SECONDS = 15.0  # how long the listening driver may be unreachable or busy with other connections
@@ -40,7 +41,7 @@ def main() -> None:
     try:
         stream = _dial(summons)
         stream.limit_silence(summons.silence_seconds)
-        stream.send(Message("join", {"protocol": PROTOCOL, "number": summons.number}))
+        stream.send(CommandJoin(summons.number, PROTOCOL))
     except OSError as error:
         sys.exit(f"the driver cannot be reached at {summons.host}, port {summons.port}: {error}")
     for descriptor in (0, 1):

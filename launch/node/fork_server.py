@@ -1,11 +1,8 @@
-"""A process that imports the framework once, and forks every task of this machine's nodes.
+"""Process that imports the framework once, and forks every task of this machine's nodes.
 
-The import takes seconds of a core and hundreds of megabytes, which forked tasks share until they write.
-
-Started by the local launcher as ``python -m crosstrain.launch.node.fork_server``. Its first socket carries the job, then a connection per
-agent, with the namespaces and CPU groups of its tasks, or per other launcher, with its variables and working directory
-(`conformance/fork_server_pool.py`). Agents request forks and kills, and get starts and ends, as only a parent can wait for a process. The
-server ends with the launcher, its tasks with the server (parent-death signal) or with their agent's connection.
+Started as ``python -m crosstrain.launch.node.fork_server``. Its first socket carries the job, then a connection per agent, with the
+namespaces and CPU groups of its tasks, or per launcher, with its variables and directory (`conformance/fork_server_pool.py`). Agents
+request forks and kills, and get starts and ends. The server ends with the launcher, its tasks with it or their agent's connection.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -50,11 +47,11 @@ class _Launcher:
             return
         os.fchdir(self.directory)
         os.close(self.directory)
-        own = path_entries(os.environ)
+        entries_here = path_entries(os.environ)
         for name in filter(is_transferred, list(os.environ)):
             del os.environ[name]
         os.environ.update(self.variables)
-        sys.path[:] = [*path_entries(self.variables), *(entry for entry in sys.path if entry not in own)]
+        sys.path[:] = [*path_entries(self.variables), *(entry for entry in sys.path if entry not in entries_here)]
 
     def close(self) -> None:
         self.connection.close()
@@ -74,10 +71,8 @@ class _Agent:
     pid_of: dict[int, int] = field(default_factory=dict)
 
     def send(self, **message: Any) -> None:
-        try:
+        with suppress(OSError):
             self.connection.send(json.dumps(message).encode())
-        except OSError:
-            return
 
 
 class ForkServer:
@@ -212,19 +207,19 @@ class ForkServer:
             os._exit(1)
         run_task(socket.socket(fileno=channel), server, stacks[0] if stacks else None)
 
-    def _leave(self, own: _Agent) -> None:
+    def _leave(self, mine: _Agent) -> None:
         """Close all other descriptors, so that no task keeps a connection open."""
         self._selector.close()
         os.close(self._ended)
         os.close(self._wakeup)
         for launcher in self._launchers:
             launcher.connection.close()
-            if launcher.directory is not None and launcher is not own.launcher:
+            if launcher.directory is not None and launcher is not mine.launcher:
                 os.close(launcher.directory)
         for agent in self._agents:
             agent.connection.close()
             for descriptor in (agent.user, agent.network):
-                if descriptor is not None and agent is not own:
+                if descriptor is not None and agent is not mine:
                     os.close(descriptor)
 
 
@@ -236,11 +231,9 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | No
 
 
 def _drain(descriptor: int) -> None:
-    try:
+    with suppress(BlockingIOError):
         while os.read(descriptor, PACKET_BYTES):
             pass
-    except BlockingIOError:
-        return
 
 
 def _rename_command_line(command: list[str]) -> None:
@@ -253,23 +246,23 @@ def _rename_command_line(command: list[str]) -> None:
 
 
 @contextmanager
-def _output_kept() -> Iterator[list[bytes]]:
+def _captured_output() -> Iterator[list[bytes]]:
     """Capture this process's output, also of native code, in the yielded list."""
     before = [os.dup(1), os.dup(2)]
     written: list[bytes] = []
-    kept = os.memfd_create("written")
-    os.dup2(kept, 1)
-    os.dup2(kept, 2)
+    memory = os.memfd_create("written")
+    os.dup2(memory, 1)
+    os.dup2(memory, 2)
     try:
         yield written
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        for descriptor, own in enumerate(before, start=1):
-            os.dup2(own, descriptor)
-            os.close(own)
-        written.append(os.pread(kept, os.fstat(kept).st_size, 0))
-        os.close(kept)
+        for descriptor, original in enumerate(before, start=1):
+            os.dup2(original, descriptor)
+            os.close(original)
+        written.append(os.pread(memory, os.fstat(memory).st_size, 0))
+        os.close(memory)
 
 
 def main(descriptor: int, parent: int) -> None:
@@ -281,7 +274,7 @@ def main(descriptor: int, parent: int) -> None:
     if first is not None:
         job = Job.model_validate(first[0]["job"])
         try:
-            with _output_kept() as written:
+            with _captured_output() as written:
                 import_framework(job, time.monotonic() + job.start_timeout / 2, lambda what: None)
         except MissingPackageError:
             os._exit(1)

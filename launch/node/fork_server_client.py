@@ -12,9 +12,10 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ...core.process import ending_in_words, python, there_to_work_in
 from .scratch import task_environment
@@ -38,31 +39,19 @@ def is_own_user(connection: socket.socket) -> bool:
     return bool(user == os.geteuid())
 
 
-class ForkedTasksListener(Protocol):
-    """Gets the events of forked processes, by the number of their request, from one thread."""
-
-    def forked(self, number: int, pid: int) -> None:
-        """Take a process's pid."""
-
-    def ended(self, number: int, status: int, usage: resource.struct_rusage) -> None:
-        """Take a process's end, as in wait4(2), after its group was killed and it was reaped."""
-
-    def refused(self, number: int) -> None:
-        """Take that a process could not be forked."""
-
-    def fork_server_lost(self) -> None:
-        """Take that the server has ended, and its processes with it."""
-
-
 class ForkServerConnection:
     """An agent's connection to the fork server."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
 
-    def listen(self, listener: ForkedTasksListener) -> None:
-        """Call a listener with the server's messages, from a thread, until the server has ended."""
-        threading.Thread(target=self._read, args=(listener,), name="fork-server", daemon=True).start()
+    def listen(self, on_event: Callable[[Mapping[str, Any] | None], None]) -> None:
+        """Pass on the server's messages, from a thread, and None once the server has ended.
+
+        Its processes have ended then, too. An event has the number of a request: ``forked`` with the ``pid``, ``refused``, or ``ended``
+        with ``status`` and ``usage`` as in wait4(2), after the process's group was killed and it was reaped.
+        """
+        threading.Thread(target=self._read, args=(on_event,), name="fork-server", daemon=True).start()
 
     def fork(self, number: int, temporary_folder: str, descriptors: Sequence[int]) -> bool:
         """Request a task with `descriptors` for channel, log, stacks; return False without server."""
@@ -72,22 +61,15 @@ class ForkServerConnection:
         """Request the end of a task and its process group."""
         _send(self._connection, {"kill": number})
 
-    def _read(self, listener: ForkedTasksListener) -> None:
-        while True:
-            try:
-                text = self._connection.recv(PACKET_BYTES)
-            except OSError:
-                text = b""
-            if not text:
-                listener.fork_server_lost()
-                return
-            message = json.loads(text)
-            if "forked" in message:
-                listener.forked(message["forked"], message["pid"])
-            elif "refused" in message:
-                listener.refused(message["refused"])
-            else:
-                listener.ended(message["ended"], message["status"], resource.struct_rusage(message["usage"]))
+    def _read(self, on_event: Callable[[Mapping[str, Any] | None], None]) -> None:
+        while text := self._received():
+            on_event(json.loads(text))
+        on_event(None)
+
+    def _received(self) -> bytes:
+        with suppress(OSError):
+            return self._connection.recv(PACKET_BYTES)
+        return b""
 
 
 def _send(connection: socket.socket, message: Mapping[str, object], descriptors: Sequence[int] = ()) -> bool:
@@ -123,14 +105,14 @@ def _can_fork(job: Job) -> bool:
 
 
 def open_fork_server(job: Job) -> ForkServer | None:
-    """Return a run's fork server: a lent one if possible, its own if that pays, else None."""
+    """Return a run's fork server: a shared one if possible, another if that pays, else None."""
     pool = os.environ.get(POOL_VARIABLE)
-    if pool is not None and _can_fork(job) and (lent := _lent_server(pool, job)) is not None:
-        return lent
+    if pool is not None and _can_fork(job) and (shared := _shared_server(pool, job)) is not None:
+        return shared
     return ForkServerProcess(job) if pays_to_fork(job) else None
 
 
-def _lent_server(pool: str, job: Job) -> ForkServer | None:
+def _shared_server(pool: str, job: Job) -> ForkServer | None:
     """Return a server of this user's pool with the same inherited state, if any."""
     control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     control.settimeout(POOL_ANSWER_SECONDS)
@@ -156,7 +138,7 @@ def _lent_server(pool: str, job: Job) -> ForkServer | None:
 
 
 def is_transferred(variable: str) -> bool:
-    """Return whether a task of a lent server gets this variable from its launcher."""
+    """Return whether a task of a shared server gets this variable from its launcher."""
     return variable in TRANSFERRED_NAMES or variable.startswith(TRANSFERRED)
 
 

@@ -42,8 +42,8 @@ class PeerProbe:
         try:
             if self._port is None:
                 (self._port,) = take(1)
-            found = socket.getaddrinfo(self.addresses[self._node], self._port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
-            family, _, _, _, address = found[0]
+            resolved = socket.getaddrinfo(self.addresses[self._node], self._port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+            family, _, _, _, address = resolved[0]
             listener = socket.create_server(address[:2], family=family, backlog=2 * MAX_PEERS_PROBED)
             datagrams = socket.socket(family, socket.SOCK_DGRAM)
             self._sockets = listener, datagrams
@@ -77,13 +77,13 @@ class PeerProbe:
     def _exchange(self, peers: Mapping[int, tuple[str, int]], token: bytes, deadline: float, over: Callable[[], bool]) -> set[int]:
         assert self._sockets is not None
         datagrams = self._sockets[1]
-        own = token + self._node.to_bytes(4, "big")
+        datagram = token + self._node.to_bytes(4, "big")
         expected = {token + node.to_bytes(4, "big"): node for node in peers}
         heard: set[int] = set()
         while (now := time.monotonic()) < deadline and not over():
             for peer in peers.values():
                 with suppress(OSError):  # unreachable, which its own answer shows
-                    datagrams.sendto(own, socket.MSG_DONTWAIT, peer)
+                    datagrams.sendto(datagram, socket.MSG_DONTWAIT, peer)
             heard |= _senders(datagrams, expected, now + DATAGRAM_SECONDS)
         return heard | _senders(datagrams, expected, 0.0)
 
@@ -131,7 +131,7 @@ class CutOff:
     described: str
 
 
-def cut_off(found: Mapping[int, Found], name: Callable[[int], str]) -> CutOff | None:
+def cut_off(probes: Mapping[int, Found], name: Callable[[int], str]) -> CutOff | None:
     """Return the node that is cut off; None if all nodes that answered reach each other.
 
     A pair fails if neither node connects to the other and datagrams do not arrive both ways: a full link may delay connections, and a
@@ -139,10 +139,10 @@ def cut_off(found: Mapping[int, Found], name: Callable[[int], str]) -> CutOff | 
     pairs, and the pairs are named.
     """
     lost: dict[tuple[int, int], set[tuple[int, int]]] = {}
-    for pair in combinations(sorted(found), 2):
+    for pair in combinations(sorted(probes), 2):
         ways = (pair, pair[::-1])
-        if all(to in found[sender].tried and to not in found[sender].reached for sender, to in ways):
-            dead = {(sender, to) for sender, to in ways if sender not in found[to].heard}
+        if all(to in probes[sender].tried and to not in probes[sender].reached for sender, to in ways):
+            dead = {(sender, to) for sender, to in ways if sender not in probes[to].heard}
             if dead:
                 lost[pair] = dead
     if not lost:
@@ -150,18 +150,18 @@ def cut_off(found: Mapping[int, Found], name: Callable[[int], str]) -> CutOff | 
     pairs = Counter(node for pair in lost for node in pair)
     node = max(pairs, key=lambda node: (pairs[node], node))
     if [candidate for candidate in pairs if pairs[candidate] == len(lost)] == [node]:
-        *most, last = (name(other) for other in sorted(pairs) if other != node)
-        others = f"{', '.join(most)} and {last}" if most else last
-        return CutOff(node, f"{name(node)} is cut off from {others}{_direction(node, set().union(*lost.values()), len(lost))}")
+        *most, last = (name(peer) for peer in sorted(pairs) if peer != node)
+        peers = f"{', '.join(most)} and {last}" if most else last
+        return CutOff(node, f"{name(node)} is cut off from {peers}{_direction(node, set().union(*lost.values()), len(lost))}")
     texts = [f"{name(first)} and {name(second)} do not reach each other{_way(dead)}" for (first, second), dead in lost.items()]
     more = f"; and {len(texts) - MAX_PAIRS_NAMED} more pairs" if len(texts) > MAX_PAIRS_NAMED else ""
     return CutOff(node, "; ".join(texts[:MAX_PAIRS_NAMED]) + more)
 
 
-def _direction(node: int, dead: Collection[tuple[int, int]], others: int) -> str:
-    if len(dead) == others and all(to == node for _, to in dead):
+def _direction(node: int, dead: Collection[tuple[int, int]], peers: int) -> str:
+    if len(dead) == peers and all(to == node for _, to in dead):
         return f": nothing that they send arrives at node {node}"
-    if len(dead) == others and all(sender == node for sender, _ in dead):
+    if len(dead) == peers and all(sender == node for sender, _ in dead):
         return f": nothing that node {node} sends arrives there"
     return ""
 
@@ -178,12 +178,12 @@ ANSWER_SECONDS = PROBE_SECONDS + 1.0
 
 
 class LinkInquiry:
-    """Has nodes listen, then try each other; `ask` gets node, message and the answer's kind."""
+    """Has nodes listen, then try each other; `request` gets node, message and the answer's kind."""
 
-    def __init__(self, ask: Callable[[int, WireMessage, str], None]) -> None:
-        self._ask = ask
-        self._number = secrets.randbelow(2**31)  # tells the answers of other attempts apart
-        self._awaited: set[int] = set()
+    def __init__(self, request: Callable[[int, WireMessage, str], None]) -> None:
+        self._request = request
+        self._number = secrets.randbelow(2**31)  # distinguishes the answers of other attempts
+        self._pending: set[int] = set()
         self._ports: dict[int, int] = {}
         self._tried: dict[int, list[int]] = {}
         self._found: dict[int, Found] = {}
@@ -200,43 +200,43 @@ class LinkInquiry:
         if self.under_way or len(nodes) < 2:
             return
         self._number += 1
-        self._awaited, self._deadline = set(nodes), monotonic() + LISTEN_SECONDS
+        self._pending, self._deadline = set(nodes), monotonic() + LISTEN_SECONDS
         self._ports, self._tried, self._found = {}, {}, {}
         for node in nodes:
-            self._ask(node, OpenProbe(self._number), "probe_port")
+            self._request(node, OpenProbe(self._number), "probe_port")
 
-    def hear(self, node: int, answer: ProbePort | PeersProbed) -> None:
+    def add_answer(self, node: int, answer: ProbePort | PeersProbed) -> None:
         """Take a node's answer; ignore it if too late."""
-        if answer.number != self._number or node not in self._awaited:
+        if answer.number != self._number or node not in self._pending:
             return
         if isinstance(answer, ProbePort) and not self._tried:
-            self._awaited.discard(node)
+            self._pending.discard(node)
             if answer.port is not None:
                 self._ports[node] = answer.port
         elif isinstance(answer, PeersProbed) and self._tried:
-            self._awaited.discard(node)
+            self._pending.discard(node)
             self._found[node] = Found(self._tried[node], answer.reached, answer.heard)
         self._advance()
 
     def fetch(self) -> dict[int, Found] | None:
         """Return the results once, when all have answered or timed out; else None."""
         self._advance()
-        if self._deadline is None or not self._tried or (self._awaited and monotonic() < self._deadline):
+        if self._deadline is None or not self._tried or (self._pending and monotonic() < self._deadline):
             return None
         self._deadline, self.ended_at = None, monotonic()
         return self._found
 
     def _advance(self) -> None:
-        if self._deadline is None or self._tried or (self._awaited and monotonic() < self._deadline):
+        if self._deadline is None or self._tried or (self._pending and monotonic() < self._deadline):
             return
         nodes = sorted(self._ports)
         if len(nodes) < 2:
             self._deadline, self.ended_at = None, monotonic()
             return
-        self._awaited, self._deadline = set(nodes), monotonic() + ANSWER_SECONDS
+        self._pending, self._deadline = set(nodes), monotonic() + ANSWER_SECONDS
         token = secrets.token_hex(16)
         for place, node in enumerate(nodes):
             ring = nodes[place + 1 :] + nodes[:place]
-            others = ring if len(ring) <= MAX_PEERS_PROBED else ring[: MAX_PEERS_PROBED // 2] + ring[-MAX_PEERS_PROBED // 2 :]
-            self._tried[node] = others
-            self._ask(node, ProbePeers(self._number, {other: self._ports[other] for other in others}, token), "peers_probed")
+            peers = ring if len(ring) <= MAX_PEERS_PROBED else ring[: MAX_PEERS_PROBED // 2] + ring[-MAX_PEERS_PROBED // 2 :]
+            self._tried[node] = peers
+            self._request(node, ProbePeers(self._number, {peer: self._ports[peer] for peer in peers}, token), "peers_probed")

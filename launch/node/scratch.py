@@ -36,13 +36,13 @@ def sweep() -> list[Path]:
         name = _NAME.fullmatch(folder.name)
         if name is None or int(name[1]) != pid_namespace() or start_of(int(name[2])) == int(name[3]):
             continue
-        if _is_own_folder(folder):
+        if _is_user_folder(folder):
             remove_scratch(folder)
             removed.append(folder)
     return removed
 
 
-def _is_own_folder(path: Path) -> bool:
+def _is_user_folder(path: Path) -> bool:
     try:
         return path.is_dir() and not path.is_symlink() and path.lstat().st_uid == os.getuid()
     except FileNotFoundError:  # another agent was faster
@@ -113,25 +113,25 @@ FOREIGN_VARIABLES = frozenset(
 NO_GPU = "-1"  # CUDA_VISIBLE_DEVICES of a task without GPU
 
 
-def task_environment(own: Mapping[str, str], scratch: Path | None, visible_as: str | None) -> dict[str, str]:
+def task_environment(inherited: Mapping[str, str], scratch: Path | None, visible_as: str | None) -> dict[str, str]:
     """Return the agent's environment without other launchers' variables.
 
     `scratch` is the folder for temporary files, which both frameworks leave behind; None: unknown yet. `visible_as` is the task's GPU as
     CUDA names it; None changes nothing. Indices are in PCI order, as for nvidia-ml, unless the user has set another order.
     """
-    kept = {key: value for key, value in own.items() if key not in FOREIGN_VARIABLES}
+    retained = {key: value for key, value in inherited.items() if key not in FOREIGN_VARIABLES}
     changed = {} if scratch is None else {"TMPDIR": str(scratch)}
     if visible_as is not None:
-        changed |= {"CUDA_VISIBLE_DEVICES": visible_as, "CUDA_DEVICE_ORDER": own.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")}
-    return {**kept, **changed}
+        changed |= {"CUDA_VISIBLE_DEVICES": visible_as, "CUDA_DEVICE_ORDER": inherited.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")}
+    return {**retained, **changed}
 
 
-def expected_gpus(prepare: Prepare, device: str, visible: Sequence[Mapping[str, Any]] | None) -> list[str | None]:
+def expected_gpus(prepare: Prepare, visible: Sequence[Mapping[str, Any]] | None) -> list[str | None]:
     """Guess the GPUs of a node's workers; a spare with a wrong guess is not claimed."""
     workers, before = prepare.tasks, prepare.workers_before
     if not visible:
         return [None] * workers
-    if device == "cpu" or len(visible) < prepare.workers_on_machine:
+    if prepare.device == "cpu" or len(visible) < prepare.workers_on_machine:
         return [NO_GPU] * workers
     return [str(gpu["visible_as"]) for gpu in visible[before : before + workers]]
 

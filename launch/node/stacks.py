@@ -95,39 +95,39 @@ def append_stacks(run: Path, occasion: str, stacks: Mapping[str, TaskStack]) -> 
         file.write(text)
 
 
-class Inquiries:
-    """Numbered requests for stacks, sent by `ask`; `on_answer` gets answers not awaited."""
+class StackRequests:
+    """Numbered requests for stacks, sent by `send`; `on_answer` gets answers not awaited."""
 
-    def __init__(self, ask: Callable[[int, WireMessage], None]) -> None:
+    def __init__(self, send: Callable[[int, WireMessage], None]) -> None:
         self.on_answer: Callable[[Mapping[str, TaskStack]], None] | None = None
-        self.found: dict[str, TaskStack] = {}
-        self._ask = ask
-        self._asked = 0
-        self._awaited: dict[int, int] = {}
+        self.stacks: dict[str, TaskStack] = {}
+        self._send = send
+        self._count = 0
+        self._pending: dict[int, int] = {}
 
-    def ask(self, node: int, tasks: Sequence[str], *, awaited: bool) -> None:
-        """Request the stacks of a node's tasks; `awaited` ones are added to `found`."""
-        self._asked += 1
+    def request(self, node: int, tasks: Sequence[str], *, awaited: bool) -> None:
+        """Request the stacks of a node's tasks; `awaited` ones are added to `stacks`."""
+        self._count += 1
         if awaited:
-            self._awaited[self._asked] = node
-        self._ask(node, FindStacks(self._asked, tasks))
+            self._pending[self._count] = node
+        self._send(node, FindStacks(self._count, tasks))
 
-    def hear(self, answer: Stacks) -> None:
+    def add_answer(self, answer: Stacks) -> None:
         """Take a node's answer."""
         stacks = {task: TaskStack(stack.text, stack.problem) for task, stack in answer.stacks.items()}
-        if self._awaited.pop(answer.number, None) is not None:
-            self.found |= stacks
+        if self._pending.pop(answer.number, None) is not None:
+            self.stacks |= stacks
         elif self.on_answer is not None:
             self.on_answer(stacks)
 
     @property
-    def awaited(self) -> set[int]:
+    def pending(self) -> set[int]:
         """The nodes whose answers are pending."""
-        return set(self._awaited.values())
+        return set(self._pending.values())
 
     def give_up(self) -> None:
         """Stop waiting for answers."""
-        self._awaited.clear()
+        self._pending.clear()
 
 
 SPY_SECONDS = 5.0  # time limit of py-spy for all tasks: it reads a process in hundredths of a second, large ones in a second or two
@@ -167,7 +167,7 @@ def collect_stacks(tasks: Sequence[InspectedTask], spy: str | None) -> dict[str,
         if task.name in texts:
             stacks[task.name] = {"text": _cut(_working_first(texts[task.name], working), limit), "problem": None}
         else:
-            reasons = [found[task.name] for found in (unanswered, problems) if task.name in found]
+            reasons = [reasons_of[task.name] for reasons_of in (unanswered, problems) if task.name in reasons_of]
             stacks[task.name] = {"text": "", "problem": "; ".join(reasons) or "is gone"}
     return stacks
 
@@ -203,21 +203,21 @@ def _by_spy(tasks: Sequence[InspectedTask], spy: str) -> tuple[dict[str, str], d
 
 
 def _by_signal(tasks: Sequence[InspectedTask]) -> tuple[dict[str, str], dict[str, str]]:
-    asked: dict[InspectedTask, int] = {}
+    offsets: dict[InspectedTask, int] = {}
     problems = {}
     for task in tasks:
         problem = _cannot_answer(task)
         if problem is None and task.written is not None and DUMP_SIGNAL is not None:
-            asked[task] = os.fstat(task.written).st_size
+            offsets[task] = os.fstat(task.written).st_size
             try:
                 os.kill(task.pid, DUMP_SIGNAL)
             except ProcessLookupError:
-                del asked[task]
+                del offsets[task]
                 problem = "is gone"
         if problem is not None:
             problems[task.name] = problem
-    texts = dict(_answers(asked))
-    for task in asked:
+    texts = dict(_answers(offsets))
+    for task in offsets:
         if task.name not in texts:
             problems[task.name] = f"has not answered within {SIGNAL_SECONDS:g} s (state {task.state})"
     return texts, problems
@@ -233,9 +233,9 @@ def _cannot_answer(task: InspectedTask) -> str | None:
     return None if task.written is not None and answers_signal(task.pid) else "does not say where it stands: it has not begun to"
 
 
-def _answers(asked: Mapping[InspectedTask, int]) -> Iterator[tuple[str, str]]:
+def _answers(offsets: Mapping[InspectedTask, int]) -> Iterator[tuple[str, str]]:
     """Yield each task's complete answer: what it has written after its `asked` offset."""
-    waiting = {task: (offset, time.monotonic()) for task, offset in asked.items()}
+    waiting = {task: (offset, time.monotonic()) for task, offset in offsets.items()}
     deadline = time.monotonic() + SIGNAL_SECONDS
     while waiting and time.monotonic() < deadline:
         time.sleep(TICK_SECONDS)
@@ -243,9 +243,9 @@ def _answers(asked: Mapping[InspectedTask, int]) -> Iterator[tuple[str, str]]:
             now = os.fstat(task.written).st_size if task.written is not None else 0
             if now != size:
                 waiting[task] = now, time.monotonic()
-            elif now > asked[task] and time.monotonic() - since >= QUIET_SECONDS:
+            elif now > offsets[task] and time.monotonic() - since >= QUIET_SECONDS:
                 del waiting[task]
-                yield task.name, _read(task.written, asked[task])
+                yield task.name, _read(task.written, offsets[task])
 
 
 def _read(descriptor: int | None, offset: int) -> str:
@@ -255,12 +255,12 @@ def _read(descriptor: int | None, offset: int) -> str:
 
 
 def _working_first(text: str, working: WorkingThread | None) -> str:
-    begins = [found.start() for found in _SECTION.finditer(text)]
+    begins = [match.start() for match in _SECTION.finditer(text)]
     sections = [text[begin:end].rstrip() + "\n" for begin, end in zip(begins, [*begins[1:], len(text)], strict=True)]
 
     def rank(section: str) -> bool:
-        found = _SECTION.match(section)
-        number = found[1] if found is not None else ""
+        match = _SECTION.match(section)
+        number = match[1] if match is not None else ""
         return working is None or number not in working
 
     return "\n".join(sorted(sections, key=rank))

@@ -18,9 +18,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ...core.liveness import kernel_oom_kills
 from ...core.process import kill_group, process_state, python
@@ -31,9 +32,10 @@ from .scratch import task_environment
 from .stacks import InspectedTask
 
 LOG_TAIL_LINES = 25
+Usage = resource.struct_rusage | None  # None: unknown
 
 
-def _death(child: _Child, order: int, status: int, usage: resource.struct_rusage | None) -> Death:
+def _death(child: _Child, order: int, status: int, usage: Usage) -> Death:
     killed = os.WIFSIGNALED(status)
     oom_kills = kernel_oom_kills() if killed else None
     if oom_kills is not None:
@@ -89,7 +91,7 @@ class _Child:
     usable: bool = False
     spare: bool = False
     oom_kills_before: int | None = field(default_factory=kernel_oom_kills)
-    ended: queue.SimpleQueue[tuple[Death, resource.struct_rusage | None] | OSError | None] = field(default_factory=queue.SimpleQueue)
+    ended: queue.SimpleQueue[tuple[Death, Usage] | OSError | None] = field(default_factory=queue.SimpleQueue)
 
     @property
     def forked(self) -> bool:
@@ -107,7 +109,7 @@ class Supervisor:
     def __init__(
         self,
         on_message: Callable[[str, Message], None],
-        on_death: Callable[[Death, resource.struct_rusage | None], None],
+        on_death: Callable[[Death, Usage], None],
         on_pid: Callable[[str, int], None] = lambda name, pid: None,
         fork_server: ForkServerConnection | None = None,
     ) -> None:
@@ -122,7 +124,7 @@ class Supervisor:
         self._spares = 0
         threading.Thread(target=self._reap, name="reaper", daemon=True).start()
         if fork_server is not None:
-            fork_server.listen(self)
+            fork_server.listen(self._on_fork_event)
 
     def start(self, name: str, log: Path, environment: Mapping[str, str]) -> None:
         """Start a task that appends to `log`; report a failure as its death. Main thread only."""
@@ -135,10 +137,8 @@ class Supervisor:
         """Start a spare with `prepare`, which writes to `folder` until claimed. Main thread only."""
         self._spares += 1
         early = folder / f"spare-{self._spares}.early"
-        try:
+        with suppress(OSError):  # it has died or was not started, and is not claimed then
             self._spawn(early.stem, early, environment, early).stream.send(prepare)
-        except OSError:
-            return  # it has died or was not started, and is not claimed then
 
     def claim(self, name: str, log: Path, environment: Mapping[str, str]) -> Path | None:
         """Make a spare of this environment the task `name`; return its present log, or None."""
@@ -231,7 +231,7 @@ class Supervisor:
         child.ended.put(error)
 
     def _report_unstarted(self, name: str, error: OSError) -> None:
-        self._on_message(name, Message.of(Error.of(error, peer_lost=False)))
+        self._on_message(name, Message.from_typed(Error.of(error, peer_lost=False)))
         with self._changed:
             self._deaths += 1
             order = self._deaths
@@ -266,12 +266,9 @@ class Supervisor:
         """Send a message to a task; dropped if the task is gone, as its death is reported."""
         with self._changed:
             child = self._named(task)
-        if child is None:
-            return
-        try:
-            child.stream.send(message)
-        except OSError:
-            return
+        if child is not None:
+            with suppress(OSError):
+                child.stream.send(message)
 
     def kill_task(self, task: str) -> None:
         """Kill the process group of a task, if it is alive."""
@@ -408,8 +405,17 @@ class Supervisor:
                 child.process.returncode = os.waitstatus_to_exitcode(status)
             self._on_end(child, status, usage)
 
-    def forked(self, number: int, pid: int) -> None:
-        """Take a task's pid from the fork server."""
+    def _on_fork_event(self, event: Mapping[str, Any] | None) -> None:
+        if event is None:
+            self._on_fork_server_lost()
+        elif "forked" in event:
+            self._on_forked(event["forked"], event["pid"])
+        elif "refused" in event:
+            self._on_refused(event["refused"])
+        else:
+            self._on_ended(event["ended"], event["status"], resource.struct_rusage(event["usage"]))
+
+    def _on_forked(self, number: int, pid: int) -> None:
         with self._changed:
             child = self._children.get(number)
             if child is None or child.reaped:
@@ -419,14 +425,13 @@ class Supervisor:
             name = child.name
         self._on_pid(name, pid)
 
-    def ended(self, number: int, status: int, usage: resource.struct_rusage) -> None:
-        """Take a task's end from the fork server."""
+    def _on_ended(self, number: int, status: int, usage: resource.struct_rusage) -> None:
         with self._changed:
             child = self._children.get(number)
         if child is not None and not child.reaped:
             self._on_end(child, status, usage)
 
-    def refused(self, number: int) -> None:
+    def _on_refused(self, number: int) -> None:
         """Start as a child what the fork server could not fork."""
         with self._changed:
             child = self._children.get(number)
@@ -438,7 +443,7 @@ class Supervisor:
         if pid is not None:
             self._on_pid(name, pid)
 
-    def fork_server_lost(self) -> None:
+    def _on_fork_server_lost(self) -> None:
         """Start pending tasks as children; the kernel kills those that the server had forked."""
         with self._changed:
             self._fork_server, children = None, [child for child in self._children.values() if child.forked and not child.reaped]
@@ -455,7 +460,7 @@ class Supervisor:
             else:
                 self._on_pid(child.name, child.pid)
 
-    def _on_end(self, child: _Child, status: int, usage: resource.struct_rusage | None) -> None:
+    def _on_end(self, child: _Child, status: int, usage: Usage) -> None:
         with self._changed:
             child.reaped = True
             child.usable = False

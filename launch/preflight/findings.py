@@ -6,6 +6,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from ...backends.loading import declared_capabilities
 from ...core.job import Job
 from ...core.plugins import find
 from ...engine.protocol.messages import PROTOCOL
+from ...engine.protocol.probe_messages import DataDigest, Problem
 from ...monitor.gpu import VisibleGpu
 from ..node.scratch import FIRST_PORT, LAST_PORT
 from .interview import HostReport
@@ -42,13 +44,13 @@ class GpuPlan:
     refused: bool = False
 
 
-def asked_device(job: Job) -> str:
+def requested_device(job: Job) -> str:
     """Return a job's device: the CPU if its backend supports nothing else."""
     devices = declared_capabilities(find("backend", job.backend)).devices
     return job.device if "gpu" in devices else "cpu"
 
 
-def gpus_of(host: Mapping[str, Any]) -> Sequence[VisibleGpu] | None:
+def visible_gpus_in(host: Mapping[str, Any]) -> Sequence[VisibleGpu] | None:
     """Return the GPUs for a node's processes, from its description; None if unknown."""
     listed = host.get("visible_gpus")
     return None if listed is None else [VisibleGpu(**gpu) for gpu in listed]
@@ -174,25 +176,25 @@ def findings(
     """
     answering = [report for report in reports if report.problem is None and report.described["protocol"] == PROTOCOL]
     machines = Counter(map(_machine, answering))
-    asked = [count for report, count in zip(reports, workers, strict=True) if report in answering] if workers else []
-    about_gpus = iter(gpu_findings(answering, device, asked))
+    counts = [count for report, count in zip(reports, workers, strict=True) if report in answering] if workers else []
+    about_gpus = iter(gpu_findings(answering, device, counts))
     names = {report.host for report in reports}
-    found: list[Finding] = []
+    results: list[Finding] = []
     for place, report in enumerate(reports):
         if report.problem is not None:
             remedy = _remedy_of_silence(report.host, started_by) if report.silent else ""
-            found.append(Finding(report.host, "bad", started_by, report.problem, remedy, unreached=True))
+            results.append(Finding(report.host, "bad", started_by, report.problem, remedy, unreached=True))
             continue
         if report not in answering:
             protocols = f"protocol {report.described['protocol']}, here {PROTOCOL}"
-            found.append(Finding(report.host, "bad", "crosstrain", protocols, "install the same release there"))
+            results.append(Finding(report.host, "bad", "crosstrain", protocols, "install the same release there"))
             continue
-        found += _releases(report, answering[0], here, module)
-        found += _machine_findings(report, machines, workers[place] if workers else 1)
-        found += next(about_gpus)
-        found += _content(report, here)
-        found += _network(report, len(names) - 1)
-    return found
+        results += _releases(report, answering[0], here, module)
+        results += _machine_findings(report, machines, workers[place] if workers else 1)
+        results += next(about_gpus)
+        results += _content(report, here)
+        results += _network(report, len(names) - 1)
+    return results
 
 
 def _remedy_of_silence(host: str, started_by: str) -> str:
@@ -201,12 +203,12 @@ def _remedy_of_silence(host: str, started_by: str) -> str:
     return f"{trial}{MORE_TIME}"
 
 
-def table(found: Sequence[Finding]) -> str:
+def table(listed: Sequence[Finding]) -> str:
     """Return a table of the findings with remedies below."""
-    host_width = max((len(finding.host) for finding in found), default=0)
-    what_width = max((len(finding.what) for finding in found), default=0)
+    host_width = max((len(finding.host) for finding in listed), default=0)
+    what_width = max((len(finding.what) for finding in listed), default=0)
     lines = []
-    for finding in found:
+    for finding in listed:
         mark = {"ok": "ok  ", "odd": "note", "bad": "FAIL"}[finding.state]
         lines.append(f"{mark}  {finding.host:<{host_width}}  {finding.what:<{what_width}}  {finding.found}")
         if finding.remedy:
@@ -215,35 +217,35 @@ def table(found: Sequence[Finding]) -> str:
 
 
 def _releases(report: HostReport, first: HostReport, here: Here, module: str | None) -> Iterator[Finding]:
+    finding = partial(Finding, report.host)
     packages = report.described["host"]["packages"]
-    own, ours = packages.get("crosstrain"), here.packages.get("crosstrain")
-    if own != ours:
-        yield Finding(
-            report.host, "bad", "crosstrain", f"{own}, here {ours}", f"install the same release there: pip install crosstrain=={ours}"
-        )
+    installed, ours = packages.get("crosstrain"), here.packages.get("crosstrain")
+    if installed != ours:
+        yield finding("bad", "crosstrain", f"{installed}, here {ours}", f"install the same release there: pip install crosstrain=={ours}")
     else:
-        yield Finding(report.host, "ok", "crosstrain", str(own))
-    others = first.described["host"]["packages"]
+        yield finding("ok", "crosstrain", str(installed))
+    reference = first.described["host"]["packages"]
     python, its = report.described["host"]["python"], first.described["host"]["python"]
     differs = python.rsplit(".", 1)[0] != its.rsplit(".", 1)[0]
-    yield Finding(report.host, "odd" if differs else "ok", "Python", f"{python}{f', on {first.host} {its}' if differs else ''}")
+    yield finding("odd" if differs else "ok", "Python", f"{python}{f', on {first.host} {its}' if differs else ''}")
     modules = sorted(packages.keys() - {"crosstrain", "numpy"}) if module is None else [module] if module else []
     for name in modules:
-        yield from _framework(report, first, name, packages.get(name), others.get(name), needed=module is not None)
+        yield from _framework(report, first, name, packages.get(name), reference.get(name), needed=module is not None)
 
 
-def _framework(report: HostReport, first: HostReport, name: str, own: str | None, its: str | None, *, needed: bool) -> Iterator[Finding]:
-    if own is None:
+def _framework(
+    report: HostReport, first: HostReport, name: str, installed: str | None, its: str | None, *, needed: bool
+) -> Iterator[Finding]:
+    finding = partial(Finding, report.host)
+    if installed is None:
         if needed:
-            yield Finding(report.host, "bad", name, "not installed", "install it for the Python that the run uses there (--python)")
+            yield finding("bad", name, "not installed", "install it for the Python that the run uses there (--python)")
         elif its is not None:
-            yield Finding(report.host, "odd", name, f"not installed, on {first.host} {its}")
-    elif own != its and its is not None:
-        yield Finding(
-            report.host, "odd", name, f"{own}, on {first.host} {its}: another release may compute other numbers, at another speed"
-        )
+            yield finding("odd", name, f"not installed, on {first.host} {its}")
+    elif installed != its and its is not None:
+        yield finding("odd", name, f"{installed}, on {first.host} {its}: another release may compute other numbers, at another speed")
     else:
-        yield Finding(report.host, "ok", name, own)
+        yield finding("ok", name, installed)
 
 
 def _machine(report: HostReport) -> str:
@@ -252,29 +254,28 @@ def _machine(report: HostReport) -> str:
 
 
 def _machine_findings(report: HostReport, machines: Mapping[str, int], workers: int) -> Iterator[Finding]:
+    finding = partial(Finding, report.host)
     host = report.described["host"]
     cores, memory = host["cores_available"], host["memory_limit_bytes"] or host["memory_total_bytes"]
     seen = f"{'?' if cores is None else f'{cores:g}'} cores, {memory / 2**30:.1f} GiB"
     if machines[_machine(report)] > 1:
-        yield Finding(report.host, "odd", "machine", f"{seen}; another of these hosts is the same machine, and shares its cores")
+        yield finding("odd", "machine", f"{seen}; another of these hosts is the same machine, and shares its cores")
     elif cores is not None and workers > max(cores, 1):
-        yield Finding(report.host, "odd", "machine", f"{seen}, which {workers} workers share (HOST:{workers} is a number of processes)")
+        yield finding("odd", "machine", f"{seen}, which {workers} workers share (HOST:{workers} is a number of processes)")
     elif memory < MIN_MEMORY_BYTES:
-        yield Finding(report.host, "odd", "machine", f"{seen}; a worker may need more memory")
+        yield finding("odd", "machine", f"{seen}; a worker may need more memory")
     else:
-        yield Finding(report.host, "ok", "machine", seen)
+        yield finding("ok", "machine", seen)
     ahead, error = report.ahead_seconds, report.error_seconds
     clock = f"{abs(ahead):.3f} s {'ahead' if ahead >= 0 else 'behind'} (± {error:.3f})"
     if abs(ahead) - error > MAX_CLOCK_SECONDS:
-        yield Finding(
-            report.host, "odd", "clock", f"{clock}: its times of day are not this machine's", "let the hosts set their clocks (NTP)"
-        )
+        yield finding("odd", "clock", f"{clock}: its times of day are not this machine's", "let the hosts set their clocks (NTP)")
     else:
-        yield Finding(report.host, "ok", "clock", clock)
+        yield finding("ok", "clock", clock)
 
 
 def gpu_findings(reports: Sequence[HostReport], device: str | None, workers: Sequence[int]) -> list[list[Finding]]:
-    """Return the findings about the GPUs of hosts that answer, by host; none if GPUs are irrelevant.
+    """Return the findings about the GPUs of hosts that answer; none if GPUs are irrelevant.
 
     `device` is the run's (``auto``, ``cpu``, ``gpu``), None without a run, and `workers` the number on each host.
     """
@@ -282,8 +283,8 @@ def gpu_findings(reports: Sequence[HostReport], device: str | None, workers: Seq
     plan = GpuPlan(())
     if device is not None:
         nodes = [
-            NodeGpus(_machine(report), *asked)
-            for report, asked in zip(reports, zip(workers, map(gpus_of, hosts), strict=True), strict=True)
+            NodeGpus(_machine(report), *node)
+            for report, node in zip(reports, zip(workers, map(visible_gpus_in, hosts), strict=True), strict=True)
         ]
         plan = plan_gpus(device, nodes)
     if device != "gpu" and not any(host.get("gpus") or host.get("visible_gpus") or host.get("gpu_problem") for host in hosts):
@@ -292,32 +293,32 @@ def gpu_findings(reports: Sequence[HostReport], device: str | None, workers: Seq
 
 
 def _gpus(report: HostReport, short: str | None, plan: GpuPlan, device: str | None) -> Iterator[Finding]:
+    finding = partial(Finding, report.host)
     host, described = report.described["host"], described_gpus(report.described["host"])
     if host.get("gpu_problem"):
-        yield Finding(report.host, "odd", "GPUs", host["gpu_problem"])
+        yield finding("odd", "GPUs", host["gpu_problem"])
     if short is None:
-        yield Finding(report.host, "ok", "GPUs", described)
+        yield finding("ok", "GPUs", described)
     elif not plan.refused:
-        yield Finding(report.host, "odd" if host.get("visible_gpus") else "ok", "GPUs", f"{short}: computing on CPUs")
+        yield finding("odd" if host.get("visible_gpus") else "ok", "GPUs", f"{short}: computing on CPUs")
     else:
         mixed = f"; {MIXED}" if device == "auto" else ""
-        yield Finding(report.host, "bad", "GPUs", f"{short} ({described}){mixed}", REMEDY)
+        yield finding("bad", "GPUs", f"{short} ({described}){mixed}", REMEDY)
 
 
 def _content(report: HostReport, here: Here) -> Iterator[Finding]:
+    finding = partial(Finding, report.host)
     if report.data is not None:
-        yield _data(report.host, report.data.fields, here)
-    if report.model is not None and (here.model_digest is not None or report.model.kind != "found"):
-        problem = report.model.get("text")
-        if problem is not None:
-            yield Finding(report.host, "bad", "model", problem, _copy_model(report.host, here) or "install it there, with what it imports")
-        elif report.model["digest"] != here.model_digest:
-            yield Finding(
-                report.host, "bad", "model", "its package's Python files are not those that are here", _copy_model(report.host, here)
-            )
+        yield _data(report.host, report.data, here)
+    if report.model is not None and (here.model_digest is not None or isinstance(report.model, Problem)):
+        if isinstance(report.model, Problem):
+            remedy = _copy_model(report.host, here) or "install it there, with what it imports"
+            yield finding("bad", "model", report.model.text, remedy)
+        elif report.model.digest != here.model_digest:
+            yield finding("bad", "model", "its package's Python files are not those that are here", _copy_model(report.host, here))
         else:
-            same = f"can be imported; the Python files of {report.model['package']} are those that are here"
-            yield Finding(report.host, "ok", "model", same)
+            same = f"can be imported; the Python files of {report.model.package} are those that are here"
+            yield finding("ok", "model", same)
 
 
 def _copy_model(host: str, here: Here) -> str:
@@ -328,34 +329,34 @@ def _copy_model(host: str, here: Here) -> str:
     return f"rsync -a --mkpath {shlex.quote(f'{path}{end}')} {shlex.quote(f'{host}:{path}{end}')} (and install there what it imports)"
 
 
-def _data(host: str, answer: Mapping[str, Any], here: Here) -> Finding:
+def _data(host: str, answer: DataDigest | Problem, here: Here) -> Finding:
     folder = here.data_folder
     copy = "" if folder is None else f"rsync -a --mkpath {shlex.quote(f'{folder}/')} {shlex.quote(f'{host}:{folder}/')}"
-    problem = answer.get("text")
-    if problem is not None:
-        return Finding(host, "bad", "data", problem, copy)
-    if answer["digest"] != here.data_digest:
+    if isinstance(answer, Problem):
+        return Finding(host, "bad", "data", answer.text, copy)
+    if answer.digest != here.data_digest:
         return Finding(host, "bad", "data", "not the same examples as here", copy or "prepare them again: trainer data prepare --again")
     return Finding(host, "ok", "data", "the same as here")
 
 
-def _network(report: HostReport, others: int) -> Iterator[Finding]:
+def _network(report: HostReport, host_count: int) -> Iterator[Finding]:
+    finding = partial(Finding, report.host)
     address = report.described.get("address")
     if address is None:
-        yield Finding(report.host, "bad", "network", "does not say under which address the others reach it")
+        yield finding("bad", "network", "does not say under which address the others reach it")
         return
     interfaces = report.described["host"]["interfaces"]
     name = next((name for name, interface in interfaces.items() if address in interface["addresses"]), None)
     where = f"{address} on {name}" if name is not None else address
     if report.unreachable:
         listed = "; ".join(f"{peer}: {why}" for peer, why in report.unreachable.items())
-        yield Finding(report.host, "bad", "network", f"{where}; does not reach {listed}", OPEN_PORTS)
-    elif not others:
-        yield Finding(report.host, "ok", "network", where)
+        yield finding("bad", "network", f"{where}; does not reach {listed}", OPEN_PORTS)
+    elif not host_count:
+        yield finding("ok", "network", where)
     elif report.unreachable is None:
-        yield Finding(report.host, "odd", "network", f"{where}; did not try the others within the time", MORE_TIME)
-    elif report.tried == others:
-        yield Finding(report.host, "ok", "network", f"{where}; reaches the others")
+        yield finding("odd", "network", f"{where}; did not try the others within the time", MORE_TIME)
+    elif report.tried == host_count:
+        yield finding("ok", "network", f"{where}; reaches the others")
     else:
-        reached = f"reaches {report.tried} of {others} others" if report.tried else "reaches nobody yet"
-        yield Finding(report.host, "odd", "network", f"{where}; {reached}, as no more could be tried")
+        reached = f"reaches {report.tried} of {host_count} others" if report.tried else "reaches nobody yet"
+        yield finding("odd", "network", f"{where}; {reached}, as no more could be tried")

@@ -21,6 +21,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from msgspec import to_builtins
 from pydantic import ValidationError
 
 from ...backends.base import Availability
@@ -32,15 +33,16 @@ from ...core.plugins import available, find
 from ...core.process import python
 from ...data.store.location import user_cache
 from ...engine.backend_probe import probe_all
-from ...engine.protocol.answer_checks import wrong_with_answer
-from ...engine.protocol.messages import PROTOCOL, Message, ProtocolError, Stream
+from ...engine.protocol import probe_messages as messages
+from ...engine.protocol.messages import PROTOCOL, ProtocolError, Stream
+from ...engine.protocol.node_messages import OtherRelease
 from ...monitor.gpu import nvidia_hardware
 
 LOOK_SECONDS = 0.1  # interval of looking for an interrupt
 TIME_QUESTIONS = 3  # queries of a host's clock, of which the fastest answer counts
 ALL_PAIRS_UP_TO = 16  # with more hosts, each tries the 1st, 2nd, 4th, 8th … after it, which reaches every switch between them
 REACH_SECONDS = 6.0
-REACH_SHARE = 0.25  # upper share of the time; kept for tries between hosts, as a silent peer takes 3 s, and another may precede it
+REACH_SHARE = 0.25  # upper share of the time; reserved for tries between hosts, as a silent peer takes 3 s, and another may precede it
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,8 @@ class HostReport:
     described: Mapping[str, Any] = field(default_factory=dict)
     ahead_seconds: float = 0.0
     error_seconds: float = 0.0
-    data: Message | None = None
-    model: Message | None = None
+    data: messages.DataDigest | messages.Problem | None = None
+    model: messages.ModelDigest | messages.Problem | None = None
     ports: tuple[int, ...] = ()
     tried: int = 0
     unreachable: dict[str, str] | None = None
@@ -83,26 +85,26 @@ def interview(
 ) -> list[HostReport]:
     """Query all probes concurrently; return reports in order. Raises InterruptedRunError."""
     deadline = time.monotonic() + timeout_seconds
-    kept_seconds = min(REACH_SECONDS, REACH_SHARE * timeout_seconds)
-    within = f"{timeout_seconds - kept_seconds:g} of {timeout_seconds:g} s (the rest is for the hosts to try each other)"
+    reserved_seconds = min(REACH_SECONDS, REACH_SHARE * timeout_seconds)
+    within = f"{timeout_seconds - reserved_seconds:g} of {timeout_seconds:g} s (the rest is for the hosts to try each other)"
     reports = [HostReport(probe.host, f"does not answer within {within}", silent=True) for probe in probes]
     pairs = list(zip(probes, reports, strict=True))
-    _side_by_side([partial(_ask, probe, report, backend, job) for probe, report in pairs], deadline - kept_seconds, interrupted)
+    _run_concurrently([partial(_query, probe, report, backend, job) for probe, report in pairs], deadline - reserved_seconds, interrupted)
     answering = [(probe, report) for probe, report in pairs if report.problem is None]
     places = {report.host: (report.described["address"], report.ports) for _, report in answering if report.described.get("address")}
-    _side_by_side([partial(_reach, probe, report, places) for probe, report in answering], deadline, interrupted)
+    _run_concurrently([partial(_reach, probe, report, places) for probe, report in answering], deadline, interrupted)
     return reports
 
 
-def peers_of(own: str, hosts: Sequence[str]) -> list[str]:
+def peers_of(host_here: str, hosts: Sequence[str]) -> list[str]:
     """Return the hosts to try: all others, or of many those at distances of powers of two."""
-    place, count = hosts.index(own), len(hosts)
+    place, count = hosts.index(host_here), len(hosts)
     if count <= ALL_PAIRS_UP_TO:
-        return [host for host in hosts if host != own]
+        return [host for host in hosts if host != host_here]
     return [hosts[(place + distance) % count] for distance in (1 << power for power in range(count.bit_length())) if distance < count]
 
 
-def _side_by_side(work: Sequence[Callable[[], None]], deadline: float, interrupted: Callable[[], bool]) -> None:
+def _run_concurrently(work: Sequence[Callable[[], None]], deadline: float, interrupted: Callable[[], bool]) -> None:
     threads = [threading.Thread(target=function, name="preflight", daemon=True) for function in work]
     for thread in threads:
         thread.start()
@@ -113,17 +115,17 @@ def _side_by_side(work: Sequence[Callable[[], None]], deadline: float, interrupt
                 raise InterruptedRunError("interrupted by the user, while the hosts were looked at")
 
 
-def _ask(probe: Probe, report: HostReport, backend: str, job: Job | None) -> None:
+def _query(probe: Probe, report: HostReport, backend: str, job: Job | None) -> None:
     try:
         report.described = _described(probe, backend)
         if report.described["protocol"] != PROTOCOL:
             report.problem, report.silent = None, False  # it may misunderstand further queries
             return
         report.error_seconds, report.ahead_seconds = min((_compare_clocks(probe) for _ in range(TIME_QUESTIONS)), key=itemgetter(0))
-        report.ports = tuple(_found(probe, "listen")["ports"])
+        report.ports = tuple(_result(probe, messages.Listen()).ports)
         if job is not None:
-            report.model = _answer(probe, "model", model=job.model, backend=backend)
-            report.data = _answer(probe, "data", data=job.data, data_dir=None if job.data_dir is None else str(job.data_dir))
+            report.model = _answer(probe, messages.Model(job.model, backend))
+            report.data = _answer(probe, messages.Data(job.data, None if job.data_dir is None else str(job.data_dir)))
     except _ProbeEndedError as error:
         report.problem, report.silent = str(error), False
     else:
@@ -131,18 +133,18 @@ def _ask(probe: Probe, report: HostReport, backend: str, job: Job | None) -> Non
 
 
 def _described(probe: Probe, backend: str) -> Mapping[str, Any]:
-    found = _found(probe, "describe", backend=backend)
-    if found["protocol"] != PROTOCOL:
-        return {"protocol": found["protocol"]}
-    return {**found, "address": probe.address or found["address"]}
+    description = _result(probe, messages.Describe(backend))
+    if isinstance(description, OtherRelease):
+        return {"protocol": description.protocol}
+    return {**to_builtins(description), "address": probe.address or description.address}
 
 
 def _compare_clocks(probe: Probe) -> tuple[float, float]:
     """Return the error and lead of a host's clock, read halfway between query and answer."""
-    asked, begun = time.time(), time.monotonic()
-    host_time = _found(probe, "time")["seconds"]
+    begun_at, begun = time.time(), time.monotonic()
+    host_time = _result(probe, messages.Time()).seconds
     seconds = time.monotonic() - begun
-    return seconds / 2, host_time - (asked + seconds / 2)
+    return seconds / 2, host_time - (begun_at + seconds / 2)
 
 
 def _reach(probe: Probe, report: HostReport, places: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
@@ -151,7 +153,7 @@ def _reach(probe: Probe, report: HostReport, places: Mapping[str, tuple[str, tup
     peers = peers_of(report.host, list(places))
     tried = [(peer, port) for peer in peers for port in places[peer][1]]
     try:
-        problems = _found(probe, "connect", peers=[(places[peer][0], port) for peer, port in tried])["problems"]
+        problems = _result(probe, messages.Connect([(places[peer][0], port) for peer, port in tried])).problems
     except _ProbeEndedError as error:
         report.problem = str(error)
         return
@@ -169,26 +171,24 @@ def _unreached(by_port: Mapping[int, str | None]) -> str:
     return ", ".join(f"port {port}: {problem}" for port, problem in problems.items())
 
 
-def _found(probe: Probe, question: str, **fields: Any) -> Mapping[str, Any]:
-    answer = _answer(probe, question, **fields)
-    if answer.kind != "found":
-        raise _ProbeEndedError(f"cannot say what it is: {answer.get('text')}")
-    return answer.fields
-
-
-def _answer(probe: Probe, question: str, **fields: Any) -> Message:
-    try:
-        probe.stream.send(Message(question, fields))
-        answer = probe.stream.receive()
-    except ProtocolError as error:
-        raise _ProbeEndedError(f"answers the question {question!r} with {error}: it is broken, or hostile") from error
-    except OSError:
-        answer = None
-    if answer is None:
-        raise _ProbeEndedError(probe.explain())
-    if (wrong := wrong_with_answer(question, fields, answer)) is not None:
-        raise _ProbeEndedError(f"answers the question {question!r} with {wrong}: it is broken, or hostile")
+def _result(probe: Probe, question: messages.Question) -> Any:
+    answer = _answer(probe, question)
+    if isinstance(answer, messages.Problem):
+        raise _ProbeEndedError(f"cannot say what it is: {answer.text}")
     return answer
+
+
+def _answer(probe: Probe, question: messages.Question) -> Any:
+    """Return the typed answer to a question, which may be a `Problem`."""
+    try:
+        probe.stream.send(question)
+        if (answer := probe.stream.receive()) is not None:
+            return messages.read_probe_answer(question, answer)
+    except ProtocolError as error:
+        raise _ProbeEndedError(f"answers the question {question.kind!r} with {error}: it is broken, or hostile") from error
+    except OSError:
+        pass
+    raise _ProbeEndedError(probe.explain())
 
 
 # Framework probes are cached, as imports take seconds; an entry holds while its dependencies (`_holds_for`) are unchanged.
@@ -206,7 +206,7 @@ class _Answer(JsonObject):
     devices: list[str]
 
 
-def kept_file() -> Path | None:
+def cache_file() -> Path | None:
     """Return the cache's file, which may not exist; None for a user without a home."""
     folder = user_cache()
     return None if folder is None else folder / "probes.json"
@@ -219,14 +219,16 @@ def probe_kept(names: Iterable[str] | None = None, *, fresh: bool = False) -> li
     """
     wanted = list(available("backend") if names is None else names)
     now = {name: _holds_for(name) for name in wanted}
-    kept = {} if fresh else _read()
-    known = {name: answer for name, answer in kept.items() if now.get(name) == answer.holds_for}
-    asked = {found.name: found for found in probe_all([name for name in wanted if name not in known])}
-    sound = {name: found for name, found in asked.items() if found.problem is None and found.version is not None}
+    cached = {} if fresh else _read()
+    known = {name: answer for name, answer in cached.items() if now.get(name) == answer.holds_for}
+    probed = {result.name: result for result in probe_all([name for name in wanted if name not in known])}
+    sound = {name: result for name, result in probed.items() if result.problem is None and result.version is not None}
     if sound:
-        new = {name: _Answer(holds_for=now[name], version=found.version or "", devices=[*found.devices]) for name, found in sound.items()}
+        new = {
+            name: _Answer(holds_for=now[name], version=result.version or "", devices=[*result.devices]) for name, result in sound.items()
+        }
         _write({**_read(), **new})
-    return [asked[name] if name in asked else Availability(name, known[name].version, tuple(known[name].devices)) for name in wanted]
+    return [probed[name] if name in probed else Availability(name, known[name].version, tuple(known[name].devices)) for name in wanted]
 
 
 def _holds_for(name: str) -> str:
@@ -235,7 +237,7 @@ def _holds_for(name: str) -> str:
     folders = [] if top is None else top.submodule_search_locations or []
     sources = [str(top.origin)] if top is not None and top.origin else []
     sources += [file for folder in folders for file in _sources(folder)]
-    found = {
+    state = {
         "python": [python(__name__)[0], sys.prefix, platform.python_version(), platform.release()],
         "crosstrain": importlib.metadata.version("crosstrain"),
         "modules": [[entry, _changed(entry)] for entry in sys.path if entry],
@@ -243,12 +245,12 @@ def _holds_for(name: str) -> str:
         "gpus": [asdict(nvidia_hardware()), DRIVER.read_text(errors="replace") if DRIVER.exists() else None],
         "variables": [os.environ.get(variable) for variable in VARIABLES],
     }
-    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
 def _sources(folder: str) -> list[str]:
-    found = (os.path.join(here, file) for here, _, files in os.walk(folder, followlinks=True) for file in files if file.endswith(".py"))
-    return sorted(islice(found, MAX_SOURCES))
+    paths = (os.path.join(here, file) for here, _, files in os.walk(folder, followlinks=True) for file in files if file.endswith(".py"))
+    return sorted(islice(paths, MAX_SOURCES))
 
 
 def _changed(path: str) -> list[int] | None:
@@ -260,21 +262,21 @@ def _changed(path: str) -> list[int] | None:
 
 
 def _read() -> dict[str, _Answer]:
-    path = kept_file()
+    path = cache_file()
     if path is None:
         return {}
     try:
         about = path.lstat()
         if not stat.S_ISREG(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             return {}
-        found: Any = read_json(path, MAX_BYTES)
-        return {str(name): _Answer.model_validate(answer) for name, answer in found.items()}
+        entries: Any = read_json(path, MAX_BYTES)
+        return {str(name): _Answer.model_validate(answer) for name, answer in entries.items()}
     except (OSError, UnreadableError, ValidationError, AttributeError):
         return {}
 
 
 def _write(answers: dict[str, _Answer]) -> None:
-    path = kept_file()
+    path = cache_file()
     if path is None:
         return
     with suppress(OSError):  # without the cache it is only slower

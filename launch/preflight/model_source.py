@@ -87,7 +87,7 @@ def _python_files(name: str) -> dict[str, Path] | None:
     folders = [] if spec is None or spec.submodule_search_locations is None else list(spec.submodule_search_locations)
     if not folders:
         return {} if spec is None or spec.origin is None else {Path(spec.origin).name: Path(spec.origin)}
-    found: dict[str, Path] = {}
+    sources: dict[str, Path] = {}
     entries = size = 0
     for folder in folders:
         for at, subfolders, files in os.walk(folder):
@@ -95,11 +95,11 @@ def _python_files(name: str) -> dict[str, Path] | None:
             entries += len(subfolders) + len(files)
             for path in (Path(at, file) for file in files if file.endswith(".py") and file[:-3].isidentifier()):
                 if path.is_file():  # an editor leaves links that lead nowhere
-                    found.setdefault(path.relative_to(folder).as_posix(), path)
+                    sources.setdefault(path.relative_to(folder).as_posix(), path)
                     size += path.stat().st_size
             if entries > MAX_ENTRIES or size > MAX_BYTES:
                 return None
-    return found
+    return sources
 
 
 def _digest(files: Mapping[str, Path]) -> str:

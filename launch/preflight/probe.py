@@ -8,19 +8,18 @@ from __future__ import annotations
 import os
 import queue
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import TrainerError, UsageError
 from ...core.process import ignore_interrupts, wake_when_parent_ends
-from ...engine.protocol.messages import MAX_ERROR_CHARACTERS, PROTOCOL, Message, Stream
-from ...engine.protocol.transport import AGENT_BEGINS
+from ...engine.protocol import probe_messages as messages
+from ...engine.protocol.messages import MAX_ERROR_CHARACTERS, PROTOCOL, Message, Stream, WireMessage
+from ...engine.protocol.transport import take_stdio
 from ..node.scratch import PortBlock, address_for_others, node_identity
 
 CONNECT_SECONDS = 3.0  # time limit for a peer's port to answer
@@ -33,58 +32,55 @@ def main() -> None:
     """Answer the queries on standard input; end with it, also while answering."""
     ignore_interrupts()
     wake_when_parent_ends()
-    writer = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    writer.write(b"\n" + AGENT_BEGINS + b"\n")
-    writer.flush()
-    stream = Stream(sys.stdin.buffer, writer)
-    asked: queue.SimpleQueue[Message] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(stream, asked), name="questions", daemon=True).start()
+    stream = take_stdio(announce=True)
+    received: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(stream, received), name="questions", daemon=True).start()
     while True:
-        stream.send(answer(asked.get()))
+        stream.send(answer(messages.QUESTIONS.parse(received.get())))
 
 
-def _listen(stream: Stream, asked: queue.SimpleQueue[Message]) -> None:
+def _listen(stream: Stream, received: queue.SimpleQueue[Message]) -> None:
     try:
         while (message := stream.receive()) is not None:
-            asked.put(message)
+            received.put(message)
     finally:
         os._exit(0)  # nobody waits for an answer
 
 
-def answer(question: Message) -> Message:
-    """Answer a query: ``found`` with its result, or ``problem`` with a sentence."""
+def answer(question: messages.Question) -> WireMessage:
+    """Return the result of a question, or a problem in a sentence."""
     try:
-        return Message("found", _ANSWERS[question.kind](question.fields))
+        return _ANSWERS[type(question)](question)
     except (TrainerError, OSError) as error:
-        return Message("problem", {"text": str(error).encode(errors="backslashreplace").decode()[:MAX_ERROR_CHARACTERS]})
+        return messages.Problem(str(error).encode(errors="backslashreplace").decode()[:MAX_ERROR_CHARACTERS])
 
 
-def _describe(asked: Mapping[str, Any]) -> dict[str, Any]:
+def _describe(question: messages.Describe) -> messages.Description:
     from ...backends.loading import recorded_packages
     from ...monitor.host import describe_host
 
-    host = describe_host(recorded_packages(asked["backend"]))
-    return {"protocol": PROTOCOL, "identity": node_identity(), "host": host, "address": address_for_others(os.environ)}
+    identity: Any = node_identity()
+    host: Any = describe_host(recorded_packages(question.backend))
+    return messages.Description(PROTOCOL, identity, host, address_for_others(os.environ))
 
 
-def _open_data(asked: Mapping[str, Any]) -> dict[str, Any]:
+def _open_data(question: messages.Data) -> messages.DataDigest:
     from ...data.store.stored_dataset import open_dataset
 
-    data_dir = None if asked["data_dir"] is None else Path(asked["data_dir"])
-    return {"digest": open_dataset(asked["data"], data_dir).digest}
+    data_dir = None if question.data_dir is None else Path(question.data_dir)
+    return messages.DataDigest(open_dataset(question.data, data_dir).digest)
 
 
-def _import_model(asked: Mapping[str, Any]) -> dict[str, Any]:
+def _import_model(question: messages.Model) -> messages.ModelDigest:
     from .model_source import import_problem, model_source
 
-    source = model_source(asked["model"])
-    if (problem := import_problem(asked["model"], asked["backend"])) is not None:
+    source = model_source(question.model)
+    if (problem := import_problem(question.model, question.backend)) is not None:
         raise UsageError(problem)
-    return {"digest": None, "package": None} if source is None else asdict(source)
+    return messages.ModelDigest(None, None) if source is None else messages.ModelDigest(source.digest, source.package)
 
 
-def _open_ports(asked: Mapping[str, Any]) -> dict[str, Any]:
+def _open_ports(question: messages.Listen) -> messages.OpenPorts:
     """Listen on a task's port and on a free one, as gloo does. Raises RunFailedError."""
     block = PortBlock()
     _blocks.append(block)
@@ -94,7 +90,7 @@ def _open_ports(asked: Mapping[str, Any]) -> dict[str, Any]:
         _ports.append(server)
         threading.Thread(target=_greet_all, args=(server,), name="port", daemon=True).start()
         ports.append(server.getsockname()[1])
-    return {"ports": ports}
+    return messages.OpenPorts(ports)
 
 
 def _greet_all(server: socket.socket) -> None:
@@ -106,9 +102,9 @@ def _greet_all(server: socket.socket) -> None:
         connection.close()
 
 
-def _connect(asked: Mapping[str, Any]) -> dict[str, Any]:
+def _connect(question: messages.Connect) -> messages.PeerProblems:
     with ThreadPoolExecutor(MAX_CONNECTIONS) as pool:
-        return {"problems": list(pool.map(_problem_with, asked["peers"]))}
+        return messages.PeerProblems(list(pool.map(_problem_with, question.peers)))
 
 
 def _problem_with(peer: tuple[str, int]) -> str | None:
@@ -121,13 +117,13 @@ def _problem_with(peer: tuple[str, int]) -> str | None:
     return None
 
 
-_ANSWERS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-    "describe": _describe,
-    "time": lambda asked: {"seconds": time.time()},
-    "data": _open_data,
-    "model": _import_model,
-    "listen": _open_ports,
-    "connect": _connect,
+_ANSWERS: Mapping[type[messages.Question], Callable[[Any], WireMessage]] = {
+    messages.Describe: _describe,
+    messages.Time: lambda question: messages.HostTime(time.time()),
+    messages.Data: _open_data,
+    messages.Model: _import_model,
+    messages.Listen: _open_ports,
+    messages.Connect: _connect,
 }
 
 

@@ -71,8 +71,8 @@ def _netlink(request: Callable[[], object], what: str) -> None:
 
 
 def _index(route: IPRoute, name: str) -> int:
-    found: list[int] = list(route.link_lookup(ifname=name))
-    return found[0]
+    indices: list[int] = list(route.link_lookup(ifname=name))
+    return indices[0]
 
 
 def _shape(route: IPRoute, index: int, bits_per_second: float) -> None:

@@ -1,10 +1,8 @@
 """Enter a virtual node and execute: ``enter.py OWNER USER NETWORK CGROUP_FILES -- COMMAND``.
 
 OWNER is the pid that must still be the parent; USER and NETWORK are descriptors of namespaces (USER may be ``-`` for none); CGROUP_FILES
-are ``cgroup.procs`` files joined by ``:`` (or ``-``). The program keeps the pid, is limited from its first instruction, and gets no
-capability that the user does not have.
-
-Runs as ``python -I -S enter.py``, so it imports only the standard library.
+are ``cgroup.procs`` files joined by ``:`` (or ``-``). The program keeps the pid, and gets no capability that the user does not have. Runs
+as ``python -I -S enter.py``, so it imports only the standard library.
 """
 
 import ctypes

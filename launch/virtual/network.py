@@ -219,29 +219,29 @@ def _wait_or_kill(holder: subprocess.Popen[bytes]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Possibility:
-    """What this machine does not allow of virtual nodes; without namespaces, limits do not work either."""
+    """Missing capabilities of this machine; without namespaces, limits do not work either."""
 
     rootless: bool
-    lacks: Mapping[VirtualNodeCapability, MissingCapabilityError]
+    missing: Mapping[VirtualNodeCapability, MissingCapabilityError]
 
 
 def possible() -> Possibility:
     """Run a program in one node with both limits, which takes about a quarter of a second."""
     rate: float | None = 1e9
     cores: float | None = 1.0
-    lacks: dict[VirtualNodeCapability, MissingCapabilityError] = {}
+    missing: dict[VirtualNodeCapability, MissingCapabilityError] = {}
     rootless = False
-    while "namespaces" not in lacks:
+    while "namespaces" not in missing:
         try:
             with VirtualNetwork(1, rate, lambda _, limit=cores: limit) as network:  # type: ignore[misc]
                 rootless = network.rootless
                 _run_something(network)
             break
-        except MissingCapabilityError as lack:
-            lacks[lack.capability] = lack
-            rate = None if "bandwidth" in lacks else rate
-            cores = None if "cpu_quota" in lacks else cores
-    return Possibility(rootless, lacks)
+        except MissingCapabilityError as error:
+            missing[error.capability] = error
+            rate = None if "bandwidth" in missing else rate
+            cores = None if "cpu_quota" in missing else cores
+    return Possibility(rootless, missing)
 
 
 def _run_something(network: VirtualNetwork) -> None:

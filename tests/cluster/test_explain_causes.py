@@ -49,7 +49,7 @@ def dealt():
 
 @pytest.fixture(scope="module", autouse=True)
 def _needs_limited_nodes():
-    if (lack := possible().lacks.get("namespaces")) is not None:
+    if (lack := possible().missing.get("namespaces")) is not None:
         pytest.skip(str(lack))
     try:
         Hierarchy.find()

@@ -21,7 +21,7 @@ PAYLOAD_BYTES = 4 * (3 * 48 * 48 + 1) * 100
 
 @pytest.fixture(scope="module", autouse=True)
 def _needs_limited_nodes():
-    if (lack := possible().lacks.get("namespaces")) is not None:
+    if (lack := possible().missing.get("namespaces")) is not None:
         pytest.skip(str(lack))
     try:
         Hierarchy.find()

@@ -35,7 +35,7 @@ with socket.create_connection(({address!r}, 5000)) as connection:
 @pytest.mark.parametrize("megabits", [100, 300, 500, 1000])
 def test_pieces_fit_into_the_bucket(megabits):
     """A piece larger than the bucket would be split into frames at the receiver's cost."""
-    if (lack := possible().lacks.get("namespaces")) is not None:
+    if (lack := possible().missing.get("namespaces")) is not None:
         pytest.skip(str(lack))
     try:
         with VirtualNetwork(2, megabits * 1e6, lambda node: None) as network:

@@ -222,12 +222,13 @@ def test_a_missing_node_is_named(tmp_path):
 HOSTILE = """
 import sys
 from crosstrain.cli.main import main
-from crosstrain.engine.protocol.messages import Message, RawArray
+from crosstrain.engine.protocol.messages import RawArray
+from crosstrain.engine.protocol.node_messages import Log
 from crosstrain.launch.node.agent import Agent
 
 def ship(self):
     for name in ("../../../../written", sys.argv[1]):
-        self._send(Message("log", {"task": name}, {"text": RawArray("|u1", [1], b"x")}))
+        self._send(Log(name, arrays={"text": RawArray("|u1", [1], b"x")}))
 
 Agent._ship_logs = ship
 sys.exit(main(sys.argv[2:]))

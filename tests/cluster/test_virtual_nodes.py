@@ -45,7 +45,7 @@ def unlimited(_: int) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _needs_namespaces() -> None:
-    if (lack := possible().lacks.get("namespaces")) is not None:
+    if (lack := possible().missing.get("namespaces")) is not None:
         pytest.skip(str(lack))
 
 
@@ -312,8 +312,8 @@ from bridge_counters import bridge_counters
 from crosstrain.launch.virtual.network import MissingCapabilityError
 from crosstrain.launch.virtual.network import VirtualNetwork, possible
 able = possible()
-result = {"rootless": able.rootless, "lacks": {capability: str(lack) for capability, lack in able.lacks.items()}}
-if "namespaces" not in able.lacks:
+result = {"rootless": able.rootless, "lacks": {capability: str(lack) for capability, lack in able.missing.items()}}
+if "namespaces" not in able.missing:
     with VirtualNetwork(3, 1e9, lambda node: None) as network:
         sink = network.popen(0, [sys.executable, sys.argv[1], "sink", "5000", "2"], stdout=subprocess.PIPE, text=True)
         sink.stdout.readline()

@@ -5,7 +5,7 @@ import json
 import pytest
 from processes import script_process
 
-from crosstrain.launch.driver.outcome import Ending
+from crosstrain.launch.driver.outcome import Shutdown
 
 pytestmark = [pytest.mark.faults, pytest.mark.cluster]
 
@@ -34,13 +34,13 @@ sys.exit(main())
 
 def test_end_runs_every_part_and_keeps_first_cause(capsys):
     done = []
-    ending = Ending()
-    ending.do(lambda: done.append(1))
-    ending.do(lambda: {}["first"])
-    ending.do(lambda: {}["second"])
-    ending.do(lambda: done.append(2))
+    shutdown = Shutdown()
+    shutdown.run(lambda: done.append(1))
+    shutdown.run(lambda: {}["first"])
+    shutdown.run(lambda: {}["second"])
+    shutdown.run(lambda: done.append(2))
     assert done == [1, 2]
-    assert repr(ending.failure) == "KeyError('first')"
+    assert repr(shutdown.failure) == "KeyError('first')"
     assert "while the run was being ended" in capsys.readouterr().err
 
 

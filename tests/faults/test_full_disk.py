@@ -16,7 +16,7 @@ from crosstrain.conformance.runs import trainer
 from crosstrain.core.errors import DiskError
 from crosstrain.core.settings.sources import resolve
 from crosstrain.engine.progress import make_progress
-from crosstrain.launch.driver.recorder import Recording
+from crosstrain.launch.driver.recorder import RunRecorder
 from crosstrain.records.store.run_directory import RunReader
 
 FULL = "No space left on device"
@@ -63,7 +63,7 @@ def test_full_disk_ends_run_and_status_reports_it(disk, more):
 def test_write_error_of_thread_is_raised_in_all_threads(disk):
     """No run continues without records because its saving thread was the first to fail."""
     job = resolve({"backend": "torch", "out": disk, "name": "run", "tensorboard": False}, {}).job
-    recording = Recording(job, make_progress(sys.stderr, True))
+    recording = RunRecorder(job, make_progress(sys.stderr, True))
     try:
         recording.start_clock()
         fill(disk)

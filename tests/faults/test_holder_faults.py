@@ -44,7 +44,7 @@ def test_killed_network_holder_is_noticed_and_cleaned_up(monkeypatch):
         os.kill(holder, signal.SIGKILL)
         with pytest.raises(RunFailedError, match=rf"the holder of the virtual network \(process {holder}\) was killed by signal 9"):
             listen(control)
-        control.end_tasks(0.0, politely=False)
+        control.end_tasks(0.0, graceful=False)
         control.nodes.finish(1)
     finally:
         launcher.close()

@@ -9,6 +9,8 @@ import signal
 import pytest
 from restart_runs import lives, names, pids, train, trains, when
 
+from crosstrain.core.errors import ResumableRunError
+from crosstrain.launch.driver.restart_policy import RestartTask
 from crosstrain.records.store.run_directory import RunReader
 
 pytestmark = [pytest.mark.faults, pytest.mark.cluster]
@@ -87,3 +89,20 @@ def test_stopped_worker_is_killed_and_restarted(tmp_path, saves, steps):
     stopper.join()
     assert events(path, "task_failed")[0].detail["cause"].startswith("stalled: worker-1 has finished")
     check(path, summary, steps, 1)
+
+
+@pytest.mark.usefixtures("signals_as_before")
+def test_interrupt_while_a_lone_restart_is_decided_saves_a_checkpoint(tmp_path):
+    class InterruptedPolicy:
+        def decide(self, failure, attempts, nodes):
+            os.kill(os.getpid(), signal.SIGINT)
+            return RestartTask()
+
+    path = tmp_path / "run"
+    killer = when(path, all_workers_train, send(path, signal.SIGKILL))
+    with pytest.raises(ResumableRunError, match="interrupted by the user; saved last: step-"):
+        train(tmp_path, "run", InterruptedPolicy(), **{**ASYNC, "steps": 1_000_000, "checkpoint_every": "500000steps"})
+    killer.join()
+    assert [event.detail["task"] for event in events(path, "task_failed")] == ["worker-1"]
+    assert {"attempt_failed", "run_restarted"}.isdisjoint(names(path))
+    assert RunReader(path).status()["exit_code"] == ResumableRunError.exit_code

@@ -50,7 +50,7 @@ class LeadingTask:
     def state(self, command):
         """It follows behind the command's end: whoever has copied it trains on."""
         if command.kind == "state":
-            yield StateBegin(command.sequence, [], 0, {}, PeerMemory.own(), [])
+            yield StateBegin(command.sequence, [], 0, {}, PeerMemory.of_this_process(), [])
             yield StateEnd(command.sequence)
 
     def receive(self, timeout_seconds):

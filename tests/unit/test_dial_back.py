@@ -8,10 +8,12 @@ from contextlib import closing
 from functools import partial
 
 import pytest
+from untyped import Message, fields_of
 
 from crosstrain.core.listener import AuthenticatingListener
 from crosstrain.core.process import python
-from crosstrain.engine.protocol.messages import Message
+from crosstrain.engine.protocol.join_messages import CommandJoin
+from crosstrain.engine.protocol.messages import MessageParser
 from crosstrain.engine.protocol.transport import AGENT_BEGINS, over_socket
 from crosstrain.launch.launchers.dial_back import LateStream, prove
 from crosstrain.launch.node.dialled import Summons
@@ -26,11 +28,11 @@ def door():
     waiting = {}
 
     def arrive(joiner, host):
-        late = waiting.get(joiner.message["number"])
+        late = waiting.get(joiner.message.number)
         if late is None or not late.connect(joiner.stream):
             joiner.stream.close()
 
-    proof = partial(prove, secret=SECRET.encode(), well_formed=lambda join: type(join.get("number")) is int)
+    proof = partial(prove, secret=SECRET.encode(), joins=MessageParser(CommandJoin))
     with socket.create_server(("127.0.0.1", 0)) as listening, AuthenticatingListener(listening, proof, arrive, print):
         yield listening.getsockname(), waiting
 
@@ -54,7 +56,7 @@ def test_a_command_that_dials_back_is_talked_to_as_any_other(door):
     listener.start()
     with dial(address, 7) as probe, closing(late):
         listener.join(20)
-        assert abs(heard[0]["seconds"] - time.time()) < 20
+        assert abs(fields_of(heard[0])["seconds"] - time.time()) < 20
         late.send(Message("time"))
         assert late.receive().kind == "found"
         for file in ("cmdline", "environ"):

@@ -13,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from processes import wait_until
 from test_node_messages import NODE_OF, SOUND, cluster, read, send
+from untyped import Message, fields_of
 
 from crosstrain.core.errors import RunFailedError
 from crosstrain.core.listener import Exchange
-from crosstrain.engine.protocol.messages import FILE_PIECE_BYTES, MAX_HEADER_BYTES, Message, ProtocolError, RawArray, Stream
+from crosstrain.engine.protocol.messages import FILE_PIECE_BYTES, MAX_HEADER_BYTES, ProtocolError, RawArray, Stream
 from crosstrain.engine.protocol.node_messages import Leaving
 from crosstrain.engine.protocol.transport import WrongSecretError, accept, connect
-from crosstrain.launch.driver.node_channels import MAX_WAITING_BYTES, Members
+from crosstrain.launch.driver.node_channels import MAX_WAITING_BYTES, NodeConnections
 from crosstrain.launch.driver.nodes import Nodes, ReportHandlers
 from crosstrain.launch.driver.outstanding_requests import OutstandingRequests
 from crosstrain.launch.launchers.base import NodeChannel
@@ -47,20 +48,20 @@ def test_a_node_that_says_more_than_the_driver_comes_to_waits_and_nothing_is_los
             sent.append(number)
 
     with streams() as (driver, node):
-        members = Members([NodeChannel(1, driver, "127.0.0.1", None, None, False)])
+        members = NodeConnections([NodeChannel(1, driver, "127.0.0.1", None, None, False)])
         flooding = threading.Thread(target=flood, args=(node,))
         flooding.start()
         wait_until(lambda: len(sent) >= MAX_WAITING_BYTES // size - 2, 20, "what may wait")
         time.sleep(0.3)
         assert len(sent) <= MAX_WAITING_BYTES // size + 1  # and one that has been read and may not wait yet
-        assert [members.next(5.0)[1]["number"] for _ in range(count)] == list(range(count))
+        assert [fields_of(members.next(5.0)[1])["number"] for _ in range(count)] == list(range(count))
         flooding.join()
 
 
 def test_a_message_larger_than_what_may_wait_is_heard():
     """What a header weighs is estimated, so that one alone may weigh more."""
     with streams() as (driver, node):
-        members = Members([NodeChannel(1, driver, "127.0.0.1", None, None, False)])
+        members = NodeConnections([NodeChannel(1, driver, "127.0.0.1", None, None, False)])
         for number in range(3):
             threading.Thread(target=node.send, args=(Message("long", {"text": "x" * (MAX_HEADER_BYTES - 100)}),)).start()
             assert members.next(5.0)[1].kind == "long", number
@@ -103,12 +104,12 @@ def test_files_come_only_from_nodes_that_were_asked_to_stop(kind):
 def test_samples_at_their_interval_and_those_asked_for_are_let_through(interval, seconds, asked):
     """However late the driver comes to them."""
     requests = OutstandingRequests([1])
-    requests.of_samples(1, interval)
+    requests.allow_samples(1, interval)
     requests._sampling[1] = (time.monotonic() - seconds, interval)
     for _ in range(asked):
-        requests.of_node(1, "sampled")
+        requests.add_request(1, "sampled")
     regular = min(2000, int(seconds / interval))
-    assert all(requests.wrong_with(1, read(SOUND["sample"])) is None for _ in range(regular + asked))
+    assert all(requests.violation_in(1, read(SOUND["sample"])) is None for _ in range(regular + asked))
 
 
 def test_a_node_says_once_that_it_is_going_to_be_ended():
@@ -128,17 +129,17 @@ def test_a_node_says_once_that_it_is_going_to_be_ended():
 def test_an_agent_in_the_place_of_another_may_say_so_too():
     requests = OutstandingRequests([0, 1], may_leave=True)
     for _ in range(2):
-        assert requests.wrong_with(1, Leaving()) is None
-        assert requests.wrong_with(1, Leaving()) is not None
-        requests.of_new_agent(1)
+        assert requests.violation_in(1, Leaving()) is None
+        assert requests.violation_in(1, Leaving()) is not None
+        requests.reset_agent(1)
 
 
 def test_tasks_that_are_started_anew_may_say_as_much_again():
     requests = OutstandingRequests([1])
     for _ in range(3):
         requests.started(NODE_OF, ["worker-1"])
-        assert requests.wrong_with(1, read(SOUND["death"])) is None
-        assert "more messages 'death' of worker-1" in requests.wrong_with(1, read(SOUND["death"]))
+        assert requests.violation_in(1, read(SOUND["death"])) is None
+        assert "more messages 'death' of worker-1" in requests.violation_in(1, read(SOUND["death"]))
 
 
 @pytest.mark.parametrize("size", [0, 1, FILE_PIECE_BYTES, FILE_PIECE_BYTES + 1, 2 * FILE_PIECE_BYTES + 5])

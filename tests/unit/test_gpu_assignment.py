@@ -12,7 +12,7 @@ from crosstrain.core.job import Job
 from crosstrain.engine.protocol.node_messages import Prepare
 from crosstrain.launch.driver.cluster_setup import HIDDEN, GpuAssignment, assign_gpus, check_devices
 from crosstrain.launch.node.scratch import expected_gpus, task_environment
-from crosstrain.launch.preflight.findings import NodeGpus, asked_device, described_gpus, gpu_findings, plan_gpus
+from crosstrain.launch.preflight.findings import NodeGpus, described_gpus, gpu_findings, plan_gpus, requested_device
 from crosstrain.launch.preflight.interview import HostReport
 from crosstrain.monitor.gpu import VisibleGpu
 
@@ -134,8 +134,8 @@ def test_what_a_single_task_finds_is_left_to_its_framework():
 
 
 def test_only_backends_that_know_gpus_are_asked():
-    assert asked_device(Job(backend="torch", device="auto")) == "auto"
-    assert asked_device(Job(backend="tf", device="gpu")) == "gpu"
+    assert requested_device(Job(backend="torch", device="auto")) == "auto"
+    assert requested_device(Job(backend="tf", device="gpu")) == "gpu"
 
 
 VISIBLE = st.lists(st.integers(0, 7), unique=True, max_size=8)
@@ -181,7 +181,10 @@ def test_workers_that_start_early_see_what_they_are_given_later(visible, workers
         return
     guessed = []
     for node, count in enumerate(workers):
-        guessed += expected_gpus(Prepare("{}", count, sum(workers[:node]), sum(workers)), device, one["visible_gpus"])
+        guessed += expected_gpus(
+            Prepare("{}", device=device, tasks=count, workers_before=sum(workers[:node]), workers_on_machine=sum(workers)),
+            one["visible_gpus"],
+        )
     assert guessed == [found.get(f"worker-{rank}") for rank in range(sum(workers))]
 
 

@@ -8,12 +8,14 @@ from contextlib import ExitStack, suppress
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from untyped import Message
 
 from crosstrain.core.cluster import TaskSpec
 from crosstrain.core.errors import RunFailedError, UsageError
 from crosstrain.core.job import Job
 from crosstrain.core.liveness import MAX_TICK_SECONDS, SilenceCounter
-from crosstrain.engine.protocol.messages import ALIVE, PROTOCOL, Message, Stream
+from crosstrain.engine.protocol.join_messages import JoinRequest
+from crosstrain.engine.protocol.messages import ALIVE, PROTOCOL, Stream
 from crosstrain.launch.driver import nodes
 from crosstrain.launch.driver.task_group import TaskGroup
 from crosstrain.launch.launchers.base import NodeChannel
@@ -232,9 +234,9 @@ def test_an_agent_of_another_protocol_is_told_apart():
 def test_who_joins_with_another_protocol_and_a_driver_of_another_one_are_told(pair, fields, spoken):
     place = detect({}, "10.0.0.1:29400", 0, 2)
     launcher = ExternalLauncher(Job(nodes=2), place, b"x" * 16, {})
-    problem = launcher._problem(Message("join", {"node": 1, "local_rank": 0, "asked": {}, **fields}), {}, set())
+    problem = launcher._problem(JoinRequest(1, 0, {}, **fields), {}, set())
     assert problem == f"it speaks {spoken}, the driver {PROTOCOL}: install the same version everywhere"
     (ours, theirs), _ = pair
     theirs.send(Message("welcome", fields))
     with pytest.raises(UsageError, match=f"the driver speaks {spoken}, this process {PROTOCOL}: install the same version everywhere"):
-        _ask(Message("join"), ours, starts_again=False)
+        _ask(JoinRequest(1, 0, {}), ours, starts_again=False)

@@ -10,7 +10,7 @@ from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
 from crosstrain.core.settings.sources import given_settings
 from crosstrain.launch.launchers.environments import detect
-from crosstrain.launch.launchers.joining import OWN_TO_EACH_NODE, difference, job_request, resume_request
+from crosstrain.launch.launchers.joining import NODE_SPECIFIC_FIELDS, difference, job_request, resume_request
 
 PLACE = detect({}, "10.0.0.1:29400", 1, None)
 assert PLACE is not None
@@ -27,7 +27,7 @@ def make_request(flags, environ=None, config=None, resume="runs/first"):
 
 def settled(flags):
     """Parse typed settings independently of the product."""
-    return {field: float(value) if field == "lr" else value for field, value in flags.items() if field not in OWN_TO_EACH_NODE}
+    return {field: float(value) if field == "lr" else value for field, value in flags.items() if field not in NODE_SPECIFIC_FIELDS}
 
 
 @given(ours=TYPED, theirs=TYPED)

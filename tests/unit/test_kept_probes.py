@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from crosstrain.backends.base import Availability
-from crosstrain.launch.preflight.interview import kept_file, probe_kept
+from crosstrain.launch.preflight.interview import cache_file, probe_kept
 
 PLUGIN = """
 import os
@@ -88,17 +88,17 @@ def test_problem_is_not_cached(count_probes, monkeypatch):
     "found", ["", "[]", "{", '{"counting": 3}', '{"counting": {"holds_for": 1, "version": "1.0", "devices": []}}', "[" * 10**5]
 )
 def test_invalid_cache_file_is_replaced(count_probes, found):
-    kept_file().parent.mkdir(parents=True)
-    kept_file().write_text(found)
+    cache_file().parent.mkdir(parents=True)
+    cache_file().write_text(found)
     assert [probe_kept(["counting"]) for _ in range(2)] == [AVAILABLE] * 2
     assert count_probes() == 1
-    assert set(json.loads(kept_file().read_text())) == {"counting"}
+    assert set(json.loads(cache_file().read_text())) == {"counting"}
 
 
 @pytest.mark.thorough
 def test_cache_file_writable_by_others_is_ignored(count_probes):
     probe_kept(["counting"])
-    kept_file().chmod(0o666)
+    cache_file().chmod(0o666)
     probe_kept(["counting"])
     assert count_probes() == 2
 

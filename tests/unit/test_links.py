@@ -150,7 +150,7 @@ def test_inquiry_covers_both_nodes_of_each_pair(nodes, seed):
     requests.clear()
     for node, message, kind in draw.sample(opened, nodes):
         assert kind == "probe_port"
-        inquiry.hear(node, ProbePort(message.number, 21000 + node))
+        inquiry.add_answer(node, ProbePort(message.number, 21000 + node))
     assert len(requests) == nodes
     for node, message, _ in requests:
         tried[node] = set(message.ports)
@@ -160,7 +160,7 @@ def test_inquiry_covers_both_nodes_of_each_pair(nodes, seed):
     assert inquiry.fetch() is None
     for node, message, kind in draw.sample(list(requests), nodes):
         assert kind == "peers_probed"
-        inquiry.hear(node, PeersProbed(message.number, sorted(tried[node]), []))
+        inquiry.add_answer(node, PeersProbed(message.number, sorted(tried[node]), []))
     answers = inquiry.fetch()
     assert cut_off(answers, name) is None
     assert not inquiry.under_way

@@ -17,13 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from processes import free_ports, is_over, open_descriptors, wait_until
 from strangers import Strangers, dripping, listens
+from untyped import Message
 
 from crosstrain.backends.tf.sync.rendezvous import meet
 from crosstrain.core import listener as module
 from crosstrain.core.cluster import Cluster, Task, TaskSpec
 from crosstrain.core.errors import RunFailedError
 from crosstrain.core.listener import MAX_UNPROVEN, PROOF_SECONDS, AuthenticatingListener
-from crosstrain.engine.protocol.messages import Message
 from crosstrain.engine.protocol.transport import HandshakeError, WrongSecretError, accept, connect
 from crosstrain.exchange.authentication import accept as tell_accepted
 from crosstrain.exchange.parameter_server import wire_protocol as authentication

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from untyped import Message, array_of, fields_of
 
 from crosstrain.backends.base import EvalResult, Plan, State, StepResult
 from crosstrain.core.listener import Exchange
-from crosstrain.engine.protocol.messages import Message, MessageParser, ProtocolError, RawArray, ReusableBuffer, Stream
+from crosstrain.engine.protocol.messages import MessageParser, ProtocolError, RawArray, ReusableBuffer, Stream
 from crosstrain.engine.protocol.state_transfer import StateReceiver, load_messages
-from crosstrain.engine.protocol.task_messages import Evaluated, Steps, TaskReport, ToTask, Train
+from crosstrain.engine.protocol.task_messages import Evaluated, Predicted, Steps, TaskReport, ToTask, Train
 from crosstrain.engine.protocol.transport import HandshakeError, accept, connect
 
 JSON = st.recursive(
@@ -47,18 +48,18 @@ def test_message_round_trips(fields, arrays):
     named = {f"array {number}": array for number, array in enumerate(arrays)}
     received = through_pipe(Message("anything", fields, named))
     assert received.kind == "anything"
-    assert received.fields == fields
+    assert fields_of(received) == fields
     assert list(received.arrays) == list(named)
     for name, array in named.items():
-        assert received.array(name).dtype == array.dtype
-        assert received.array(name).tobytes() == array.tobytes()
-        assert received.array(name).shape == array.shape
+        assert array_of(received, name).dtype == array.dtype
+        assert array_of(received, name).tobytes() == array.tobytes()
+        assert array_of(received, name).shape == array.shape
 
 
 def test_forwarded_message_is_unchanged():
     first = through_pipe(Message("steps", {"from": "worker-1"}, {"losses": np.arange(7, dtype=np.float32)}))
     second = through_pipe(first)
-    np.testing.assert_array_equal(second.array("losses"), np.arange(7, dtype=np.float32))
+    np.testing.assert_array_equal(array_of(second, "losses"), np.arange(7, dtype=np.float32))
 
 
 def test_forwarding_through_one_buffer_changes_nothing():
@@ -83,8 +84,8 @@ def test_forwarding_through_one_buffer_changes_nothing():
         thread.start()
     for arrays in sent:
         received = streams[3].receive()
-        assert received.fields == {"from": "worker-0"}
-        assert [received.array(name).tolist() for name in received.arrays] == [array.tolist() for array in arrays]
+        assert fields_of(received) == {"from": "worker-0"}
+        assert [array_of(received, name).tolist() for name in received.arrays] == [array.tolist() for array in arrays]
     for thread in threads:
         thread.join()
     for stream in streams:
@@ -121,7 +122,7 @@ def test_truncated_message_is_never_delivered(cut):
 
 def test_objects_are_refused():
     with pytest.raises(ProtocolError):
-        Message("x", {}, {"a": RawArray("|O", [1], bytes(8))}).array("a")
+        Predicted(1, arrays={"logits": RawArray("|O", [1], bytes(8))}).array("logits")
 
 
 def test_plans_results_and_states_round_trip():

@@ -18,12 +18,13 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from untyped import Message, fields_of
 
 from crosstrain.backends.base import CalibrationResult, EvalResult, Plan, State, StepResult
 from crosstrain.core.cluster import TaskSpec
 from crosstrain.core.errors import RunFailedError
 from crosstrain.engine.protocol.answer_checks import read_node_message
-from crosstrain.engine.protocol.messages import MAX_ARRAY_BYTES, MAX_STACK_CHARACTERS, PROTOCOL, Message, ProtocolError, RawArray, Stream
+from crosstrain.engine.protocol.messages import MAX_ARRAY_BYTES, MAX_STACK_CHARACTERS, PROTOCOL, ProtocolError, RawArray, Stream
 from crosstrain.engine.protocol.node_messages import Death, FromNode
 from crosstrain.engine.protocol.state_transfer import StateSender
 from crosstrain.engine.protocol.task_messages import Calibrated, Evaluate, Evaluated, SendState, Steps, Train
@@ -141,7 +142,7 @@ def test_undeclared_message_is_refused():
     class Undeclared(FromNode):
         pass
 
-    assert OutstandingRequests([0]).wrong_with(0, Undeclared()) == "more messages 'undeclared' of 0 than there can be"
+    assert OutstandingRequests([0]).violation_in(0, Undeclared()) == "more messages 'undeclared' of 0 than there can be"
 
 
 STRANGE = st.recursive(
@@ -249,9 +250,10 @@ def test_damaged_message_is_refused_or_harmless(message):
         wrong.encode()
         return
     schema = SOUND[message.kind]
-    assert received.fields.keys() == schema.fields.keys()
+    received = fields_of(received)
+    assert received.keys() == schema.fields.keys()
     if message.kind != "evaluated":
-        json.dumps(dict(received.fields), allow_nan=False)
+        json.dumps(received, allow_nan=False)
     if "from" in schema.fields:
         assert received["from"] == "worker-1"
 
@@ -353,9 +355,9 @@ def test_answers_out_of_order_are_refused(order):
     outstanding = OutstandingRequests([0, 1])
     outstanding.started(NODE_OF, ["worker-1", "worker-0"])
     for command in (TRAIN, EVALUATE, STATE):
-        outstanding.of_leader("worker-1", command)
+        outstanding.add_command("worker-1", command)
 
-    assert all(outstanding.wrong_with(1, read(IN_ORDER[place])) is None for place in order) == possible
+    assert all(outstanding.violation_in(1, read(IN_ORDER[place])) is None for place in order) == possible
 
 
 def test_violation_is_noticed_while_the_run_ends():
@@ -363,7 +365,7 @@ def test_violation_is_noticed_while_the_run_ends():
         send(node, Message("nobody sends this"))
         answering = threading.Thread(target=lambda: (first.recv(2**16), send(first, Message("stopped"))))
         answering.start()
-        control.end_tasks(0.0, politely=True)
+        control.end_tasks(0.0, graceful=True)
         answering.join()
         assert control.nodes.violation is not None
         assert control.nodes.violation.task == "agent-1"
@@ -418,7 +420,7 @@ def test_error_with_undecodable_file_name_is_accepted():
     _report_error(Channel, FileNotFoundError(2, "no such file", os.fsdecode(b"/data/\xff")))
     received = travelled(travelled(sent[0]).sent_by("worker-1"))
     assert wrong_with(1, received, NODE_OF) is None
-    assert "no such file" in received["message"]
+    assert "no such file" in fields_of(received)["message"]
 
 
 @pytest.mark.parametrize(
@@ -444,14 +446,14 @@ def test_error_of_user_code_is_accepted(error, number):
     _report_error(Channel, error)
     received = travelled(travelled(sent[0]).sent_by("worker-1"))
     assert wrong_with(1, received, NODE_OF) is None
-    assert received["errno"] == number
-    assert any(text in received["message"] for text in ("could not load", "no such file"))
+    assert fields_of(received)["errno"] == number
+    assert any(text in fields_of(received)["message"] for text in ("could not load", "no such file"))
 
 
 def test_agent_overrides_the_task_s_name():
     message = travelled(Message("phase", {"name": "importing", "from": "worker-0"}))
     assert read(travelled(message.sent_by("worker-1"))).task == "worker-1"
-    assert message.sent_by("worker-1")["from"] == "worker-1"
+    assert fields_of(message.sent_by("worker-1"))["from"] == "worker-1"
 
 
 def brought(state):

@@ -14,20 +14,21 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from processes import wait_until
+from untyped import Message, array_of, fields_of
 
 from crosstrain.engine.protocol.messages import (
     FILE_PIECE_BYTES,
     MAX_HEADER_BYTES,
     MAX_PREFACE_BYTES,
-    Lent,
-    Message,
+    Detached,
     ProtocolError,
     RawArray,
     Stream,
     encoded,
 )
+from crosstrain.engine.protocol.node_messages import Sample
 from crosstrain.engine.protocol.transport import Incoming, Outgoing, start_over_stdio
-from crosstrain.launch.driver.node_channels import MAX_WAITING_BYTES, Members
+from crosstrain.launch.driver.node_channels import MAX_WAITING_BYTES, NodeConnections
 from crosstrain.launch.launchers.base import NodeChannel
 
 FIELDS = st.dictionaries(
@@ -44,8 +45,8 @@ MESSAGES = st.builds(
 
 def plain(message):
     """Return a message in a comparable form: as text, since NaN is not equal to itself."""
-    arrays = {name: (array.dtype.str, array.shape, array.tobytes()) for name in message.arrays for array in [message.array(name)]}
-    return json.dumps([message.kind, dict(message.fields)], sort_keys=True), arrays
+    arrays = {name: (array.dtype.str, array.shape, array.tobytes()) for name in message.arrays for array in [array_of(message, name)]}
+    return json.dumps([message.kind, fields_of(message)], sort_keys=True), arrays
 
 
 @contextmanager
@@ -55,7 +56,7 @@ def detached(begins_after=None, held=b"", begun=lambda: None):
     with theirs:
         ours.setblocking(False)
         descriptor = ours.detach()
-        yield Lent(descriptor, descriptor, held, begins_after, begun), theirs
+        yield Detached(descriptor, descriptor, held, begins_after, begun), theirs
 
 
 def taken(incoming):
@@ -191,7 +192,7 @@ def test_slow_reader_gets_everything_without_blocking(sizes, reads):
     with detached() as (ours, theirs):
         outgoing, received = Outgoing(ours), bytearray()
         for message in messages:
-            outgoing.tell(message)
+            outgoing.send(message)
         theirs.setblocking(False)
         turn = 0
         while len(received) < len(expected):
@@ -207,18 +208,18 @@ def test_slow_reader_gets_everything_without_blocking(sizes, reads):
 def test_closed_peer_does_not_block():
     with detached() as (ours, theirs):
         outgoing = Outgoing(ours)
-        assert outgoing.tell(Message("x", {}, {"a": np.zeros(10**7, np.uint8)}))
+        assert outgoing.send(Message("x", {}, {"a": np.zeros(10**7, np.uint8)}))
         theirs.close()
         assert outgoing.flush()
         assert outgoing.failed
-        assert not outgoing.tell(Message("x"))
+        assert not outgoing.send(Message("x"))
         outgoing.wait(10.0)
         os.close(ours.reading)
 
 
 def test_non_json_value_is_refused():
     with pytest.raises(TypeError, match="does not travel"):
-        encoded(Message("x", {"a": object()}))
+        encoded(Sample(object()))
 
 
 @contextmanager
@@ -234,7 +235,7 @@ def members(count):
             ends.callback(peer.cut)
             channels.append(NodeChannel(node, stream, "127.0.0.1", None, None, False))
             nodes.append(peer)
-        yield Members(channels), nodes
+        yield NodeConnections(channels), nodes
 
 
 def test_one_thread_serves_200_nodes_and_reports_losses():
@@ -253,14 +254,14 @@ def test_one_thread_serves_200_nodes_and_reports_losses():
             if message is None:
                 lost.append(node)
             else:
-                assert (message["node"], len(message.array("a"))) == (node, node)
-                heard[node].append(message["number"])
+                assert (fields_of(message)["node"], len(array_of(message, "a"))) == (node, node)
+                heard[node].append(fields_of(message)["number"])
         assert all(numbers == list(range(rounds)) for numbers in heard.values())
         assert (set(lost), len(lost), set(driver.lost)) == (gone, len(gone), gone)
         for node in range(count):
-            driver.tell(node, Message("told", {"node": node}))
+            driver.send(node, Message("told", {"node": node}))
         driver.flush(10.0)
-        assert all(nodes[node].receive()["node"] == node for node in set(range(count)) - gone)
+        assert all(fields_of(nodes[node].receive())["node"] == node for node in set(range(count)) - gone)
         assert driver.next(0.1) is None
 
 
@@ -277,32 +278,32 @@ def test_flooding_and_unread_nodes_block_nobody():
         threading.Thread(target=flood, daemon=True).start()
         began = time.monotonic()
         for _ in range(20):
-            driver.tell(0, Message("state", {}, {"a": np.zeros(10**7, np.uint8)}))
+            driver.send(0, Message("state", {}, {"a": np.zeros(10**7, np.uint8)}))
         assert time.monotonic() - began < 5.0
         wait_until(lambda: driver._inbox.qsize() >= MAX_WAITING_BYTES // size - 1, 20, "what may wait")
         for number in range(50):
             live.send(Message("said", {"number": number}))
-            driver.tell(2, Message("told", {"number": number}))
+            driver.send(2, Message("told", {"number": number}))
             while (item := live.receive()).kind == "alive":
                 pass
-            assert item["number"] == number
+            assert fields_of(item)["number"] == number
         numbers = []
         while len(numbers) < 50:
             node, message = driver.next(10.0)
-            numbers += [message["number"]] if node == 2 else []
+            numbers += [fields_of(message)["number"]] if node == 2 else []
         assert numbers == list(range(50))
         assert driver.lost == []
 
 
 def test_child_over_pipes_ends_with_its_input():
     process, stream = start_over_stdio(subprocess.Popen, ["cat"])
-    driver = Members([NodeChannel(0, stream, "127.0.0.1", False, None, True, process)])
+    driver = NodeConnections([NodeChannel(0, stream, "127.0.0.1", False, None, True, process)])
     text = "x" * 10**6
     for number in range(5):
-        driver.tell(0, Message("said", {"number": number, "text": text}))
-    assert [driver.next(10.0)[1]["number"] for _ in range(5)] == list(range(5))
+        driver.send(0, Message("said", {"number": number, "text": text}))
+    assert [fields_of(driver.next(10.0)[1])["number"] for _ in range(5)] == list(range(5))
     driver.end_sending(10.0)
-    driver.tell(0, Message("said", {"number": 5}))
+    driver.send(0, Message("said", {"number": 5}))
     assert process.poll() is None
     process.stdin.close()
     assert process.wait(10.0) == 0
@@ -321,7 +322,7 @@ def test_message_read_with_the_previous_one_is_kept():
         for kind in ("join", "hello", "sample"):
             peer.send(Message(kind))
         assert stream.receive().kind == "join"
-        driver = Members([NodeChannel(0, stream, "127.0.0.1", None, None, False)])
+        driver = NodeConnections([NodeChannel(0, stream, "127.0.0.1", None, None, False)])
         assert [driver.next(10.0)[1].kind for _ in range(2)] == ["hello", "sample"]
 
 
@@ -331,8 +332,8 @@ def test_closed_channel_is_lost():
         stream = Stream(ours.makefile("rb"), ours.makefile("wb"))
         stream.close()
         del theirs
-        driver = Members([NodeChannel(0, stream, "127.0.0.1", None, None, False)])
+        driver = NodeConnections([NodeChannel(0, stream, "127.0.0.1", None, None, False)])
         assert driver.next(10.0) == (0, None)
-        driver.tell(0, Message("x"))
+        driver.send(0, Message("x"))
         driver.flush(1.0)
-        assert driver.present == set()
+        assert driver.alive == set()

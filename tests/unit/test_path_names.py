@@ -14,6 +14,7 @@ from checkpoint_tools import meta, save
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from run_samples import a_job
+from untyped import Message
 
 from crosstrain.checkpoint import DamagedCheckpointError, read_checkpoint
 from crosstrain.checkpoint.files import digest_of, read_manifest, write_manifest
@@ -21,9 +22,9 @@ from crosstrain.core.console import UnsafeNameError, inside, is_plain_name, is_t
 from crosstrain.core.errors import RunFailedError, UsageError
 from crosstrain.core.settings.sources import resolve
 from crosstrain.engine.progress import QuietProgress
-from crosstrain.engine.protocol.messages import Message, RawArray, Stream
+from crosstrain.engine.protocol.messages import RawArray, Stream
 from crosstrain.launch.driver.nodes import Nodes, ReportHandlers
-from crosstrain.launch.driver.recorder import Recording
+from crosstrain.launch.driver.recorder import RunRecorder
 from crosstrain.launch.driver.task_group import TaskGroup
 from crosstrain.launch.launchers.base import NodeChannel
 from crosstrain.records.store.jsonl import encode, write_document
@@ -43,7 +44,7 @@ def place(tmp_path_factory):
     """A folder with a nested run, whose node 1 has one task, and another folder next to it."""
     folder = tmp_path_factory.mktemp("place")
     (folder / "elsewhere").mkdir()
-    recording = Recording(a_job(folder / "a/b/c/runs", name="run", nodes=2), QuietProgress())
+    recording = RunRecorder(a_job(folder / "a/b/c/runs", name="run", nodes=2), QuietProgress())
     recording.start_clock()
     recording.expect({"worker-0": 0, "worker-1": 1})
     recording.ending()
@@ -89,7 +90,7 @@ def test_files_of_nodes_stay_inside_the_run(place, name, traced):
 
 
 def test_node_that_sends_its_tasks_names_is_accepted(tmp_path):
-    recording = Recording(a_job(tmp_path, name="run"), QuietProgress())
+    recording = RunRecorder(a_job(tmp_path, name="run"), QuietProgress())
     recording.expect({"worker-0": 0, "worker-1": 1})
     recording.log(1, "worker-1", b"said")
     recording.trace(1, "worker-1/plugins/profile/2026_01_01/host.xplane.pb", b"part one, ")
@@ -108,7 +109,7 @@ def test_violation_at_the_end_is_recorded_once(tmp_path):
     driver, agent = socket.socketpair()
     with driver, agent, ExitStack() as files:
         ours, theirs = (Stream(*(files.enter_context(end.makefile(mode)) for mode in ("rb", "wb"))) for end in (driver, agent))
-        recording = Recording(a_job(tmp_path / "runs", name="run"), QuietProgress())
+        recording = RunRecorder(a_job(tmp_path / "runs", name="run"), QuietProgress())
         recording.start_clock()
         recording.expect({"worker-0": 0})
         recording.ending()
@@ -118,7 +119,7 @@ def test_violation_at_the_end_is_recorded_once(tmp_path):
             theirs.send(Message("log", {"task": f"../../../{number}"}, {"text": RawArray("|u1", [1], b"x")}))
         theirs.send(Message("log", {"task": "worker-0"}, {"text": RawArray("|u1", [4], b"said")}))
         theirs.send(Message("stopped", {}))
-        control.end_tasks(5.0, politely=False)
+        control.end_tasks(5.0, graceful=False)
         agent.shutdown(socket.SHUT_RDWR)
     recording.close()
     assert "'../../../0'" in str(recording.violation)

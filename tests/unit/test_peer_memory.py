@@ -19,7 +19,7 @@ import numpy as np
 from crosstrain.engine.protocol.state_transfer import PeerMemory
 
 held = np.random.default_rng(3).integers(0, 256, 3_000_001, np.uint8)
-print(json.dumps([msgspec.to_builtins(PeerMemory.own()), held.ctypes.data, len(held)]), flush=True)
+print(json.dumps([msgspec.to_builtins(PeerMemory.of_this_process()), held.ctypes.data, len(held)]), flush=True)
 sys.stdin.read()
 """
 
@@ -47,8 +47,8 @@ def test_all_bytes_are_read(holder):
 def test_own_memory_is_read():
     held = np.arange(1000)
     buffer = bytearray(held.nbytes)
-    assert PeerMemory.own().readable([held.ctypes.data])
-    PeerMemory.own().read(held.ctypes.data, memoryview(buffer))
+    assert PeerMemory.of_this_process().readable([held.ctypes.data])
+    PeerMemory.of_this_process().read(held.ctypes.data, memoryview(buffer))
     assert bytes(buffer) == held.tobytes()
 
 

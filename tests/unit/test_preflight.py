@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from probe_ports import release_ports
 
 from crosstrain.core.errors import RunFailedError, UsageError
-from crosstrain.engine.protocol.messages import PROTOCOL, Message, Stream
+from crosstrain.engine.protocol.messages import PROTOCOL, Stream
+from crosstrain.engine.protocol.probe_messages import QUESTIONS, Connect, Data, DataDigest, Describe, Listen, Model, ModelDigest, Problem
 from crosstrain.launch.launchers.host_list import refuse
 from crosstrain.launch.node.scratch import FIRST_PORT, LAST_PORT
 from crosstrain.launch.preflight.findings import Here, findings, table
@@ -40,8 +42,8 @@ def report(name="node0", **changes):
     host |= {"interfaces": interfaces} | changes.pop("host", {})
     described = {"protocol": PROTOCOL, "identity": {"boot": name, "network": "n"}, "host": host, "address": "10.0.0.1"}
     described |= changes.pop("described", {})
-    model = Message("found", {"digest": "model", "package": "networks"})
-    host_report = HostReport(name, None, described, 0.001, 0.002, Message("found", {"digest": "data"}), model, (1, 2), 2, {})
+    model = ModelDigest("model", "networks")
+    host_report = HostReport(name, None, described, 0.001, 0.002, DataDigest("data"), model, (1, 2), 2, {})
     for key, value in changes.items():
         setattr(host_report, key, value)
     return host_report
@@ -79,10 +81,10 @@ def test_sound_hosts_have_no_problems():
         ({"described": {"identity": {"boot": "node0", "network": "n"}}}, "machine", "odd"),
         ({"described": {"identity": {"boot": "node0", "network": "another"}}}, "machine", "odd"),
         ({"ahead_seconds": -7.0}, "clock", "odd"),
-        ({"data": Message("problem", {"text": "no folder"})}, "data", "bad"),
-        ({"data": Message("found", {"digest": "other"})}, "data", "bad"),
-        ({"model": Message("problem", {"text": "no such module"})}, "model", "bad"),
-        ({"model": Message("found", {"digest": "other"})}, "model", "bad"),
+        ({"data": Problem("no folder")}, "data", "bad"),
+        ({"data": DataDigest("other")}, "data", "bad"),
+        ({"model": Problem("no such module")}, "model", "bad"),
+        ({"model": ModelDigest("other", "networks")}, "model", "bad"),
         ({"described": {"address": None}}, "network", "bad"),
         ({"unreachable": {"node0": "no answer within 3 s"}}, "network", "bad"),
         ({"unreachable": None}, "network", "odd"),
@@ -117,11 +119,11 @@ def test_gpus_are_checked_per_answering_host():
 
 
 def test_missing_data_can_be_copied():
-    problems = findings([report("node 1", data=Message("problem", {"text": "no folder"}))], HERE, "torch", started_by="srun")
+    problems = findings([report("node 1", data=Problem("no folder"))], HERE, "torch", started_by="srun")
     assert "→ rsync -a --mkpath /texts/ 'node 1:/texts/'" in table(problems)
 
 
-@pytest.mark.parametrize("answered", [Message("problem", {"text": "no such module"}), Message("found", {"digest": "x", "package": "own"})])
+@pytest.mark.parametrize("answered", [Problem("no such module"), ModelDigest("x", "own")])
 def test_missing_model_can_be_copied(tmp_path, answered):
     package, module = tmp_path / "own", tmp_path / "own.py"
     package.mkdir()
@@ -162,8 +164,7 @@ def probe(files, name, ports=None, *, answers=True):
 
     def serve():
         while (question := theirs.receive()) is not None:
-            reply = answer(question)
-            theirs.send(Message(reply.kind, {**reply.fields, **instead.get(question.kind, {})}))
+            theirs.send(structs.replace(answer(QUESTIONS.parse(question)), **instead.get(question.kind, {})))
 
     for stream in (ours, theirs):
         files.callback(stream.close)
@@ -208,19 +209,19 @@ def test_untested_host_is_not_reported_as_reachable():
 
 
 def test_probe_answers_or_gives_a_reason():
-    described = answer(Message("describe", {"backend": "torch"}))
+    described = answer(Describe("torch"))
     assert described.kind == "found"
-    assert json.loads(json.dumps(dict(described.fields)))["host"]["packages"]["crosstrain"] == installed_versions(PACKAGES)["crosstrain"]
-    assert "digest" in answer(Message("data", {"data": "digits", "data_dir": None})).fields
-    refused = answer(Message("data", {"data": "digits", "data_dir": "/no/such/folder"}))
+    assert json.loads(json.dumps(described.host))["packages"]["crosstrain"] == installed_versions(PACKAGES)["crosstrain"]
+    assert isinstance(answer(Data("digits", None)), DataDigest)
+    refused = answer(Data("digits", "/no/such/folder"))
     assert refused.kind == "problem"
-    assert "/no/such/folder" in refused["text"]
-    assert answer(Message("model", {"model": "no.such_model"})).kind == "problem"
-    ports = answer(Message("listen"))["ports"]
+    assert "/no/such/folder" in refused.text
+    assert answer(Model("no.such_model", "torch")).kind == "problem"
+    ports = answer(Listen()).ports
     first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     assert FIRST_PORT <= ports[0] <= LAST_PORT  # ports of tasks; gloo takes others
     assert first <= ports[1] <= last
-    problems = answer(Message("connect", {"peers": [["127.0.0.1", port] for port in (*ports, 1)]}))["problems"]
+    problems = answer(Connect([("127.0.0.1", port) for port in (*ports, 1)])).problems
     assert problems[:2] == [None, None]
     assert "refused" in problems[2]
 
@@ -265,13 +266,13 @@ def networks(tmp_path, monkeypatch):
 def test_model_is_imported_on_the_training_host(networks, file, text, problem):
     """With its forward function on the backend, and its imports."""
     (networks / file).write_text(text)
-    reply = answer(Message("model", {"model": "networks_of_a_test.own?size=3", "backend": "torch"}))
+    reply = answer(Model("networks_of_a_test.own?size=3", "torch"))
     assert "networks_of_a_test.own" not in sys.modules
     if problem is None:
-        assert (reply.kind, reply["package"]) == ("found", "networks_of_a_test")
+        assert (reply.kind, reply.package) == ("found", "networks_of_a_test")
     else:
         assert reply.kind == "problem"
-        assert problem in reply["text"]
+        assert problem in reply.text
 
 
 def test_model_source_includes_imported_siblings(networks, monkeypatch):

@@ -1,6 +1,5 @@
 """Invalid answers of probes: the driver names the host and does not act on them."""
 
-import json
 import socket
 import subprocess
 import sys
@@ -12,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from probe_ports import release_ports
 from test_node_messages import STRANGE, host
+from untyped import Message, fields_of
 
 from crosstrain.core.job import Job
-from crosstrain.engine.protocol.answer_checks import wrong_with_answer
-from crosstrain.engine.protocol.messages import PROTOCOL, Message, Stream
+from crosstrain.engine.protocol import messages
+from crosstrain.engine.protocol.messages import PROTOCOL, ProtocolError, Stream
+from crosstrain.engine.protocol.probe_messages import QUESTIONS, Connect, Data, Describe, Listen, Model, Time, read_probe_answer
 from crosstrain.launch.preflight.findings import Here, findings, table
 from crosstrain.launch.preflight.interview import Probe, interview
 from crosstrain.launch.preflight.probe import answer
@@ -30,7 +31,19 @@ SOUND = {
     "data": {"digest": "0" * 64},
     "connect": {"problems": [None]},
 }
-REQUESTED = {"connect": {"peers": [["127.0.0.1", 4000]]}}
+QUESTIONS_OF_KIND = {
+    question.kind: question
+    for question in (Describe("torch"), Time(), Listen(), Model("m", "torch"), Data("d", None), Connect([("127.0.0.1", 4000)]))
+}
+
+
+def wrong_with_answer(kind, message):
+    """What the driver finds wrong with an answer, or None."""
+    try:
+        read_probe_answer(QUESTIONS_OF_KIND[kind], message)
+    except ProtocolError as error:
+        return str(error)
+    return None
 
 
 @contextmanager
@@ -54,7 +67,7 @@ def serve(stream, answers):
     with suppress(OSError):
         while (question := stream.receive()) is not None:
             reply = answers(question)
-            if isinstance(reply, Message):
+            if not isinstance(reply, bytes):
                 stream.send(reply)
             else:
                 stream.writer.write(reply)
@@ -65,7 +78,7 @@ def honest(question):
     """Answer as a probe of this machine does."""
     if question.kind == "describe":
         return Message("found", DESCRIBED)
-    return answer(question)
+    return answer(QUESTIONS.parse(question))
 
 
 def lying(kind, fields):
@@ -75,18 +88,18 @@ def lying(kind, fields):
 
 @pytest.mark.parametrize("question", SOUND)
 def test_valid_probe_answer_is_accepted(question):
-    assert wrong_with_answer(question, REQUESTED.get(question, {}), Message("found", SOUND[question])) is None
-    assert wrong_with_answer(question, REQUESTED.get(question, {}), Message("problem", {"text": "no such folder"})) is None
+    assert wrong_with_answer(question, Message("found", SOUND[question])) is None
+    assert wrong_with_answer(question, Message("problem", {"text": "no such folder"})) is None
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(sorted(SOUND)), st.data())
 def test_answer_with_wrong_field_is_refused_or_harmless(question, data):
-    sound, request = SOUND[question], REQUESTED.get(question, {})
+    sound = SOUND[question]
     name = data.draw(st.sampled_from(sorted(sound)))
-    assert wrong_with_answer(question, request, Message("found", {key: value for key, value in sound.items() if key != name}))
+    assert wrong_with_answer(question, Message("found", {key: value for key, value in sound.items() if key != name}))
     strange = data.draw(STRANGE)
-    wrong = wrong_with_answer(question, request, Message("found", {**sound, name: strange}))
+    wrong = wrong_with_answer(question, Message("found", {**sound, name: strange}))
     if wrong is None:
         assert strange is None or isinstance(strange, (type(sound[name]), str if question == "model" else int))
     else:
@@ -133,7 +146,7 @@ def test_invalid_address_is_not_probed():
 
     def asking(question):
         if question.kind == "connect":
-            requested.extend(question["peers"])
+            requested.extend(fields_of(question)["peers"])
         return honest(question)
 
     with probes(asking, lying("describe", {**DESCRIBED, "address": "the.bank.example"})) as made:
@@ -149,29 +162,30 @@ def test_host_of_another_release_is_named():
 
 
 def test_probe_reports_undecodable_file_name():
-    reply = answer(Message("data", {"data": "digits", "data_dir": "/no/such/\udcff"}))
-    assert wrong_with_answer("data", {}, reply) is None
-    assert "/no/such/\\xff" in reply["text"]
+    reply = answer(Data("digits", "/no/such/\udcff"))
+    assert read_probe_answer(Data("digits", None), messages.Message.from_typed(reply)) == reply
+    assert "/no/such/\\xff" in reply.text
 
 
 def test_real_description_is_accepted():
-    reply = answer(Message("describe", {"backend": "torch"}))
-    assert wrong_with_answer("describe", {}, Message(reply.kind, json.loads(json.dumps(dict(reply.fields))))) is None
+    assert wrong_with_answer("describe", messages.Message.from_typed(answer(Describe("torch")))) is None
 
 
 FIRST_ANSWERS = """
-import sys, threading
-from crosstrain.engine.protocol.messages import PROTOCOL, Message
-from crosstrain.engine.protocol.answer_checks import wrong_with_answer
+import json, sys, threading
+from contextlib import suppress
+from crosstrain.engine.protocol.messages import PROTOCOL, Message, ProtocolError
+from crosstrain.engine.protocol.probe_messages import Describe, Time, read_probe_answer
 
 sys.setswitchinterval(1e-6)  # threads take turns within the first look at a type, as they may on many cores
 together = threading.Barrier(8)
-described = {"protocol": PROTOCOL, "identity": {"boot": "b", "network": "n"}, "host": {}, "address": None}
+described = {"kind": "found", "protocol": PROTOCOL, "identity": {"boot": "b", "network": "n"}, "host": {}, "address": None}
 
 def check():
     together.wait()
-    wrong_with_answer("describe", {}, Message("found", described))
-    wrong_with_answer("time", {}, Message("found", {"seconds": 1.0}))
+    with suppress(ProtocolError):
+        read_probe_answer(Describe("torch"), Message("found", json.dumps(described).encode()))
+    read_probe_answer(Time(), Message("found", b'{"kind": "found", "seconds": 1.0}'))
 
 threads = [threading.Thread(target=check) for _ in range(8)]
 for thread in threads:

@@ -11,7 +11,7 @@ from crosstrain.core.job import Job
 from crosstrain.launch.launchers.environments import in_ray_job
 from crosstrain.launch.launchers.host_list import Host
 from crosstrain.launch.launchers.ray import RayLauncher, make
-from crosstrain.launch.launchers.ray_state import bundles_everywhere, bundles_of, in_words, shortage
+from crosstrain.launch.launchers.ray_state import bundles_everywhere, bundles_for_workers, describe_bundles, shortage
 from crosstrain.launch.launchers.registry import LaunchRequest, choose_launcher, name_of_launcher
 
 SMALL = {"Alive": True, "Resources": {"CPU": 1.0}}
@@ -30,7 +30,7 @@ DEAD = {"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}}
     ],
 )
 def test_bundle_has_the_resources_of_its_workers(threads, device, nodes, bundles):
-    assert bundles_of((1, 2), threads, device, nodes) == bundles
+    assert bundles_for_workers((1, 2), threads, device, nodes) == bundles
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_bundle_has_the_resources_of_its_workers(threads, device, nodes, bundles
 )
 def test_missing_resources_are_described(bundles, nodes, text):
     assert shortage(nodes, bundles) == text
-    assert text.startswith(in_words(bundles))
+    assert text.startswith(describe_bundles(bundles))
 
 
 @pytest.mark.parametrize("address", ["auto", "10.0.0.1:6379", "head.example.org:6379", "ray://head:10001", "[fd00::1]:6379"])

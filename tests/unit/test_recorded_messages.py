@@ -8,15 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_samples import a_job
 from test_node_messages import FROM_WORKER, NODE_OF, SOUND, host, read, sample, wrong_with
+from untyped import Message
 
 from crosstrain.backends.base import Plan, StepResult
 from crosstrain.engine.loop_interfaces import OutstandingPlans
 from crosstrain.engine.progress import QuietProgress
-from crosstrain.engine.protocol.messages import MAX_ERROR_CHARACTERS, MAX_HEADER_BYTES, ImpossibleAnswerError, Message
+from crosstrain.engine.protocol.messages import MAX_ERROR_CHARACTERS, MAX_HEADER_BYTES, ImpossibleAnswerError
 from crosstrain.engine.protocol.task_messages import step_record
 from crosstrain.launch.driver.first_failure import Failures
 from crosstrain.launch.driver.outcome import Outcome
-from crosstrain.launch.driver.recorder import Recording
+from crosstrain.launch.driver.recorder import RunRecorder
 from crosstrain.monitor.collector import Problems
 from crosstrain.records.store.jsonl import decode, encode
 from crosstrain.records.store.run_directory import RunReader
@@ -100,7 +101,7 @@ def test_recorded_samples_can_be_read(tmp_path_factory, changes):
     message = sent("sample", {"record": {**sample(), **changes}})
     if message is None or wrong_with(1, message, NODE_OF) is not None:
         return
-    recording = Recording(a_job(tmp_path_factory.mktemp("runs"), name="run", nodes=2), QuietProgress())
+    recording = RunRecorder(a_job(tmp_path_factory.mktemp("runs"), name="run", nodes=2), QuietProgress())
     recording.writer.write_status("running")
     recording.start_clock()
     recording._thinner.samples_per_line = 8
@@ -162,7 +163,7 @@ def test_recorded_host_descriptions_can_be_read(tmp_path_factory, changes):
     message = sent("hello", {**SOUND["hello"].fields, "host": {**host(), **changes}})
     if message is None or wrong_with(1, message, NODE_OF) is not None:
         return
-    recording = Recording(a_job(tmp_path_factory.mktemp("runs"), name="run", nodes=8), QuietProgress())
+    recording = RunRecorder(a_job(tmp_path_factory.mktemp("runs"), name="run", nodes=8), QuietProgress())
     recording.writer.write_env([message["host"]] * 8)
     recording.close()
     (recording.path / "job.json").write_text("{}")
@@ -178,8 +179,8 @@ def test_longest_task_error_is_recorded_and_readable(tmp_path):
     failures = Failures([])
     for message in messages:
         failures.record(1, read(message))
-    cause = Outcome.of(failures.death_of(1, "node 1", read(SOUND["death"]))).cause
-    recording = Recording(a_job(tmp_path, name="run"), QuietProgress())
+    cause = Outcome.from_failure(failures.death_of(1, "node 1", read(SOUND["death"]))).cause
+    recording = RunRecorder(a_job(tmp_path, name="run"), QuietProgress())
     recording.start_clock()
     recording.event("run_failed", cause=cause)
     recording.writer.write_status("failed", cause=cause, exit_code=1, task="worker-1")

@@ -6,9 +6,10 @@ import time
 from contextlib import ExitStack
 
 import pytest
+from untyped import Message
 
 from crosstrain.core.errors import RunFailedError
-from crosstrain.engine.protocol.messages import PROTOCOL, Message, Stream
+from crosstrain.engine.protocol.messages import PROTOCOL, Stream
 from crosstrain.launch.driver.nodes import Nodes
 from crosstrain.launch.launchers.base import NodeChannel
 from crosstrain.monitor.host import describe_host
@@ -58,7 +59,7 @@ class Cluster:
 
     def lose(self, node):
         self.ends[node][1].shutdown(socket.SHUT_RDWR)
-        while node not in self.nodes.lost:
+        while node not in self.nodes.peers.lost:
             self.nodes.receive(1.0, {"worker-1": 1})
 
 
@@ -71,7 +72,7 @@ def test_replacement_is_the_node_and_late_messages_are_lost():
         cluster.lose(1)
         assert nodes.answering == {0, 2}
         nodes.restore(30.0)
-        assert (nodes.answering, list(nodes.lost)) == ({0, 1, 2}, [])
+        assert (nodes.answering, list(nodes.peers.lost)) == ({0, 1, 2}, [])
         assert nodes.hosts[1]["hostname"] == "host-1"
         cluster.ends[1][0].send(Message("phase", {"name": "new", "from": "worker-1"}))
         heard = [answer for _ in range(20) if (answer := nodes.receive(0.1, {"worker-1": 1})) is not None]
@@ -84,7 +85,7 @@ def test_failed_replacement_is_no_violation(coming):
         cluster = Cluster(files, 2, coming)
         cluster.lose(1)
         cluster.nodes.restore(0.5)
-        assert (cluster.nodes.answering, list(cluster.nodes.lost)) == ({0}, [1])
+        assert (cluster.nodes.answering, list(cluster.nodes.peers.lost)) == ({0}, [1])
         assert cluster.nodes.violation is None
         assert len(cluster.useless) == (coming == [PROTOCOL - 1])
         assert isinstance(cluster.nodes.loss(1), RunFailedError)
@@ -121,7 +122,7 @@ def test_refusing_host_is_retried_until_it_is_back(monkeypatch):
         cluster = Cluster(files, 2, [FAILED_START, FAILED_START, PROTOCOL])
         cluster.lose(1)
         cluster.nodes.restore(30.0)
-        assert (cluster.nodes.answering, list(cluster.nodes.lost), cluster.coming) == ({0, 1}, [], [])
+        assert (cluster.nodes.answering, list(cluster.nodes.peers.lost), cluster.coming) == ({0, 1}, [], [])
 
 
 def test_retries_of_a_refusing_host_are_bounded(monkeypatch):
@@ -133,12 +134,12 @@ def test_retries_of_a_refusing_host_are_bounded(monkeypatch):
         cluster.nodes.restore(1.0)
         assert time.monotonic() - began >= 1.0
         assert len(cluster.coming) < 999
-        assert list(cluster.nodes.lost) == [1]
+        assert list(cluster.nodes.peers.lost) == [1]
         cluster.coming = [FAILED_START]
         began = time.monotonic()
         cluster.nodes.restore(60.0)
         assert time.monotonic() - began < 30
-        assert (list(cluster.nodes.lost), cluster.coming) == ([1], [])
+        assert (list(cluster.nodes.peers.lost), cluster.coming) == ([1], [])
 
 
 @pytest.mark.parametrize(("coming", "used"), [([PROTOCOL, 0], {0, 1}), ([0, FAILED_START, PROTOCOL], {0, 2})])

@@ -18,7 +18,7 @@ from crosstrain.core.update_rules import base_learning_rate
 from crosstrain.data.sampler import run_sampler
 from crosstrain.engine.epochs import DataCursor
 from crosstrain.engine.loop_interfaces import ResumePoint
-from crosstrain.launch.driver.cluster_setup import cluster_document, make_cluster, make_tasks, node_beside_driver
+from crosstrain.launch.driver.cluster_setup import cluster_document, driver_node, make_cluster, make_tasks
 from crosstrain.launch.driver.position import Origin, RunPosition
 from crosstrain.launch.driver.restart_policy import Resize
 from crosstrain.launch.driver.training_job import TrainingJob
@@ -68,15 +68,15 @@ def resizes(draw):
 def test_tasks_stay_on_remaining_nodes_in_equal_number(drawn):
     before, places = drawn
     after = before.resized(places)
-    left = [before.asked.workers_by_node[node] for node in places]
+    left = [before.requested.workers_by_node[node] for node in places]
     assert after.places == tuple(places)
     assert after.node_of_worker == dict(enumerate(node for node, count in zip(places, left, strict=True) for _ in range(count)))
     assert {task.node for task in after.placed} == set(places)
     assert len({task.name for task in after.placed}) == len(after.placed)
     assert sum(task.leading for task in after.placed) == (after.job.workers if after.job.mode == "sync" else 1)
-    limits = before.asked.cores_per_node
-    assert [after.job.cores_of(number) for number in range(len(places))] == [before.asked.cores_of(node) for node in places]
-    assert (after.asked, after.job.nodes) == (before.asked, len(places))
+    limits = before.requested.cores_per_node
+    assert [after.job.cores_of(number) for number in range(len(places))] == [before.requested.cores_of(node) for node in places]
+    assert (after.requested, after.job.nodes) == (before.requested, len(places))
     assert Job.model_validate(after.job.model_dump()) == after.job  # as tasks read it
     assert limits is None or len(after.job.cores_per_node) in (1, len(places))
 
@@ -172,7 +172,7 @@ def test_tasks_get_addresses_and_unused_nodes_no_threads(seed):
 def test_driver_counts_for_a_node_on_its_machine():
     this_boot = node_identity()["boot"]
     hosts = [{"identity": {"boot": boot}} for boot in (this_boot, "b", this_boot)]
-    assert [node_beside_driver(places, hosts) for places in ([0, 1], [1, 2], [1])] == [0, 2, None]
+    assert [driver_node(places, hosts) for places in ([0, 1], [1, 2], [1])] == [0, 2, None]
 
 
 def origin(step, train_seconds=0.0):

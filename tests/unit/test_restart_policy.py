@@ -15,8 +15,8 @@ from crosstrain.launch.driver.restart_policy import (
     Restart,
     RestartTask,
     Stop,
-    failure_of,
-    policy_of,
+    failure_from_error,
+    policy_for_job,
 )
 
 KINDS = st.sampled_from(["task", "node", "stall", "port"])
@@ -99,8 +99,8 @@ def test_restart_is_immediate_after_progress_else_delayed(steps):
 
 
 def test_job_selects_its_restart_policy():
-    assert policy_of(Job()).decide(failure("task"), [], 1) == Stop()
-    restarted = policy_of(Job(nodes=3, max_restarts=1, min_nodes=2))
+    assert policy_for_job(Job()).decide(failure("task"), [], 1) == Stop()
+    restarted = policy_for_job(Job(nodes=3, max_restarts=1, min_nodes=2))
     assert restarted.decide(failure("node"), [], 1) == Restart(replaces_nodes=True, min_nodes=2)
     assert isinstance(restarted.decide(failure("node"), [], 1), Stop)
     assert (Job().saved_every, Job().saves_on_the_way) == (None, False)
@@ -111,13 +111,13 @@ def test_job_selects_its_restart_policy():
 
 def test_only_recoverable_errors_are_failures():
     log = "task worker-1 on node 0 was killed by SIGKILL\nlast lines of its log:\n  x"
-    assert failure_of(TaskDiedError(log, "worker-1", 0), 7) == Failure("task", "worker-1", 0, log.splitlines()[0], 7)
-    assert failure_of(NodeLostError("gone", "agent-1", 1), 7) == Failure("node", None, 1, "gone", 7)
-    assert failure_of(StalledRunError("stalled", "worker-0"), 7) == Failure("stall", "worker-0", None, "stalled", 7)
-    assert failure_of(AddressInUseError("in use"), 0) == Failure("port", None, None, "in use", 0)
+    assert failure_from_error(TaskDiedError(log, "worker-1", 0), 7) == Failure("task", "worker-1", 0, log.splitlines()[0], 7)
+    assert failure_from_error(NodeLostError("gone", "agent-1", 1), 7) == Failure("node", None, 1, "gone", 7)
+    assert failure_from_error(StalledRunError("stalled", "worker-0"), 7) == Failure("stall", "worker-0", None, "stalled", 7)
+    assert failure_from_error(AddressInUseError("in use"), 0) == Failure("port", None, None, "in use", 0)
     disk = DiskError("runs", OSError(28, "full"))
     for error in (RunFailedError("the loss is infinite"), InterruptedRunError("by the user"), UsageError("wrong"), disk, KeyError("ours")):
-        assert failure_of(error, 7) is None
+        assert failure_from_error(error, 7) is None
 
 
 @given(most=st.integers(1, 5), passed=st.lists(st.integers(0, 200), min_size=1, max_size=12))  # whole seconds, whose sums are exact

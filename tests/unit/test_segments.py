@@ -12,7 +12,7 @@ from crosstrain.engine import progress as plain
 from crosstrain.engine.progress import PlainProgress, QuietProgress
 from crosstrain.engine.protocol.messages import Message, MessageParser
 from crosstrain.engine.protocol.node_messages import Sample
-from crosstrain.launch.driver.recorder import Recording
+from crosstrain.launch.driver.recorder import RunRecorder
 from crosstrain.records.loggers.base import RunLogger, replay
 from crosstrain.records.loggers.mlflow import NodeFigures
 from crosstrain.records.node_usage import per_node, rate_between
@@ -145,13 +145,13 @@ def test_mlflow_skips_falls_and_missing_values():
 
 def travelled(record):
     """Return a sample as the driver receives it from an agent."""
-    message = MessageParser(Sample).parse(Message.of(Sample(record)))
+    message = MessageParser(Sample).parse(Message.from_typed(Sample(record)))
     return message.as_record(record.node)
 
 
 def test_delayed_samples_have_their_segment_s_beginning(tmp_path):
     job = a_job(tmp_path, name="one", tensorboard=False)
-    recording = Recording(job, QuietProgress())
+    recording = RunRecorder(job, QuietProgress())
     recording.writer.write_status("running")
     recording.sample(travelled(sample(0, 0.5)))
     recording.start_clock(RESUMED)
@@ -166,7 +166,7 @@ def test_samples_after_the_clock_are_not_training(tmp_path, monkeypatch):
     """The calibration follows, which communicates as fast as possible."""
     monkeypatch.setattr(plain, "NODES_SECONDS", 0.0)
     job, output = a_job(tmp_path, name="one", tensorboard=False), io.StringIO()
-    recording = Recording(job, PlainProgress(output))
+    recording = RunRecorder(job, PlainProgress(output))
     recording.writer.write_status("running")
     recording.sample(travelled(sample(0, 0.0, network_sent_bytes=10**9)))
     recording.start_clock()

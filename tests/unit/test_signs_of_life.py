@@ -17,7 +17,7 @@ from crosstrain.engine.protocol import task_messages as messages
 from crosstrain.engine.protocol.messages import ImpossibleAnswerError
 from crosstrain.engine.task import CommandLoop
 from crosstrain.engine.translation import Decoded, TranslationOrders
-from crosstrain.launch.driver.outstanding_requests import MAX_SIGNS, OutstandingRequests
+from crosstrain.launch.driver.outstanding_requests import MAX_HEARTBEATS, OutstandingRequests
 from crosstrain.models.decoding import GREEDY
 
 STEPS, STEP_SECONDS = 5, 0.06
@@ -49,7 +49,7 @@ def ordered():
     command.sequence = 1
     outstanding = OutstandingRequests([0])
     outstanding.started(["worker-0"], ["worker-0"])
-    outstanding.of_leader("worker-0", command)
+    outstanding.add_command("worker-0", command)
     return orders, command, outstanding
 
 
@@ -64,7 +64,7 @@ def test_task_sends_heartbeats_between_steps(translating, monkeypatch):
     session = SimpleNamespace(translating=lambda: translating, drain=list, close=lambda: None)
     stream, states = SimpleNamespace(send=sent.append), SimpleNamespace(wait=lambda: None)
     CommandLoop(session, stream, SimpleNamespace(next=lambda: next(commands)), states, reports=True).run()
-    assert [outstanding.wrong_with(0, as_received(message)) for message in sent] == [None] * len(sent)
+    assert [outstanding.violation_in(0, as_received(message)) for message in sent] == [None] * len(sent)
     *signs, answer, done = sent
     assert STEPS - 1 <= len(signs) <= STEPS + 1  # more if the machine paused before the first
     assert (answer.complete, done.kind) == (True, "done")
@@ -85,15 +85,15 @@ def test_every_step_may_send_a_heartbeat(translating):
 def test_heartbeats_need_a_request_and_are_limited():
     orders, command, outstanding = ordered()
     wrong_heartbeat = messages.Decoded.heartbeat(7)
-    assert "nobody asked for" in outstanding.wrong_with(0, as_received(wrong_heartbeat))
+    assert "nobody asked for" in outstanding.violation_in(0, as_received(wrong_heartbeat))
     with pytest.raises(ImpossibleAnswerError, match="nobody asked for"):
         orders.add(0, wrong_heartbeat)
     sign = as_received(messages.Decoded.heartbeat(command.start))
-    assert {outstanding.wrong_with(0, sign) for _ in range(MAX_SIGNS)} == {None}
-    assert "more often than there can be" in outstanding.wrong_with(0, sign)
+    assert {outstanding.violation_in(0, sign) for _ in range(MAX_HEARTBEATS)} == {None}
+    assert "more often than there can be" in outstanding.violation_in(0, sign)
 
 
 def test_heartbeat_is_no_answer():
     _, command, outstanding = ordered()
-    assert outstanding.wrong_with(0, as_received(messages.Decoded.heartbeat(command.start))) is None
-    assert "without its answer" in outstanding.wrong_with(0, as_received(messages.Done(1, "decode", 0.1, 0.0)))
+    assert outstanding.violation_in(0, as_received(messages.Decoded.heartbeat(command.start))) is None
+    assert "without its answer" in outstanding.violation_in(0, as_received(messages.Done(1, "decode", 0.1, 0.0)))

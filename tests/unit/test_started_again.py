@@ -7,22 +7,24 @@ import time
 from contextlib import contextmanager, suppress
 
 import pytest
+from untyped import Message
 
 from crosstrain.core.errors import RunFailedError, StalledRunError, UsageError
 from crosstrain.core.listener import Exchange
-from crosstrain.engine.protocol.messages import PROTOCOL, Message
+from crosstrain.engine.protocol.join_messages import JoinRequest, Refused, Welcome
+from crosstrain.engine.protocol.messages import PROTOCOL, MessageParser
 from crosstrain.engine.protocol.transport import accept
 from crosstrain.launch.driver.first_failure import NodeLostError, TaskDiedError
-from crosstrain.launch.driver.outcome import Outcome, leave_to_starter
+from crosstrain.launch.driver.outcome import Outcome, mark_resumable
 from crosstrain.launch.launchers.environments import Membership
 from crosstrain.launch.launchers.joining import welcomed
 from crosstrain.launch.launchers.machine_checks import EndingSignals
 
 SECRET = b"0123456789abcdef"
-JOIN = Message("join", {"protocol": PROTOCOL, "node": 1, "local_rank": 0, "asked": {}})
-WELCOME = Message("welcome", {"protocol": PROTOCOL, "node_timeout_seconds": 10.0})
-FOR_NOW = Message("refused", {"reason": "every process of this run has joined already", "for_now": True})
-FOR_EVER = Message("refused", {"reason": "its job differs", "for_now": False})
+JOIN = JoinRequest(1, 0, {}, PROTOCOL)
+WELCOME = Welcome(10.0, PROTOCOL)
+FOR_NOW = Refused("every process of this run has joined already", for_now=True)
+FOR_EVER = Refused("its job differs")
 
 
 @pytest.mark.parametrize(
@@ -41,8 +43,8 @@ FOR_EVER = Message("refused", {"reason": "its job differs", "for_now": False})
 )
 def test_recoverable_loss_has_a_retry_exit_code(failure, saved, code):
     """Losses without a checkpoint between them may repeat: the launcher has to count them."""
-    leave_to_starter(failure, saved=saved)
-    outcome = Outcome.of(failure)
+    mark_resumable(failure, saved=saved)
+    outcome = Outcome.from_failure(failure)
     assert (outcome.exit_code, outcome.state) == (code, "succeeded" if failure is None else "failed")
 
 
@@ -88,7 +90,7 @@ def driver(*answers, secret=SECRET):
                 connection, _ = server.accept()
                 try:
                     stream = accept(Exchange(connection, time.monotonic() + 5), secret)
-                    assert stream.receive() == JOIN
+                    assert MessageParser(JoinRequest).parse(stream.receive()) == JOIN
                     stream.send(answer)
                     stream.close()
                 except OSError:
@@ -135,7 +137,7 @@ def test_silent_driver_is_awaited_until_the_start_timeout(says):
 
         def serve():
             stream = accept(Exchange(server.accept()[0], time.monotonic() + 5), SECRET)
-            assert stream.receive() == JOIN
+            assert MessageParser(JoinRequest).parse(stream.receive()) == JOIN
             while not over.wait(0.05):
                 with suppress(OSError):  # cut off by then
                     if says != "nothing":

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from run_samples import a_job
 from test_floods import streams
+from untyped import fields_of
 
 from crosstrain.engine.epochs import START
 from crosstrain.engine.loop_interfaces import PendingCheckpoint
@@ -14,7 +15,7 @@ from crosstrain.engine.protocol.state_transfer import PeerMemory, StateBegin
 from crosstrain.launch.driver.attempt import Attempt
 from crosstrain.launch.driver.nodes import Nodes, ReportHandlers
 from crosstrain.launch.driver.position import Origin
-from crosstrain.launch.driver.recorder import Recording
+from crosstrain.launch.driver.recorder import RunRecorder
 from crosstrain.launch.driver.training_job import TrainingJob
 from crosstrain.launch.launchers.base import NodeChannel
 
@@ -24,11 +25,11 @@ from crosstrain.launch.launchers.base import NodeChannel
 def test_memory_is_read_on_the_driver_s_machine_only(tmp_path, on_this_machine, answer):
     """The node names memory of this process with its mark; the launcher decides if it is read."""
     job = a_job(tmp_path, name="run")
-    training, recording = TrainingJob.of(job), Recording(job, QuietProgress())
+    training, recording = TrainingJob.from_job(job), RunRecorder(job, QuietProgress())
     recording.start_clock()
     held = [np.full(parameter.shape, 7, np.float32) for parameter in training.model.parameters]
     entries = [(f"parameters/{parameter.name}", "<f4", list(parameter.shape)) for parameter in training.model.parameters]
-    begin = StateBegin(1, entries, 0, {}, PeerMemory.own(), [array.ctypes.data for array in held])
+    begin = StateBegin(1, entries, 0, {}, PeerMemory.of_this_process(), [array.ctypes.data for array in held])
     with streams() as (ours, theirs):
         channel = NodeChannel(0, ours, "127.0.0.1", None, None, on_this_machine)
         nodes = Nodes([channel], ReportHandlers(recording.sample, recording.log))
@@ -36,7 +37,7 @@ def test_memory_is_read_on_the_driver_s_machine_only(tmp_path, on_this_machine, 
         try:
             attempt.saver.begin(PendingCheckpoint(START, 0.0, 0.0, None), begin)
             arguments = theirs.receive()
-            assert (arguments.kind, arguments["answer"], arguments["to"]) == ("state_answer", answer, "worker-0")
+            assert (arguments.kind, fields_of(arguments)["answer"], arguments.to) == ("state_answer", answer, "worker-0")
         finally:
             attempt.saver.abandon()
     recording.close()

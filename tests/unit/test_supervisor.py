@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 from processes import wait_until
+from untyped import Message, fields_of
 
 from crosstrain.core.job import Job
 from crosstrain.engine.protocol.answer_checks import read_node_message
-from crosstrain.engine.protocol.messages import Message
 from crosstrain.engine.protocol.node_messages import Prepare
 from crosstrain.engine.protocol.transport import start_over_stdio
 from crosstrain.launch.driver.first_failure import Failures
@@ -112,7 +112,8 @@ def test_unused_spares_are_dismissed(node):
 
 CHATTERBOX = """
 import os, socket, sys
-from crosstrain.engine.protocol.messages import Message, Stream
+from crosstrain.engine.protocol.messages import Stream
+from crosstrain.engine.protocol.node_messages import Phase
 connection = socket.socket(fileno=int(sys.argv[sys.argv.index("--fd") + 1]))
 if os.fork() == 0:  # a process that outlives the task, out of reach of whoever kills the task's group
     os.setsid()
@@ -120,7 +121,7 @@ if os.fork() == 0:  # a process that outlives the task, out of reach of whoever 
     os._exit(0)
 stream = Stream(connection.makefile("rb"), connection.makefile("wb"))
 for number in range({count}):
-    stream.send(Message("phase", {{"name": str(number)}}))
+    stream.send(Phase(str(number)))
 os._exit(3)
 """
 
@@ -163,7 +164,8 @@ def test_task_that_cannot_start_is_reported_and_removed(node, tmp_path):
     assert node.reported.wait(10)
     wait_until(lambda: node.supervisor.alive() == [], 10, "the end of what was to be a task")
     ((task, message),) = node.messages
-    assert (task, message.kind, message["type"], message["errno"]) == ("worker-0", "error", "IsADirectoryError", errno.EISDIR)
+    error = fields_of(message)
+    assert (task, message.kind, error["type"], error["errno"]) == ("worker-0", "error", "IsADirectoryError", errno.EISDIR)
     assert [(death.task, death.pid, death.code, death.signal, death.order) for death in node.deaths] == [("worker-0", None, None, None, 1)]
     node.supervisor.kill()
     node.reported.clear()
@@ -174,14 +176,15 @@ def test_task_that_cannot_start_is_reported_and_removed(node, tmp_path):
 
 
 AT_THE_LIMIT = """
-import os, resource, sys, tempfile
+import json, os, resource, sys, tempfile
 from pathlib import Path
 from crosstrain.core.liveness import kernel_oom_kills
 from crosstrain.engine.protocol.node_messages import Prepare
 from crosstrain.launch.node.supervisor import Supervisor
 
 def told(task, message):
-    print("error", task, message["type"], message["errno"], flush=True)
+    fields = json.loads(message.line)
+    print("error", task, fields["type"], fields["errno"], flush=True)
 
 def died(death, usage):
     print("death", death.task, death.pid, death.order, flush=True)
@@ -219,7 +222,7 @@ def agent(tmp_path):
     folder.mkdir()
     popen = partial(subprocess.Popen, env={**os.environ, "TMPDIR": str(folder)}, stderr=subprocess.PIPE)
     process, stream = start_over_stdio(popen, agent_command(0, "--parent", str(os.getpid())))
-    stream.send(Message("prepare", {"job": JOB, "tasks": 0, "workers_before": 0, "workers_on_machine": 0}))
+    stream.send(Message("prepare", {"job": JOB, "backend": "toy", "device": "auto", "node_timeout_seconds": 10.0}))
     assert stream.receive().kind == "hello"
     yield process, stream, folder
     process.kill()
@@ -249,10 +252,10 @@ def test_agent_reports_unstartable_task_and_continues(agent, tmp_path):
     }  # fmt: skip
     stream.send(Message("start", request))
     error, death = heard(stream, "error", "death"), heard(stream, "error", "death")
-    assert (error["from"], error["type"]) == ("worker-0", "IsADirectoryError")
-    assert (death.kind, death["task"], death["pid"]) == ("death", "worker-0", None)
     failures = Failures([])
     error, death = (read_node_message(0, message, {"worker-0": 0}) for message in (error, death))
+    assert (error.task, error.type) == ("worker-0", "IsADirectoryError")
+    assert (death.kind, death.task, death.pid) == ("death", "worker-0", None)
     for message in (error, death):
         failures.record(0, message)
     assert str(failures.death_of(0, "node 0", death)).startswith(

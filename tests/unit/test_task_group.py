@@ -8,12 +8,13 @@ from contextlib import ExitStack, suppress
 
 import numpy as np
 import pytest
+from untyped import Message, array_of, fields_of
 
 from crosstrain.backends.base import Plan
 from crosstrain.core.cluster import Cluster, Role, TaskSpec
 from crosstrain.core.errors import InterruptedRunError, RunFailedError, StalledRunError
-from crosstrain.engine.protocol.messages import PROTOCOL, Message, Stream
-from crosstrain.engine.protocol.node_messages import Start
+from crosstrain.engine.protocol.messages import PROTOCOL, MessageParser, Stream
+from crosstrain.engine.protocol.node_messages import FindStacks, Start
 from crosstrain.engine.protocol.task_messages import Drain, Train
 from crosstrain.launch.driver import task_group
 from crosstrain.launch.driver.cluster_setup import make_tasks
@@ -123,7 +124,7 @@ def test_lost_node_ends_the_next_start_too(cluster):
     control, agents = cluster(2)
     agents[0].answer("stopped")
     agents[1].go()
-    control.end_tasks(0.0, politely=False)
+    control.end_tasks(0.0, graceful=False)
     second_group = TaskGroup(control.nodes, [])
     with pytest.raises(RunFailedError, match="node 1"):
         second_group.reserve_ports({0: 1, 1: 1}, 30.0)
@@ -147,8 +148,8 @@ def test_loss_of_an_unused_node_is_ignored(cluster, before):
     agents[0].answer("ports", ports=[4000])
     assert group.reserve_ports({0: 1}, 5.0) == {0: [4000]}
     assert group.receive(0.2) is None
-    assert list(control.nodes.lost) == [1]
-    assert group.standing(0.01).silent.keys() == {0}
+    assert list(control.nodes.peers.lost) == [1]
+    assert group.inspect_tasks(0.01).silent.keys() == {0}
     agents[0].go()
     assert failure(group).task == "agent-0"
 
@@ -207,18 +208,18 @@ def test_stall_reports_known_and_unknown_stacks(cluster, monkeypatch):
     def agent(agent):
         assert agent.stream.receive().kind == "inspect"
         agent.send("states", states={f"worker-{agent.node}": "T" if agent.node == 1 else "S"})
-        request = agent.stream.receive()
-        assert (request.kind, request["tasks"]) == ("find_stacks", [f"worker-{agent.node}"])
+        request = MessageParser(FindStacks).parse(agent.stream.receive())
+        assert list(request.tasks) == [f"worker-{agent.node}"]
         if agent.node < 2:
-            agent.send("stacks", number=request["number"], stacks={f"worker-{agent.node}": stacks[agent.node]})
+            agent.send("stacks", number=request.number, stacks={f"worker-{agent.node}": stacks[agent.node]})
 
     threads = [threading.Thread(target=agent, args=(one_agent,)) for one_agent in agents]
     for thread in threads:
         thread.start()
-    standing = control.standing(10.0)  # all of them answer
+    cluster_state = control.inspect_tasks(10.0)  # all of them answer
     for thread in threads:
         thread.join()
-    error = with_task_states(StalledRunError("stalled"), standing)
+    error = with_task_states(StalledRunError("stalled"), cluster_state)
     assert str(error) == (
         "stalled; stopped by a signal: worker-1; worker-0 stands at /a.py:7 (f); "
         "worker-2 is on a node that sent no stack within 2 s; logs/stacks.txt has all stacks"
@@ -229,9 +230,9 @@ def test_stall_reports_known_and_unknown_stacks(cluster, monkeypatch):
 def test_stacks_can_be_requested_during_training(cluster):
     control, (agent,) = cluster(1)
     answers = []
-    control.inquiries.on_answer = answers.append
+    control.stack_requests.on_answer = answers.append
     control.on_silent(0)
-    number = agent.stream.receive()["number"]
+    number = fields_of(agent.stream.receive())["number"]
     agent.send("stacks", number=number, stacks={"worker-0": {"text": '  File "/a.py", line 7 in f\n', "problem": None}})
     assert control.receive(1.0) is None
     ((stack,),) = [stacks.values() for stacks in answers]
@@ -256,7 +257,7 @@ def test_lost_node_is_named_and_not_waited_for(cluster, victim_first):
     assert error.task == "agent-1"
     agents[0].answer("stopped")
     agents[2].answer("stopped")
-    assert seconds(lambda: control.end_tasks(10.0, politely=False)) < 2
+    assert seconds(lambda: control.end_tasks(10.0, graceful=False)) < 2
     assert seconds(lambda: control.nodes.finish(1)) < 2
 
 
@@ -268,7 +269,7 @@ def test_unused_nodes_get_no_requests(cluster):
     group.start_tasks([], lambda node: Start("{}", None, None, None, None, {}, 0.0))
     assert agents[0].stream.receive().kind == "start"
     agents[0].answer("stopped")
-    assert seconds(lambda: group.end_tasks(10.0, politely=False)) < 2
+    assert seconds(lambda: group.end_tasks(10.0, graceful=False)) < 2
     assert control.nodes.answering == {0, 1}
     control.nodes.finish(0)
     assert agents[1].stream.receive().kind == "finish"  # without an earlier message
@@ -280,13 +281,13 @@ def test_stall_names_the_silent_node(cluster):
     agents[0].answer("states", states={"worker-0": "S"})
     agents[2].go()
     took = time.monotonic()
-    error = with_task_states(StalledRunError("stalled"), control.standing())
+    error = with_task_states(StalledRunError("stalled"), control.inspect_tasks())
     assert time.monotonic() - took < 1.5
     assert "the agent of node 1 (host 10.0.0.1) does not answer" in str(error)
     assert "the agent of node 2 (host 10.0.0.2) has gone" in str(error)
     assert "worker-0" not in str(error)
     agents[0].answer("stopped")
-    assert seconds(lambda: control.end_tasks(10.0, politely=False)) < 1
+    assert seconds(lambda: control.end_tasks(10.0, graceful=False)) < 1
     assert agents[1].end.recv(2**16)
     agents[1].end.settimeout(5.0)
     assert agents[1].end.recv(1) == b""  # disconnected, so it ends when it wakes
@@ -299,7 +300,7 @@ def test_unread_channel_blocks_nobody(cluster):
     assert seconds(lambda: [control.send(plan) for _ in range(20)]) < 2
     assert control.receive(0.1) is None
     for _ in range(20):
-        assert agent.stream.receive().array("learning_rates").size == 2**17
+        assert array_of(agent.stream.receive(), "learning_rates").size == 2**17
 
 
 def test_victim_of_another_node_is_not_blamed(cluster):
@@ -333,7 +334,7 @@ def restarting_task(control):
     """Return the name of the failed task that is being restarted."""
     error = failure(control)
     assert control.can_replace(error.task)
-    control.replace(error.task, str(error).splitlines()[0], 0.0, 30.0)
+    control.failures.replace(error.task, str(error).splitlines()[0], 0.0, 30.0)
     return error.task
 
 
@@ -341,7 +342,7 @@ def ready_again(control):
     """Return the names of restarted tasks that are ready, once there are any."""
     for _ in range(50):
         control.receive(0.1)
-        if restarted := list(control.restarted()):
+        if restarted := [control.failures.restarted.popleft() for _ in range(len(control.failures.restarted))]:
             return [task.name for task in restarted]
     raise AssertionError("none is")
 
@@ -355,8 +356,8 @@ def test_rejoining_task_is_restarted_and_others_are_heard(cluster):
     heard = [answer[1].kind for answer in (control.receive(0.3) for _ in range(8)) if answer is not None]
     assert heard == ["done"]
     assert agents[1].stream.receive().kind == "open_probe"  # a victim may have lost an unreachable node
-    again = agents[1].stream.receive()
-    assert (again.kind, [task["task"] for task in again["tasks"]], again["start_seconds"]) == ("start_again", ["worker-1"], 30.0)
+    again = MessageParser(Start).parse(agents[1].stream.receive())
+    assert ([task.task for task in again.tasks], again.start_seconds, again.again) == (["worker-1"], 30.0, True)
     report_ready(agents[1])
     assert ready_again(control) == ["worker-1"]
     agents[1].death("worker-1", signal="SIGKILL", code=None)  # again: each start may report one death
@@ -410,7 +411,7 @@ def test_slow_restarted_task_cannot_restart_again(cluster, monkeypatch):
     control, agents = rejoining(cluster)
     agents[1].death("worker-1", signal="SIGKILL", code=None)
     assert failure(control).task == "worker-1"
-    control.replace("worker-1", "killed", 0.0, 0.0)
+    control.failures.replace("worker-1", "killed", 0.0, 0.0)
     error = failure(control)
     assert "was restarted, but not ready within --start-timeout" in str(error)
     assert (error.task, control.can_replace("worker-1")) == ("worker-1", False)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from crosstrain.data.text import END
-from crosstrain.engine.protocol.messages import ProtocolError, encoded, header_of
+from crosstrain.engine.protocol.messages import ProtocolError, encoded, parse_header
 from crosstrain.engine.protocol.task_messages import Translated
 from crosstrain.launch.standalone_evaluation import MAX_ANSWER_BYTES, translated
 from crosstrain.models.decoding import Decoding, Hypothesis
@@ -24,7 +24,7 @@ class Task:
             longest = Hypothesis((7,) * (len(source) + order.decoding.extra_length), -float(source[0]), -2.0, ended=False)
             every.append([longest] * order.n_best)
         answer = Translated.of(every, 1)
-        self.sizes_bytes.append(header_of(encoded(answer)[0]).array_bytes)  # raises if it is too large
+        self.sizes_bytes.append(parse_header(encoded(answer)[0]).array_bytes)  # raises if it is too large
         return answer
 
 
@@ -43,7 +43,7 @@ def test_answers_are_split_to_fit_messages(lengths):
 def test_single_answer_is_too_large():
     every = [[Hypothesis((7,) * 80, -1.0, -2.0, ended=False)] * 64] * 1024
     with pytest.raises(ProtocolError, match="more bytes"):
-        header_of(encoded(Translated.of(every, 1))[0])
+        parse_header(encoded(Translated.of(every, 1))[0])
 
 
 def test_few_translations_are_one_answer():
