@@ -1,4 +1,4 @@
-"""Finished runs with figures that are easy to work with by hand, as they are described and as they lie on the disk."""
+"""Finished runs with figures that are easy to compute by hand, in memory and on disk."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ def made(
     folder: Path = Path("runs"),
     **job: Any,
 ) -> Run:
-    """A run of 10 epochs at 1000 examples/s; the arguments change its job, its nodes, its data, its summary and what else job.json has."""
+    """Return a run of 10 epochs at 1000 examples/s.
+
+    The arguments change its job, its nodes, its data, its summary and further fields of job.json.
+    """
     asked = Job.model_validate({"backend": "torch", "out": folder, **job})
     own = {**NODE, **(node or {})}
     values = {
@@ -93,7 +96,7 @@ def made(
 
 
 def used(cores: float = 0.5, memory: int = 100_000_000, sent: float = 2e6, received: float = 4e6) -> dict[str, Any]:
-    """What a node used, as a summary has it; other programs took nothing."""
+    """Return a node's usage as in a summary, without other programs."""
     return {
         "node": 0,
         "cores_available": 2.0,
@@ -112,7 +115,10 @@ def used(cores: float = 0.5, memory: int = 100_000_000, sent: float = 2e6, recei
 
 
 def starved_node(fraction: float) -> dict[str, Any]:
-    """What a node used whose tasks lost such a part of their CPU time to other programs, which had 1.5 of its 2 cores."""
+    """Return usage of a node whose tasks lost this part of their CPU time to other programs.
+
+    The other programs had 1.5 of its 2 cores.
+    """
     return {**used(), "foreign_cpu_cores_used": 1.5, "cpu_cores_lost": 1.5, "starved_fraction": fraction}
 
 
@@ -122,7 +128,7 @@ def compare_paths(paths: list[str | Path], *, fold: bool = True) -> Comparison:
 
 
 def side_by_side(summaries: list[dict[str, Any]]) -> str:
-    """Compare runs of which nothing but these summaries is known, with a column each."""
+    """Compare runs known only by these summaries, with a column each."""
     runs = [Run.of_documents(summary, {}, label=summary["run"]) for summary in summaries]
     return as_text(compare_runs(runs, fold=False), layout="columns")
 

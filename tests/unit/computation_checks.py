@@ -1,4 +1,4 @@
-"""What every `Computation` of the parameter server's workers has to do, checked with logistic regression on a few images."""
+"""Checks for every worker `Computation`, with logistic regression on a few images."""
 
 import numpy as np
 
@@ -41,7 +41,7 @@ def normalised(info, images):
 
 
 def passed(values, images, labels):
-    """Mean loss, its gradient as a flat vector, and how many were right, in float64."""
+    """Return mean loss, its gradient as a flat vector, and the number correct, in float64."""
     x = images.reshape(len(images), -1).astype(np.float64)
     weight, bias = values[:-3].reshape(3, -1), values[-3:]
     logits = x @ weight.T + bias
@@ -53,7 +53,7 @@ def passed(values, images, labels):
 
 
 def moved(image, change):
-    """An image moved by (dy, dx) pixels, with zeros behind it."""
+    """Move an image by (dy, dx) pixels and fill with zeros."""
     dy, dx, _ = change
     rows, columns = image.shape[1:]
     found = np.zeros_like(image)
@@ -65,7 +65,10 @@ def moved(image, change):
 
 
 def check(make, options):
-    """`make(job, spec, data, sampler)` returns the computation; `options` are the job's."""
+    """Check the computation that `make(job, spec, data, sampler)` returns.
+
+    `options` are the job's settings.
+    """
     job, data = Job.model_validate({"mode": "async", "batch_size": 5, **options}), Images()
     spec, sampler = build(data.info), make_sampler(job, data)
     computation = make(job, spec, data, sampler)
@@ -76,7 +79,7 @@ def check(make, options):
     batches, draw = sampler.whole(0, 0, 3), np.random.default_rng(1)
     found = computation.gradients(batches, 17)
     for position in range(3):
-        np.copyto(values, draw.normal(size=spec.size))  # new ones come before each update, and count
+        np.copyto(values, draw.normal(size=spec.size))  # each update uses new values
         loss, overflowed = next(found)
         examples = slice(*batches.offsets[position : position + 2])
         indices = batches.indices[examples]
@@ -97,7 +100,10 @@ def check(make, options):
 
 
 class Counting:
-    """A model with one weight, whose gradient is the sum of a batch's labels, and a buffer that counts passes and examples."""
+    """A model with one weight and a buffer that counts passes and examples.
+
+    The gradient of the weight is the sum of a batch's labels.
+    """
 
     device_used = "cpu"
     spec = ModelSpec("counting", (ParameterSpec("weight", (1,)),), (2, 8, 4), 3, buffers=(ParameterSpec("seen", (2,), constant=1.0),))

@@ -1,4 +1,7 @@
-"""An archive of packages in a folder, which apt is told of by a configuration of its own, so that nothing of this machine's apt is used."""
+"""A local package archive with its own apt configuration.
+
+Nothing of this machine's apt is used.
+"""
 
 import gzip
 import hashlib
@@ -12,7 +15,10 @@ from contextlib import contextmanager
 
 
 class OwnArchive:
-    """An archive whose packages lie in ``archive`` below `folder`; `address` is where apt finds that folder, if not there."""
+    """An archive whose packages are in ``archive`` below `folder`.
+
+    `address` is where apt finds that folder, by default the folder itself.
+    """
 
     def __init__(self, folder, monkeypatch, address=None):
         self.folder = folder / "archive"
@@ -29,7 +35,7 @@ class OwnArchive:
         monkeypatch.setenv("APT_CONFIG", str(folder / "apt.conf"))
 
     def publish(self, made):
-        """Have the archive name these packages alone, (file, control) each, and apt know of them."""
+        """Publish only these packages, (file, control) each, and update apt's index."""
         stanzas = []
         for path, control in made:
             size, digest = path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()
@@ -44,7 +50,7 @@ class OwnArchive:
 
 @contextmanager
 def served(folder):
-    """Give the address by which a folder is read over HTTP, and the list of what has been asked for."""
+    """Serve a folder over HTTP; yield its address and the list of requested paths."""
     asked = []
 
     class Handler(http.server.SimpleHTTPRequestHandler):
@@ -69,7 +75,7 @@ def served(folder):
 
 
 def package_of(path, data_tar_gz, name="some"):
-    """Write a package whose files are in any bytes at all, which dpkg-deb takes for a packed archive."""
+    """Write a package with arbitrary bytes that dpkg-deb takes for a packed archive."""
     control = io.BytesIO()
     with tarfile.open(fileobj=control, mode="w:gz") as archive:
         said = f"Package: {name}\nVersion: 1\nArchitecture: all\nMaintainer: nobody <a@b.c>\nDescription: none\n".encode()
@@ -85,12 +91,15 @@ def package_of(path, data_tar_gz, name="some"):
 
 
 def member(name, content=b"", kind=tarfile.REGTYPE, size=None):
-    """A file of a tar archive: its header, which may state another size, and its content in whole blocks."""
+    """Return a file of a tar archive: its header and its content in whole blocks.
+
+    The header may state another size.
+    """
     header = tarfile.TarInfo(name)
     header.type, header.size = kind, len(content) if size is None else size
     return header.tobuf(tarfile.GNU_FORMAT) + content + bytes(-len(content) % tarfile.BLOCKSIZE)
 
 
 def packed(*members):
-    """A whole archive of these, packed."""
+    """Return a whole archive of these members, compressed."""
     return gzip.compress(b"".join(members) + bytes(2 * tarfile.BLOCKSIZE), compresslevel=1)

@@ -1,4 +1,7 @@
-"""``python decoding_mistakes.py BACKEND``: prints as JSON what a backend says of decoding functions that return something wrong."""
+"""Print as JSON a backend's messages for decoding functions with invalid results.
+
+``python decoding_mistakes.py BACKEND``
+"""
 
 import json
 import os
@@ -30,7 +33,7 @@ def numbers(backend):
 
 
 def mistakes(logits_v):
-    """Yield by name the three functions with one thing that is wrong in them, and those without."""
+    """Yield by name the three functions with one mistake in them, and those without."""
 
     def encode(inputs):
         return inputs["source"], (inputs["source_lengths"], ())

@@ -1,4 +1,7 @@
-"""``python direct_ranks_tf.py SEED``: sums of random gradients, in graphs, over ranks of a mesh; two functions take turns on each rank."""
+"""Check all-reduce of random gradients in graphs; two functions alternate on each rank.
+
+``python direct_ranks_tf.py SEED``
+"""
 
 import os
 import sys
@@ -24,7 +27,7 @@ def _cut(vector, shapes, elements):
 
 
 def check(shapes, drawn):
-    """Every sum is the same to the bit on every rank, and buckets have memory once, however many functions send from it."""
+    """Check that sums are bit-identical on every rank and that functions share bucket memory."""
     elements = [int(np.prod(shape)) for shape in shapes]
     vectors = vectors_of(RANKS, STEPS * sum(elements), np.float32, int(drawn.integers(2**32)))
     given = [[_cut(vector, shapes, elements) for vector in np.split(vectors[rank], STEPS)] for rank in range(RANKS)]

@@ -1,4 +1,4 @@
-"""Whole runs, a sweep and a prepared dataset, and what can be done to their files; for tests of every command that reads them."""
+"""Runs, a sweep and a dataset, and ways to damage their files."""
 
 from __future__ import annotations
 
@@ -90,7 +90,10 @@ KINDS = ("pipe", "socket", "folder", "link to a device", "link to a pipe", "link
 
 
 def build(root: Path) -> None:
-    """Make what commands read below `root`: runs ``out/one`` and ``out/two``, a sweep ``out/swept``, data in ``cache``."""
+    """Create input of commands below `root`: two runs, a sweep and data in ``cache``.
+
+    The runs are ``out/one`` and ``out/two``; the sweep is ``out/swept``.
+    """
     digits = open_dataset("digits")
     assert digits.path.is_relative_to(root)  # the cache of this test
     out = root / "out"
@@ -108,7 +111,7 @@ def build(root: Path) -> None:
 
 
 def _complete(path: Path, mode: str) -> None:
-    """Give a run what a real one has too, and tests of reports do without."""
+    """Add what a real run has but tests of reports do not need."""
     job = json.loads((path / "job.json").read_text())
     tasks = [{"role": "worker", "index": node, "node": node, "leading": True} for node in range(2)]
     extra = {
@@ -167,7 +170,7 @@ def _segment(step: int, examples: int, seconds: float) -> dict[str, Any]:
 
 
 def _described(checkpoint: Path, job: dict[str, Any]) -> None:
-    """Give a checkpoint the job of its run, and figures as a real one has them."""
+    """Give a checkpoint the job of its run, and realistic figures."""
     fields = json.loads((checkpoint / "checkpoint.json").read_text())
     kept = {
         name: value for name, value in job.items() if name in ("mode", "nodes", "batch_size", "optimizer", "momentum", "seed", "precision")
@@ -183,20 +186,23 @@ def _described(checkpoint: Path, job: dict[str, Any]) -> None:
 
 
 def sign_checkpoint(folder: Path) -> None:
-    """Write the digests of a checkpoint's files into its manifest anew, as whoever alters one can."""
+    """Rewrite the digests in a checkpoint's manifest, as an attacker could."""
     listed = [path for path in folder.iterdir() if path.name != "manifest.json" and path.is_file()]
     files = {path.name: {"bytes": path.stat().st_size, ALGORITHM: xxhash.xxh3_128(path.read_bytes()).hexdigest()} for path in listed}
     sign(folder / "manifest.json", {"schema": 2, "files": files})
 
 
 def sign(path: Path, fields: dict[str, Any]) -> None:
-    """Write a manifest with its own digest."""
+    """Write a manifest with its digest."""
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     path.write_text(json.dumps({**fields, "manifest_sha256": hashlib.sha256(text.encode()).hexdigest()}))
 
 
 def damage(path: Path, how: str, chance: random.Random) -> str:
-    """Do something to a file, and say what. `how` is ``bytes``, ``value``, ``signed`` (a value, and digests to match) or ``kind``."""
+    """Damage a file and return a description.
+
+    `how` is ``bytes``, ``value``, ``signed`` (a value, with matching digests) or ``kind``.
+    """
     if how == "kind":
         return replace_by(path, chance.choice(KINDS))
     if how == "bytes" or path.suffix in (".npy",) or not path.exists():
@@ -217,7 +223,7 @@ def _sign_loosely(path: Path) -> None:
         fields = json.loads(path.read_text())
         del fields["manifest_sha256"]
         sign(path, fields)
-    except (ValueError, RecursionError, TypeError, KeyError):  # it is no JSON object any more
+    except (ValueError, RecursionError, TypeError, KeyError):  # it is not a JSON object any more
         pass
 
 
@@ -244,7 +250,7 @@ def _bytes(path: Path, chance: random.Random) -> str:
 
 
 def _value(path: Path, chance: random.Random) -> str:
-    """Put a hostile value at a random place of a JSON file, a line of one, or the header of an array file; or take something away."""
+    """Put a hostile value into a JSON file, a line or an array header; or remove one."""
     before, text, after = _text(path, chance)
     tree = json.loads(text)
     places: list[tuple[Any, Any]] = []
@@ -272,7 +278,7 @@ def _walk(tree: Any, places: list[tuple[Any, Any]]) -> None:
 
 
 def _text(path: Path, chance: random.Random) -> tuple[Callable[[str], bytes], str, bytes]:
-    """Return what comes before the JSON (given the new one), the JSON, and what follows."""
+    """Return the bytes before the JSON (as a function of the new JSON), the JSON, and the rest."""
     data = path.read_bytes()
     if path.suffix == ".safetensors":
         (length,) = struct.unpack("<Q", data[:8])
@@ -286,7 +292,7 @@ def _text(path: Path, chance: random.Random) -> tuple[Callable[[str], bytes], st
 
 
 def replace_by(path: Path, kind: str) -> str:
-    """Put something else in the place of a file, one of `KINDS`, and say what."""
+    """Replace a file by one of `KINDS`, and return a description."""
     path.unlink(missing_ok=True)
     if kind == "pipe":
         os.mkfifo(path)

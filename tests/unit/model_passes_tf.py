@@ -1,4 +1,7 @@
-"""``python model_passes_tf.py FILE``: carries out the cases with TensorFlow and writes logits, gradients and new buffers to FILE (npz)."""
+"""Run the cases with TensorFlow; write logits, gradients and new buffers to FILE (npz).
+
+``python model_passes_tf.py FILE``
+"""
 
 import os
 import sys
@@ -21,7 +24,7 @@ def tensors(values):
 
 @cache
 def functions(case, compute):
-    """Return a case's training and evaluation pass as traced functions, for any number of examples."""
+    """Return a case's training and evaluation pass as traced functions, for any batch size."""
     forward = load(forward_plugin(case.model, "tf"), "forward").forward
 
     def dropout(x_bi, rate, layer):
@@ -49,7 +52,7 @@ def functions(case, compute):
 
 
 def passes(case, compute=None):
-    # the masks of AlexNet's dropout are constants of its graph; the other models have one graph for all numbers of examples
+    # the masks of AlexNet's dropout are constants of its graph; other models have one graph for all batch sizes
     train, evaluate = functions(case if case.model == "alexnet" else replace(case, batch=1, raised=0.0), compute)
     x, y = case.examples
     state = tensors(case.parameters), tensors(case.buffers)

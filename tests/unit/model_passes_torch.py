@@ -1,4 +1,7 @@
-"""``python model_passes_torch.py FILE``: carries out the cases with torch and writes logits, gradients and new buffers to FILE (npz)."""
+"""Run the cases with torch; write logits, gradients and new buffers to FILE (npz).
+
+``python model_passes_torch.py FILE``
+"""
 
 import sys
 

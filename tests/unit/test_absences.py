@@ -1,4 +1,4 @@
-"""How long workers were away that were started anew alone, from a run's events."""
+"""Absence times of restarted workers, from a run's events."""
 
 from crosstrain.records.store.schema import EventRecord
 from crosstrain.records.summary import _restarts
@@ -16,7 +16,7 @@ def test_a_worker_that_comes_back_alone_costs_the_run_no_time():
 def test_an_absence_lasts_until_it_or_all_start_anew_or_the_run_ends():
     events = [
         event("task_failed", 1.0, task="worker-1"),
-        event("task_failed", 2.0, task="worker-1"),  # lost again in its start: it has been away all the while
+        event("task_failed", 2.0, task="worker-1"),  # lost again while starting: absent all the time
         event("task_failed", 3.0, task="worker-2"),
         event("attempt_failed", 5.0, cause="the chief"),
         event("run_restarted", 9.0, seconds_lost=6.0),

@@ -1,4 +1,4 @@
-"""In every table columns of words stand left and columns of figures right; in the report's list what belongs to a line stands below it."""
+"""Alignment of tables (words left, figures right) and nesting of the report's lists."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_words_that_were_asked_for_stand_left_in_every_form(comparison):
     assert aligned_as(comparison)[:5] == expected[:5]
     latex = as_latex(comparison.runs, [column(name) for name in METRICS])
     (sides,) = re.findall(r"begin\{tabular\}\{(\w+)\}", latex)
-    assert sides == "llrl"  # the set-up, then the figures that are known: there is no target
+    assert sides == "llrl"  # the configuration, then the known figures: there is no target
     text = as_text(comparison, [column(name) for name in METRICS], layout="rows").splitlines()
     header = next(line for line in text if line.startswith("run "))
     for line in text[text.index(header) + 2 :][:2]:
@@ -88,7 +88,7 @@ def test_a_text_that_the_list_of_runs_was_asked_for_stands_left():
 
 
 def places(text):
-    """How many places of a terminal a text takes, by Unicode's own tables."""
+    """Return the terminal width of a text, by Unicode's tables."""
     return sum(0 if unicodedata.combining(sign) else 2 if unicodedata.east_asian_width(sign) in "WF" else 1 for sign in text)
 
 
@@ -132,7 +132,7 @@ def many_rows():
 
 
 class Items(HTMLParser):
-    """How deep each item of the lists lies whose text begins with a capital or is a setting."""
+    """The nesting depth of list items that are settings or begin with a capital."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""How large a number may be, wherever it is given; and link speeds that are said as they were asked for."""
+"""Bounds of numbers from every source, and notation of link speeds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from crosstrain.monitor.host import cores_available
 
 
 def numbers() -> dict[str, dict[str, Any]]:
-    """The schema of every setting that is a number, or a list of numbers."""
+    """Return the schema of every setting that is a number, or a list of numbers."""
     found = {field: schema(field) for field in Job.model_fields}
     inner = {field: described.get("items", described) for field, described in found.items()}
     return {field: described for field, described in inner.items() if described.get("type") in ("integer", "number")}

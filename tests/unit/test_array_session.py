@@ -1,4 +1,4 @@
-"""Sync sessions from a model's gradients, with a sum over ranks that a backend brings itself: two ranks are one."""
+"""Sync sessions with a backend's gradient sum: two ranks equal one."""
 
 import threading
 from copy import deepcopy
@@ -31,7 +31,7 @@ def importable_toy(monkeypatch):
 
 
 class ThreadRanks:
-    """Ranks that are threads: the last to come adds up for all."""
+    """Ranks that are threads: the last to arrive sums for all."""
 
     def __init__(self, count):
         self.vectors, self.closed = {}, []
@@ -58,7 +58,7 @@ class ThreadRanks:
 
 
 def on_ranks(job, make, act):
-    """What `act(session)` returns on each rank."""
+    """Return the result of `act(session)` on each rank."""
     placed = make.backend.placement(job)
     cluster = Cluster(tuple(placed), ("127.0.0.1",) * job.nodes, {task.name: 1 for task in placed}, "00")
     ranks, found, errors = ThreadRanks(job.workers), {}, []

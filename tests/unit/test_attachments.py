@@ -1,4 +1,4 @@
-"""Files beside the arrays of a store: they come back as they were, and hostile or damaged ones are refused by name."""
+"""Attachments of a store: they round-trip, and hostile or damaged ones are refused by name."""
 
 import os
 from dataclasses import dataclass, field

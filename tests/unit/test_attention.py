@@ -1,4 +1,4 @@
-"""A mask and causality hold together in attention, on both frameworks; what is no mask is refused by both, and dropout without a word."""
+"""Attention under masks and causality, and refused masks and dropout, in both frameworks."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ CASES = 20
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory, seed):
-    """What each backend computed in a process of its own."""
+    """Return what each backend computed in a separate process."""
     folder, script = tmp_path_factory.mktemp("attention"), str(Path(__file__).parent / "attention_cases.py")
     found = {}
     for backend in ("tf", "torch"):
@@ -30,7 +30,7 @@ def results(tmp_path_factory, seed):
 
 
 def attended(query, key, value, reached, factor):
-    """Attention by its definition, float64, heads side by side."""
+    """Compute attention by its definition in float64, with heads next to each other."""
     query, key, value = (array.astype(np.float64) for array in (query, key, value))
     scores = np.where(reached, query @ key.swapaxes(2, 3) / np.sqrt(query.shape[3]), -np.inf)
     shares = np.exp(scores - scores.max(3, keepdims=True))

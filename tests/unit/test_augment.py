@@ -1,4 +1,4 @@
-"""Changes of training images: drawn from seed, epoch and example alone, exact on bytes, refused where they would change the class."""
+"""Augmentation of training images: deterministic, exact on bytes, refused where unsuitable."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TestDraws:
         changes = BOTH.draws(1, 0, 90_000)
         assert (changes.dtype, changes.shape) == (np.int32, (90_000, 3))
         counts = np.zeros((9, 5, 2), dtype=np.int64)
-        np.add.at(counts, tuple((changes + np.array([4, 2, 0])).T), 1)  # every value in range, else this fails
+        np.add.at(counts, tuple((changes + np.array([4, 2, 0])).T), 1)  # raises for a value out of range
         # 90 combinations, 1,000 of each expected; chi-squared with 89 degrees of freedom passes 150 once in 10,000 seeds
         assert ((counts - 1000.0) ** 2 / 1000.0).sum() < 150
 

@@ -1,4 +1,7 @@
-"""A backend that is absent, broken or noisy is an answer, not the end of the command. The backends here are real plugins in real files."""
+"""Probing absent, broken or noisy backends reports them and continues.
+
+The backends here are real plugins in real files.
+"""
 
 from __future__ import annotations
 

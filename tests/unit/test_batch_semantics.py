@@ -1,4 +1,4 @@
-"""How many examples an update is of, and how many a worker computes at once."""
+"""Examples per update, and per micro-batch of a worker."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ def test_the_average_of_the_weights_is_a_slot_of_its_own():
 
 
 def test_a_state_says_what_is_evaluated():
-    """The moving average where there is one, never another slot; the buffers are the model's own."""
+    """The moving average if present, never another slot; the buffers are the model's."""
     trained, average, buffers = ({"w": np.full(2, value)} for value in (1.0, 2.0, 3.0))
     found = State(trained, {"momentum": buffers, EMA: average}, 7, buffers).to_evaluate()
     assert (found.parameters, found.slots, found.updates, found.buffers) == (average, {}, 7, buffers)
@@ -60,7 +60,7 @@ def test_a_state_says_what_is_evaluated():
     steps=st.integers(1, 200),
 )
 def test_the_examples_of_updates_are_those_that_the_order_of_the_data_gives_them(size, batch, nodes, mode, steps):
-    """Also where a batch is of more than all training examples. The order is the one that runs train on."""
+    """Also where a batch exceeds all training examples; the order is that of real runs."""
     job = Job(batch_size=batch, accumulate=1, nodes=nodes, mode=mode, steps=steps)
     sampler = run_sampler(job, size)
     given = sampler.whole(0, 0, sampler.steps_per_epoch).examples

@@ -1,4 +1,4 @@
-"""Runs whose batches are filled by tokens: what is advised can be asked for, and a mean number of sentences is not taken for a setting."""
+"""Token-based batches: advice is usable, and mean batch sizes are not taken for settings."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ STEP = {"compute": 0.002, "communicate": 0.008}
 
 
 def filled(name="one", worker=71, workers=2, tokens=1024, **job):
-    """A run whose workers had so many sentences in the mean."""
+    """Return a run whose workers had so many sentences on average."""
     mean = {"batch_size": worker, "global_batch_size": worker * workers, "batch_tokens": tokens}
     return made(name, nodes=workers, batch_tokens=tokens, summary=mean, **job)
 
 
 def by_tokens(path, tokens, mean):
-    """Make a run directory one of batches by tokens."""
+    """Convert a run directory to batches by tokens."""
     described, summary = (json.loads((path / file).read_text()) for file in ("job.json", "summary.json"))
     write(path, "job.json", {**described, "batch_size": None, "global_batch_size": None, "batch_tokens": tokens})
     write(path, "summary.json", {**summary, "batch_size": mean, "global_batch_size": 2 * mean, "batch_tokens": tokens})

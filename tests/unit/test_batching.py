@@ -1,4 +1,4 @@
-"""Steps that are filled by weight: other numbers of steps in each epoch, schedules that follow the epochs, and losses weighted alike."""
+"""Steps filled by weight: varying steps per epoch, schedules and weighted losses."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ WEIGHTS = st.lists(st.integers(1, 9), min_size=1, max_size=40)
 
 @dataclass(frozen=True)
 class MostWeight:
-    """Examples in the epoch's order, as many in a step as weigh `most` together, one at least."""
+    """Examples in the epoch's order, up to a weight of `most` per step, and at least one."""
 
     weights: np.ndarray
     most: int

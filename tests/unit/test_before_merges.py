@@ -1,7 +1,6 @@
-"""Runs, settings and JSON documents that were written before the files of the product were merged: all are read as they were.
+"""Golden runs, settings and JSON documents from before a merge of product files.
 
-A field that was added since is allowed, as a new setting or figure; a field that was there keeps its name, place and value.
-
+A field that was added since is allowed; a field that existed keeps its name, place and value.
 `golden/before-merges/commands.txt` has the command of each document `json/NN.json`, in its order.
 """
 
@@ -27,7 +26,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def as_then(folder, monkeypatch):
-    """Work where the runs lie, with no settings but those that are typed."""
+    """Work in the folder of the runs, with no settings but the arguments."""
     monkeypatch.chdir(folder)
     for name in [name for name in os.environ if name.startswith("TRAINER_")]:
         monkeypatch.delenv(name)
@@ -40,7 +39,7 @@ def document(*arguments):
 
 
 def as_then_in(found, expected):
-    """Return `found` without the fields of mappings that `expected` lacks at the same place."""
+    """Return `actual` without mapping fields that are missing in `expected` at the same place."""
     if isinstance(found, dict) and isinstance(expected, dict):
         return {key: as_then_in(value, expected[key]) for key, value in found.items() if key in expected}
     if isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
@@ -73,7 +72,10 @@ def test_checkpoints_of_earlier_run_load(run, steps):
 
 
 def keys(document, path=""):
-    """Return the path of every key of a JSON document; the elements of a list are one, and so are figures that a short run may lack."""
+    """Return the path of every key of a JSON document.
+
+    Elements of a list count as one, and so do figures that a short run may not have.
+    """
     if isinstance(document, dict) and not path.endswith(".memory_pss_bytes"):
         return {path} | {key for name, value in document.items() for key in keys(value, f"{path}.{name}")}
     return {path}.union(*(keys(value, f"{path}[]") for value in document)) if isinstance(document, list) else {path}

@@ -1,4 +1,4 @@
-"""The benchmark's translation rows: their text, their batches, and results that are kept from call to call."""
+"""Translation rows of the benchmark: text, batches, and results cached between calls."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MEASURED = Measured(10.0, None, 1.0, None, 1, 2, 3, (3.0, 2.0, 1.0), 1.5, 3, tar
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    """A short version of the corpus, and the name under which it is data."""
+    """Write a short version of the corpus, and return the name under which it is data."""
     with pytest.MonkeyPatch.context() as patch:
         prefix = tmp_path_factory.mktemp("text") / "generated"
         patch.setenv("TRAINER_DATA_CACHE", str(prefix.parent / "cache"))
@@ -56,7 +56,7 @@ def test_the_generated_text_is_as_long_as_real_text_and_the_same_each_time(text,
 
 
 def test_the_peers_take_the_batches_of_the_product(text):
-    """Both count the target tokens of each update; the peers' are those of padded matrices, over two epochs."""
+    """Both count target tokens per update; the peers count padded matrices, over two epochs."""
     work = replace(TINY, data=text, batch_tokens=512)
     script = f"""
 import json, types, sys
@@ -102,7 +102,7 @@ def test_without_dropout_the_losses_of_every_update_are_compared():
 
 
 def test_the_bound_of_an_exchange_is_that_of_all_parameters(text):
-    """The vocabulary of the rows has 8,000 pieces, 6,000 more than the one here, with a row of the embedding each."""
+    """The rows' vocabulary has 6,000 more pieces, with an embedding row each, than the one here."""
     spec = build_model("transformer:base", open_dataset(text).info)
     assert spec.size + 6000 * spec.width == BASE_PARAMETERS
     assert pytest.approx(4 / 3 * 4 * BASE_PARAMETERS / 125e6) == RING.value

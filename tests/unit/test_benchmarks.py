@@ -1,4 +1,4 @@
-"""The benchmark's arithmetic and its table of rows; the runs themselves are `python -m benchmarks`."""
+"""The benchmark's arithmetic and its table of rows; `python -m benchmarks` does the runs."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_every_row_has_its_contestants_and_every_file_its_row():
     assert used == set(CONTESTANTS)
     scripts = {contestant.path for contestant in CONTESTANTS.values() if isinstance(contestant, Peer)}
     assert scripts == {path for path in PEERS.rglob("*.py") if path.name not in ("workload.py", "text_batches.py", "decoding_sentences.py")}
-    for script in scripts:  # what it imports of the others' lies in its own folder, or where those of all do
+    for script in scripts:  # imports come from its folder, or from the shared one
         imported = {node.module for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))) if isinstance(node, ast.ImportFrom)}
         assert imported & {path.stem for path in PEERS.rglob("*.py")} <= {
             path.stem for path in (*PEERS.glob("*.py"), *script.parent.glob("*.py"))
@@ -223,7 +223,7 @@ with Group(Path(sys.argv[1])) as group:
 
 
 def test_the_peak_is_that_of_the_largest_process_and_the_tree_adds_all_up(tmp_path):
-    """In a process of its own: the kernel hands a parent's peak on to what it starts, and a whole test session's is large."""
+    """In a separate process, since the kernel passes a parent's peak on to its children."""
     command = [sys.executable, "-c", MEASURE_PEAKS, str(tmp_path)]
     peak, tree = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
     assert 150 * 2**20 < peak < 250 * 2**20
@@ -257,7 +257,7 @@ def test_saves_count_where_they_were_made_while_the_clock_ran(tmp_path):
 
 
 def test_a_save_costs_what_it_prolongs_the_results_beside_it():
-    """Updates of 1 s, two in some results; the saves prolong one result by 0.5 s and two by 0.3 s together."""
+    """Updates of 1 s; saves prolong one result by 0.5 s and two by 0.3 s in all."""
     lasting = [9.0] * 5 + [1.0] * 12 + [1.5] + [1.0, 2.0] * 6 + [1.2, 2.1] + [1.0] * 12
     counts = [0, *([1] * 18), *([1, 2] * 6), 1, 2, *([1] * 12)]
     ends = [0.0, *np.cumsum(lasting).tolist()]

@@ -40,7 +40,7 @@ NO_FILES = ["pipe", "socket", "folder", "device", "link to a device", "link to a
 
 
 def make(kind, path):
-    """Put something at `path` that is no file."""
+    """Create something at `path` that is not a regular file."""
     if kind == "pipe":
         os.mkfifo(path)
     elif kind == "socket":
@@ -49,7 +49,7 @@ def make(kind, path):
     elif kind == "folder":
         path.mkdir()
     elif kind in ("device", "link to a device"):
-        path.symlink_to("/dev/zero")  # a device of one's own takes privileges
+        path.symlink_to("/dev/zero")  # creating a device takes privileges
     elif kind == "link to a pipe":
         os.mkfifo(path.with_suffix(".pipe"))
         path.symlink_to(path.with_suffix(".pipe"))

@@ -1,4 +1,7 @@
-"""A broken plug-in of another package is one error with its name, exit code 2 (1 once a run has started), and hides no other."""
+"""A broken third-party plug-in is one named error and hides no other.
+
+The exit code is 2, or 1 once a run has started.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,7 @@ OPTIONS = {"backend": "--backend", "dataset": "--data", "launcher": "--launcher"
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """A folder with a distribution of broken plug-ins, and one plug-in of each kind whose module ends the process."""
+    """Create a distribution of broken plug-ins, with one of each kind that ends the process."""
     folder = tmp_path_factory.mktemp("site")
     (folder / "broken_plugins.py").write_text(BROKEN)
     (folder / "ends_process.py").write_text("import sys\nsys.exit(0)\n")

@@ -1,4 +1,4 @@
-"""A source whose code fails, or that hands over something else than it has to, is one sentence; so is a translation that is none."""
+"""A source that fails or returns something invalid is one error, as is an invalid text."""
 
 import unicodedata
 from dataclasses import dataclass, field, replace
@@ -89,7 +89,7 @@ def test_what_keeps_its_promises_is_stored(tmp_path, made):
 
 
 def test_a_constant_channel_is_scaled_by_one_with_a_note(tmp_path, capsys):
-    """Of a source that counts its pixels itself; one of which the pixels differ is refused with a std of 0."""
+    """The source counts its pixels itself; if pixels differ, a std of 0 is refused."""
     build(tmp_path, Source(images(mean=(0.0,), std=(0.0,))))
     assert read_manifest(tmp_path / "made").std == (1.0,)
     assert "data: bad: all train images have one value in channel 0, which is not scaled (std 1)" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Batches by tokens: every example once, in batches of like length, on whatever workers, however often a run goes on in other batches."""
+"""Token batches: each example once per epoch, similar lengths, stable across resumes."""
 
 import itertools
 
@@ -33,7 +33,10 @@ def longest(lengths):
 
 
 def consumed(sampler, calendar, first, count):
-    """The updates first … first + count − 1 as the engine plans and the tasks take them, as (epoch, example)."""
+    """Return updates first … first + count − 1 as the engine plans and tasks take them.
+
+    Each is (epoch, example).
+    """
     found, step = [], first
     while step < first + count:
         place = calendar.place(step)
@@ -58,7 +61,7 @@ def consumed(sampler, calendar, first, count):
 @settings(deadline=None, derandomize=True, database=None, max_examples=150)
 @given(LENGTHS, st.lists(st.tuples(RULES, st.integers(0, 12)), min_size=1, max_size=5))
 def test_however_a_run_goes_on_every_example_comes_once_an_epoch(lengths, parts):
-    """Random lengths; random budgets, numbers of workers, modes and cut points, also back to batches of a number of examples."""
+    """Random lengths, budgets, workers, modes and cut points, also back to fixed batch sizes."""
     cursor, seen = START, []
     for rule, count in parts:
         sampler = made(lengths, rule)
@@ -105,7 +108,7 @@ def test_what_is_interrupted_and_goes_on_unchanged_makes_the_same_batches(length
 @settings(deadline=None, derandomize=True, database=None, max_examples=80)
 @given(LENGTHS, st.integers(1, 200), st.integers(1, 4), MODES, st.integers(1, 4), st.integers(0, 5))
 def test_a_step_is_of_one_bucket_and_whatever_is_computed_at_once_within_the_budget(lengths, tokens, workers, mode, parts, epoch):
-    """Of each worker, and of each of its micro-batches, which together are its batch."""
+    """Of each worker, and of each of its micro-batches."""
     sampler = made(lengths, BucketedTokens(tokens, workers, mode, parts))
     buckets, own = Buckets.from_lengths(longest(np.array(lengths))), longest(np.array(lengths))
     batches = sampler.whole(epoch, 0, sampler.steps_per_epoch)
@@ -123,7 +126,7 @@ def test_a_step_is_of_one_bucket_and_whatever_is_computed_at_once_within_the_bud
 
 
 def test_micro_batches_and_workers_are_alike():
-    """So many batches of the budget make a step, whoever computes them one after another: the same examples in the same order."""
+    """A step is so many budget batches, on any worker: the same examples in the same order."""
     lengths = np.random.default_rng(1).integers(1, 60, 300)
     rules = (
         BucketedTokens(90, 1, "sync", 4),
@@ -235,7 +238,7 @@ def test_examples_that_are_longer_than_a_batch_are_counted_and_come_alone(length
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("micro_batches", [1, 2, 4])
 def test_padding_is_that_of_what_a_worker_computes_at_once(mode, micro_batches):
-    """Two workers with four examples each in an update: all of them at once, or two or one at a time."""
+    """Two workers with four examples each per update, in micro-batches of four, two or one."""
     lengths = np.random.default_rng(4).integers(1, 60, 48)
     sampler = made(lengths, FixedCount(8, 2, mode))
     ordered = np.stack([lengths, lengths[::-1]])[:, sampler.order(0)].reshape(2, -1, 4 // micro_batches)

@@ -1,4 +1,7 @@
-"""Conducting a calibration: which orders workers get, and what is made of their answers. The workers are made up, their speeds known."""
+"""Conducting a calibration with simulated workers of known speeds.
+
+Tests check the orders that workers get and the figures from their answers.
+"""
 
 import pytest
 
@@ -14,11 +17,14 @@ INFO = DataInfo.of_images("toy", {"train": 10, "test": 5}, ImageFeatures((1, 2, 
 
 
 class Workers:
-    """Leading tasks that answer at once, as if each repetition took so many seconds, and the first repetition of a part `cold` more."""
+    """Leading tasks that answer immediately, as if each repetition took so many seconds.
+
+    The first repetition of a part takes `cold` more.
+    """
 
     def __init__(self, *seconds, cold=0.0, silent=False, refused=()):
         self.seconds, self.cold, self.silent = seconds, cold, silent
-        self.refused = refused  # what each worker says of the direct exchange
+        self.refused = refused  # each worker's refusal of the direct exchange
         self.orders, self.answers = [], []
         self.disturbed = {}  # by the order's number: how much longer it takes
 
@@ -46,7 +52,7 @@ def test_workers_that_meet_repeat_equally_often_and_the_first_repetition_counts_
     assert {worker: each.seconds for worker, each in figures.items()} == pytest.approx({0: 0.001, 1: 0.002})
     assert all(order.order.seconds == 0.0 for order in workers.orders)
     assert [order.order.count for order in workers.orders[:2]] == [0, 1]
-    # The guess from the cold repetition was too low, and was corrected: half of 0.2 s, as the slower worker takes it, twice.
+    # The low guess from the cold repetition was corrected: half of 0.2 s on the slower worker, twice.
     assert [order.order.count for order in workers.orders[-2:]] == [50, 50]
 
 
@@ -120,7 +126,7 @@ def test_a_calibration_has_the_components_that_there_are(fields, components):
 
 @pytest.mark.parametrize(("seconds", "tried"), [(None, True), (10.0, True), (10.1, False), (53.0, False)])
 def test_half_a_batch_is_compiled_only_where_that_is_quick(seconds, tried):
-    """No order makes a worker compile for longer than a start may have shown: nothing else could bound it."""
+    """No order may compile for longer than a start has shown, as nothing else could bound it."""
     workers = Workers(0.01)
     found = calibrate(Job(backend="torch"), build(INFO), workers, 1.0, {0: 0}, compiling_seconds=seconds)
     assert ("half" in {order.order.component for order in workers.orders}) == tried

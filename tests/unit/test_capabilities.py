@@ -1,4 +1,4 @@
-"""A job that asks for more than its backend declares is refused, by the name of what it asks for; any other is not."""
+"""A job that exceeds its backend's capabilities is refused by field name; no other is."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ declarations = st.builds(
 
 
 def beyond(job, can):
-    """The fields by which a job asks for what is not declared, said field by field."""
+    """Return the fields by which a job exceeds the declared capabilities, one rule per field."""
     found = set()
     if job["mode"] not in can.modes:
         found.add("mode")
@@ -122,7 +122,7 @@ def test_the_default_is_the_least():
 def test_every_capability_is_complete_checked_by_the_suite_and_documented(repository):
     least = Capabilities()
     optional = {field.name for field in dataclasses.fields(Capabilities)} - {"packages", "install", "gpu_install", "host_network_warning"}
-    optional -= {"survives", "export_formats"}  # a built-in backend survives no lost task, and lists formats of its own
+    optional -= {"survives", "export_formats"}  # built-in backends survive no lost task and list their formats elsewhere
     assert {name for name in optional if getattr(COMPLETE, name) == getattr(least, name)} == set()
     assert set(OPTIONAL_CAPABILITIES) == set(FIELDS)
     for field in OPTIONAL_CAPABILITIES:

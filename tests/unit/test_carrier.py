@@ -1,4 +1,4 @@
-"""What carries an agent's channel may become the agent, as `env` and `ip netns exec` do: it ends all the same, stopped or not."""
+"""Carriers that become the agent, such as `env` and `ip netns exec`, end in any case."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ time.sleep(600)
 
 
 def begun(command):
-    """A carrier whose agent or probe has begun."""
+    """Start a carrier and wait for its agent or probe."""
     process, stream, _ = start_elsewhere("here", command)
     assert stream._skip_preface()
     return process, stream
@@ -45,7 +45,7 @@ def test_one_that_has_become_the_agent_is_terminated(command):
 
 
 def test_one_that_stays_beside_it_is_asked_to_end(tmp_path):
-    """So that it can tell those it has started."""
+    """The carrier can then notify the processes that it started."""
     told = tmp_path / "told"
     process, stream = start_elsewhere("here", ["sh", "-c", f"trap 'touch {told}; exit 3' TERM; echo crosstrain-agent-begins; cat"])[:2]
     assert stream._skip_preface()

@@ -1,4 +1,4 @@
-"""A checkpoint comes back as it was written, in a format that others read; damage is named, and the one before is used."""
+"""Checkpoints round-trip in a standard format; damage is named and skipped."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ class TestWrongUse:
 
 
 class TestLeftovers:
-    """What lies in the way under the hidden names keeps no checkpoint from being saved."""
+    """Leftovers under hidden names do not keep a checkpoint from being saved."""
 
     def test_what_is_no_folder_is_let_alone(self, tmp_path):
         parent = tmp_path / "checkpoints"
@@ -320,7 +320,7 @@ class TestKeeping:
         assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-1000000000"]
 
     def test_the_newest_and_the_few_best(self, tmp_path):
-        """Neither removes what the other keeps; the best are those of all, not the last that beat the one before."""
+        """Neither removes what the other retains; the best are those of all."""
         figures = {1: 0.1, 2: 0.9, 3: 0.7, 4: 0.8, 5: 0.2, 6: math.nan, 7: 0.3}
         for step, accuracy in figures.items():
             save(tmp_path, step, metrics={"accuracy": accuracy, "loss": 1.0})
@@ -345,7 +345,7 @@ class TestKeeping:
             assert not there
 
     def test_a_run_at_work_always_has_a_sound_newest_one(self, tmp_path):
-        """Also between the moment at which a reader looks for it and that at which it reads it."""
+        """Also between the moments when a reader looks for it and reads it."""
         save(tmp_path, 1)
         enough = threading.Event()
 
@@ -384,7 +384,7 @@ class TestSuddenDeath:
     @pytest.mark.quick_cases("new")
     @pytest.mark.parametrize("step", [200, 100], ids=["new", "again"])
     def test_between_any_two_steps(self, tmp_path, step):
-        """Killed before each thing that the writer asks of the file system: the run has a sound newest checkpoint all the time."""
+        """Killed before each file system call of the writer, a run keeps a sound newest checkpoint."""
         before = save(tmp_path / "first", 100)
         shutil.copytree(before.parent, tmp_path / "whole" / "checkpoints")
         ended, asked = save_until(tmp_path / "whole", step, deadly=0)
@@ -424,7 +424,7 @@ class TestFullDisk:
         ],
     )
     def test_the_error_passes_and_nothing_stays(self, tmp_path, arrays, limit):
-        """No file may become longer than `limit` bytes, which the system refuses as it refuses to fill a disk."""
+        """No file may exceed `limit` bytes, which the system refuses as it refuses to fill a disk."""
         save(tmp_path, 100)
         script = (
             f"import resource, signal, sys\nfrom pathlib import Path\nfrom checkpoint_tools import {arrays}, save\n"

@@ -1,4 +1,4 @@
-"""A checkpoint whose digests are right, but whose arrays or job are not what it says of itself: refused, and what is wrong named."""
+"""Checkpoints with right digests but wrong contents are refused, and the mistake is named."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from crosstrain.models.base import ModelSpec, ParameterSpec
 
 
 def other_arrays(draw, values):
-    """One of the arrays left out, of another shape or another type, or one too many; and the name of it."""
+    """Remove, add or change one array; return the arrays and its name."""
     key = draw.choice(sorted(values))
     change = draw.choice(["missing", "shape", "transposed", "type", "stranger"])
     changed = dict(values)
@@ -119,7 +119,7 @@ def test_a_run_goes_on_with_a_model_of_the_same_arrays(parameters, buffers, word
     assert problems == [] if words is None else words in problems[0]
 
 
-# Files of arrays that are not what their header says -----------------------------------------------------------------
+# Files of arrays that differ from their header -----------------------------------------------------------------
 
 ITEM_BYTES = {"F32": 4, "F64": 8, "U8": 1, "BOOL": 1, "I16": 2}
 
@@ -128,7 +128,7 @@ NUMBERS = st.integers(-2, 40) | st.sampled_from([2**31, 2**53, 2**63, 2**64 - 1]
 
 @st.composite
 def array_files(draw):
-    """A file of arrays that is sound, or wrong in up to two places: (its header's text, its values)."""
+    """Draw a file of arrays, valid or wrong in up to two places: (header text, values)."""
     known = st.tuples(st.sampled_from("abcd"), st.sampled_from(sorted(ITEM_BYTES)), st.lists(st.integers(0, 3), max_size=3))
     pairs, position = [], 0
     for name, dtype, shape in draw(st.lists(known, min_size=1, max_size=4, unique_by=lambda item: item[0])):
@@ -145,7 +145,7 @@ def array_files(draw):
         elif change == "shape":
             entry["shape"] = draw(st.lists(NUMBERS, max_size=3) | NUMBERS)
         elif change == "offset":
-            entry["data_offsets"] = [*entry["data_offsets"], 0, 0][:2]  # which may have lost one
+            entry["data_offsets"] = [*entry["data_offsets"], 0, 0][:2]  # an earlier change may have removed one
             entry["data_offsets"][draw(st.integers(0, 1))] = draw(NUMBERS)
         elif change == "number":
             entry["data_offsets"] = draw(st.lists(NUMBERS, max_size=3))
@@ -158,7 +158,7 @@ def array_files(draw):
 
 
 def refuse_repeated(pairs):
-    """Return an object. Raises ValueError for a key that stands in it twice."""
+    """Return an object. Raises ValueError for a repeated key."""
     if len(dict(pairs)) < len(pairs):
         raise ValueError("repeated")
     return dict(pairs)

@@ -1,4 +1,4 @@
-"""After which updates a run saves, and with which figures: the real loop, a made-up task, and a saver that keeps what it is told."""
+"""When runs save, and with which figures: real loop, simulated task, recording saver."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from crosstrain.records.store.schema import EvalRecord
 
 
 class Task(LeadingTask):
-    """Of its evaluations, one after another, so many of five examples are right."""
+    """A task whose successive evaluations have so many of five examples right."""
 
     def __init__(self, right):
         super().__init__()
@@ -26,7 +26,10 @@ class Task(LeadingTask):
 
 
 def saved(right, start=None, **options):
-    """What a run saves that has so many examples right in its evaluations; a whole epoch has eight updates."""
+    """Return what a run saves whose evaluations have so many examples right.
+
+    A whole epoch has eight updates.
+    """
     saver, task = Saver(), Task(right)
     job = {"checkpoint_every": "100steps", "save_final": False, "epochs": None, "keep_best": "accuracy", **options}
     to_the_end(training_loop(job, task, saver=saver, start=start))
@@ -40,7 +43,7 @@ def test_an_evaluation_that_is_among_the_best_is_followed_by_a_checkpoint_with_i
 
 
 def test_also_where_it_is_of_the_state_that_the_run_was_resumed_from():
-    """Which had not been evaluated when it was saved; what follows is no better, so that nothing else is saved."""
+    """It was saved without an evaluation; nothing after it is better, so nothing else is saved."""
     start = ResumePoint(DataCursor(4, 0, 4 * BATCH))
     assert saved([5, 3, 4, 4], start, steps=16, eval_every="4steps") == [(4, 1.0)]
 
@@ -73,7 +76,7 @@ def test_the_last_state_is_saved_once():
 
 
 def test_an_interrupted_run_that_keeps_its_best_saves_where_it_stands():
-    """Which may become the best one when it goes on; a run that saves nothing on the way is ended at once."""
+    """It may become the best after a resume; a run without intermediate saves ends immediately."""
     job = {"epochs": 1000, "eval_every": "end", "save_final": False}
     saver, task = Saver(), Task([])
     loop = training_loop({**job, "keep_best": "accuracy"}, task, saver=saver)

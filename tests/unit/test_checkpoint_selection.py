@@ -1,4 +1,4 @@
-"""Which checkpoints `evaluate` and `export` take, and that the mean of several is the mean."""
+"""Which checkpoints `evaluate` and `export` take, and the mean of several."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ACCURACIES = {100: 0.6, 200: 0.9, 300: 0.7, 400: 0.8, 500: 0.5}
 
 
 def with_average(step):
-    """A state with a moving average of the weights beside the momentum."""
+    """Return a state with a moving average of the weights in addition to the momentum."""
     values = arrays(step)
     averaged = {f"slots/ema/{key.removeprefix('parameters/')}": value + 1 for key, value in values.items() if key.startswith("parameters/")}
     return {**values, **averaged}
@@ -63,7 +63,7 @@ def test_the_best_is_by_what_the_run_kept(run, tmp_path):
 @pytest.mark.parametrize("best", [False, True])
 @pytest.mark.parametrize("weights", ["ema", "trained", None])
 def test_the_mean_is_that_of_float64(run, weights, best):
-    """Parameter by parameter, of the weights that are asked for; buffers too."""
+    """By parameter, of the requested weights; buffers too."""
     chosen = choose(run, Selection(best=best, average=4, weights=weights))
     assert chosen.weights == (weights or "ema")
     states = [with_average(step) for step in steps(chosen)]

@@ -1,4 +1,7 @@
-"""No process of ours takes a module from the working directory: which one is first on the path is the user's choice, never the folder's."""
+"""Child processes never import modules from the working directory.
+
+Which interpreter is first on the path is the user's choice, never the folder's.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ PLANTED = sorted({name for name in sys.stdlib_module_names if not name.startswit
 
 @pytest.fixture
 def hostile(tmp_path):
-    """A folder with a file for every module of the standard library, each of which leaves a mark when it is executed."""
+    """Create a folder whose modules shadow the standard library and record their execution."""
     folder, mark = tmp_path / "hostile", tmp_path / "executed.txt"
     folder.mkdir()
     for name in PLANTED:
@@ -80,7 +83,7 @@ def test_the_module_as_a_command_forgets_the_working_directory_too(hostile):
 
 
 def test_python_is_started_in_one_place_only(repository):
-    """`core/process.py` alone knows the interpreter; whoever starts Python asks it for the command."""
+    """Only `core/process.py` knows the interpreter; other code gets the command from it."""
     packages = tomllib.loads((repository / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     found = {}
     for package in packages:
@@ -91,7 +94,7 @@ def test_python_is_started_in_one_place_only(repository):
 
 
 def interpreters(source):
-    """The lines that name the interpreter, or start a program called python."""
+    """Yield lines that name the interpreter, or start a program called python."""
     for node in ast.walk(ast.parse(source)):
         by_attribute = isinstance(node, ast.Attribute) and node.attr in {"executable", "_base_executable"}
         by_import = isinstance(node, ast.ImportFrom) and node.module == "sys" and any("executable" in name.name for name in node.names)

@@ -1,4 +1,4 @@
-"""A number that a run claims of itself goes through no loop and into no allocation."""
+"""A number that a run claims about itself bounds no loop and no allocation."""
 
 from __future__ import annotations
 

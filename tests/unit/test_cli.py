@@ -1,4 +1,4 @@
-"""The command line as a person meets it: what goes where, exit codes, messages."""
+"""The command line for users: output streams, exit codes and messages."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ LOADED_WHERE_THEY_ARE_USED = {"matplotlib", "plotly", "pyroute2", "scipy", "pyar
 
 
 def test_commands_load_without_the_libraries_that_take_long():
-    loaded = "".join(f"load_command({name!r}); " for name in COMMANDS if name != "plot")  # which draws with matplotlib
+    loaded = "".join(f"COMMANDS[{name!r}].load(); " for name in COMMANDS if name != "plot")  # plot draws with matplotlib
     script = f"""
 import sys; from crosstrain.cli.group import load_command; load_command("run"); print("rich" in sys.modules); {loaded}
 import crosstrain.report.pages.live_server, crosstrain.launch.node.supervisor
@@ -250,7 +250,7 @@ def test_ctrl_c_ends_a_command_with_130_and_one_line():
 
 @pytest.mark.parametrize("library", ["click", "pydantic"])
 def test_ctrl_c_while_the_command_itself_is_imported_ends_it_the_same_way(tmp_path, library):
-    """The library that comes first on the path stands for one whose import takes long enough to be interrupted."""
+    """The first library on the path simulates one with a long import."""
     (tmp_path / f"{library}.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(30)\n")
     done = subprocess.run([*TRAINER, "run"], env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=20)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")

@@ -1,4 +1,4 @@
-"""Stores of columns: what a source hands over is what is opened, in whatever blocks; what is damaged or broken is named."""
+"""Stores of columns: they round-trip in any blocks; damaged or broken parts are named."""
 
 import io
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ TOKENS, SCORE = ColumnSpec("tokens", "uint16", (None,)), ColumnSpec("score", "fl
 
 @dataclass
 class Source:
-    """Sequences of tokens with a number each, handed over in blocks of `block` examples."""
+    """Sequences of tokens with a number each, in blocks of `block` examples."""
 
     sequences: dict
     block: int = 2
@@ -117,7 +117,7 @@ def test_a_broken_source_is_refused_and_leaves_nothing(tmp_path, change, words):
 
 
 def rewrite(store, name, array):
-    """Put another array, or other bytes, in a file of a store, with right digests."""
+    """Replace an array or file of a store, with right digests."""
     path = store / name
     path.chmod(0o644)
     if isinstance(array, bytes):

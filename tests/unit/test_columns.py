@@ -1,4 +1,4 @@
-"""Columns of examples: what `take` and `padded` give is what one example after another gives, and what is no column is told."""
+"""Columns of examples: `take` and `padded` equal example by example."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Which figures can be compared: each kind of difference once, and what follows from several together."""
+"""Which figures can be compared: each kind of difference once, and several together."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OF_TEN = {"summary": {"batch_size": 10, "global_batch_size": 10}}
 
 
 def translating(training="greedy", end="beam4"):
-    """What job.json says of a run whose evaluations translate."""
+    """Return job.json's fields of a run whose evaluations translate."""
     infos = [{"name": name, "label": name, "better": "higher"} for name in ("bleu", "chrf", "exact", "perplexity")]
     signatures = {"training": training, "end": end}
     return {"described": {"metrics": infos, "translation_metrics": ["bleu", "chrf", "exact"], "translation_signatures": signatures}}
@@ -300,7 +300,7 @@ def test_what_is_wrong_with_a_run_marks_it_whatever_it_is_compared_with(key, cha
     assert [difference.key for difference in found.faults] == [*(["starved"] if key == "learnt under contention" else []), key]
     assert found.marks(0) == found.marks(1) == spoilt
     alone = compare_settings([made("one", **changes), made("two")])
-    assert alone.marks(1) == spoilt  # cannot be compared with a first run that is spoilt
+    assert alone.marks(1) == spoilt  # not comparable with a confounded first run
     assert alone.comparable(sorted(spoilt)[0], [0, 1]) == [1]
 
 

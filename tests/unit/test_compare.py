@@ -1,4 +1,4 @@
-"""Finished runs side by side: rows, rendered tables, the command."""
+"""Comparison of finished runs: rows, rendered tables, the command."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_saves_that_failed_are_said_plainly(tmp_path):
 
 
 def test_the_table_of_a_run_has_both_costs_of_its_checkpoints(tmp_path):
-    """Of saves of 0.3 and 0.6 s for which training stood still for 2 and 4 ms."""
+    """Saves of 0.3 and 0.6 s, for which training paused for 2 and 4 ms."""
     path = sync_run(tmp_path)
     events = [
         {"schema": 1, "event": "checkpoint_saved", "time_seconds": 1.0, "detail": {"seconds": whole, "stall_seconds": stall, "bytes": 10}}
@@ -123,7 +123,10 @@ def test_the_table_of_a_run_has_both_costs_of_its_checkpoints(tmp_path):
 
 
 def repeats_and_another():
-    """Three runs that differ by their seed, of which one missed the target, and a slower async one under another kernel."""
+    """Return three runs that differ by seed and a slower async one under another kernel.
+
+    One of the three missed the target.
+    """
     goal, runs = "accuracy>=0.9", []
     for seed, (speed, accuracy, seconds) in enumerate([(1000.0, 0.875, 8.0), (1100.0, 0.9, 9.0), (1200.0, 0.925, None)]):
         figures = {
@@ -139,7 +142,7 @@ def repeats_and_another():
 
 @pytest.mark.parametrize("form", ["--layout=columns", "--layout=rows", "--markdown", "--latex"])
 def test_what_the_command_prints(tmp_path, form):
-    """Each form is held against a file of what it should be."""
+    """Compare each form with a golden file."""
     paths = written(tmp_path, *repeats_and_another())
     result = CliRunner().invoke(compare, [*paths, form], catch_exceptions=False)
     assert (result.exit_code, result.output) == (0, (GOLDEN / f"compare{form.replace('=', '-')}.txt").read_text(encoding="utf-8"))
@@ -235,7 +238,7 @@ def test_from_five_repeats_on_the_extremes_do_not_count():
 
 
 def five_repeats(*seconds):
-    """Five runs of one job, which reached their target after so many seconds, the others not at all."""
+    """Return five runs of one job, some of which reached the target after these times."""
     times = [*seconds, *[None] * (5 - len(seconds))]
     return [
         made(f"r{seed}", seed=seed, until="accuracy>=0.9", summary={"time_to_target_seconds": time, "target_reached": time is not None})
@@ -260,7 +263,7 @@ def test_the_time_to_target_is_the_mean_over_the_runs_that_reached_it_and_stay(s
 
 
 def test_the_tables_have_the_same_kind_of_spread_as_the_conclusion(tmp_path):
-    """Half the 95 % interval of all repeats, held against scipy's, also where two of them are left out of the mean; and it is named."""
+    """Half the 95 % interval of all repeats, as from scipy, also with two trimmed from the mean."""
     draw = np.random.default_rng(20261127)
     print("seed 20261127")
     for count in (2, 3, 5, 9):
@@ -412,7 +415,7 @@ def test_damaged_runs_of_a_folder_are_left_out_and_named(tmp_path, capsys):
 
 
 def test_a_run_of_a_folder_that_has_not_finished_is_left_out_and_named(tmp_path):
-    """A sweep goes on past a failed point, and so does the comparison of its folder; a run that is named itself is not left out."""
+    """As a sweep continues past a failed point; a run named explicitly must be readable."""
     folder = tmp_path / "sweep"
     written(folder, made("a"), made("c", backend="tf"))
     open_run(a_job(folder, name="b")).close()

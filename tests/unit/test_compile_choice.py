@@ -1,4 +1,4 @@
-"""Whether steps are compiled: what follows from the timings of all tasks, and that compiling is given up in time."""
+"""Whether steps are compiled, from the timings of all tasks, and the limit on compilation."""
 
 import threading
 import time
@@ -62,7 +62,7 @@ def test_an_error_of_the_compiler_is_the_reason():
 
 
 def test_an_error_of_the_compiled_step_is_the_reason_too():
-    """What only shows in a whole step: an update that the compiler refuses, a batch of another size."""
+    """Errors of whole steps only: an update that the compiler refuses, a batch of another size."""
 
     def broken():
         raise ValueError("no such kernel")

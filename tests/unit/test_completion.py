@@ -1,4 +1,4 @@
-"""What a shell offers where a command is typed: the lists that the checks use, and the names that there are."""
+"""Shell completion: closed lists as they are validated, and existing names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TRAINER = Path(sys.executable).with_name("trainer")
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    """A cache of its own for all of these, in which commands are kept once."""
+    """Create a cache for all of these tests, which stores commands once."""
     return tmp_path_factory.mktemp("cache")
 
 
@@ -32,7 +32,7 @@ def own_cache(cache, monkeypatch):
 
 
 def offered(*words):
-    """What is offered for the last word."""
+    """Return the completions of the last word."""
     completion = ShellComplete(trainer, {}, "trainer", "_TRAINER_COMPLETE")
     return [item.value for item in completion.get_completions(list(words[:-1]), words[-1])]
 
@@ -73,7 +73,7 @@ def test_values_and_names(words, expected):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A working directory with runs, one of a sweep among them, and files beside."""
+    """Create a working directory with runs, one of a sweep, and other files."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TRAINER_OUT", raising=False)
     for name in ("runs/apple", "runs/apricot", "other/avocado", "runs/$(touch x)", "runs/a sweep"):
@@ -105,7 +105,7 @@ RUNS = [
 def test_runs_are_offered_beside_folders_where_a_run_is_asked_for(folder, command):
     assert set(offered(*command, "ap")) == {"apple", "apricot"}
     assert {"apple", "apricot", "swept", "archive", "runs"} <= set(offered(*command, ""))
-    assert {"mine.toml", "no-run", "$(touch x)", "a sweep"}.isdisjoint(offered(*command, ""))  # a shell would carry out the second
+    assert {"mine.toml", "no-run", "$(touch x)", "a sweep"}.isdisjoint(offered(*command, ""))  # a shell would execute the third
     assert offered(*command, "swept/") == ["swept/batch_size=5"]
 
 
@@ -149,7 +149,7 @@ def test_shipped_configurations_are_offered_beside_files(folder):
 
 
 def in_bash(folder, *words):
-    """What a real bash offers for the last word, by the script that `trainer --help` names."""
+    """Return what bash offers for the last word, with the script that `trainer --help` names."""
     script = f"""
 PATH={shlex.quote(str(TRAINER.parent))}:$PATH
 eval "$(_TRAINER_COMPLETE=bash_source trainer)"
@@ -178,10 +178,10 @@ def test_what_is_kept_and_is_damaged_or_old_is_made_again(cache, damage):
 
 
 def test_what_is_kept_is_answered_without_importing_a_command(folder, cache):
-    """Time depends on the machine; what is imported does not."""
+    """Time depends on the machine; imports do not."""
     asked = {"_TRAINER_COMPLETE": "bash_complete", "COMP_WORDS": "trainer run --mode ", "COMP_CWORD": "3"}
     command = [sys.executable, "-X", "importtime", "-P", "-m", "crosstrain.cli.main"]
-    for _ in range(2):  # the first one may have a search path of its own, and keeps what is found there
+    for _ in range(2):  # the first may have a new search path, and fills the cache
         done = subprocess.run(command, env={**os.environ, **asked}, capture_output=True, text=True, cwd=folder, check=False)
         assert done.stdout.split() == ["plain,sync", "plain,async"]
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}

@@ -1,4 +1,4 @@
-"""What computes for the workers of a parameter server keeps the protocol: the one of arrays here, torch's in a process of its own."""
+"""Computations for parameter server workers: from arrays here, torch's in a subprocess."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What some runs say together: the best set-up, each axis by itself, and how sure that is."""
+"""Conclusions from runs: the best configuration, the effect of each axis, and significance."""
 
 import pytest
 from comparison_samples import made, starved_node
@@ -12,7 +12,10 @@ from crosstrain.report.analysis.sentences import as_text, told
 
 
 def repeated(name, speeds, *, times=None, until=None, reached=None, **job):
-    """Repeats of a job, a seed each, with these examples/s, and these times to the target; `reached` says which of them reached it."""
+    """Return repeats of a job with these examples/s and times to the target.
+
+    Seeds differ; `reached` has whether each reached the target.
+    """
     found = []
     for seed, speed in enumerate(speeds):
         summary = {"examples_per_second": speed}
@@ -44,11 +47,11 @@ def test_one_axis():
         "torch has the highest throughput, 1,000 examples/s (geometric mean; 95 % CI 975–1,025, n = 3): 2.00 × as fast as tf "
         "(95 % CI 1.96–2.05); significant.",
     )
-    assert words.axes == ()  # the same again
+    assert words.axes == ()  # already in `best`
 
 
 def test_each_axis_within_set_ups_that_are_equal_in_all_else():
-    """torch is twice as fast with either batch, and a batch of 64 three times as fast on either backend."""
+    """torch doubles the speed with either batch, and a batch of 64 triples it on either backend."""
     runs = [
         run
         for backend, factor in (("torch", 2), ("tf", 1))
@@ -63,7 +66,7 @@ def test_each_axis_within_set_ups_that_are_equal_in_all_else():
 
 
 def test_what_goes_together_is_one_axis():
-    """All runs of one backend are async: nothing tells what of the two made the difference."""
+    """All runs of one backend are async, so the effect of neither is known."""
     found = conclude([*repeated("t", FAST, backend="torch", mode="async"), *repeated("f", SLOW, backend="tf")])
     (verdict,) = found.rankings
     assert (verdict.label, verdict.winner, verdict.second) == ("backend and mode", "torch, async", "tf, sync")
@@ -120,7 +123,7 @@ def test_who_may_be_as_good_as_the_best_is_named():
 
 
 def evaluated(run, *seconds):
-    """The run with evaluations at these seconds of its clock."""
+    """Add evaluations at these seconds of the run clock."""
     run.evals = [
         EvalRecord(10 * number, 1.0, second, 0.1, "test", 360, 1.0, {"loss": 1.0}, None) for number, second in enumerate(seconds, start=1)
     ]
@@ -132,7 +135,7 @@ def test_what_times_to_a_target_leave_out_is_said():
         *repeated("t", FAST, times=(8.0, 8.1, 7.9), until="accuracy>=0.9"),
         *repeated("f", SLOW, times=(4.0, 4.1, 3.9), until="accuracy>=0.9", backend="tf"),
     ]
-    assert not any("Time to target has the resolution" in text for text in told(conclude(runs)).caveats)  # no evaluations
+    assert not any("Time to target has the resolution" in text for text in told(conclude(runs)).mind)  # no evaluations are recorded
     for run in runs:
         evaluated(run, run.summary["time_to_target_seconds"] / 2, run.summary["time_to_target_seconds"])
     mind = told(conclude(runs)).caveats
@@ -167,7 +170,7 @@ def test_what_was_learnt_is_said_where_no_target_is():
     assert learnt(0.815, 0.819, until="accuracy>=0.9") == ()
     assert learnt(0.815, None) == ()
     assert "--until 'accuracy>=0.41'" in learnt(0.5, 0.4129)[0]
-    assert learnt(0.5, 0.00129) == ()  # one that has learnt nothing names no target
+    assert learnt(0.5, 0.00129) == ()  # a model that learned nothing suggests no target
 
 
 def test_what_is_within_the_scatter_is_not_sure():
@@ -221,7 +224,7 @@ def test_a_disturbed_run_counts_for_no_speed_and_is_named():
 
 
 def test_who_has_three_repeats_is_not_told_to_make_three():
-    """Neither where contention leaves one of them alone, nor where they scatter too much to tell: then as many as would are named."""
+    """Neither if contention leaves one, nor if they scatter; then the number needed is shown."""
     busy = {"per_node": [starved_node(0.5)]}
     contended = [made(f"f{seed}", seed=seed, backend="tf", summary=busy if seed else {}) for seed in range(3)]
     words = told(conclude([*repeated("t", FAST), *contended]))
@@ -235,7 +238,7 @@ def test_who_has_three_repeats_is_not_told_to_make_three():
 
 
 def test_what_cannot_be_compared_is_not():
-    """Another machine for the other backend: nothing tells what made the difference."""
+    """Another machine for the other backend, so the cause of the difference is unknown."""
     runs = [*repeated("t", FAST), *repeated("f", SLOW, backend="tf", node={"cpu_model": "Other 1"})]
     found = conclude(runs)
     assert found.best == ()
@@ -244,7 +247,7 @@ def test_what_cannot_be_compared_is_not():
 
 
 def test_nodes_of_one_machine_are_compared_on_it():
-    """They share its cores, and that is said."""
+    """They share its cores, which is noted."""
     runs = [
         made(f"{nodes}-{seed}", nodes=nodes, seed=seed, summary={"examples_per_second": speed, "nodes_sharing_cores": nodes})
         for nodes, speeds in ((1, FAST), (3, SLOW))
@@ -288,7 +291,7 @@ DRAWN_RUN = st.fixed_dictionaries(
     jobs=st.lists(DRAWN_RUN, min_size=1, max_size=8), speeds=st.lists(st.floats(0.1, 1e6), min_size=8, max_size=8), reached=st.booleans()
 )
 def test_any_runs_have_a_conclusion(jobs, speeds, reached):
-    """Whatever is compared with whatever, also where a value can be held against some of the others alone; and it can be said."""
+    """Any runs can be compared, also if some values exist for some of them only."""
     runs = [
         made(
             f"run-{number}",
@@ -335,7 +338,7 @@ def test_an_exchange_that_goes_along_with_several_settings_makes_pairs_incompara
 
 
 def test_threads_that_were_asked_for_are_not_the_effect_of_the_framework():
-    """Those that the program chooses follow from the set-up."""
+    """Thread counts chosen by the program follow from the configuration."""
 
     def verdict(**asked):
         jobs = [("torch", asked.get("torch"), 1), ("tf", asked.get("tf"), 2)]
@@ -352,7 +355,10 @@ def test_threads_that_were_asked_for_are_not_the_effect_of_the_framework():
 @pytest.mark.parametrize("until", [None, "accuracy>=0.9"])
 @pytest.mark.parametrize("troubled", [False, True])
 def test_a_conclusion_fits_a_terminal_of_80_by_24(configurations, until, troubled):
-    """Up to four configurations with repeats; `troubled`: async ones saw half the examples, and other programs took a tenth of each CPU."""
+    """Up to four configurations with repeats.
+
+    `troubled`: async runs saw half the examples, and other programs took a tenth of each CPU.
+    """
     kinds = [("tf", "sync"), ("torch", "sync"), ("tf", "async"), ("torch", "async")][:configurations]
     runs = []
     for place, (backend, mode) in enumerate(kinds):

@@ -1,4 +1,4 @@
-"""Every configuration that is shipped is a valid job at all of its points, and says what it is and how it is run."""
+"""Every shipped configuration is a valid job at all of its points, with valid documentation."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def comment(name):
 
 
 def commands(name):
-    """Each `trainer …` line of the comment, without the remark behind it."""
+    """Return each `trainer …` line of the comment, without the remark after it."""
     return [shlex.split(line, comments=True) for line in re.findall(r"^#     trainer (.*)$", comment(name), re.MULTILINE)]
 
 

@@ -1,4 +1,4 @@
-"""``trainer configs`` lists every shipped experiment with the command that runs it, and shows one as it is written."""
+"""``trainer configs`` lists experiments with their commands, and shows one as written."""
 
 import json
 import shlex

@@ -1,4 +1,4 @@
-"""What a terminal would obey is shown by every command that reads a run from elsewhere, and sent by none."""
+"""Terminal control characters in runs are shown by every command and sent by none."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e
 
 
 def evil(value):
-    """The same value with the characters behind every string in it; keys stay, and so does what has to be one of a few words."""
+    """Append control characters to every string of a value, except keys and closed choices."""
     if isinstance(value, dict):
         return {key: item if key.endswith("_at") else evil(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -37,7 +37,7 @@ def evil(value):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Two runs like those that tests of reports have, all of whose strings are evil, and one that failed; names of folders too."""
+    """Create two runs, one failed, with control characters in all strings and folder names."""
     out = tmp_path_factory.mktemp("evil")
     choices = {
         "mode",
@@ -68,7 +68,7 @@ def runs(tmp_path_factory):
 
 
 def reading(out, where):
-    """Every command that reads runs, some also where it fails."""
+    """Yield every command that reads runs, some also for the failed one."""
     one, two = sorted(str(path) for path in out.iterdir() if path.name.startswith(("one", "two")))
     yield from (["runs", "--out", str(out)], ["runs", "--out", str(out), "--json"], ["runs", "--data", EVIL.strip("\0"), "--out", str(out)])
     yield from (["runs", "show", one], ["runs", "show", two], ["runs", "delete", one, "--dry-run"], ["runs", "show", f"{EVIL[:4]}"])
@@ -96,10 +96,10 @@ def test_no_command_sends_what_a_terminal_obeys(runs, tmp_path, capfd, monkeypat
                 json.loads(document)
         found = OBEYED.search(out + err)
         assert found is None, f"{arguments} sent {found[0]!r} in {(out + err)[max(0, found.start() - 100) :][:200]!r}"
-        if "--csv" not in arguments and arguments[:2] != ["runs", "export"]:  # where a line end stands within quotes
+        if "--csv" not in arguments and arguments[:2] != ["runs", "export"]:  # CSV may have line ends within quotes
             assert re.search("^FORGED", out + err, re.MULTILINE) is None, arguments
         answered += code == 0
-    assert answered >= 15  # it is not that all of them end in an error
+    assert answered >= 15  # not all of them end in an error
     page = (tmp_path / "page.html").read_text()
     plotly = max(re.findall(r"<script>.*?</script>", page, re.DOTALL), key=len)
     assert OBEYED.search(page.replace(plotly, "")) is None
@@ -116,7 +116,7 @@ def test_they_are_shown_instead(runs, capfd):
 
 
 def test_a_drawn_picture_has_our_sequences_alone(runs):
-    """On a terminal, where the command draws, colours of its own are sent, those of a run's strings are not."""
+    """On a terminal the command sends its colours, but not those of a run's strings."""
     leader, follower = pty.openpty()
     path = next(path for path in runs.iterdir() if path.name.startswith("two"))
     process = subprocess.Popen(

@@ -1,4 +1,7 @@
-"""What is written to the kernel's CPU controller, on folders laid out as cgroups(7) describes them; real groups: tests/cluster."""
+"""Writes to the kernel's CPU controller, on folders as cgroups(7) describes them.
+
+Real groups: tests/cluster.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from crosstrain.launch.virtual.cpu_quota import CpuGroups, Hierarchy, delegates_
 def test_version_2_takes_quota_and_period_in_one_file(tmp_path: Path, cores: float, limit: str) -> None:
     group = CpuGroups(Hierarchy(2, tmp_path), os.getpid()).make(0, cores)
     assert (group.folder / "cpu.max").read_text() == limit
-    assert group.processes_file.read_text() == "0"  # what the attempt to enter writes
+    assert group.processes_file.read_text() == "0"  # written by the attempt to enter
 
 
 @pytest.mark.parametrize(("cores", "quota", "period"), [(0.5, "10000", "20000"), (0.001, "1000", "1000000")])

@@ -1,4 +1,4 @@
-"""Curves on a common grid against points worked out by hand."""
+"""Curves on a common grid, against points computed by hand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from crosstrain.report.runs.run import Run
 
 
 def a_run(folder, name, losses, *, seconds=1.0, examples=10, accuracies=()):
-    """A run with one update a group, each `seconds` long and of `examples`; an evaluation after each update for which there is one."""
+    """Write a run with one update per group, each `seconds` long and of `examples`.
+
+    `accuracies` are those of evaluations after the first updates.
+    """
     writer = open_run(a_job(folder, name=name))
     for step, loss in enumerate(losses):
         writer.step(StepRecord(step, 1, 0, seconds * (step + 1), seconds, examples, (loss,), (0.05,)))

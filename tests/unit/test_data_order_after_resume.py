@@ -1,4 +1,4 @@
-"""Where a resumed run goes on in an epoch: nobody sees an example twice, and none is left out, whatever has changed since."""
+"""Data order after a resume: no example is repeated or skipped, whatever has changed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MODES = st.sampled_from(["sync", "async"])
 @CALM
 @given(SIZES, SEEDS, EPOCHS, st.lists(st.tuples(BATCHES, WORKERS, MODES, st.integers(0, 300)), min_size=1, max_size=5))
 def test_segments_of_any_shape_make_up_the_epoch(size, seed, epoch, segments):
-    """Each segment is a process with its own batch, workers and mode, which stops after some steps; the last one ends the epoch."""
+    """Segments with different batches, workers and modes; the last one ends the epoch."""
     seen, skip = [], 0
     for batch, workers, mode, steps in segments:
         sampler = Sampler(size, seed, FixedCount(batch, workers, mode), workers)
@@ -40,7 +40,7 @@ def test_segments_of_any_shape_make_up_the_epoch(size, seed, epoch, segments):
 def test_a_stop_between_two_steps_changes_no_later_step(size, seed, epoch, batch, workers, mode, data):
     sampler = Sampler(size, seed, FixedCount(batch, workers, mode), workers)
     at = data.draw(st.integers(0, sampler.steps_per_epoch))
-    if mode == "async":  # a round of tickets begins afresh, so that only a stop between two rounds leaves the cut as it was
+    if mode == "async":  # tickets restart with a new round, so only a stop between rounds keeps the cut
         at -= at % min(workers, batch)
     rest = sampler.steps_per_epoch - at
     skip = sampler.examples_before(at)

@@ -1,4 +1,4 @@
-"""The datasets themselves: what is in them, that they repeat to the bit, and that they can be learned."""
+"""The datasets: contents, exact reproducibility and learnability."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HAS_TORCHVISION = all(importlib.util.find_spec(package) for package in ("torch",
 
 
 def learned_accuracy(train, train_labels, test, test_labels, epochs, rate=0.05, batch=32):
-    """Train logistic regression by plain SGD in numpy and return its accuracy on the test examples."""
+    """Train logistic regression by SGD in numpy; return its accuracy on the test examples."""
     mean, std = train.mean(), train.std()
     x, v = (((images - mean) / std).reshape(len(images), -1).astype(np.float32) for images in (train, test))
     weights, bias = np.zeros((x.shape[1], 10), np.float32), np.zeros(10, np.float32)
@@ -92,7 +92,7 @@ class TestDigits:
 
 
 def block_digest(block):
-    """Render one block in whatever process this is."""
+    """Render one block in this process."""
     images, labels = render_block(GLYPHS28.style, glyph_tiles(), 28, "train", block)
     return images.tobytes(), labels.tobytes()
 
@@ -140,7 +140,7 @@ def write_idx(path, array, kind=8):
 
 @pytest.fixture
 def idx_files(tmp_path):
-    """The four files of a small MNIST, one of them compressed."""
+    """Write the four files of a small MNIST, one of them compressed."""
     folder = tmp_path / "originals"
     folder.mkdir()
     generator = np.random.default_rng(0)
@@ -217,7 +217,7 @@ class TestMnistFiles:
             ("t10k-labels-idx1-ubyte", b"\0\0\x08\x01\0\0\0\x0a123", r"promises 10 = 10 bytes, but 3 follow"),
             ("t10k-labels-idx1-ubyte", b"\0\0\x08\x01\0\0\0\x0212345", r"promises 2 = 2 bytes, but more follow"),
             ("train-images-idx3-ubyte.gz", b"\x1f\x8b torn", "not a whole gzip file"),
-            # without its time of making, which would be another in each process that collects the tests
+            # without a timestamp, which would differ in each process that collects tests
             (
                 "train-images-idx3-ubyte.gz",
                 gzip.compress(b"\0\0\x08\x03" + b"\0\0\0\x0b" * 3 + bytes(1000), mtime=0)[:-9],
@@ -283,7 +283,7 @@ class TestMnistDownload:
     @pytest.mark.skipif(not HAS_TORCHVISION, reason="torchvision does the download")
     def test_that_fails_is_one_clear_error_and_leaves_nothing(self, cache, tmp_path, monkeypatch):
         for variable in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
-            monkeypatch.setenv(variable, "http://127.0.0.1:9")  # nobody listens there: no test reaches the internet
+            monkeypatch.setenv(variable, "http://127.0.0.1:9")  # no listener: no test reaches the internet
         monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
         monkeypatch.setattr("tempfile.tempdir", None)
         (tmp_path / "temporary").mkdir()
@@ -301,7 +301,7 @@ class TestMnistDownload:
         raw = tmp_path / "folder" / "MNIST" / "raw"
         raw.mkdir(parents=True)
         for name, array in idx_files[1].items():
-            write_idx(raw / name.removesuffix(".gz"), array)  # the loader takes files that are there for downloaded
+            write_idx(raw / name.removesuffix(".gz"), array)  # the loader takes existing files for downloaded
         command = [sys.executable, "-m", "crosstrain.data.sources.download", str(tmp_path / "folder"), "mnist"]
         with subprocess.Popen(command, stdin=subprocess.PIPE) as child:
             assert child.wait(60) == 0

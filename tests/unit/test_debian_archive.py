@@ -1,4 +1,4 @@
-"""Packages as they are fetched and read: an archive that moves, a network that fails, and packages that somebody made on purpose."""
+"""Fetching and reading packages: changing archives, network failures, malicious packages."""
 
 import itertools
 import json
@@ -31,7 +31,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def interrupted(monkeypatch, parts):
-    """Prepare the text, and end that as Ctrl-C does when so many parts are encoded."""
+    """Prepare the text, with a simulated Ctrl-C once so many parts are encoded."""
     real, begun = encoding.PairEncoder._encode, itertools.count()
 
     def encode(self, pairs):
@@ -128,7 +128,7 @@ def test_a_damaged_file_of_the_right_size_is_fetched_again(tmp_path, monkeypatch
         own.publish(made)
         whole = made[0][0].read_bytes()
         (folder / made[0][0].name).write_bytes(whole[:500] + bytes(8) + whole[508:])
-        with suppress(TrainerError):  # which apt keeps such a file, it is gone by the next try
+        with suppress(TrainerError):  # some apts keep such a file, which is gone by the next try
             archive.fetch(["gimp-data"], folder)
         (file,), _ = archive.fetch(["gimp-data"], folder)
     assert file.read_bytes() == whole

@@ -1,4 +1,4 @@
-"""Text from Debian packages: made here of tiny packages of the test's own, from a folder and by apt from an archive of its own."""
+"""Text from small Debian packages, from a folder and by apt from a local archive."""
 
 import gzip
 import hashlib
@@ -42,7 +42,7 @@ MESSAGES = [
 
 
 def mo(messages, order="<"):
-    """A catalogue as GNU gettext's manual describes it."""
+    """Return a catalogue in the format of GNU gettext's manual."""
     rows = sorted((key.encode(), value.encode()) for key, value in [("", "Content-Type: text/plain; charset=UTF-8\n"), *messages])
     place = 28 + 16 * len(rows)
     tables, data = [b"", b""], b""
@@ -126,7 +126,7 @@ def expect_whole(dataset):
     ids=["an option", "a configuration", "an old run", "its data"],
 )
 def test_without_its_package_the_error_says_what_to_install(tmp_path, monkeypatch, ask):
-    monkeypatch.syspath_prepend(tmp_path)  # what is installed is looked up once for a search path
+    monkeypatch.syspath_prepend(tmp_path)  # installed packages are cached by search path
     monkeypatch.setattr(importlib.metadata, "entry_points", importlib.metadata.EntryPoints)
     with pytest.raises(MissingPackageError, match=r"^data: 'debian-text' has a package .* pip install \./examples/debian_text, in a clone"):
         ask()
@@ -338,6 +338,6 @@ def test_pages_are_paired_by_markup_or_by_identifiers():
 def test_hostile_pages_take_no_time():
     for text in ("<" * 200_000, "<!--" * 50_000, "<pre>" * 50_000, "<a " * 100_000, "<p>" + "&" * 200_000):
         assert len(blocks(text)) <= 1
-    began = time.process_time()  # of this process alone, so that others cannot delay it
+    began = time.process_time()  # of this process only, which others cannot delay
     assert blocks("<p>" + "<i>" * 2_000_000 + "some text</p>") == [Block("p", "", "some text")]
-    assert time.process_time() - began < 30  # two seconds; two minutes and more where each tag copies the text before it
+    assert time.process_time() - began < 30  # two seconds; over two minutes if each tag copies the text before it

@@ -1,4 +1,4 @@
-"""What a user's network returns while it decodes is looked at once, by the same rules on every backend."""
+"""Results of a user's network while decoding are checked by the same rules on every backend."""
 
 import json
 import subprocess
@@ -27,7 +27,7 @@ def structures(leaf):
 
 
 def replaced(structure, place, part):
-    """The structure with `part` in place of the tensor of that number."""
+    """Return the structure with `part` in place of that tensor, and the number of tensors."""
     count = 0
 
     def walk(found):
@@ -93,7 +93,7 @@ def test_a_cache_keeps_its_form(before, after):
 
 @pytest.fixture(scope="module")
 def said():
-    """By backend, what it says of each mistake; each in a process of its own."""
+    """Return each backend's message for each mistake, from separate processes."""
     script = str(Path(__file__).parent / "decoding_mistakes.py")
     found = {}
     for backend in ("tf", "torch"):

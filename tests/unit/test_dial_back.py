@@ -1,4 +1,4 @@
-"""Agents that dial back: a command whose standard input and output are a connection to us, and a channel that is there before it."""
+"""Agents that dial back: a command with a connection to the driver as its standard streams."""
 
 import socket
 import subprocess
@@ -22,7 +22,7 @@ PROBE = python("crosstrain.launch.preflight.probe")
 
 @pytest.fixture
 def door():
-    """Where agents are awaited, and the channels that wait by number."""
+    """Accept agents; yield the address and the awaited channels by number."""
     waiting = {}
 
     def arrive(joiner, host):
@@ -45,7 +45,7 @@ def dial(address, number, secret=SECRET, command=PROBE):
 
 
 def test_a_command_that_dials_back_is_talked_to_as_any_other(door):
-    """What is sent before it is there is kept for it; who receives waits; it ends with the connection, and sees no secret."""
+    """Earlier messages are queued; it ends with the connection and shows no secret."""
     address, waiting = door
     waiting[7] = late = LateStream(AGENT_BEGINS)
     late.send(Message("time"))

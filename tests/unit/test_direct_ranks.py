@@ -1,4 +1,4 @@
-"""TensorFlow's graphs add up gradients by the direct exchange as the mesh does: in the order of the ranks, to the bit."""
+"""TensorFlow graphs sum gradients over the mesh in the order of ranks, bit for bit."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What the documents name exists, and what they show works."""
+"""Names in the documents exist, and their examples work."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ from crosstrain.report.compare.run_tables import ACROSS_MODES
 
 
 def arguments(function) -> str:
-    """The arguments of a method or function as the documents write them, without self and types; of images, features and logits as x."""
+    """Return a function's arguments as the documents write them.
+
+    Self and types are omitted; arguments such as images, features and logits are x.
+    """
     taken = [one for one in inspect.signature(function).parameters.values() if one.name != "self"]
     names = [re.sub(r"^x_\w+$", "x", one.name) for one in taken]
     return ", ".join(name if one.default is one.empty else f"{name}={one.default}" for name, one in zip(names, taken, strict=True))
@@ -81,7 +84,7 @@ OPTIONS_OF_OTHERS = {
 
 
 def options(command: click.Command) -> set[str]:
-    """Every option of a command and its subcommands."""
+    """Return every option of a command and its subcommands."""
     own = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts) if name.startswith("--")}
     below = command.commands.values() if isinstance(command, click.Group) else ()
     return own.union(*map(options, below))
@@ -100,7 +103,10 @@ def benchmark_options(repository):
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """Put a folder on the path of this process and of those it starts, and return it; what was imported from it is forgotten."""
+    """Put a folder on the path of this process and its children, and return it.
+
+    Modules imported from it are removed again.
+    """
     folder = tmp_path / "installed"
     folder.mkdir()
     monkeypatch.syspath_prepend(str(folder))
@@ -113,7 +119,7 @@ def installed(tmp_path, monkeypatch):
 
 
 def leads_somewhere(document, link):
-    """Whether a link's file exists, this document by default, and has the heading that it names, if any."""
+    """Whether a link's file exists (default: this document), with the linked heading, if any."""
     name, _, heading = link.partition("#")
     target = document.parent / name if name else document
     if not target.exists() or not heading:
@@ -151,7 +157,7 @@ def test_every_option_variable_and_command_exists(repository, document, every_op
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_run_that_is_shown_is_a_valid_job(repository, document, installed):
-    """Each `trainer run …` of a block is resolved as when it is typed; the packages of the page are there."""
+    """Each `trainer run …` is resolved as if typed, with the page's packages installed."""
     write_package(repository / document, installed)
     for command, *arguments in shown_commands(repository / document):
         if command != "run":
@@ -181,7 +187,7 @@ def test_the_output_that_is_shown_is_what_is_printed_today(repository, tmp_path)
         lines = [re.split(r"\s{2,}", line.strip()) for line in text.split(ACROSS_MODES.split("\n")[0])[0].splitlines() if line.strip()]
         return [re.sub(r"^node \d|(?<=^relative to ).*", "node", cells[0]) for cells in lines if len(cells) == 3]
 
-    shown = shown[shown.index("\nstate  ") :]  # the conclusion stands above the table
+    shown = shown[shown.index("\nstate  ") :]  # the conclusion is above the table
     assert labels(shown)
     assert list(dict.fromkeys(labels(shown))) == list(dict.fromkeys(labels(printed)))
     assert ACROSS_MODES in shown
@@ -201,7 +207,10 @@ def test_the_run_directory_page_knows_every_field(repository, tmp_path):
 
 @pytest.fixture
 def run_page(repository, tmp_path, monkeypatch):
-    """Return a function that executes a page's Python block on a run, and returns the run's summary and the names of the block."""
+    """Return a function that executes a page's Python block on a run.
+
+    It returns the run's summary and the names of the block.
+    """
 
     def execute(page, make):
         (code,) = blocks(repository / page, "python")
@@ -358,7 +367,7 @@ class TestAddingAModel:
         )
 
     def test_the_tables_of_layers_are_their_signatures(self, repository):
-        """Every function is there, with its arguments in their order and their defaults."""
+        """Every function is listed, with its arguments in order and their defaults."""
         text = (repository / "docs/adding-a-model.md").read_text(encoding="utf-8")
         documented = sorted(re.findall(r"^\| `(\w+\([^)]*\))` \|", text, re.MULTILINE))
         layers = [
@@ -410,7 +419,10 @@ class TestAddingAModel:
 
 class TestAddingABackend:
     def test_its_package_is_the_toy(self, repository):
-        """Every file, so that the suite is run on what the page shows; tests/cluster/test_documented_backend.py runs the page itself."""
+        """Every file, so that the suite covers the page.
+
+        tests/cluster/test_documented_backend.py runs the page itself.
+        """
         toy = repository / "tests/toy"
         files = {
             f"# {path.relative_to(toy).as_posix()}\n{path.read_text(encoding='utf-8')}" for path in (toy / "crosstrain_toy").glob("*.py")

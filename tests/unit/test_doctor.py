@@ -1,4 +1,4 @@
-"""The doctor finds what is lacking and says what to do; against a machine made of real files, and against this one."""
+"""The doctor reports problems and remedies, on a machine of real files and on this one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TORCH = Availability("torch", "2.15.0", ("cpu", "gpu:0 NVIDIA H200"))
 
 @pytest.fixture
 def machine(tmp_path):
-    """Make a root folder with PCI devices (vendor, class), device files and a driver."""
+    """Return a function that makes a root folder with PCI devices (vendor, class) and a driver."""
 
     def make(devices, nodes=0, driver=False):
         for index, (vendor, kind) in enumerate(devices):

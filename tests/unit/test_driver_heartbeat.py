@@ -1,4 +1,7 @@
-"""A driver's sign of life in its run directory, with real processes: whether it goes on is seen from outside, and whoever lost it stops."""
+"""A driver's heartbeat in its run directory, with real processes.
+
+Others see whether the driver is alive, and a driver that lost its run stops.
+"""
 
 import os
 import signal
@@ -41,7 +44,7 @@ ELSEWHERE = ["unshare", "--uts", "sh", "-c", 'hostname elsewhere && exec "$@"', 
 
 @contextmanager
 def driver(folder, before=()):
-    """A process that writes a run as a driver does; it ends with this one, also where it is stopped then."""
+    """Start a process that writes a run as a driver does; it ends with this one."""
     command = [*before, sys.executable, "-c", WRITER, str(folder), str(os.getpid())]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -79,8 +82,8 @@ def test_a_stopped_driver_whose_run_goes_on_elsewhere_writes_nothing_when_it_wak
     with driver(tmp_path) as process:
         process.send_signal(signal.SIGSTOP)
         time.sleep(0.2)
-        other = Heartbeat(run)  # on a file system that locks nothing between machines
-        os.replace(_copy(run / "events.jsonl"), run / "events.jsonl")  # as a cut of the records does
+        other = Heartbeat(run)  # as if the file system had no locks between machines
+        os.replace(_copy(run / "events.jsonl"), run / "events.jsonl")  # as truncating the records does
         before = (run / "events.jsonl").read_bytes()
         process.send_signal(signal.SIGCONT)
         assert process.wait(10) == 1

@@ -1,4 +1,4 @@
-"""The shared dropout masks: a function of seed, step, layer and example alone, and as random as they should be."""
+"""Shared dropout masks: functions of seed, step, layer and example, and random enough."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_examples_and_columns_are_independent():
 
 
 def test_the_values_are_pinned():
-    """A mask is part of what a run is resumed with: it must not change between versions."""
+    """Resumed runs depend on masks, which must not change between versions."""
     assert np.packbits(mask(seed=2**63 - 1, step=10**6, layer=1, indices=[59_999], width=32)).tolist() == PINNED
 
 
@@ -75,7 +75,7 @@ def positions_mask(seed=1, step=2, layer=0, indices=(3, 4), positions=5, width=9
     ],
 )
 def test_the_generator_gives_the_published_numbers(word, expected):
-    """Those of Random123's known answers for philox4x32 with ten rounds."""
+    """Random123's known answers for philox4x32 with ten rounds."""
     found = philox_4x32([np.array([word], np.uint64)] * 4, [word, word])
     assert tuple(int(number[0]) for number in found) == expected
 

@@ -1,4 +1,7 @@
-"""What is trained is saved before the whole test split is translated, and an interrupt then ends the translations, not the run."""
+"""Training state is saved before the test split is translated at the end.
+
+An interrupt then ends the translations, not the run.
+"""
 
 import pytest
 from made_up_training import LeadingTask, Records, Saver, to_the_end, training_loop
@@ -10,7 +13,7 @@ from crosstrain.engine.progress import QuietProgress
 
 SENTENCES = 700
 STEPS = 24
-ORDERS_AT_THE_END = 11  # 64 sentences of a beam of 4 an order
+ORDERS_AT_THE_END = 11  # 64 sentences per order, with a beam of 4
 
 
 class Task(LeadingTask):
@@ -35,7 +38,7 @@ class Task(LeadingTask):
 
 
 class Run:
-    """A run to its end, in which `at_order(loop, number)` is called before each order of the end's translations."""
+    """A run to its end; `at_order(loop, number)` is called before each order of translations."""
 
     def __init__(self, at_order=lambda loop, number: None, **job):
         self.tasks, self.records, self.saver = Task(self.before), Records(), Saver()
@@ -60,7 +63,7 @@ def test_what_is_trained_is_on_disk_before_the_test_split_is_translated():
 
 
 def test_translating_at_the_end_is_time_of_its_own():
-    """Each command takes as long, says the task; those before the end are evaluations."""
+    """Each command takes equally long; those before the end are evaluations."""
     run = Run()
     outcome = to_the_end(run.loop)
     decoded = run.tasks.commands.count("decode") - ORDERS_AT_THE_END
@@ -118,7 +121,7 @@ def test_a_failure_of_the_translations_costs_no_state():
 
 
 class Seen(QuietProgress):
-    """Keeps what it is told that goes on beside training, each once."""
+    """Records progress messages, without repetitions."""
 
     def __init__(self):
         self.said = []

@@ -1,4 +1,4 @@
-"""What the end of a command on another machine means: what the host lacks, and what to type there."""
+"""Interpretation of a remote command's end: problems of the host, and remedies."""
 
 import os
 import subprocess
@@ -13,13 +13,16 @@ from crosstrain.launch.launchers.ssh import end_elsewhere
 
 
 def ended(command):
-    """The exit code of a real process, and the last lines of its errors."""
+    """Return the exit code of a real process and the last lines of its errors."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.returncode, done.stderr.splitlines()[-4:]
 
 
 def made(monkeypatch, interpreter, folder):
-    """The command of a module of ours with an interpreter of a host, which has PYTHONPATH where there is one here."""
+    """Return the command of a product module with a host's interpreter.
+
+    It sets PYTHONPATH if it is set here.
+    """
     monkeypatch.setenv("PYTHONPATH", folder)
     return remote_python(Path(interpreter), "crosstrain.launch.preflight.probe")
 
@@ -53,7 +56,7 @@ def test_any_other_end_is_told_as_it_is():
 
 
 def test_a_machine_without_a_cluster_of_rays_is_told_how_to_get_into_one(tmp_path):
-    """In a process namespace of its own, where Ray finds no cluster of others."""
+    """In a new process namespace, where Ray finds no other users' cluster."""
     if find_spec("ray") is None:
         pytest.skip("Ray is not installed here")
     alone = ["unshare", "--pid", "--fork", "--mount-proc"]

@@ -1,4 +1,4 @@
-"""Reading the places that torchrun, TF_CONFIG and --rendezvous give."""
+"""Process ranks and nodes from torchrun, TF_CONFIG and --rendezvous."""
 
 import itertools
 import json
@@ -63,11 +63,11 @@ def test_the_four_variables_mean_a_process_a_node():
 @pytest.mark.thorough
 @given(nodes=st.integers(1, 40), procs=st.integers(1, 40))
 def test_the_four_variables_with_several_processes_a_node(nodes, procs):
-    """Every process has a place of its own, and all say the same of the whole."""
+    """Places are unique, and all describe the same whole."""
     size = nodes * procs
     places = [detect(WORLD | {"WORLD_SIZE": str(size), "RANK": str(rank)}, None, None, 1, procs) for rank in range(size)]
     if size == 1:
-        assert places == [None]  # told to be the only one
+        assert places == [None]  # the only process
         return
     assert [(place.node, place.local_rank) for place in places] == list(itertools.product(range(nodes), range(procs)))
     assert all(place.shape == {"nodes": nodes, "procs_per_node": procs} and place.standbys == size - nodes for place in places)
@@ -126,7 +126,7 @@ def test_a_slurm_step_is_refused_with_what_to_type(environment, host, shape):
 
 @pytest.mark.parametrize("repeats", [["--repeats", "3"], ["--repeats=3"]])
 def test_repeats_in_a_slurm_step_are_told_to_run_in_one_of_a_single_task(repeats):
-    """Not at a rendezvous, which does not go with them."""
+    """A rendezvous does not support repeats."""
     with pytest.raises(UsageError) as caught:
         refuse_step({"SLURM_STEP_NUM_TASKS": "4"}, ["run", "--data", "it's", *repeats], parse_hosts)
     suggested = shlex.split(str(caught.value).partition("type: ")[2])
@@ -250,13 +250,19 @@ def test_an_index_that_makes_no_sense(index):
 
 
 def train_job(rank, **more):
-    """What Kubeflow Trainer 2 sets in the pods of a TrainJob with a torch policy; JobSet's Job adds its own."""
+    """Return the variables of Kubeflow Trainer 2 in pods of a TrainJob with a torch policy.
+
+    JobSet's Job adds more.
+    """
     pet = {"PET_NNODES": "3", "PET_NPROC_PER_NODE": "2", "PET_NODE_RANK": str(rank)}
     return {**pet, "PET_MASTER_ADDR": "mine-node-0-0.mine", "PET_MASTER_PORT": "29400", "JOB_COMPLETION_INDEX": str(rank), **more}
 
 
 def pytorch_job(rank, nproc="auto", **more):
-    """What the training operator sets in the pods of a PyTorchJob of a master and two workers, in its last releases."""
+    """Return the training operator's variables in pods of a PyTorchJob, in its last releases.
+
+    The job has a master and two workers.
+    """
     size = 3 * (int(nproc) if nproc.isdecimal() else 1)
     master = {"MASTER_PORT": "23456", "PET_MASTER_PORT": "23456", "MASTER_ADDR": "mine-master-0", "PET_MASTER_ADDR": "mine-master-0"}
     pet = {"PET_NPROC_PER_NODE": nproc, "PET_NODE_RANK": str(rank), "PET_NNODES": "3"}
@@ -272,7 +278,7 @@ def test_a_train_job_has_a_node_a_pod():
 
 @pytest.mark.parametrize(("nproc", "shape"), [("auto", {"nodes": 3}), ("gpu", {"nodes": 3}), ("2", {"nodes": 3, "procs_per_node": 2})])
 def test_a_pytorch_job_has_a_node_a_pod_of_as_many_processes_as_it_says(nproc, shape):
-    """Its RANK is the pod's, also where WORLD_SIZE counts several processes in each."""
+    """RANK is the pod's, also where WORLD_SIZE counts several processes in each."""
     places = [detect(pytorch_job(rank, nproc), None, None, 1) for rank in range(3)]
     assert [(place.node, place.local_rank, place.standbys) for place in places] == [(rank, 0, 0) for rank in range(3)]
     assert all(place.shape == shape and place.rendezvous == ("mine-master-0", (23456,)) for place in places)
@@ -308,7 +314,10 @@ def test_kubeflow_variables_that_make_no_sense(change, named):
 
 
 def tf_job(role, index, **tasks):
-    """What the training operator sets in the pods of a TFJob: names of headless Services, one a pod, and a field of long ago."""
+    """Return the training operator's variables in pods of a TFJob.
+
+    They hold names of headless Services, one per pod, and an obsolete field.
+    """
     cluster = {kind: [f"mine-{kind}-{number}.ml.svc:2222" for number in range(count)] for kind, count in tasks.items()}
     return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": role, "index": index}, "environment": "cloud"})}
 

@@ -1,4 +1,4 @@
-"""The calendar of a run that goes on from a cursor: no example twice, none left out, and schedules that do not notice."""
+"""Epoch index of a resumed run: no example is repeated or skipped, and schedules continue."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def a_calendar(size, shape, start=START):
 
 
 def consumed(sampler, calendar, first, count):
-    """Each update's examples with its epoch, as a task would take them from the plan."""
+    """Return each update's examples with its epoch, as a task takes them from the plan."""
     found = []
     for step in range(first, first + count):
         place = calendar.place(step)
@@ -60,7 +60,7 @@ def test_a_resumed_run_is_where_an_uninterrupted_one_would_be(size, batch, step,
 @CALM
 @given(st.integers(1, 60), SHAPES, SHAPES, st.integers(0, 30), st.integers(1, 300))
 def test_a_budget_of_examples_ends_with_the_update_that_completes_it(size, before, shape, done, budget):
-    """Also of a run that has gone on with another batch: the same examples in either mode, to less than an update."""
+    """Also after a resume with another batch: the same examples in either mode, to an update."""
     cursor = a_calendar(size, before)[1].cursor(done)
     _, calendar = a_calendar(size, shape, cursor)
 
@@ -96,7 +96,7 @@ def rates(job, cursor, batch=32):
 @pytest.mark.parametrize("schedule", ["step", "cosine"])
 @pytest.mark.parametrize("batch", [8, 64, 100])
 def test_with_another_batch_size_the_schedule_goes_on_by_examples(schedule, batch):
-    """The rate after the change is the one that the same epoch had before it, and it ends where it would have ended."""
+    """The rate after the change equals the earlier rate at that epoch, and the end is the same."""
     job = Job(lr=0.1, schedule=schedule, epochs=4)
     whole, expected = rates(job, DataCursor(0, 0, 0))
     resumed, found = rates(job, whole.cursor(100), batch)

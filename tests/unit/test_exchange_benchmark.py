@@ -1,4 +1,4 @@
-"""All-reduces by themselves: bounds and fits, traces cut into all-reduces, tables; and small measurements on loopback."""
+"""All-reduce benchmarks: bounds, fits, traces, tables and small loopback measurements."""
 
 from __future__ import annotations
 

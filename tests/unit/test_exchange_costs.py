@@ -1,4 +1,7 @@
-"""What an exchange costs by its messages and by its bytes, and what the direct one would gain, of runs whose truth is written by hand."""
+"""Costs of the exchange by messages and bytes, and the gain of the direct one.
+
+The runs' bottlenecks are written by hand.
+"""
 
 import json
 import tempfile
@@ -63,7 +66,7 @@ def test_communication_that_is_mostly_around_the_all_reduce_is_called_overhead(t
 @settings(max_examples=10, deadline=None)
 @given(st.floats(0.01, 10), st.floats(1.001, 3), st.floats(0.001, 20), st.floats(0.0, 0.5))
 def test_a_calibration_that_is_slower_than_the_run_tells_no_exchange(step, slower, whole, spread):
-    """All of the step is own work there, scaled down to it, which does not mean that nothing was exchanged."""
+    """All of the step is then computation, scaled down to it, although there was an exchange."""
     with tempfile.TemporaryDirectory() as folder:
         path = explained_run(Path(folder), [{"compute": step * MS, "spread": spread}] * 2, direct={"direct_step_seconds": MS})
         document = json.loads((path / "calibration.json").read_text())

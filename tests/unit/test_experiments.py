@@ -1,4 +1,4 @@
-"""The page of experiments and what fills it in; the experiments themselves are `python -m benchmarks.experiments`."""
+"""The page of experiments and its generator; `python -m benchmarks.experiments` runs them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NODE = {"cores_available": 2, "cpu_model": "A processor", "memory_total_bytes": 
 
 
 def points_of(arguments):
-    """The points of a `trainer sweep` as it is typed."""
+    """Return the points of a `trainer sweep` command line."""
     with sweep.make_context("sweep", list(arguments)) as context:
         grid = make_grid(context.params["config"], context.params["grids"], context.params["repeats"])
         return plan(grid, {name: value for name, value in given_options(context).items() if name != "out"}, {}, context.params["config"])
@@ -41,7 +41,7 @@ def summary(**changes):
 
 
 def place(page, name):
-    """What stands between the markers of a place."""
+    """Return the text between the markers of a place."""
     return page.split(f"<!-- begin {name} -->")[1].split(f"<!-- end {name} -->")[0]
 
 
@@ -103,7 +103,7 @@ def test_what_a_calibrated_run_says_of_a_step(tmp_path):
 
 
 def replaced(point):
-    """The point with what a job of a sweep has besides."""
+    """Add the fields that a job of a sweep has."""
     return Point(point.settings, point.path, {"steps": None, "epochs": 20}, point.summary)
 
 
@@ -156,7 +156,7 @@ def test_a_measured_place():
 
 @pytest.mark.thorough
 def test_a_page_is_filled_in_from_the_runs(tmp_path):
-    """Two runs in the folder of a sweep, their pictures drawn; the other places stay as they are."""
+    """Two runs in the folder of a sweep, with pictures; the other places stay unchanged."""
     folder = tmp_path / "runs/cs744-alexnet-2-vs-3"
     entries = []
     for nodes in (2, 3):

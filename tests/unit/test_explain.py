@@ -1,4 +1,4 @@
-"""Verdicts on runs whose truth is written by hand."""
+"""Verdicts on runs whose true bottleneck is written by hand."""
 
 import json
 import tempfile
@@ -55,7 +55,7 @@ def test_the_largest_part_of_the_step_is_the_verdict(tmp_path, mode, parts, verd
 
 @pytest.fixture(scope="module")
 def four_nodes(tmp_path_factory):
-    """What is known of a run on four nodes, in both modes."""
+    """Return the evidence of a run on four nodes, in both modes."""
     return {
         mode: read_evidence(Run(explained_run(tmp_path_factory.mktemp(mode), steps(compute=9, count=4), mode=mode)))
         for mode in ("sync", "async")
@@ -72,7 +72,7 @@ def four_nodes(tmp_path_factory):
     spread=st.floats(0.0, 0.05),
 )
 def test_most_of_the_step_decides_whatever_the_sizes(four_nodes, mode, cause, share, rest, step_seconds, unlike, spread):
-    """One part has at least 60% of the step, the two others share the rest, and async workers differ by a tenth."""
+    """One part has at least 60% of the step, two share the rest, and async workers vary by 10%."""
     first, second = (part for part in ("compute", "data", "communicate") if part != cause)
     parts = {cause: share, first: (1 - share) * rest, second: (1 - share) * (1 - rest)}
     workers = []
@@ -96,7 +96,7 @@ def test_most_of_the_step_decides_whatever_the_sizes(four_nodes, mode, cause, sh
     network=st.floats(0.0, 0.3),
 )
 def test_one_slow_node_of_four_is_named_whatever_the_sizes(four_nodes, mode, times, slow, step_seconds, network):
-    """Its own work takes at least 1.6 times as long; the exchange takes up to 0.3 of what an ordinary step does."""
+    """Its work takes at least 1.6 times as long; the exchange up to 0.3 of an ordinary step."""
     workers = [{"compute": step_seconds * (times if node == slow else 1.0), "communicate": network * step_seconds} for node in range(4)]
     for worker in workers:
         worker["peers"] = step_seconds * times - worker["compute"] if mode == "sync" else 0.0
@@ -126,7 +126,7 @@ def test_a_slow_node_holds_up_the_others_in_sync_mode(tmp_path):
 
 
 def test_an_exchange_that_waits_for_a_node_without_cores_to_spare_is_that_node_s(tmp_path):
-    """Two thirds of the step are the exchange, while node 1 uses nine tenths of its fifth of a core and the others hardly any of theirs."""
+    """Two thirds are exchange; node 1 uses 90% of its 0.2 cores and the others little of theirs."""
     workers = [{"compute": 1 * MS, "peers": 3 * MS, "communicate": 8 * MS}, {"compute": 4 * MS, "communicate": 8 * MS}]
     found = judged(tmp_path, workers, node_figures=using((0.2, 0.8), (0.18, 0.2)))
     assert (found.verdict, found.slow_node, [node.limit for node in found.nodes]) == ("peers", 1, ["peer", "CPU"])
@@ -136,7 +136,7 @@ def test_an_exchange_that_waits_for_a_node_without_cores_to_spare_is_that_node_s
 @pytest.mark.parametrize(
     ("used", "more"),
     [
-        (using((0.7, 0.8), (0.18, 0.2)), {}),  # the other one is as busy
+        (using((0.7, 0.8), (0.18, 0.2)), {}),  # the other node is as busy
         (using((0.2, 0.8), (0.1, 0.2)), {}),  # it has cores to spare
         (using((0.1, 0.2), (0.18, 0.2)), {}),  # no node may use more
         ([{**figures, **LINK} for figures in using((0.2, 0.8), (0.18, 0.2))], {"bandwidth": "100mbit"}),  # the link is full
@@ -213,7 +213,7 @@ def test_what_lies_beside_training(tmp_path, figures, verdict, calibrated):
 @pytest.mark.parametrize("calibrated", [True, False])
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_the_share_of_training_is_that_of_the_summary(tmp_path, mode, calibrated):
-    """Of an async run whose workers have steps for a fifth of it, too: what they do not use is a part of training."""
+    """Also if async workers are busy for only a fifth of it; idle time is part of training."""
     clock = {"train_seconds": 0.9, "eval_seconds": 0.05, "updates_by_worker": [18, 18] if mode == "async" else None}
     found = judged(tmp_path, steps(compute=10), mode=mode, figures=clock, calibrated=calibrated)
     assert found.training_fraction == pytest.approx(0.9)
@@ -263,7 +263,7 @@ def test_a_run_that_went_on_after_losses_says_so_and_what_it_cost(tmp_path, figu
 
 
 def test_workers_without_tickets_are_idle_and_not_computing(tmp_path):
-    updates = {"updates_by_worker": [20, 20]}  # of 10 ms each, in a second
+    updates = {"updates_by_worker": [20, 20]}  # of 10 ms each, in one second
     found = judged(tmp_path, steps(compute=10), mode="async", figures=updates)
     assert (found.verdict, found.run_fractions["idle"]) == ("idle", pytest.approx(0.8))
     assert found.run_fractions["other"] == pytest.approx(0.0)
@@ -349,7 +349,7 @@ def test_nodes_that_share_cores_are_named(tmp_path):
 
 
 def test_a_node_that_others_kept_from_the_processor_is_named(tmp_path):
-    """Computing for nine tenths of the time takes nine tenths of a core; the second node had 0.5 of one."""
+    """Computing for 90% of the time takes 0.9 of a core; the second node had 0.5."""
     used = [{"cpu_cores_used": {"mean": cores, "max": cores}, "cores_available": 2.0} for cores in (0.9, 0.5)]
     found = judged(tmp_path, steps(compute=9, network=1), node_figures=used, figures={"run_seconds": 2.0, "train_seconds": 2.0})
     assert [note for note in notes(found) if "short of CPU" in note] == [
@@ -362,7 +362,7 @@ def test_a_node_that_others_kept_from_the_processor_is_named(tmp_path):
 
 
 def starving(*fractions):
-    """Figures of nodes of which so much was taken by others; they used 1.2 of the 2 cores."""
+    """Return figures of nodes that lost these fractions to other programs on 1.2 of 2 cores."""
     lost = [{"starved_fraction": fraction, "foreign_cpu_cores_used": 1.2} for fraction in fractions]
     return [{**figures, **own} for figures, own in zip(using(*[(0.5, 2.0)] * len(fractions)), lost, strict=True)]
 
@@ -375,7 +375,7 @@ def starving(*fractions):
         ([0.1], {}, None),
         ([None], {}, None),
         ([0.1, 0.3], {}, 1),
-        ([0.5, 0.5], {"nodes_sharing_cores": 2}, None),  # they wait for each other too
+        ([0.5, 0.5], {"nodes_sharing_cores": 2}, None),  # they also wait for each other
         ([0.7, 0.8], {"nodes_sharing_cores": 2}, 1),
         ([0.5], {"workers": 2}, None),
     ],
@@ -409,7 +409,7 @@ def test_a_run_too_short_to_sample_names_no_other_programs(tmp_path):
     [(0.11, 0.67, True), (0.08, 0.67, False), (0.01, 2.0, False), (0.2, 2.0, True), (None, 2.0, True)],
 )
 def test_a_node_that_asks_for_little_has_to_lose_what_matters_to_its_pace(tmp_path, lost, available, starved):
-    """A large part of little is little: it computes for a small part of its time, and waits for peers or its link else."""
+    """A large fraction of little is little: the node computes for a small part of its time."""
     figures = [{**starving(0.27)[0], "cpu_cores_lost": lost, "cores_available": available}]
     assert (judged(tmp_path, steps(compute=10, count=1), node_figures=figures).verdict == "starved") == starved
 

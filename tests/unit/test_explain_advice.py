@@ -1,4 +1,4 @@
-"""What would help, against arithmetic done by hand. A step takes 10 ms unless it says otherwise."""
+"""Advice against arithmetic done by hand; a step takes 10 ms unless noted."""
 
 import json
 
@@ -26,7 +26,7 @@ def advice(out, workers, **options):
 
 
 def test_twice_the_batch_pays_the_exchange_once(tmp_path):
-    """Computing takes 2 ms, and 1.2 ms for half the batch: 0.4 ms do not grow with it. Twice the examples take 11.6 ms instead of 10."""
+    """Computing takes 2 ms (1.2 ms for half), so 0.4 ms are fixed; twice the batch: 11.6 ms."""
     entry = advice(tmp_path, steps(compute=2, network=8), half_fraction=0.6)["--batch-size 64"]
     assert (entry.speedup, entry.bound) == (pytest.approx(2 * 10 / (10 + 1.6)), "about")
     assert "learning rate" in entry.caution
@@ -34,7 +34,7 @@ def test_twice_the_batch_pays_the_exchange_once(tmp_path):
 
 @pytest.mark.parametrize(("size", "advised"), [(127, False), (128, True)])
 def test_a_batch_of_more_than_all_training_examples_is_not_advised(tmp_path, size, advised):
-    """Two workers of a batch of 32: twice that is of 128 examples."""
+    """Two workers with a batch of 32: twice that is 128 examples."""
     path = explained_run(tmp_path, steps(compute=2, network=8))
     described = json.loads((path / "job.json").read_text())
     (path / "job.json").write_text(json.dumps({**described, "dataset": {"sizes": {"train": size, "test": 4}}}))
@@ -54,7 +54,10 @@ def test_a_batch_that_was_given_for_all_workers_is_doubled_for_all(tmp_path):
 
 
 def test_for_an_example_the_time_between_commands_stays(tmp_path):
-    """Each worker's 90 updates of 10 ms leave a tenth of its second; for twice the examples 20 ms become 11.6 ms, and the tenth stays."""
+    """Each worker's 90 updates of 10 ms leave 10% of its second idle, which stays.
+
+    Twice the examples take 11.6 ms instead of 20 ms.
+    """
     options = {"mode": "async", "half_fraction": 0.6, "figures": {"updates_by_worker": [90, 90]}}
     found = advice(tmp_path, steps(compute=2, network=8), **options)
     assert found["--batch-size 64"].speedup == pytest.approx(1 / (0.1 + 0.9 * 11.6 / 20))
@@ -68,7 +71,7 @@ def test_one_node_alone_may_be_faster_than_two(tmp_path):
 
 
 def test_one_node_alone_takes_all_of_a_global_batch(tmp_path):
-    """2 ms for half of the batch, 0.4 ms of which do not grow: 3.6 ms for all of it, against 10 ms on two nodes."""
+    """2 ms for half the batch, 0.4 ms of it fixed: 3.6 ms for all of it, against 10 ms on two."""
     options = {"half_fraction": 0.6, "batch_size": None, "global_batch_size": 64}
     entry = advice(tmp_path, steps(compute=2, network=8), **options)["--nodes 1"]
     assert (entry.speedup, entry.bound, entry.caution) == (pytest.approx(10 / 3.6), "about", None)
@@ -91,7 +94,10 @@ def test_where_nodes_share_cores_one_alone_is_quicker_than_it_was_among_them(tmp
     ids=["tf", "tf again", "torch async", "torch"],
 )
 def test_one_node_alone_keeps_the_overhead_of_its_steps(tmp_path, mode, own, seen, exchange, spread, measured):
-    """Runs of logistic regression on two nodes that share cores, in milliseconds of a step, and what one process made of the same job."""
+    """Measured runs of logistic regression on two nodes that share cores, and on one process.
+
+    Times are milliseconds of a step.
+    """
     path = explained_run(
         tmp_path, [{"compute": own * MS, "communicate": seen * MS, "spread": spread}] * 2, mode=mode, figures={"nodes_sharing_cores": 2}
     )
@@ -127,7 +133,10 @@ def test_a_bandwidth_is_doubled_in_figures_that_can_be_typed(tmp_path):
 
 
 def test_parameters_on_more_servers_take_the_load_off_one_link(tmp_path):
-    """Three nodes, 31.4 kB at 12.5 MB/s: 398 times a second. Three updates are 1.5 of them for each of two servers, 4/3 for a ring."""
+    """31.4 kB at 12.5 MB/s: 398 per second.
+
+    Three updates are 1.5 of them for each of two servers, and 4/3 for a ring.
+    """
     found = advice(tmp_path, steps(compute=1, network=9, count=3), mode="async", node_figures=[FULL] * 3, bandwidth="100mbit")
     assert found["--ps 2"].speedup == pytest.approx(12.5e6 / 31400 * 3 / 1.5 / 300)
     assert found["--mode sync"].speedup == pytest.approx(12.5e6 / 31400 * 3 / (4 / 3) / 300)
@@ -137,7 +146,7 @@ def test_parameters_on_more_servers_take_the_load_off_one_link(tmp_path):
 
 
 def test_a_worker_beside_the_only_server_is_not_sent_over_the_link(tmp_path):
-    """It makes 1000 updates a second where it is; over the links all three together could not make as many."""
+    """It makes 1000 updates per second locally; over the links all three together could not."""
     workers = [{"compute": 0.5 * MS, "communicate": 0.5 * MS}, *steps(compute=0.5, network=9.5)]
     found = advice(tmp_path, workers, mode="async", node_figures=[FULL] * 3, bandwidth="100mbit")
     assert "--batch-size 64" in found
@@ -145,7 +154,7 @@ def test_a_worker_beside_the_only_server_is_not_sent_over_the_link(tmp_path):
 
 
 def test_the_same_cores_evenly(tmp_path):
-    """The slow node computes for 8.8 ms of 11, which become 2.93 ms on thrice the cores; 2.2 ms of waiting stay."""
+    """The slow node's 8.8 of 11 ms become 2.93 ms on thrice the cores; 2.2 ms of waiting stay."""
     workers = [{"compute": 2 * MS, "peers": 8 * MS, "communicate": MS}, {"compute": 10 * MS, "communicate": MS}]
     figures = using((0.2, 1), (0.16, 0.2))
     found = advice(tmp_path, workers, cores_per_node="1,0.2", node_figures=figures)
@@ -156,14 +165,14 @@ def test_the_same_cores_evenly(tmp_path):
 
 
 def test_the_same_cores_evenly_do_not_make_the_others_slow(tmp_path):
-    """8 ms on one core become 13.3 ms on 0.6, which is more than what the slow node's 20 ms become."""
+    """8 ms on one core become 13.3 ms on 0.6, more than the slow node's 20 ms become."""
     workers = [{"compute": 8 * MS, "peers": 11 * MS, "communicate": MS}, {"compute": 19 * MS, "communicate": MS}]
     found = advice(tmp_path, workers, cores_per_node="1,0.2", node_figures=using((0.5, 1), (0.2, 0.2)))
     assert found["--cores-per-node 0.6"].speedup == pytest.approx(20 / (8 / 0.6))
 
 
 def test_an_exchange_that_a_node_with_few_cores_holds_up(tmp_path):
-    """Most of the step is the exchange; all of it is computed, on the slow node's fifth of a core, of which it has none to spare."""
+    """Most of the step is the exchange, which is bound by the slow node's fully used 0.2 cores."""
     workers = [{"compute": 1 * MS, "peers": MS, "communicate": 8 * MS}, {"compute": 2 * MS, "communicate": 8 * MS}]
     found = advice(tmp_path, workers, cores_per_node="1,0.2", node_figures=using((0.3, 1), (0.18, 0.2)))
     assert found["--cores-per-node 0.6"].speedup == pytest.approx(3)
@@ -173,7 +182,10 @@ def test_an_exchange_that_a_node_with_few_cores_holds_up(tmp_path):
 
 
 def test_an_exchange_goes_with_the_cores_of_the_parameter_server(tmp_path):
-    """Its 0.2 cores become 0.6, all in use: 8 + 8 ms become 5.33 ms there, and 1 + 8 ms become 1.67 + 2.67 ms on the other node."""
+    """Its 0.2 cores become 0.6, all in use.
+
+    8 + 8 ms become 5.33 ms there, and 1 + 8 ms become 1.67 + 2.67 ms on the other node.
+    """
     workers = [{"compute": 8 * MS, "communicate": 8 * MS}, {"compute": 1 * MS, "communicate": 8 * MS}]
     limits = {"cores_per_node": "0.2,1", "node_figures": using((0.2, 0.2), (1, 1))}
     gained = advice(tmp_path, workers, mode="async", **limits)["--cores-per-node 0.6"]
@@ -237,7 +249,7 @@ def test_the_translation_at_the_end_is_not_avoided_by_fewer_evaluations(tmp_path
 
 
 def test_every_option_that_is_recommended_is_one_of_the_command(tmp_path):
-    """Typed as they are shown, they make a valid job of the kind that they are recommended for."""
+    """As shown, they make a valid job of the kind that they are recommended for."""
     runs = [
         explained_run(tmp_path, steps(compute=1, network=9, count=3), mode="async", node_figures=[FULL] * 3, bandwidth="100mbit", name="a"),
         explained_run(tmp_path, steps(compute=1, network=9), node_figures=[FULL] * 2, bandwidth="1.5gbit", name="b", batch_size=3),

@@ -1,4 +1,4 @@
-"""The questions that `trainer explain` answers, on runs whose truth is written by hand: how long, still learning, processors; and all."""
+"""Questions of `trainer explain`: duration, learning and processors, on hand-written runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_an_interrupted_run_says_what_its_plan_takes(tmp_path):
     found = asked(trained(tmp_path, save_final=False, eval_every="end"))["duration"]
     assert found["predicted"]
     assert (found["measured_steps"], found["planned_steps"]) == (200, 400)
-    assert found["run_seconds"] == pytest.approx(4.0)  # the rest as long as what was measured; its evaluation was never measured
+    assert found["run_seconds"] == pytest.approx(4.0)  # the rest takes as long as measured; its evaluation was never measured
     assert found["total_seconds"] == pytest.approx(6.5)
     assert found["left"]["seconds"] == pytest.approx(2.0)
     assert found["total_seconds_low"] < 5.5 < 7.5 < found["total_seconds_high"]
@@ -54,7 +54,7 @@ def test_the_translation_at_the_end_is_said_to_be_left_out_where_it_was_not_meas
 
 
 def test_the_translation_at_the_end_is_counted_as_it_was_measured(tmp_path):
-    """Of a run that has ended, for a longer one: three seconds on its clock, of which one was that translation."""
+    """A finished run predicts a longer one; one of three seconds was that translation."""
     path = trained(tmp_path, state="succeeded", total=200, save_final=False, eval_every="end", described=TRANSLATING)
     assert asked(path)["duration"]["text"].endswith(", without final translation, which was not finished")
     with (path / "events.jsonl").open("a") as file:
@@ -74,12 +74,12 @@ def test_a_translation_that_was_cut_off_is_no_evaluation(tmp_path):
     write_document(path / "summary.json", {**summary_of(path), "run_seconds": 3.0, "total_seconds": 5.5, "translate_seconds": 1.0})
     assert asked(path)["duration"]["text"].endswith(", final translation 1 s, which was not finished")
     found = asked(path, "--planned-steps", "400")["duration"]
-    assert found["run_seconds"] == pytest.approx(4.0)  # what was cut off does not come again
+    assert found["run_seconds"] == pytest.approx(4.0)  # an interrupted translation is not repeated
     assert found["translate_seconds"] is None
 
 
 def without_summary(path, state):
-    """The run as it was before it ended: at work (by this process), or killed."""
+    """Restore the run's state before its end: running (in this process), or killed."""
     (path / "summary.json").unlink()
     status = json.loads((path / "status.json").read_text())
     pid = status["driver"]["pid"] if state == "running" else 2**22 + 1  # beyond what Linux gives to processes
@@ -122,7 +122,7 @@ def test_another_plan_than_that_of_the_run(tmp_path, option):
 
 
 def test_a_dataset_is_made_once(tmp_path):
-    """So that the time it took is no part of the start-up of a run that is longer; what is recorded of it may be anything."""
+    """Its time is not part of a longer run's start-up; the recorded time may be anything."""
     path = trained(tmp_path, state="succeeded", total=200, save_final=False, eval_every="end")
     before = asked(path, "--planned-steps", "2000")["duration"]
     event = {"schema": 1, "event": "dataset_made", "time_seconds": -1.0}
@@ -239,7 +239,7 @@ def test_the_loss_of_training_is_that_since_the_evaluation_before(tmp_path):
 
 
 def test_the_best_evaluation_is_one_evaluation(tmp_path):
-    """One that stands alone is no bend of the curve, but has the lowest loss: both figures are its own."""
+    """An outlier does not bend the curve, but has the lowest loss; both figures are its."""
     losses = [1.0, 0.9, 0.8, 0.7, 0.6, 0.3, 0.55, 0.5, 0.45, 0.5, 0.6, 0.65]
     found = asked(trained(tmp_path, evaluations=curve(losses)))["learning"]
     assert (found["best_step"], found["best_loss"]) == (60, 0.3)
@@ -267,7 +267,7 @@ UNEVEN = np.array([0.12, -0.12, 0.05, 0.1, -0.1, 0.08, -0.02, 0.1, -0.12, 0.06, 
     ],
 )
 def test_how_far_a_change_is_beyond_chance_decides_what_is_said_of_it(tmp_path, slope, errors, text):
-    """A loss that changes by `slope` over the run, with noise: the change of the last evaluations, in standard errors, is what is said."""
+    """A noisy loss changes by `slope` over the run; its last change in standard errors decides."""
     found = asked(trained(tmp_path, evaluations=curve(list(2 + slope * np.linspace(0, 1, 20) + UNEVEN))))["learning"]
     low, high = errors
     assert low <= abs(found["change"]) / found["change_error"] < high
@@ -317,7 +317,7 @@ def test_of_many_nodes_the_least_and_the_most_busy(tmp_path):
 
 
 def used_where_known(out, pairs, **options):
-    """Of nodes that used so many of the cores that they may use; None: of one of which nothing is known."""
+    """Return hardware use of nodes with (used, usable) cores each, or None for an unknown node."""
     figures = [using(pair)[0] if pair else {"cores_available": None, "cpu_cores_used": None, "cpu_fraction": None} for pair in pairs]
     workers = [{"compute": 9 * MS, "communicate": MS} for _ in pairs]
     return hardware_use(diagnose(Run(explained_run(out, workers, node_figures=figures, **options))))

@@ -1,4 +1,4 @@
-"""Verdicts on runs that went on from a checkpoint: they are on the last part, which alone was calibrated."""
+"""Verdicts on resumed runs: they cover the last segment, the only one calibrated."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ CLOCK_OF_10 = replace(
 
 
 def resumed_run(out, *, nodes=(2, 1), changed=None, calibrated=True, own=0.09, mode=("sync", "sync")):
-    """A run of 10 s that was resumed after 4 s; in its first part a step took a thousand times as long.
+    """Write a run of 10 s that was resumed after 4 s; its first segment had steps of 1000 s.
 
-    A node sends a megabyte a second and uses 0.5 cores in the first part, ten times as much and 0.9 cores in the second.
+    A node sends a megabyte per second and uses 0.5 cores in the first segment, ten times as much and 0.9 cores in the second.
     """
     job = a_job(out, name="resumed", nodes=nodes[1], batch_size=5, mode=mode[1])
     writer = open_run(job)
@@ -78,8 +78,8 @@ def resumed_run(out, *, nodes=(2, 1), changed=None, calibrated=True, own=0.09, m
 
 @pytest.mark.parametrize("nodes", [(2, 1), (1, 2), (2, 2)])
 def test_the_steps_of_the_part_that_was_calibrated_decide(tmp_path, nodes):
-    """An update of the first part took a thousand seconds: against the calibration all of that would be exchange."""
-    found = diagnose(Run(resumed_run(tmp_path, nodes=nodes)))
+    """With the first segment's steps of 1000 s, all time would be exchange."""
+    found = explain(Run(resumed_run(tmp_path, nodes=nodes)))
     assert (found.verdict, found.slow_node) == ("compute", None)
     assert found.step_fractions["compute"] == pytest.approx(1.0)
     assert found.run_fractions == pytest.approx(
@@ -130,7 +130,7 @@ def test_one_that_did_not_says_nothing(tmp_path):
 
 
 def test_a_summary_whose_steps_are_those_of_all_parts_gives_no_verdict(tmp_path):
-    """As older releases wrote it; where nothing had changed, the steps of all parts are alike."""
+    """As written by older releases; without a change, steps of all segments are equal."""
     for nodes, verdict in (((2, 1), "unknown"), ((2, 2), "compute")):
         path = resumed_run(tmp_path / str(nodes), nodes=nodes)
         summary = json.loads((path / "summary.json").read_text())

@@ -1,4 +1,4 @@
-"""The scores of all test sentences at a run's end: beside those of its evaluations in every table, and never taken for them."""
+"""Final scores of all test sentences, shown in addition to those of evaluations."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ OTHERS = [("perplexity", "perplexity", "lower"), ("token_accuracy", "token accur
 
 
 def translating(name="one", *, bleu=51.77, greedy=500, beam=4, listed=True, summary=None, **fields):
-    """A run that translates: its last evaluation has a BLEU of 27.53, its end another one."""
+    """Return a run that translates; its last evaluation has a BLEU of 27.53, its end `bleu`."""
     end = f"{SCORING}|beam{beam},penalty0.6,+50|sentences:2000"
     figures = {"bleu": 27.53, "chrf": 49.0, "exact": 0.25, "perplexity": 12.5, "token_accuracy": 0.5}
     scores = {"split": "test", "step": 450, "sentences": 2000, "signature": end, "seconds": 3.0, "bleu": bleu, "chrf": 70.0, "exact": 0.5}
@@ -145,7 +145,7 @@ def test_every_command_finds_it_under_end(tmp_path):
 def test_other_sentences_while_training_leave_everything_else_comparable():
     found = compare_runs([translating(eval_sentences=500), translating("two", greedy=100, eval_sentences=100)])
     (_, marks) = found.comparability.to_json()["not_comparable_with_the_first"]
-    assert marks == ["run time", "bleu", "chrf", "exact", "time to target"]  # translating takes time
+    assert marks == ["run time", "bleu", "chrf", "exact", "time to target"]  # translation takes time
     (told,) = (line for line in above(found) if "how translations" in line)
     assert "): BLEU, chrF and exact matches are not comparable; " in told
     text = as_text(found, layout="columns")

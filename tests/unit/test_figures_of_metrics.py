@@ -1,4 +1,4 @@
-"""Figures of metrics in words: percentages have two decimals wherever they stand, and a metric is called by its label."""
+"""Formatting of metrics: two decimals for percentages, and labels instead of names."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Whom to blame for the end of a run: examples, and histories of a cluster drawn at random."""
+"""The first failure of a run: examples, and random histories of a cluster."""
 
 import random
 
@@ -92,7 +92,10 @@ def test_a_lost_peer_is_not_quoted_where_another_signal_than_abort_came():
 
 
 def history(seed, offsets):
-    """Falls on three nodes as they arrive, with the true moment of each; the nodes' clocks are apart, and messages take their time."""
+    """Return failures on three nodes as they arrive, with the true moment of each.
+
+    The nodes' clocks differ, and messages are delayed.
+    """
     draw = random.Random(seed)
     terminations, arrivals = [], []
     for node, offset in enumerate(offsets):

@@ -1,4 +1,4 @@
-"""A node that says too much: it waits, or is cut off; the driver's memory is bounded either way."""
+"""A node that sends too much waits or is disconnected; the driver's memory is bounded."""
 
 import os
 import socket
@@ -30,11 +30,11 @@ SECRET = b"a secret of some length"
 
 @contextmanager
 def streams():
-    """The driver's end of a node, and the node's."""
+    """Yield the driver's and the node's end of a connection."""
     with ExitStack() as ends:
         pair = [ends.enter_context(end) for end in socket.socketpair()]
         both = tuple(Stream(*(ends.enter_context(end.makefile(mode)) for mode in ("rb", "wb"))) for end in pair)
-        ends.callback(pair[1].shutdown, socket.SHUT_RDWR)  # first of all, so that the threads that serve the driver end
+        ends.callback(pair[1].shutdown, socket.SHUT_RDWR)  # first, so that the driver's serving threads end
         yield both
 
 
@@ -52,13 +52,13 @@ def test_a_node_that_says_more_than_the_driver_comes_to_waits_and_nothing_is_los
         flooding.start()
         wait_until(lambda: len(sent) >= MAX_WAITING_BYTES // size - 2, 20, "what may wait")
         time.sleep(0.3)
-        assert len(sent) <= MAX_WAITING_BYTES // size + 1  # and one that has been read and may not wait yet
+        assert len(sent) <= MAX_WAITING_BYTES // size + 1  # and one that was read but may not be queued yet
         assert [members.next(5.0)[1]["number"] for _ in range(count)] == list(range(count))
         flooding.join()
 
 
 def test_a_message_larger_than_what_may_wait_is_heard():
-    """What a header weighs is estimated, so that one alone may weigh more."""
+    """A header's size is estimated, so a single message may exceed the limit."""
     with streams() as (driver, node):
         members = Members([NodeChannel(1, driver, "127.0.0.1", None, None, False)])
         for number in range(3):
@@ -101,7 +101,7 @@ def test_files_come_only_from_nodes_that_were_asked_to_stop(kind):
 
 @given(interval=st.floats(0.05, 60.0), seconds=st.floats(0.0, 1e4), asked=st.integers(0, 30))
 def test_samples_at_their_interval_and_those_asked_for_are_let_through(interval, seconds, asked):
-    """However late the driver comes to them."""
+    """However late the driver reads them."""
     requests = OutstandingRequests([1])
     requests.of_samples(1, interval)
     requests._sampling[1] = (time.monotonic() - seconds, interval)
@@ -144,7 +144,7 @@ def test_tasks_that_are_started_anew_may_say_as_much_again():
 @pytest.mark.parametrize("size", [0, 1, FILE_PIECE_BYTES, FILE_PIECE_BYTES + 1, 2 * FILE_PIECE_BYTES + 5])
 def test_a_log_of_any_size_travels_in_pieces_once(tmp_path, monkeypatch, size):
     sent = []
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # the agent's own folder, which it removes at the end of `serve` only
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # the agent's folder, which only the end of `serve` removes
     agent = Agent(SimpleNamespace(send=sent.append), 1)
     agent._logs, agent._ships_logs, text = tmp_path, True, os.urandom(size)
     (tmp_path / "worker-1.log").write_bytes(text)
@@ -167,7 +167,7 @@ def test_a_header_is_bounded():
 
 
 def test_a_recorded_handshake_is_worth_nothing():
-    """What an agent said to the driver, said again to the same driver: the challenge is another."""
+    """An agent's messages, replayed to the same driver, fail, as the challenge differs."""
     said = bytearray()
     with socket.create_server(("127.0.0.1", 0)) as door, socket.create_server(("127.0.0.1", 0)) as listening:
 

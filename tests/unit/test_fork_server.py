@@ -1,4 +1,4 @@
-"""Tasks that are forked from one process which has imported the framework."""
+"""Tasks that are forked from a process which has imported the framework."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def field(pid, name):
 
 
 class Machine:
-    """A fork server, and supervisors that start tasks by it."""
+    """A fork server, and supervisors that start tasks with it."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -42,7 +42,7 @@ class Machine:
 
 
 class Node:
-    """A supervisor whose reports are kept."""
+    """A supervisor that records its reports."""
 
     def __init__(self, folder, connection):
         self.folder, self.connection = folder, connection
@@ -152,9 +152,9 @@ def test_who_waits_for_a_server_that_does_nothing_can_be_ended(machine):
     assert (node.supervisor.alive(), node.deaths) == ([], [])
     other = machine.node()
     other.start("worker-1")
-    os.kill(machine.pid, signal.SIGCONT)  # it forks now, and kills as it was told
+    os.kill(machine.pid, signal.SIGCONT)  # it now forks, and kills as requested
     pid = other.pid("worker-1")
-    assert int(field(pid, "PPid")) == machine.pid  # so it has served what came before
+    assert int(field(pid, "PPid")) == machine.pid  # so it has served earlier requests
 
     def left():
         children = Path(f"/proc/{machine.pid}/task/{machine.pid}/children").read_text().split()
@@ -165,7 +165,7 @@ def test_who_waits_for_a_server_that_does_nothing_can_be_ended(machine):
 
 
 def test_what_the_server_cannot_fork_is_started_as_a_process_of_its_own(tmp_path, monkeypatch):
-    """The kernel refuses a fork where there are too many processes; here another speaks in the server's place."""
+    """The kernel refuses forks of too many processes; here the test answers for the server."""
     monkeypatch.setenv("PYTHONPATH", str(TOY))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     node = Node(tmp_path, theirs)
@@ -189,7 +189,7 @@ def test_random_deaths_are_reported_once_each_and_in_their_order(machine, seed):
     pids = {name: node.pid(name) for name in names}
     for name in order:
         os.kill(pids[name], chance.choice([signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS]))
-        # Reaped, and not only ended: of several that have ended the kernel gives the one that was forked first.
+        # Reaped, not only ended: of several ended tasks the kernel returns the first forked.
         wait_until(lambda: not Path(f"/proc/{pids[name]}").exists(), 5, "the reaping of a task")  # noqa: B023
     deaths = sorted(node.dead_by(10, len(names)), key=lambda death: death.order)
     assert [(death.task, death.pid, death.order) for death in deaths] == [(name, pids[name], at + 1) for at, name in enumerate(order)]

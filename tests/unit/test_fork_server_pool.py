@@ -1,4 +1,4 @@
-"""Fork servers that many runs are lent, one after another or at once."""
+"""Fork servers shared by many runs, sequentially or concurrently."""
 
 import os
 import resource
@@ -44,7 +44,7 @@ def pool(standing, monkeypatch):
 
 
 def started(folder):
-    """A lent server, the process of a task that it has forked, and the supervisor that has asked for it."""
+    """Return a borrowed server, the pid of a task that it forked, and the requesting supervisor."""
     server = open_fork_server(JOB)
     node = Node(folder, server.connect({}, "-"))
     node.start("worker-0")
@@ -111,7 +111,7 @@ def test_who_would_have_started_another_server_is_lent_none(pool, difference, mo
 
 
 @settings(max_examples=50)
-@example("MASTER_ADDR", "a")  # which no task is given
+@example("MASTER_ADDR", "a")  # which no task gets
 @given(st.text("ABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789", min_size=1, max_size=20), st.text("abc", min_size=1))
 def test_each_variable_is_compared_or_handed_over(name, value):
     before, state = os.environ.pop(name, None), inherited_state()
@@ -140,7 +140,7 @@ def test_a_server_that_has_ended_is_replaced(pool, tmp_path):
 
 @pytest.mark.thorough
 def test_who_asks_for_nothing_keeps_nobody_waiting_for_long(pool, tmp_path):
-    first, _, node = started(tmp_path)  # imports the framework, which may take longer than what is timed
+    first, _, node = started(tmp_path)  # imports the framework, which may take longer than the timed part
     node.supervisor.stop(0.0)
     first.close()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:

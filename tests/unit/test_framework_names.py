@@ -1,4 +1,4 @@
-"""What is true of one framework stands in its backend or in its row of the table: nothing else decides by a framework's name."""
+"""Nothing decides by a framework's name outside its backend or its row of a table."""
 
 import ast
 import re
@@ -18,7 +18,7 @@ NAMES_ONE = re.compile(r"\b(tf|torch|torchvision|tensorflow|keras|pytorch|cuda)\
 
 
 def texts(tree):
-    """Yield the texts of a module, without docstrings."""
+    """Yield the string constants of a module, without docstrings."""
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:

@@ -1,4 +1,4 @@
-"""No function of the product is longer than a screen; ruff bounds complexity, statements and parameters (pyproject.toml)."""
+"""Length limit of product functions; ruff bounds complexity, statements and parameters."""
 
 import ast
 import tomllib

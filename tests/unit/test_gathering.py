@@ -1,4 +1,4 @@
-"""Examples as arrays: to the bit what a dataset's own normalisation and the definition of changes give."""
+"""Examples as arrays: bit-identical to the dataset's normalisation and defined changes."""
 
 from __future__ import annotations
 

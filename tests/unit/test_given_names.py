@@ -1,4 +1,4 @@
-"""An error about a setting names it as it was given: the option as typed, the variable, or the key and the file."""
+"""Errors about a setting name it as it was typed: option, variable, or key and file."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _toy_alone(monkeypatch, tmp_path):
 
 
 def said(capsys, monkeypatch, source, settings, *more):
-    """The error of a run with these settings, all from one source."""
+    """Return the error of a run with these settings, all from one source."""
     arguments = ["run", *more]
     if source == "flag":
         for field, value in settings.items():
@@ -73,7 +73,7 @@ def said(capsys, monkeypatch, source, settings, *more):
 
 
 def begins(source, field):
-    """How a message about a field has to begin, and what it has to have besides."""
+    """Return the beginning of a message about a field, and what else it must contain."""
     if source == "flag":
         return f"error: {flag_name(field)}: ", ""
     if source == "environment":
@@ -88,7 +88,7 @@ SOURCES = ["flag", "environment", "file"]
 @pytest.mark.parametrize("field", [field for field in Job.model_fields if field not in ("backend",)])
 def test_every_field_with_an_invalid_value(capsys, monkeypatch, source, field):
     if source == "flag" and is_boolean(field):
-        return  # a switch has no value that could be wrong
+        return  # a switch has no invalid value
     besides = [] if field == "backend" else ["--backend", "toy"]
     err = said(capsys, monkeypatch, source, {field: invalid(field)}, *besides)
     start, has = begins(source, field)

@@ -1,4 +1,4 @@
-"""One GPU a worker, found against asked for: who gets which, what is refused, and what the hosts' table says."""
+"""Assignment of one GPU per worker: order, refusals, and the table of hosts."""
 
 from collections import Counter
 
@@ -24,7 +24,7 @@ def gpus(machine, *numbers):
 
 
 def host(machine, *numbers, total=None, **more):
-    """A node's description, whose processes may use the GPUs with these numbers."""
+    """Return a node's description, whose processes may use the GPUs with these numbers."""
     count = total if total is not None else len(numbers)
     described = {
         "gpus": [{"name": H100, "memory_total_bytes": 85_520_809_984, "uuid": f"GPU-{machine}-{one}"} for one in range(count)] or None,
@@ -46,7 +46,7 @@ def shown(assignment):
 
 
 def test_each_worker_gets_one_in_the_order_of_its_node():
-    """Different numbers of workers on the nodes, and GPUs that somebody else has ordered."""
+    """Different numbers of workers per node, and GPUs in another order."""
     found = assigned([host("a", 0), host("b", 3, 1, 2)], "gpu", procs_per_node=(1, 2))
     assert shown(found) == {"worker-0": "0", "worker-1": "3", "worker-2": "1"}
     assert found.document == {
@@ -172,7 +172,7 @@ def test_no_two_workers_have_the_same_and_all_have_one_or_none(device, nodes):
 
 @given(VISIBLE, st.lists(st.integers(1, 3), min_size=1, max_size=3), st.sampled_from(["auto", "cpu", "gpu"]))
 def test_workers_that_start_early_see_what_they_are_given_later(visible, workers, device):
-    """On one machine, and on hosts alike: processes that are started before the driver has decided are taken."""
+    """On one machine, and on equal hosts: processes started before the driver decides are used."""
     one = host("a", *visible)
     job = Job(backend="torch", nodes=len(workers), procs_per_node=tuple(workers) if len(workers) > 1 else workers[0], device=device)
     try:
@@ -191,7 +191,7 @@ def test_a_tasks_environment(tmp_path):
     assert task_environment(own, tmp_path, None) == {**kept, "CUDA_VISIBLE_DEVICES": "3,1"}
     assert task_environment(own, tmp_path, "1") == {**kept, "CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     ordered = {**own, "CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
-    assert task_environment(ordered, tmp_path, "1")["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"  # the indices are its
+    assert task_environment(ordered, tmp_path, "1")["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"  # the indices follow that order
 
 
 def test_workers_on_different_devices_are_refused_and_unused_gpus_told():

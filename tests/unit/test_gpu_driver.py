@@ -1,4 +1,4 @@
-"""What the driver tells of GPUs, through nvidia-ml-py and a stand-in for its library; and what is known where it tells nothing."""
+"""GPU data from nvidia-ml-py with a fake library, and from device files without it."""
 
 import json
 import os
@@ -61,7 +61,7 @@ def test_device_files_are_counted_where_nothing_tells_more(tmp_path):
         pytest.skip("this machine has a GPU of its own")
     assert describe_gpus({}, tmp_path)["visible_gpus"] == []
     (tmp_path / "dev/dri/renderD128").touch()
-    assert describe_gpus({}, tmp_path)["visible_gpus"] is None  # another maker's: its framework has to tell
+    assert describe_gpus({}, tmp_path)["visible_gpus"] is None  # another vendor's: only its framework knows
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
         (tmp_path / "dev" / name).touch()
     found = [{"visible_as": number, "uuid": None, "gpu": int(number)} for number in ("0", "1")]

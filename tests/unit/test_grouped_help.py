@@ -1,4 +1,4 @@
-"""Help of commands with many options: sections by topic, each option in one of them, the most used first."""
+"""Help of commands with many options: sections by topic, most used options first."""
 
 import re
 import subprocess

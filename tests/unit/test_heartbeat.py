@@ -1,4 +1,4 @@
-"""Who is silent for too long is lost: counted without a clock of its own, over real sockets, and under what a peer may do."""
+"""Heartbeat timeouts: silence counted without a clock, over sockets and with hostile peers."""
 
 import socket
 import threading
@@ -59,7 +59,7 @@ def test_each_peer_is_counted_by_itself_and_one_that_is_not_looked_at_begins_ane
 
 @pytest.fixture
 def pair():
-    """Both ends of a connection over TCP, as streams."""
+    """Yield both ends of a TCP connection, as streams."""
     with ExitStack() as files, socket.create_server(("127.0.0.1", 0)) as server:
         ours = files.enter_context(socket.create_connection(server.getsockname()))
         theirs = files.enter_context(server.accept()[0])
@@ -107,12 +107,12 @@ def test_closing_waits_for_no_reader_and_no_writer(pair):
     ended = []
 
     def read():
-        with suppress(ValueError):  # on a busy machine it comes after the closing
+        with suppress(ValueError):  # on a busy machine it runs after the close
             assert ours.receive() is None
         ended.append(None)
 
     def write():
-        with suppress(OSError, ValueError):  # which one depends on where it was
+        with suppress(OSError, ValueError):  # the error depends on where it was
             while True:
                 ours.send(Message("x", {"text": "x" * 10**6}))
         ended.append(None)
@@ -136,11 +136,11 @@ def test_the_system_ends_a_connection_that_nothing_acknowledges(pair):
     assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 6
     assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 20_000
     assert other.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0
-    theirs.limit_silence(365 * 86_400.0)  # the longest that the option takes
+    theirs.limit_silence(365 * 86_400.0)  # the maximum of the option
 
 
 class Nodes:
-    """A driver's control over sockets, whose other ends the test speaks for."""
+    """A driver's control over sockets whose other ends the test uses."""
 
     def __init__(self, files, count, limit_seconds):
         self.streams, channels = [], []
@@ -165,7 +165,7 @@ class Nodes:
         self.control.nodes.greet(30.0)
 
     def live(self, node):
-        """Give signs of life, and read what comes, until the test is over."""
+        """Send heartbeats and read messages until the test is over."""
 
         def talk():
             with suppress(OSError, ValueError):  # the test is over
@@ -209,7 +209,7 @@ def test_a_silent_node_is_lost_and_blamed_even_where_its_victim_falls_first(vict
         error = nodes.failure()
         assert str(error) == "node 2 (host host-2, 10.0.0.2) has not been heard of for 3 s (--node-timeout)"
         assert error.task == "agent-2"
-        while (message := nodes.streams[2].receive()) is not None:  # it has been cut off, and hears of its end when it can
+        while (message := nodes.streams[2].receive()) is not None:  # it is disconnected, and reads its end when it can
             assert message.kind == ALIVE.kind
 
 

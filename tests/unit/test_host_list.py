@@ -1,4 +1,4 @@
-"""Hosts of a run: lists as people, Slurm and MPI write them, and what is none."""
+"""Host lists as written by people, Slurm and MPI, and invalid ones."""
 
 import os
 import time
@@ -132,7 +132,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_host(tmp_path):
 
 
 def test_a_byte_order_mark_is_no_part_of_a_secret(tmp_path):
-    """Nodes whose files were written by different editors have the same one."""
+    """Files from different editors hold the same secret."""
     for encoding in ("utf-8", "utf-8-sig"):
         (tmp_path / encoding).write_text("0123456789abcdef\n", encoding=encoding)
         assert read_secret(tmp_path / encoding) == b"0123456789abcdef"
@@ -190,8 +190,8 @@ def test_a_file_of_very_many_hosts_is_refused_before_they_are_made(tmp_path, lin
     began = time.thread_time()
     with pytest.raises(UsageError, match=named):
         read_hostfile(path)
-    assert time.thread_time() - began < 5.0  # minutes where they are made
-    tracemalloc.start()  # which takes ten times as long
+    assert time.thread_time() - began < 5.0  # minutes if they were created
+    tracemalloc.start()  # takes ten times as long
     try:
         with pytest.raises(UsageError):
             read_hostfile(path)

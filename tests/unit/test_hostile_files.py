@@ -1,7 +1,7 @@
-"""No file of a run, a sweep, a checkpoint or a prepared dataset, whatever is in it, brings a command to a traceback, a halt or its knees.
+"""Damaged files of runs, sweeps, checkpoints and datasets never crash or hang a command.
 
-`make test` has the same cases every time; `make conformance` others in each session. ``--seed N`` repeats those of a seed; a failure says
-with which number, and what was done to which file.
+`make test` has the same cases every time; `make conformance` others in each session. ``--seed N`` repeats those of a seed; a failure
+shows the number, and what was done to which file.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ DELETING = [["runs", "delete", "out/one", "--yes"], ["runs", "delete", "out/swep
 
 
 class Commands:
-    """Runs batches of commands below a folder, by a server that is started anew where it ends."""
+    """Runs batches of commands below a folder, by a server that is restarted when it ends."""
 
     def __init__(self, cache: Path) -> None:
         self._environment = {**os.environ, "TRAINER_DATA_CACHE": str(cache), "COLUMNS": "100"}
@@ -108,7 +108,7 @@ class Commands:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder with everything undamaged, which is copied to ``work`` beside it for each case."""
+    """Create a folder with everything undamaged, which is copied to ``work`` for each case."""
     root = tmp_path_factory.mktemp("hostile")
     before = os.environ.get("TRAINER_DATA_CACHE")
     os.environ["TRAINER_DATA_CACHE"] = str(root / "whole" / "cache")
@@ -130,7 +130,7 @@ def commands(place):
 
 @pytest.fixture(scope="module")
 def undamaged(place, commands):
-    """What each command takes on the undamaged files: seconds and bytes; each of them comes to its end there."""
+    """Return the seconds and bytes of each command on the undamaged files, where all succeed."""
     found = {}
     for command in (*QUICK, *SLOW, *OF_CHECKPOINT, *OF_STORE, *OF_SWEEP, *DELETING):
         answer = commands.run(fresh(place), [command])
@@ -147,7 +147,7 @@ def fresh(place: Path) -> Path:
 
 
 def files_of(place: Path) -> list[tuple[str, list[list[str]]]]:
-    """Each file that is damaged, and the commands that read it."""
+    """Return each file that is damaged, and the commands that read it."""
     store = next(path for path in (place / "whole" / "cache").iterdir() if path.name.startswith("digits"))
     run = [(f"out/one/{name}", QUICK) for name in (*RUN_FILES, *RUN_FILES, *LINE_FILES)]
     run += [(f"out/two/{name}", [command for command in QUICK if "out/two" in command]) for name in RUN_FILES]
@@ -157,11 +157,11 @@ def files_of(place: Path) -> list[tuple[str, list[list[str]]]]:
 
 
 def check(place, commands, undamaged, seed, number, *, most_commands):
-    """Do one case: damage a file, or two, and run some of the commands that read it."""
+    """Run one case: damage one or two files, and run some of the commands that read them."""
     chance = random.Random(f"{seed} {number}")
     work = fresh(place)
     name, readers = chance.choice(files_of(place))
-    if readers is SLOW and chance.random() < 0.7:  # they take ten times as long as the others
+    if readers is SLOW and chance.random() < 0.7:  # they take ten times as long
         readers = QUICK
     hows = ("bytes", "value", "value", "value", "signed", "kind")
     done = [damage(work / name, chance.choice(hows), chance)]
@@ -184,7 +184,7 @@ def check(place, commands, undamaged, seed, number, *, most_commands):
 
 
 def seed_of(request, capsys, default):
-    """Return the seed that is asked for, or else `default`; it is printed."""
+    """Return and print the requested seed, or else `default`."""
     given = request.config.getoption("seed")
     seed = default if given is None else given
     with capsys.disabled():
@@ -267,7 +267,7 @@ def test_slow_thousands_of_damages_are_errors_or_none(place, commands, undamaged
 
 @pytest.mark.slow
 def test_slow_each_field_may_be_null_or_missing_or_something_else(place, commands, request, capsys):
-    """Each field of each document of a run, the first two of a list, the first line of each file of lines."""
+    """Each field of a run's documents, the first two of a list, the first line of line files."""
     seed = seed_of(request, capsys, SESSION_SEED)
     chance = random.Random(seed)
     work = fresh(place)
@@ -300,7 +300,7 @@ def places(tree, above=()):
 
 
 def altered(tree, place_in, value):
-    """The JSON of a tree with other text at a place, or, where there is none, without the place."""
+    """Return a tree's JSON with other text at a place, or, without text, without the place."""
     holder = tree
     for key in place_in[:-1]:
         holder = holder[key]

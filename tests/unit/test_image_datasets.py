@@ -1,4 +1,4 @@
-"""The image datasets: glyphs in colour, random images, CIFAR-10 and SVHN from files, folders of pictures."""
+"""Image datasets: coloured glyphs, random images, CIFAR-10 and SVHN files, picture folders."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def md5(path):
 
 
 def stored(cache, source, data_dir):
-    """Make a store from a source that is no plugin, and return images [n, c, h, w] and labels by split."""
+    """Make a store from an unregistered source; return images [n, c, h, w] and labels by split."""
     build_store(cache, "made", source.name, source, data_dir, again=True)
     files = {split: [np.load(cache / "made" / f"{split}_{kind}.npy") for kind in ("images", "labels")] for split in ("train", "test")}
     return {split: (images.transpose(0, 3, 1, 2), labels) for split, (images, labels) in files.items()}
@@ -80,7 +80,7 @@ class TestGlyphs:
     def test_are_in_colour_and_tell_nothing_by_brightness(self):
         images, labels = render_split(GLYPHS.style, glyph_tiles(), 28, "train", 20 * BLOCK)
         means_nc = images.mean((2, 3)) / 255
-        assert np.abs(np.corrcoef(means_nc.T)[np.triu_indices(3, 1)]).max() < 0.1  # channels vary on their own
+        assert np.abs(np.corrcoef(means_nc.T)[np.triu_indices(3, 1)]).max() < 0.1  # channels vary independently
         brightness = [means_nc[labels == digit].mean() for digit in range(10)]
         assert np.ptp(brightness) < 0.03
 
@@ -268,12 +268,12 @@ def write_archive(path, contents):
 
 
 class Python2Pickler(pickle._Pickler):
-    """Writes what Python 2 wrote: byte strings as such, and numpy's functions under the names of that time."""
+    """Pickles as Python 2 did: byte strings as such, and numpy's functions by old names."""
 
     def save_string(self, value):
         self.write(pickle.BINSTRING + struct.pack("<i", len(value)) + value)
 
-    dispatch = {**pickle._Pickler.dispatch, bytes: save_string}  # noqa: RUF012 — as the class that it extends has it
+    dispatch = {**pickle._Pickler.dispatch, bytes: save_string}  # noqa: RUF012 — as in the base class
 
 
 def pickled(data, labels):
@@ -284,7 +284,7 @@ def pickled(data, labels):
 
 @pytest.fixture
 def cifar(tmp_path):
-    """Writers of the three forms; each returns the source that accepts the files as published."""
+    """Return writers of the three forms; each returns the source that accepts published files."""
     batches = cifar_batches()
 
     def write(form, contents=None):
@@ -365,7 +365,7 @@ class TestCifar10:
 @pytest.mark.parametrize("name", ["cifar10", *(pytest.param(name, marks=pytest.mark.slow) for name in ("svhn", "svhn:extra"))])
 def test_a_download_that_fails_is_one_clear_error_and_leaves_nothing(cache, tmp_path, monkeypatch, name):
     for variable in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
-        monkeypatch.setenv(variable, "http://127.0.0.1:9")  # nobody listens there: no test reaches the internet
+        monkeypatch.setenv(variable, "http://127.0.0.1:9")  # no listener: no test reaches the internet
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     monkeypatch.setattr("tempfile.tempdir", None)
     (tmp_path / "temporary").mkdir()
@@ -383,7 +383,7 @@ def picture(path, colour, size=(40, 30), **options):
 
 @pytest.fixture
 def pictures(tmp_path):
-    """Two classes, five pictures in several formats and depths."""
+    """Create two classes with five pictures in several formats and depths."""
     root = tmp_path / "my pictures"
     picture(root / "train" / "cats" / "a.png", (200, 0, 0))
     picture(root / "train" / "cats" / "deep" / "er" / "b.bmp", (0, 200, 0), size=(20, 50))
@@ -425,7 +425,7 @@ class TestImageFolder:
         assert stored_dataset.open_dataset(name).images("train")[3, :, 0, 0].tolist() == [3, 2, 1]
 
     def test_what_a_changed_folder_left_can_be_removed(self, pictures, cache):
-        """Also when the pictures are gone; other folders' and sizes' stores stay."""
+        """Also without the pictures; stores of other folders and sizes stay."""
         name, other = f"image-folder:{pictures}?size=8", f"image-folder:{pictures}?size=16"
         first, kept = stored_dataset.prepare(name), stored_dataset.prepare(other)
         picture(pictures / "train" / "dogs" / "new.png", (1, 2, 3))
@@ -467,7 +467,7 @@ class TestImageFolder:
         environment = {**os.environ, "TRAINER_DATA_CACHE": str(tmp_path / "made")}
         said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
         assert "7 + 2 examples in " in said
-        assert int(re.search(r"VmHWM:\s+(\d+) kB", said)[1]) < 300 << 10  # one of them took 580 MB
+        assert int(re.search(r"VmHWM:\s+(\d+) kB", said)[1]) < 300 << 10  # one of them once took 580 MB
 
     def test_a_picture_that_is_too_large_is_named_and_can_be_left_out(self, pictures, cache):
         Image.new("1", (10_000, 9_000)).save(pictures / "train" / "cats" / "wide.png")
@@ -481,7 +481,7 @@ class TestImageFolder:
         assert len(opened.left_out) == 2
 
     def test_no_program_is_started_for_a_picture(self, pictures, cache, tmp_path, monkeypatch):
-        """Pillow has Ghostscript read PostScript, whatever the file is called."""
+        """Pillow runs Ghostscript on PostScript, whatever the file's name."""
         gs = tmp_path / "bin" / "gs"
         gs.parent.mkdir()
         gs.write_text(f"#!/bin/sh\necho started >> {tmp_path}/log\n")
@@ -579,7 +579,7 @@ class TestImageFolder:
         assert (dict(opened.info.sizes), len(opened.left_out)) == ({"train": 3, "test": 3}, 3)
 
     def test_a_class_whose_name_is_not_utf8_is_refused(self, pictures, cache):
-        """A checkpoint and an export have the names of classes, and could not be written."""
+        """Checkpoints and exports contain class names, and could not be written."""
         (pictures / "train" / "cats").rename(pictures / "train" / os.fsdecode(b"caf\xe9"))
         (pictures / "val" / "cats").rename(pictures / "val" / os.fsdecode(b"caf\xe9"))
         with pytest.raises(UsageError, match=r"class folders whose names are not UTF-8: caf\\xe9\. Rename them"):
@@ -594,7 +594,7 @@ class TestImageFolder:
         assert [line.partition(":")[0].rpartition("/")[2] for line in opened.left_out] == [r"bad\xe9.png"]
 
     def test_a_folder_whose_path_is_not_utf8_is_refused(self, pictures, cache, monkeypatch):
-        """A run knows its data by name. A link to it is as good as another name."""
+        """A run identifies its data by name; a link to the folder works as well."""
         odd = pictures.parent / os.fsdecode(b"caf\xe9")
         pictures.rename(odd)
         for name, folder in ((f"image-folder:{odd}", None), ("image-folder", odd)):
@@ -639,7 +639,7 @@ class TestImageFolder:
 
 
 def png_file(path, values_hwc, bits, key=None):
-    """Write a PNG of any depth, in grey or RGB; Pillow writes few."""
+    """Write a PNG of any depth, in grey or RGB; Pillow writes few of them."""
     height, width, channels = values_hwc.shape
     rows = values_hwc.reshape(height, -1)
     if bits == 16:
@@ -662,7 +662,7 @@ def pnm_file(path, values_hwc, bits, plain):
 
 
 def tiff_file(path, values_hwc, bits, order, white_is_zero):
-    """Write a TIFF of grey with 12 or 16 bits."""
+    """Write a grey TIFF with 12 or 16 bits."""
     height, width, _ = values_hwc.shape
     values = (2**bits - 1 - values_hwc if white_is_zero else values_hwc).reshape(height, width)
     if bits == 16:
@@ -677,7 +677,7 @@ def tiff_file(path, values_hwc, bits, order, white_is_zero):
 
 
 def saved(name, **options):
-    """Return a writer by Pillow of values with 8 or 16 bits."""
+    """Return a Pillow writer of values with 8 or 16 bits."""
 
     def write(path, values_hwc, bits):
         values = values_hwc[..., 0] if values_hwc.shape[2] == 1 else values_hwc
@@ -750,7 +750,7 @@ class TestPictures:
         assert decode(tmp_path / "palette.png", 4).shape == (3, 4, 4)
 
     def test_ink_on_transparency_is_not_one_square(self, tmp_path):
-        """Whatever way a file has of saying which parts are transparent."""
+        """In every way in which a file marks transparent parts."""
         ink = np.zeros((8, 8), np.uint8)
         ink[2:5, 2:5] = 255
         black = Image.new("L", (8, 8), 0)

@@ -1,4 +1,4 @@
-"""The image models: torchvision's architectures, the same numbers on both frameworks, at every size of image and batch."""
+"""Image models: torchvision's architectures, equal on both frameworks at any size and batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FOLDER = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """What each script computed in a process of its own, run when first asked for."""
+    """Return a function that returns a script's results, computed in a process on first use."""
     found = {}
 
     def of(name):
@@ -93,7 +93,7 @@ def test_a_forward_function_leaves_the_buffers_alone(results):
 
 
 def test_low_precision_is_low_and_logits_are_float32(results):
-    """bf16 keeps eight bits: results are off by about 2⁻⁸, which also shows that it was used."""
+    """bf16 has eight bits: errors of about 2⁻⁸ also show that it was used."""
     for framework in ("passes_tf", "passes_torch"):
         low, full = results(framework)["bf16/trained"], results(framework)[f"{CASES[0]}/trained"]
         assert low.dtype == np.float32
@@ -119,7 +119,7 @@ def test_initial_values_spread_as_torchvisions(results, model):
     ids=str,
 )
 def test_size_and_cost_are_the_published_ones(case, parameters, millions):
-    """The cost of torchvision's models is the one that torchvision documents with their weights (0.71 and 1.81 billion)."""
+    """The cost is that documented by torchvision with its weights (0.71 and 1.81 billion)."""
     assert case.spec.size == parameters
     assert case.spec.multiply_adds / 1e6 == pytest.approx(millions, rel=1e-3)
 

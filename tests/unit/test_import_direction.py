@@ -1,4 +1,4 @@
-"""Imports run one way, and a framework is imported only in its adapter."""
+"""Imports go in one direction, and a framework is imported only in its adapter."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ OWN_PROCESS = {
 
 
 def packages(repository):
-    """The packages as pyproject.toml lists them: a folder imports only folders that stand before it."""
+    """Return the packages of pyproject.toml in order: a folder imports only earlier ones."""
     return tomllib.loads((repository / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
 
 
 @pytest.fixture(scope="module")
 def sources(repository):
-    """Every source file of the packages: path relative to the repository, and the absolute names of all modules it imports."""
+    """Return every source file of the packages: its relative path and the modules it imports."""
     found = {}
     for package in packages(repository):
         folder = package.split(".")[1:]
@@ -52,7 +52,7 @@ def imported(path, package):
 
 
 def files_imported(sources):
-    """Return for each file the other files that it imports: a folder's ``__init__.py`` where that alone is named."""
+    """Return the files that each file imports; for a mere folder its ``__init__.py``."""
     modules = {"crosstrain." + path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in sources}
     found = {}
     for path, names in sources.items():
@@ -64,7 +64,10 @@ def files_imported(sources):
 
 
 def circles(arrows):
-    """Return every set of more than one node that all reach each other (Tarjan's strongly connected components)."""
+    """Return every set of several nodes that all reach each other.
+
+    These are Tarjan's strongly connected components.
+    """
     numbers, lowest, stack, found = {}, {}, [], []
 
     def visit(node):
@@ -111,7 +114,7 @@ def test_no_circle_of_files_exists(sources):
 
 
 def test_subfolders_import_one_way(sources):
-    """An ``__init__.py`` may load folders that stand after its own when it is asked for something."""
+    """An ``__init__.py`` may import later folders lazily."""
     arrows = defaultdict(set)
     for path, others in files_imported(sources).items():
         if not path.endswith("/__init__.py"):
@@ -127,7 +130,7 @@ def test_packages_are_the_folders_that_there_are(repository):
 
 
 def tree(repository):
-    """The packages in their order, each with the first sentence of its ``__init__.py``, as docs/architecture.md shows them."""
+    """Return the packages with the first sentence of each ``__init__.py``, as in the docs."""
     models = {f"crosstrain.models.{name}" for name in available("model")}
     rows = []
     for package in packages(repository):
@@ -144,7 +147,7 @@ def test_the_documented_tree_is_that_of_the_packages(repository):
 
 @pytest.mark.thorough
 def test_what_the_guides_import_can_be_imported(repository):
-    """The places that other people's models, datasets and backends import from: all of them before either framework."""
+    """Modules that third-party models, datasets and backends import, before either framework."""
     guides = "\n".join(path.read_text(encoding="utf-8") for path in repository.glob("docs/*.md"))
     modules = sorted(set(re.findall(r"^ *from crosstrain[.]([\w.]+) import", guides, re.MULTILINE)))
     modules = [module for module in modules if not {"tf", "torch"} & set(module.split("."))]
@@ -194,7 +197,7 @@ def test_a_framework_is_imported_in_its_adapter_alone(sources):
 
 
 def test_no_module_beside_the_adapters_loads_a_framework(sources):
-    """Import them all in one process, the backends' packages too, since the driver looks up a backend without running it."""
+    """All in one process, with backend packages, since the driver looks up backends."""
     modules = []
     for path in sources:
         if path in OWN_PROCESS or (adapter_of(path) and not path.endswith("/__init__.py")):

@@ -1,4 +1,4 @@
-"""What a leading task answers is believed only where it can be: steps that are outstanding, figures of workers that there are."""
+"""Impossible answers of a leading task are refused: unplanned steps, unknown workers."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -15,11 +15,11 @@ from crosstrain.engine.protocol.node_messages import Phase
 
 
 class RefusedError(RunFailedError):
-    """A leading task was given up."""
+    """A leading task was rejected."""
 
 
 class Task(LeadingTask):
-    """`change` turns the answers to a command into others."""
+    """A leading task whose answers to a command are replaced by `change`."""
 
     def __init__(self, mode="sync", change=lambda answers: answers):
         super().__init__()

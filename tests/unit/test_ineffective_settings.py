@@ -1,4 +1,4 @@
-"""A setting that does nothing is refused where it is typed for a run, and told where it comes from elsewhere."""
+"""An ineffective setting is refused if typed for a run, and noted if from elsewhere."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ WITH = {"schedule_coefficient": {"warmup_steps": "4"}}
 
 
 def json_value(text):
-    """A value as a file of settings has it."""
+    """Return a value as in a settings file."""
     return text == "true" if text in ("true", "false") else text
 
 
 def options_of(fields):
-    """What is typed for the values of settings."""
+    """Return the command-line options for values of settings."""
     return [f"--no-{name}" if value == "false" else f"{flag_name(name)}={value}" for name, value in fields.items()]
 
 
@@ -66,7 +66,7 @@ def a_framework(monkeypatch):
 
 
 def enabling(field):
-    """Every value of the other setting with which this one does something."""
+    """Return every value of the other setting with which this one has an effect."""
     needed = TAKES_EFFECT[field]
     others = {"keep_best": "loss", "max_restarts": "3", "eval_every": "5steps", "checkpoint_every": "5steps"}
     values = needed.values or (others.get(needed.field, "sqlite:///x.db"),)
@@ -172,7 +172,7 @@ settings_of_jobs = st.fixed_dictionaries(
 
 
 def typed(words):
-    """The options of a command as `resolve` takes them."""
+    """Return the options of a command as `resolve` takes them."""
     flags, iterator = {}, iter(words)
     for word in iterator:
         name = word.removeprefix("--").removeprefix("no-").replace("-", "_")

@@ -14,7 +14,7 @@ from crosstrain.core.errors import InterruptedRunError
 
 
 def read(*chunks):
-    """The batches that a reader gets of what is written in these pieces."""
+    """Return the batches that a reader gets when these chunks are written."""
     source, sink = os.pipe()
 
     def write():

@@ -1,4 +1,4 @@
-"""Every option of every command that takes an integer takes decimal digits alone."""
+"""Integer options of all commands accept only decimal digits."""
 
 import click
 import pytest

@@ -1,4 +1,4 @@
-"""Which interface nccl and gloo are told to use."""
+"""The network interface that nccl and gloo use."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Signals that ask a command to end, at moments and in places where they may be lost, or are not meant for it."""
+"""Signals that end a command, at moments and places where they may be lost or ignored."""
 
 import signal
 import subprocess
@@ -39,10 +39,10 @@ def test_an_interrupt_in_a_finaliser_is_not_forgotten(number):
 @pytest.mark.usefixtures("signals_as_before")
 @pytest.mark.parametrize(("inherited", "expected"), [(signal.SIG_DFL, ["in good order"]), (signal.SIG_IGN, [])])
 def test_a_terminal_that_is_closed_ends_a_run_unless_it_was_started_to_outlive_that(inherited, expected):
-    """``nohup trainer run … &``: what is ignored when a command starts stays so."""
+    """``nohup trainer run … &``: a signal ignored when a command starts stays ignored."""
     signal.signal(signal.SIGHUP, inherited)
     did = []
     with EndingSignals(lambda: did.append("in good order"), lambda: did.append("at once")) as signals:
         signal.raise_signal(signal.SIGHUP)
         assert (did, signals.interrupted) == (expected, bool(expected))
-    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # of one that was interrupted, a late signal is nothing more
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # once interrupted, late signals are ignored

@@ -1,4 +1,4 @@
-"""Each backend is usable where the other framework is not installed."""
+"""Each backend works where the other framework is not installed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OTHER = {"tf": "torch", "torch": "tf"}
 
 @pytest.fixture(scope="module", params=["tf", "torch"])
 def alone(request, tmp_path_factory, make_environment):
-    """An environment with one framework: the backend's name, and the command line in it."""
+    """Return a backend's name, and the command line in an environment with only its framework."""
     folder = tmp_path_factory.mktemp(f"{request.param}-alone")
     python = make_environment(folder / "env", ABSENT[request.param])
 
