@@ -28,7 +28,7 @@ def drawn(draw):
     return query, key, value, mask
 
 
-def said(function):
+def catch_message(function):
     try:
         function()
     except UsageError as error:
@@ -53,16 +53,18 @@ def main(backend, seed, file):
         tensors = [functions.tensor(array) for array in (query, key, value, mask)]
         for masked, causal, training in KINDS:
             context = ForwardContext(training, dropout=lambda x, rate, layer: x * (1 + rate))
-            given = (*tensors[:3], tensors[3] if masked else None, RATE if training else 0.0, 0)
-            results[f"{number}/{masked}/{causal}/{training}"] = functions.array(layers({}, context).attention(*given, causal=causal))
+            arguments = (*tensors[:3], tensors[3] if masked else None, RATE if training else 0.0, 0)
+            results[f"{number}/{masked}/{causal}/{training}"] = functions.array(layers({}, context).attention(*arguments, causal=causal))
     query, key, value, mask = map(functions.tensor, drawn(draw))
     context = ForwardContext(False)
     for kind in ("float32", "int32"):
-        other = import_module("tensorflow").cast(mask, kind) if backend == "tf" else mask.to(getattr(import_module("torch"), kind))
-        results[f"said of {kind}"] = said(lambda other=other: layers({}, context).attention(query, key, value, other, 0.0, 5))
+        numbers = import_module("tensorflow").cast(mask, kind) if backend == "tf" else mask.to(getattr(import_module("torch"), kind))
+        results[f"message for {kind}"] = catch_message(
+            lambda numbers=numbers: layers({}, context).attention(query, key, value, numbers, 0.0, 5)
+        )
     context = training_context(backend)
-    results["said of dropout"] = said(lambda: context.dropout(query, 0.1, 3))
-    results["said of no dropout"] = said(lambda: context.dropout(query, 0.0, 3))
+    results["message for dropout"] = catch_message(lambda: context.dropout(query, 0.1, 3))
+    results["message for no dropout"] = catch_message(lambda: context.dropout(query, 0.0, 3))
     np.savez(file, **results)
 
 

@@ -50,25 +50,25 @@ def made(
 
     The arguments change its job, its nodes, its data, its summary and further fields of job.json.
     """
-    asked = Job.model_validate({"backend": "torch", "out": folder, **job})
-    own = {**NODE, **(node or {})}
+    settings = Job.model_validate({"backend": "torch", "out": folder, **job})
+    node_facts = {**NODE, **(node or {})}
     values = {
         "run": name,
         "state": "succeeded",
-        "backend": asked.backend,
-        "mode": asked.mode,
-        "model": asked.model,
-        "data": asked.data,
-        "nodes": asked.nodes,
-        "workers": asked.workers,
-        "parameter_servers": asked.ps if asked.mode == "async" else None,
-        "batch_size": asked.per_worker_batch,
-        "global_batch_size": asked.global_batch,
-        "optimizer": asked.optimizer,
-        "learning_rate": asked.lr,
-        "seed": asked.seed,
-        "precision": asked.precision,
-        "precision_used": asked.precision,
+        "backend": settings.backend,
+        "mode": settings.mode,
+        "model": settings.model,
+        "data": settings.data,
+        "nodes": settings.nodes,
+        "workers": settings.workers,
+        "parameter_servers": settings.ps if settings.mode == "async" else None,
+        "batch_size": settings.per_worker_batch,
+        "global_batch_size": settings.global_batch,
+        "optimizer": settings.optimizer,
+        "learning_rate": settings.lr,
+        "seed": settings.seed,
+        "precision": settings.precision,
+        "precision_used": settings.precision,
         "synthetic": False,
         "resumed": 0,
         "network_source": "interface",
@@ -85,14 +85,14 @@ def made(
         "final_train_loss": 0.25,
         "eval": {"split": "test", "examples": 360, "loss": 0.5, "accuracy": 0.875},
         "best_eval": {"accuracy": 0.9},
-        "target": asked.until,
-        "target_reached": None if asked.until is None else True,
-        "time_to_target_seconds": None if asked.until is None else 8.0,
-        "per_node": [used() for _ in range(asked.nodes)],
+        "target": settings.until,
+        "target_reached": None if settings.until is None else True,
+        "time_to_target_seconds": None if settings.until is None else 8.0,
+        "per_node": [used() for _ in range(settings.nodes)],
         **(summary or {}),
     }
-    written = {**asked.model_dump(mode="json"), "threads_per_task": [1] * asked.nodes, "dataset": {**DATASET, **(dataset or {})}}
-    return Run.of_documents(values, {**written, **(described or {})}, [own] * asked.nodes, path=folder / name)
+    written = {**settings.model_dump(mode="json"), "threads_per_task": [1] * settings.nodes, "dataset": {**DATASET, **(dataset or {})}}
+    return Run.of_documents(values, {**written, **(described or {})}, [node_facts] * settings.nodes, path=folder / name)
 
 
 def used(cores: float = 0.5, memory: int = 100_000_000, sent: float = 2e6, received: float = 4e6) -> dict[str, Any]:

@@ -56,12 +56,12 @@ def moved(image, change):
     """Move an image by (dy, dx) pixels and fill with zeros."""
     dy, dx, _ = change
     rows, columns = image.shape[1:]
-    found = np.zeros_like(image)
+    result = np.zeros_like(image)
     for row in range(rows):
         for column in range(columns):
             if 0 <= row - dy < rows and 0 <= column - dx < columns:
-                found[:, row, column] = image[:, row - dy, column - dx]
-    return found
+                result[:, row, column] = image[:, row - dy, column - dx]
+    return result
 
 
 def check(make, options):
@@ -77,22 +77,22 @@ def check(make, options):
     assert values.shape == gradient.shape == (spec.size,)
     assert (computation.loss_scale, computation.precision_used, computation.device_used) == (None, "fp32", "cpu")
     batches, draw = sampler.whole(0, 0, 3), np.random.default_rng(1)
-    found = computation.gradients(batches, 17)
+    updates = computation.gradients(batches, 17)
     for position in range(3):
         np.copyto(values, draw.normal(size=spec.size))  # each update uses new values
-        loss, overflowed = next(found)
+        loss, overflowed = next(updates)
         examples = slice(*batches.offsets[position : position + 2])
         indices = batches.indices[examples]
         images = data.images("train")[indices]
         if batches.changes is not None:
-            images = np.stack([moved(*one) for one in zip(images, batches.changes[examples], strict=True)])
+            images = np.stack([moved(*pair) for pair in zip(images, batches.changes[examples], strict=True)])
         expected_loss, expected, _ = passed(values.astype(np.float64), normalised(data.info, images), data.labels("train")[indices])
         if job.clip_norm:
             expected *= min(1.0, job.clip_norm / (np.linalg.norm(expected) + 1e-6))
         np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
         np.testing.assert_allclose(gradient, expected, atol=1e-5 * np.abs(expected).max())
         assert not overflowed
-    assert next(found, None) is None
+    assert next(updates, None) is None
     assert computation.values is values
     assert computation.gradient is gradient
     loss, _, correct = passed(values.astype(np.float64), normalised(data.info, data.images("test")[2:9]), data.labels("test")[2:9])

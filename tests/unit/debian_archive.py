@@ -14,7 +14,7 @@ import threading
 from contextlib import contextmanager
 
 
-class OwnArchive:
+class LocalArchive:
     """An archive whose packages are in ``archive`` below `folder`.
 
     `address` is where apt finds that folder, by default the folder itself.
@@ -28,8 +28,8 @@ class OwnArchive:
             (folder / "apt" / name).mkdir(parents=True)
         (folder / "apt" / "status").touch()
         (folder / "apt" / "etc" / "sources.list").write_text(f"deb [trusted=yes] {address or f'file:{self.folder}'} ./\n")
-        own = {"Dir::Etc": "etc", "Dir::State": "state", "Dir::Cache": "cache", "Dir::State::status": "status"}
-        lines = [f'{key} "{folder}/apt/{value}";\n' for key, value in own.items()]
+        directories = {"Dir::Etc": "etc", "Dir::State": "state", "Dir::Cache": "cache", "Dir::State::status": "status"}
+        lines = [f'{key} "{folder}/apt/{value}";\n' for key, value in directories.items()]
         more = 'APT::Sandbox::User "root";\nAcquire::http::Proxy "DIRECT";\nAcquire::Retries "0";\n'
         (folder / "apt.conf").write_text("".join(lines) + more)
         monkeypatch.setenv("APT_CONFIG", str(folder / "apt.conf"))
@@ -51,14 +51,14 @@ class OwnArchive:
 @contextmanager
 def served(folder):
     """Serve a folder over HTTP; yield its address and the list of requested paths."""
-    asked = []
+    requests = []
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def __init__(self, *args):
             super().__init__(*args, directory=folder)
 
         def do_GET(self):
-            asked.append(self.path)
+            requests.append(self.path)
             super().do_GET()
 
         def log_message(self, *_):
@@ -68,24 +68,24 @@ def served(folder):
         thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_address[1]}", asked
+            yield f"http://127.0.0.1:{server.server_address[1]}", requests
         finally:
             server.shutdown()
             thread.join()
 
 
-def package_of(path, data_tar_gz, name="some"):
+def write_package(path, data_tar_gz, name="some"):
     """Write a package with arbitrary bytes that dpkg-deb takes for a packed archive."""
     control = io.BytesIO()
     with tarfile.open(fileobj=control, mode="w:gz") as archive:
-        said = f"Package: {name}\nVersion: 1\nArchitecture: all\nMaintainer: nobody <a@b.c>\nDescription: none\n".encode()
+        control_fields = f"Package: {name}\nVersion: 1\nArchitecture: all\nMaintainer: nobody <a@b.c>\nDescription: none\n".encode()
         header = tarfile.TarInfo("./control")
-        header.size = len(said)
-        archive.addfile(header, io.BytesIO(said))
+        header.size = len(control_fields)
+        archive.addfile(header, io.BytesIO(control_fields))
     members = (("debian-binary", b"2.0\n"), ("control.tar.gz", control.getvalue()), ("data.tar.gz", data_tar_gz))
     content = b"!<arch>\n"
-    for member, held in members:
-        content += f"{member:<16}{0:<12}{0:<6}{0:<6}{100644:<8}{len(held):<10}`\n".encode() + held + b"\n" * (len(held) % 2)
+    for member, data in members:
+        content += f"{member:<16}{0:<12}{0:<6}{0:<6}{100644:<8}{len(data):<10}`\n".encode() + data + b"\n" * (len(data) % 2)
     path.write_bytes(content)
     return path
 

@@ -45,7 +45,7 @@ def mistakes(logits_v):
         return (tokens_b[:, None] * 0 + 1) * logits_v, (tokens_b,)
 
     right = {"encode": encode, "empty_cache": empty_cache, "decode_step": decode_step}
-    step = lambda change: {**right, "decode_step": lambda *given: change(*decode_step(*given))}  # noqa: E731
+    step = lambda change: {**right, "decode_step": lambda *arguments: change(*decode_step(*arguments))}  # noqa: E731
     yield "nothing", right
     yield "memory of a mapping", {**right, "encode": lambda inputs: inputs}
     yield "memory with a number", {**right, "encode": lambda inputs: (*encode(inputs), 3)}
@@ -65,7 +65,7 @@ def mistakes(logits_v):
     yield "no logits", step(lambda logits, cache: (None, cache))
 
 
-def said(backend, functions):
+def catch_message(backend, functions):
     try:
         decode(stepper(backend, DecodingFunctions(**functions)), SOURCES, Decoding(beam=2, extra_length=2))
     except UsageError as error:
@@ -74,4 +74,4 @@ def said(backend, functions):
 
 
 if __name__ == "__main__":
-    print(json.dumps({name: said(sys.argv[1], functions) for name, functions in mistakes(numbers(sys.argv[1]))}))
+    print(json.dumps({name: catch_message(sys.argv[1], functions) for name, functions in mistakes(numbers(sys.argv[1]))}))

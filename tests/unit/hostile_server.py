@@ -58,8 +58,8 @@ def run(command):
         texts.append(stream.buffer.getvalue().decode(errors="replace"))
     if problem is None and "Traceback (most recent" in texts[1]:
         problem = texts[1]
-    if problem is None and (found := OBEYED.search("".join(texts))):
-        problem = f"sent {found[0]!r}"
+    if problem is None and (match := OBEYED.search("".join(texts))):
+        problem = f"sent {match[0]!r}"
     return {
         "code": code,
         "seconds": time.monotonic() - began,

@@ -22,10 +22,10 @@ def problems(latex: str) -> list[str]:
         depth += (sign == "{") - (sign == "}")
         if depth < 0:
             return ["a group ends that has not begun"]
-    found = ["a group does not end"] if depth else []
+    messages = ["a group does not end"] if depth else []
     rest = re.sub(r"\{[][*]\}", "", _MATHEMATICS.sub("", unescaped))
-    found += [f"raw {sign}" for sign in '$&#%_~^<>|"`[]*' if sign in rest]
-    return found + [f"raw {sign!r}" for sign in set(rest) if not " " <= sign <= "~" and sign != "\n"]
+    messages += [f"raw {sign}" for sign in '$&#%_~^<>|"`[]*' if sign in rest]
+    return messages + [f"raw {sign!r}" for sign in set(rest) if not " " <= sign <= "~" and sign != "\n"]
 
 
 def compiled(folder: Path, body: str, packages: str = "booktabs") -> str:

@@ -102,22 +102,22 @@ class Puppet:
 
     def update(self, step, last):
         """Send one whole update, in the order of `Worker._exchange`; return the chief's answer."""
-        others = range(1, len(self.links))
-        for shard in others:
+        later_shards = range(1, len(self.links))
+        for shard in later_shards:
             self.push(shard, step)
         if last:
-            for shard in others:
+            for shard in later_shards:
                 self.receive(shard)
         self.push(0, step)
         if not last:
-            for shard in others:
+            for shard in later_shards:
                 self.receive(shard)
         return self.receive(0)
 
     def begin_update(self, step, pushed_to, last):
         """Send the part of an update that reaches these shards."""
-        others = range(1, len(self.links))
-        for shard in others:
+        later_shards = range(1, len(self.links))
+        for shard in later_shards:
             if shard in pushed_to or (last and 0 in pushed_to):
                 self.push(shard, step)
                 if last and 0 in pushed_to:
@@ -130,7 +130,7 @@ class Puppet:
             link.close()
 
 
-def live(puppet, fate):
+def work_until_fate(puppet, fate):
     """Work until the chief has no more tickets (True) or until the fate has come (False).
 
     Also returns the step in progress.
@@ -167,7 +167,7 @@ def push_late(puppet, step):
             raise AssertionError(f"shard {shard} has taken a push of a lease that had ended") from None
 
 
-def lives(cluster, model, job, place, fates, errors, over):
+def run_worker_processes(cluster, model, job, place, fates, errors, over):
     """Run the processes of one worker's place, one after another; the last one stays.
 
     After the run is `over` none can join any more.
@@ -184,7 +184,7 @@ def lives(cluster, model, job, place, fates, errors, over):
                 push_late(*stopped)
                 stopped[0].close()
                 stopped = None
-            finished, step = live(puppet, fate)
+            finished, step = work_until_fate(puppet, fate)
             if finished:
                 for link in puppet.links[1:]:
                     link.send(Kind.END)
@@ -203,13 +203,13 @@ def lives(cluster, model, job, place, fates, errors, over):
             stopped[0].close()
 
 
-def cluster_of(job):
+def make_cluster(job):
     placed = BACKEND.placement(job)
     ports = {task.name: port for port, task in enumerate(placed, start=free_ports(len(placed)))}
     return Cluster(tuple(placed), ("127.0.0.1",) * job.nodes, ports, "5e" * 32)
 
 
-def task_of(cluster, name):
+def make_task(cluster, name):
     return Task(next(task for task in cluster.tasks if task.name == name), cluster, threads=1)
 
 
@@ -218,16 +218,21 @@ def task_of(cluster, name):
 def each_update_is_applied_once(ps, fates):
     job, data = Job(backend="torch", mode="async", nodes=WORKERS, batch_size=1, ps=ps, lr=1.0), Data()
     model, cluster = build(data.info), None
-    cluster = cluster_of(job)
-    errors, found, over, stop = [], {}, threading.Event(), threading.Event()
-    servers = [ShardServer(task_of(cluster, f"ps-{number}"), job, model, FlatRule) for number in range(1, ps)]
+    cluster = make_cluster(job)
+    errors, opened, over, stop = [], {}, threading.Event(), threading.Event()
+    servers = [ShardServer(make_task(cluster, f"ps-{number}"), job, model, FlatRule) for number in range(1, ps)]
     serving = [threading.Thread(target=server.serve, args=(stop,)) for server in servers]
-    opening = threading.Thread(target=lambda: found.update(session=AsyncSession(task_of(cluster, "chief-0"), job, model, data, FlatRule)))
-    working = [threading.Thread(target=lives, args=(cluster, model, job, place, fates[place], errors, over)) for place in range(WORKERS)]
+    opening = threading.Thread(
+        target=lambda: opened.update(session=AsyncSession(make_task(cluster, "chief-0"), job, model, data, FlatRule))
+    )
+    working = [
+        threading.Thread(target=run_worker_processes, args=(cluster, model, job, place, fates[place], errors, over))
+        for place in range(WORKERS)
+    ]
     for thread in (*serving, opening, *working):
         thread.start()
     opening.join()
-    session = found["session"]
+    session = opened["session"]
     try:
         before = session.state()
         initial = np.concatenate([value.ravel() for value in before.parameters.values()]).copy()

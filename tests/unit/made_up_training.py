@@ -112,7 +112,7 @@ def training_loop(job, tasks, records=None, saver=None, objective=CLASSIFICATION
     )
 
 
-def to_the_end(loop):
+def run_to_end(loop):
     """Run a loop until nothing is left to do; return its outcome."""
     while loop.advance():
         pass

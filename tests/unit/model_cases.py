@@ -90,13 +90,13 @@ CASES = [
 ]
 
 EMPTY = [Case("cnn", (3, 32, 32), 0), Case("alexnet", (3, 32, 32), 0), Case("resnet18", (3, 32, 32), 0), Case("resnet18", (3, 63, 40), 0)]
-"""Of sizes that CASES have, so that a framework that traces its functions traces none for these."""
+"""Sizes of CASES, so that a framework that traces its functions traces none for these."""
 
 SINGLE = [Case("resnet18", (3, 32, 32), 1)]
 """The last stage has one pixel: one value a channel to normalise."""
 
 
-def kept(layer, batch, width, rate):
+def dropout_mask(layer, batch, width, rate):
     """Return the mask of a dropout layer for examples 10, 11, …"""
     return keep_mask(SEED, STEP, layer, np.arange(10, 10 + batch), width, rate)
 

@@ -12,7 +12,7 @@ os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
 
 import numpy as np
 import tensorflow as tf
-from model_cases import CASES, EMPTY, SINGLE, kept, thinned
+from model_cases import CASES, EMPTY, SINGLE, dropout_mask, thinned
 
 from crosstrain.core.plugins import forward_plugin, load
 from crosstrain.models.base import ForwardContext
@@ -28,7 +28,7 @@ def functions(case, compute):
     forward = load(forward_plugin(case.model, "tf"), "forward").forward
 
     def dropout(x_bi, rate, layer):
-        return x_bi * tf.constant(kept(layer, case.batch, x_bi.shape[1], rate), x_bi.dtype) / (1 - rate)
+        return x_bi * tf.constant(dropout_mask(layer, case.batch, x_bi.shape[1], rate), x_bi.dtype) / (1 - rate)
 
     images, labels = tf.TensorSpec([None, *case.shape]), tf.TensorSpec([None], tf.int32)
 
@@ -47,8 +47,8 @@ def functions(case, compute):
 
     shapes = {parameter.name: parameter.shape for parameter in case.spec.parameters}
     buffers = {name: value.shape for name, value in case.spec.initial_buffers().items()}
-    given = tuple({name: tf.TensorSpec(shape) for name, shape in part.items()} for part in (shapes, buffers))
-    return train.get_concrete_function(*given, images, labels), evaluate.get_concrete_function(*given, images)
+    signatures = tuple({name: tf.TensorSpec(shape) for name, shape in part.items()} for part in (shapes, buffers))
+    return train.get_concrete_function(*signatures, images, labels), evaluate.get_concrete_function(*signatures, images)
 
 
 def passes(case, compute=None):

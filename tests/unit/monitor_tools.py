@@ -39,7 +39,7 @@ class Program:
         assert self._popen.stdout is not None
         return self._popen.stdout.readline().strip()
 
-    def has_said_something(self) -> bool:
+    def has_output(self) -> bool:
         return bool(select.select([self._popen.stdout], [], [], 0)[0])
 
     def go(self, text: str = "") -> None:

@@ -9,8 +9,10 @@ def event(name, time_seconds, **detail):
 
 
 def test_a_worker_that_comes_back_alone_costs_the_run_no_time():
-    found = _restarts([event("task_failed", 3.0, task="worker-1"), event("task_restarted", 7.5, task="worker-1"), event("run_ended", 20.0)])
-    assert found == {"restarts": 1, "restart_seconds_lost": 0, "worker_restarts": 1, "worker_absent_seconds": 4.5}
+    figures = _restarts(
+        [event("task_failed", 3.0, task="worker-1"), event("task_restarted", 7.5, task="worker-1"), event("run_ended", 20.0)]
+    )
+    assert figures == {"restarts": 1, "restart_seconds_lost": 0, "worker_restarts": 1, "worker_absent_seconds": 4.5}
 
 
 def test_an_absence_lasts_until_it_or_all_start_anew_or_the_run_ends():
@@ -23,5 +25,5 @@ def test_an_absence_lasts_until_it_or_all_start_anew_or_the_run_ends():
         event("task_failed", 11.0, task="worker-2"),
         event("run_ended", 12.0),
     ]
-    found = _restarts(events)
-    assert found == {"restarts": 5, "restart_seconds_lost": 6.0, "worker_restarts": 4, "worker_absent_seconds": 8.0 + 6.0 + 1.0}
+    figures = _restarts(events)
+    assert figures == {"restarts": 5, "restart_seconds_lost": 6.0, "worker_restarts": 4, "worker_absent_seconds": 8.0 + 6.0 + 1.0}

@@ -136,7 +136,7 @@ class Items(HTMLParser):
 
     def __init__(self):
         super().__init__()
-        self.depth, self.found, self.at = 0, [], False
+        self.depth, self.items, self.at = 0, [], False
 
     def handle_starttag(self, tag, attrs):
         self.depth += tag == "ul"
@@ -147,12 +147,12 @@ class Items(HTMLParser):
 
     def handle_data(self, data):
         if self.at:
-            self.found.append((self.depth, data.partition(" (")[0].partition(":")[0]))
+            self.items.append((self.depth, data.partition(" (")[0].partition(":")[0]))
         self.at = False
 
 
 def test_what_is_not_alike_stands_below_its_heading(tmp_path):
     items = Items()
     items.feed(render(started_runs(map(Run, [make_run(tmp_path, "one", steps=8), make_run(tmp_path, "two", steps=8, lr=0.2)]))))
-    depths = {text: depth for depth, text in reversed(items.found)}
+    depths = {text: depth for depth, text in reversed(items.items)}
     assert (depths["Confounding differences"], depths["learning rate"]) == (1, 2)

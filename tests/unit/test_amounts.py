@@ -23,8 +23,8 @@ from crosstrain.monitor.host import cores_available
 
 def numbers() -> dict[str, dict[str, Any]]:
     """Return the schema of every setting that is a number, or a list of numbers."""
-    found = {field: schema(field) for field in Job.model_fields}
-    inner = {field: described.get("items", described) for field, described in found.items()}
+    schemas = {field: schema(field) for field in Job.model_fields}
+    inner = {field: described.get("items", described) for field, described in schemas.items()}
     return {field: described for field, described in inner.items() if described.get("type") in ("integer", "number")}
 
 
@@ -128,7 +128,7 @@ def test_the_command_refuses_with_exit_2(capsys):
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("text", "expected"),
     [
         ("1kbit", "1kbit"),
         ("1000bit", "1kbit"),
@@ -140,14 +140,14 @@ def test_the_command_refuses_with_exit_2(capsys):
         ("1000000gbit", "1000000gbit"),
     ],
 )
-def test_a_link_speed_is_said_in_the_largest_unit(asked, said):
-    assert bandwidth_text(parse_bandwidth(asked)) == said
+def test_a_link_speed_is_said_in_the_largest_unit(text, expected):
+    assert bandwidth_text(parse_bandwidth(text)) == expected
 
 
 @given(st.decimals("0.001", "999999", places=3), st.sampled_from(["bit", "kbit", "mbit", "gbit"]))
 def test_a_link_speed_that_is_said_means_the_one_that_was_asked_for(amount, unit):
-    asked = parse_bandwidth(f"{amount}{unit}")
-    assert parse_bandwidth(bandwidth_text(asked)) == asked
+    speed = parse_bandwidth(f"{amount}{unit}")
+    assert parse_bandwidth(bandwidth_text(speed)) == speed
 
 
 def test_the_refusal_of_a_slow_link_has_the_users_words(capsys):
@@ -157,18 +157,18 @@ def test_the_refusal_of_a_slow_link_has_the_users_words(capsys):
 
 @pytest.mark.parametrize("cores", ["{more:g}", "0.5,{more:g}"])
 def test_more_cores_for_a_node_than_there_are_are_refused_before_anything_starts(capsys, tmp_path, cores):
-    there = cores_available()
-    given = cores.format(more=there + 6)
-    nodes = ["--nodes", str(given.count(",") + 1)]
-    assert invoke(["run", "--backend", "torch", *nodes, "--cores-per-node", given, "--out", str(tmp_path / "runs")]) == 2
-    allowed = f"at most {there:g} cores for a node, which is what this machine has for this command"
-    assert capsys.readouterr() == ("", f"error: --cores-per-node: got '{there + 6:g}'; allowed: {allowed}.\n")
+    available = cores_available()
+    cores_per_node = cores.format(more=available + 6)
+    nodes = ["--nodes", str(cores_per_node.count(",") + 1)]
+    assert invoke(["run", "--backend", "torch", *nodes, "--cores-per-node", cores_per_node, "--out", str(tmp_path / "runs")]) == 2
+    allowed = f"at most {available:g} cores for a node, which is what this machine has for this command"
+    assert capsys.readouterr() == ("", f"error: --cores-per-node: got '{available + 6:g}'; allowed: {allowed}.\n")
     assert not (tmp_path / "runs").exists()
 
 
 def test_cores_that_a_command_may_not_use_are_not_there(tmp_path):
     command = [sys.executable, "-m", "crosstrain.cli.main", "run", "--backend", "torch", "--cores-per-node", "1.5", "--out", str(tmp_path)]
-    one = {min(os.sched_getaffinity(0))}
-    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=lambda: os.sched_setaffinity(0, one))
+    single_core = {min(os.sched_getaffinity(0))}
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=lambda: os.sched_setaffinity(0, single_core))
     assert done.returncode == 2
     assert done.stderr.startswith("error: --cores-per-node: got '1.5'; allowed: at most 1 cores for a node")

@@ -18,15 +18,15 @@ CASES = 20
 def results(tmp_path_factory, seed):
     """Return what each backend computed in a separate process."""
     folder, script = tmp_path_factory.mktemp("attention"), str(Path(__file__).parent / "attention_cases.py")
-    found = {}
+    results_by_backend = {}
     for backend in ("tf", "torch"):
         file = folder / f"{backend}.npz"
         done = subprocess.run(
             [sys.executable, script, backend, str(seed), str(file)], capture_output=True, text=True, timeout=120, check=False
         )
         assert done.returncode == 0, done.stderr
-        found[backend] = dict(np.load(file))
-    return found
+        results_by_backend[backend] = dict(np.load(file))
+    return results_by_backend
 
 
 def attended(query, key, value, reached, factor):
@@ -41,27 +41,27 @@ def attended(query, key, value, reached, factor):
 @BACKENDS
 @pytest.mark.parametrize(("masked", "causal", "training"), KINDS)
 def test_each_query_reaches_what_mask_and_causality_leave(results, backend, masked, causal, training):
-    found = results[backend]
+    arrays = results[backend]
     for number in range(CASES):
-        query, key, value, mask = (found[f"{number}/{name}"] for name in ("query", "key", "value", "mask"))
+        query, key, value, mask = (arrays[f"{number}/{name}"] for name in ("query", "key", "value", "mask"))
         reached = np.ones((*query.shape[:3], key.shape[2]), np.bool_)
         if masked:
             reached &= mask
         if causal:
             reached &= np.tri(query.shape[2], key.shape[2], dtype=np.bool_)
         expected = attended(query, key, value, reached, 1 + RATE if training else 1)
-        assert np.abs(found[f"{number}/{masked}/{causal}/{training}"] - expected).max() < 1e-5
+        assert np.abs(arrays[f"{number}/{masked}/{causal}/{training}"] - expected).max() < 1e-5
 
 
 @BACKENDS
 @pytest.mark.parametrize("kind", ["float32", "int32"])
 def test_a_mask_of_numbers_is_refused(results, backend, kind):
-    said = str(results[backend][f"said of {kind}"])
-    assert said.startswith(f"model: the attention with the dropout number 5 was given a mask of {kind}; bool is needed, [batch, heads,")
+    message = str(results[backend][f"message for {kind}"])
+    assert message.startswith(f"model: the attention with the dropout number 5 was given a mask of {kind}; bool is needed, [batch, heads,")
 
 
 @BACKENDS
 def test_dropout_that_the_spec_does_not_name_is_refused(results, backend):
-    said = "model: 'plain' drops with the rate 0.1 (dropout number 3) while it trains, but its ModelSpec does not set dropout=True"
-    assert str(results[backend]["said of dropout"]) == said
-    assert str(results[backend]["said of no dropout"]) == ""
+    message = "model: 'plain' drops with the rate 0.1 (dropout number 3) while it trains, but its ModelSpec does not set dropout=True"
+    assert str(results[backend]["message for dropout"]) == message
+    assert str(results[backend]["message for no dropout"]) == ""

@@ -73,7 +73,7 @@ def test_each_plugin_is_answered_for():
     assert raising.problem == "probing it ended with exit code 1: OSError: libcudart.so: cannot open shared object file"
     assert "backend 'gone' could not be loaded from 'some_plugin:gone'" in gone.problem
     assert "backend 'bare' (some_plugin:bare) is incomplete; missing: name, capabilities, placement, preload, open." in bare.problem
-    assert all(found.hint == "see the plugin's own documentation" for found in (crashing, raising, gone))
+    assert all(backend.hint == "see the plugin's own documentation" for backend in (crashing, raising, gone))
 
 
 def test_an_unknown_backend_is_a_wrong_request():

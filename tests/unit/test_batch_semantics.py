@@ -47,8 +47,8 @@ def test_the_average_of_the_weights_is_a_slot_of_its_own():
 def test_a_state_says_what_is_evaluated():
     """The moving average if present, never another slot; the buffers are the model's."""
     trained, average, buffers = ({"w": np.full(2, value)} for value in (1.0, 2.0, 3.0))
-    found = State(trained, {"momentum": buffers, EMA: average}, 7, buffers).to_evaluate()
-    assert (found.parameters, found.slots, found.updates, found.buffers) == (average, {}, 7, buffers)
+    evaluated = State(trained, {"momentum": buffers, EMA: average}, 7, buffers).to_evaluate()
+    assert (evaluated.parameters, evaluated.slots, evaluated.updates, evaluated.buffers) == (average, {}, 7, buffers)
     assert State(trained, {"momentum": buffers}, 7, buffers).to_evaluate().parameters is trained
 
 
@@ -63,12 +63,12 @@ def test_the_examples_of_updates_are_those_that_the_order_of_the_data_gives_them
     """Also where a batch exceeds all training examples; the order is that of real runs."""
     job = Job(batch_size=batch, accumulate=1, nodes=nodes, mode=mode, steps=steps)
     sampler = run_sampler(job, size)
-    given = sampler.whole(0, 0, sampler.steps_per_epoch).examples
+    sampled = sampler.whole(0, 0, sampler.steps_per_epoch).examples
     described = {"dataset": {"sizes": {"train": size}}}
-    asked = job.global_batch if mode == "sync" else job.per_worker_batch
-    assert real_batch(described, asked) == given.max()
-    assert count_examples(described, steps, asked) == sum(int(given[step % len(given)]) for step in range(steps))
-    per_worker = [sampler.for_rank(0, 0, 1, rank).offsets[-1] for rank in range(nodes)] if mode == "sync" else [given[0]]
+    requested_batch = job.global_batch if mode == "sync" else job.per_worker_batch
+    assert real_batch(described, requested_batch) == sampled.max()
+    assert count_examples(described, steps, requested_batch) == sum(int(sampled[step % len(sampled)]) for step in range(steps))
+    per_worker = [sampler.for_rank(0, 0, 1, rank).offsets[-1] for rank in range(nodes)] if mode == "sync" else [sampled[0]]
     assert max(per_worker) <= job.per_worker_batch
     assert updates(job.model_copy(update={"steps": None, "epochs": 3}), float(size)) == 3 * sampler.steps_per_epoch
 

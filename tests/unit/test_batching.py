@@ -54,21 +54,21 @@ def test_weights_are_those_of_the_whole_global_batch_on_every_rank(weights, most
         assert whole.examples.tolist() == [len(whole.batch(step)) for step in range(steps)]
         assert whole.indices.tolist() == permutation(7, epoch, len(weights)).tolist()
         for rank in range(workers):
-            own = sampler.for_rank(epoch, 0, steps, rank)
-            np.testing.assert_array_equal(own.weights, whole.weights)
-            np.testing.assert_array_equal(own.examples, whole.examples)
-            np.testing.assert_array_equal(own.slice(steps - 1, 1).batch(0), own.batch(steps - 1))
+            rank_batches = sampler.for_rank(epoch, 0, steps, rank)
+            np.testing.assert_array_equal(rank_batches.weights, whole.weights)
+            np.testing.assert_array_equal(rank_batches.examples, whole.examples)
+            np.testing.assert_array_equal(rank_batches.slice(steps - 1, 1).batch(0), rank_batches.batch(steps - 1))
 
 
 def consumed(sampler, calendar, first, count):
-    found = []
+    examples = []
     for step in range(first, first + count):
         place = calendar.place(step)
         assert 0 <= place.first_in_epoch < place.first_in_epoch + place.left == sampler.steps_in_epoch(place.skip, place.epoch)
         assert calendar.first_step_of(place.epoch) <= step < calendar.first_step_of(place.epoch + 1)
         indices = sampler.whole(place.epoch, place.first_in_epoch, 1, place.skip).indices
-        found += [(place.epoch, int(index)) for index in indices]
-    return found
+        examples += [(place.epoch, int(index)) for index in indices]
+    return examples
 
 
 @CALM
@@ -104,8 +104,8 @@ def test_schedules_follow_the_epochs(weights, most, step):
 
 
 def test_two_rules_of_which_one_counts_agree_where_all_weigh_the_same():
-    ones = np.ones(23, dtype=np.int64)
-    by_weight_, by_count = Sampler(23, 7, MostWeight(ones, 5), 2, None, ones), Sampler(23, 7, FixedCount(5, 2, "sync"), 2)
+    weights = np.ones(23, dtype=np.int64)
+    by_weight_, by_count = Sampler(23, 7, MostWeight(weights, 5), 2, None, weights), Sampler(23, 7, FixedCount(5, 2, "sync"), 2)
     first, second = EpochIndex(by_weight_, DataCursor(3, 0, 11)), EpochIndex(by_count, DataCursor(3, 0, 11))
     for step in range(3, 40):
         assert first.place(step) == second.place(step)

@@ -110,8 +110,8 @@ def test_the_table_reads_like_this():
 def test_a_peer_that_does_other_work_is_told_by_its_losses():
     ours = measured()
     assert differs(ours, measured(losses=ours.losses[:20]), "each", 1e-4, 1e-3) is None
-    other = (*ours.losses[:7], ours.losses[7] * 1.01, *ours.losses[8:20])
-    assert "at update 7" in differs(ours, measured(losses=other), "each", 1e-4, 1e-3)
+    changed_losses = (*ours.losses[:7], ours.losses[7] * 1.01, *ours.losses[8:20])
+    assert "at update 7" in differs(ours, measured(losses=changed_losses), "each", 1e-4, 1e-3)
     assert differs(ours, measured(mean_loss=ours.mean_loss * 1.0005), "each", 1e-4, 1e-3) is None
     assert "mean loss" in differs(ours, measured(mean_loss=ours.mean_loss * 1.01), "each", 1e-4, 1e-3)
     assert differs(ours, measured(mean_loss=ours.mean_loss * 1.01), "level", 1e-4, 1e-3) is None
@@ -187,8 +187,8 @@ def test_neither_side_inherits_settings(monkeypatch):
     steering = {"TRAINER_LR": "9", "OMP_NUM_THREADS": "1", "TF_CONFIG": "{}", "RANK": "3", "TRAINER_DATA_CACHE": "/data"}
     for name, value in steering.items():
         monkeypatch.setenv(name, value)
-    found = environment({"RANK": "0"})
-    assert {name: found.get(name) for name in steering} == {
+    variables = environment({"RANK": "0"})
+    assert {name: variables.get(name) for name in steering} == {
         "TRAINER_LR": None,
         "OMP_NUM_THREADS": None,
         "TF_CONFIG": None,

@@ -17,19 +17,19 @@ from crosstrain.core.bounded_json import MAX_BYTES, MAX_LINE_BYTES, NotJsonError
 
 OTHER_TEXTS = {
     "backends/tf/__init__.py": "a program that is shown to the reader of an export",
-    "cli/completion.py": "a cache of its own, read at each key without what the reader imports",
-    "cli/commands/run_repeats.py": "what a trainer of its own printed",
-    "conformance/suite.py": "what a trainer of its own printed",
-    "conformance/runs.py": "what a trainer of its own printed, and what the suite that starts it has given it",
-    "conformance/launcher_suite.py": "what a process of its own printed",
+    "cli/kept_commands.py": "the completion cache, read at each key without the reader's imports",
+    "cli/commands/run_repeats.py": "output of a trainer subprocess",
+    "conformance/suite.py": "output of a trainer subprocess",
+    "conformance/runs.py": "output of a trainer subprocess, and input from the suite that starts it",
+    "conformance/launcher_suite.py": "output of a subprocess",
     "core/bounded_json.py": "the reader",
     "engine/protocol/messages.py": "messages of tasks",
     "engine/task.py": "job and cluster in a message of the driver",
     "launch/node/agent.py": "job and cluster in a message of the driver",
     "engine/protocol/transport.py": "messages of agents",
-    "launch/node/dialled.py": "what its starter tells it",
+    "launch/node/dialled.py": "input from its starter",
     "launch/node/fork_server_client.py": "messages of and to the fork server",
-    "engine/backend_probe.py": "what a process of its own printed",
+    "engine/backend_probe.py": "output of a subprocess",
     "launch/launchers/environments.py": "an environment variable",
     "launch/virtual/namespace_holder.py": "messages of the driver",
     "launch/virtual/network.py": "messages of the holder",
@@ -147,7 +147,7 @@ def test_any_bytes_are_a_sound_value_or_an_error(data):
 
 
 def test_no_other_module_reads_json_from_a_file(repository):
-    found = set()
+    modules = set()
     for path in sorted(repository.glob("[a-z]*/**/*.py")):
         name = path.relative_to(repository).as_posix()
         if name.split("/")[0] in ("tests", "benchmarks", "build", "docs", "runs"):
@@ -155,7 +155,7 @@ def test_no_other_module_reads_json_from_a_file(repository):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             is_loads = isinstance(node, ast.Attribute) and node.attr in ("load", "loads", "JSONDecoder")
             if is_loads and isinstance(node.value, ast.Name) and node.value.id == "json":
-                found.add(name)
+                modules.add(name)
             if isinstance(node, ast.ImportFrom) and node.module == "json":
-                found.add(name)
-    assert found <= set(OTHER_TEXTS), "these read JSON by themselves; files are read by crosstrain.core.bounded_json"
+                modules.add(name)
+    assert modules <= set(OTHER_TEXTS), "these read JSON by themselves; files are read by crosstrain.core.bounded_json"

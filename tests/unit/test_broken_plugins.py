@@ -35,15 +35,15 @@ class Backend:
     def probe(self): return Availability("backend", "1", ("cpu",))
     def placement(self, job): raise LookupError("no place")
     def preload(self, job): ...
-    def open(self, *given): ...
+    def open(self, *arguments): ...
 
 class RaisingBackend(Backend):
     @property
     def capabilities(self):
         raise KeyError("no capabilities")
 
-def declares(**given):
-    return type("Declares", (Backend,), {"capabilities": Capabilities(**given)})()
+def declares(**fields):
+    return type("Declares", (Backend,), {"capabilities": Capabilities(**fields)})()
 
 def launcher(run): ...
 def raises(environment): raise LookupError("no allocation")

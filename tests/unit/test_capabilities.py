@@ -58,36 +58,36 @@ declarations = st.builds(
 )
 
 
-def beyond(job, can):
+def undeclared_fields(job, can):
     """Return the fields by which a job exceeds the declared capabilities, one rule per field."""
-    found = set()
+    fields = set()
     if job["mode"] not in can.modes:
-        found.add("mode")
+        fields.add("mode")
     if job["precision"] not in can.precisions:
-        found.add("precision")
+        fields.add("precision")
     if job["device"] != "auto" and job["device"] not in can.devices:
-        found.add("device")
+        fields.add("device")
     if job["augment"] != "none" and not can.augmentation:
-        found.add("augment")
+        fields.add("augment")
     if job["deterministic"] and not can.deterministic:
-        found.add("deterministic")
+        fields.add("deterministic")
     if job["profile"] and not can.profiling:
-        found.add("profile")
+        fields.add("profile")
     if job["exchange"] not in can.exchanges:
-        found.add("exchange")
+        fields.add("exchange")
     if job["compile"] != "off" and not can.compiling:
-        found.add("compile")
+        fields.add("compile")
     if job["accumulate"] > 1 and not can.accumulation:
-        found.add("accumulate")
+        fields.add("accumulate")
     if job["clip_norm"] and not can.clipping:
-        found.add("clip_norm")
+        fields.add("clip_norm")
     if job["ema_decay"] and not can.weight_averaging:
-        found.add("ema_decay")
-    return found
+        fields.add("ema_decay")
+    return fields
 
 
 def check(fields, can):
-    job, wanted = Job.model_validate({"backend": "some", **fields}), beyond(fields, can)
+    job, wanted = Job.model_validate({"backend": "some", **fields}), undeclared_fields(fields, can)
     if not wanted:
         refuse_unsupported(job, "some", can)
         return
@@ -111,7 +111,7 @@ def test_every_job_on_every_backend(backend, monkeypatch):
     can = declared_capabilities(find("backend", backend))
     for fields in EVERY_JOB:
         check(fields, can)
-    refused = {field for fields in EVERY_JOB for field in beyond(fields, can)}
+    refused = {field for fields in EVERY_JOB for field in undeclared_fields(fields, can)}
     assert refused == (set(FIELDS) if backend == "least-toy" else set())
 
 

@@ -19,14 +19,14 @@ DRIVER = """
 import sys, time
 from crosstrain.launch.launchers.ssh import start_elsewhere
 
-process, stream, said = start_elsewhere("here", sys.argv[1:])
+process, stream, messages = start_elsewhere("here", sys.argv[1:])
 assert stream._skip_preface()
 print(process.pid, flush=True)
 time.sleep(600)
 """
 
 
-def begun(command):
+def start_carrier(command):
     """Start a carrier and wait for its agent or probe."""
     process, stream, _ = start_elsewhere("here", command)
     assert stream._skip_preface()
@@ -35,7 +35,7 @@ def begun(command):
 
 @pytest.mark.parametrize("command", [AGENT, PROBE], ids=["agent", "probe"])
 def test_one_that_has_become_the_agent_is_terminated(command):
-    process, stream = begun(command)
+    process, stream = start_carrier(command)
     assert ignores_signal(process.pid, signal.SIGTERM)
     os.kill(process.pid, signal.SIGSTOP)
     wait_until(lambda: process_state(process.pid) == "T", 5, "the stop")
@@ -46,14 +46,14 @@ def test_one_that_has_become_the_agent_is_terminated(command):
 
 def test_one_that_stays_beside_it_is_asked_to_end(tmp_path):
     """The carrier can then notify the processes that it started."""
-    told = tmp_path / "told"
-    process, stream = start_elsewhere("here", ["sh", "-c", f"trap 'touch {told}; exit 3' TERM; echo crosstrain-agent-begins; cat"])[:2]
+    marker = tmp_path / "notified"
+    process, stream = start_elsewhere("here", ["sh", "-c", f"trap 'touch {marker}; exit 3' TERM; echo crosstrain-agent-begins; cat"])[:2]
     assert stream._skip_preface()
     assert not ignores_signal(process.pid, signal.SIGTERM)
     process.terminate()
     process.stdin.close()  # a shell answers a signal when its command has ended
     assert process.wait(5) == 3
-    assert told.exists()
+    assert marker.exists()
     stream.close()
 
 

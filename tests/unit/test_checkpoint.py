@@ -42,13 +42,13 @@ from crosstrain.metrics.base import ACCURACY
 FILES = ("parameters.safetensors", "optimizer.safetensors", "checkpoint.json", "manifest.json")
 
 
-def same(found, expected):
-    return list(found) == list(expected) and all(
-        np.array_equal(found[key], value) and found[key].dtype == value.dtype for key, value in expected.items()
+def same(arrays, expected):
+    return list(arrays) == list(expected) and all(
+        np.array_equal(arrays[key], value) and arrays[key].dtype == value.dtype for key, value in expected.items()
     )
 
 
-def by_file(values):
+def sorted_by_file(values):
     return {key: values[key] for key in sorted(values, key=lambda key: key.startswith("slots/"))}
 
 
@@ -58,15 +58,15 @@ class TestRoundTrip:
         path = save(tmp_path, chunk=chunk)
         assert path == tmp_path / "checkpoints" / "step-000000500"
         assert sorted(file.name for file in path.iterdir()) == sorted(FILES)
-        found = read_checkpoint(path)
-        assert found.meta == meta(500)
-        assert same(found.arrays, by_file(arrays(500)))
-        assert sorted(found.parameters) == ["dense.bias", "dense.weight"]
-        assert list(found.buffers) == ["norm.running_mean"]
+        checkpoint = read_checkpoint(path)
+        assert checkpoint.meta == meta(500)
+        assert same(checkpoint.arrays, sorted_by_file(arrays(500)))
+        assert sorted(checkpoint.parameters) == ["dense.bias", "dense.weight"]
+        assert list(checkpoint.buffers) == ["norm.running_mean"]
 
     @pytest.mark.parametrize("chunk", [300_007, 2**20, 10**7])
     def test_files_of_several_pieces(self, tmp_path, chunk):
-        assert same(read_checkpoint(save(tmp_path, values=large_arrays(), chunk=chunk)).arrays, by_file(large_arrays()))
+        assert same(read_checkpoint(save(tmp_path, values=large_arrays(), chunk=chunk)).arrays, sorted_by_file(large_arrays()))
 
     def test_the_library_of_the_format_reads_it(self, tmp_path):
         path, values = save(tmp_path), arrays(500)
@@ -103,10 +103,10 @@ class TestRoundTrip:
 
     def test_figures_that_json_does_not_know(self, tmp_path):
         path = save(tmp_path, metrics={"loss": math.inf, "accuracy": math.nan}, scalars={"loss_scale": 65536.0})
-        found = read_checkpoint(path).meta
-        assert found.metrics["loss"] == math.inf
-        assert math.isnan(found.metrics["accuracy"])
-        assert found.scalars == {"loss_scale": 65536.0}
+        loaded = read_checkpoint(path).meta
+        assert loaded.metrics["loss"] == math.inf
+        assert math.isnan(loaded.metrics["accuracy"])
+        assert loaded.scalars == {"loss_scale": 65536.0}
         json.loads((path / "checkpoint.json").read_text(), parse_constant=lambda name: pytest.fail(name))
 
     def test_a_state_without_slots_has_no_file_for_them(self, tmp_path):
@@ -239,7 +239,7 @@ class TestDamage:
         path = save(tmp_path)
         (path / "notes.txt").write_text("mine")
         (path / "extra.safetensors").write_bytes(b"\xff" * 64)
-        assert same(read_checkpoint(path).arrays, by_file(arrays(500)))
+        assert same(read_checkpoint(path).arrays, sorted_by_file(arrays(500)))
 
     def test_an_exchanged_manifest_of_another_checkpoint(self, tmp_path):
         first, second = save(tmp_path, 1), save(tmp_path, 2)
@@ -255,9 +255,9 @@ class TestDamage:
             "schema": 1,
             "files": {file.name: {"bytes": file.stat().st_size, "sha256": sha256(file.read_bytes()).hexdigest()} for file in files},
         }
-        own = sha256(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-        (path / "manifest.json").write_text(json.dumps({**fields, "manifest_sha256": own}))
-        assert same(read_checkpoint(path).arrays, by_file(arrays(500)))
+        digest = sha256(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+        (path / "manifest.json").write_text(json.dumps({**fields, "manifest_sha256": digest}))
+        assert same(read_checkpoint(path).arrays, sorted_by_file(arrays(500)))
         flip(path / "parameters.safetensors", 2000)
         with pytest.raises(DamagedCheckpointError, match=r"parameters\.safetensors differs from its digest"):
             read_checkpoint(path)
@@ -265,8 +265,8 @@ class TestDamage:
     def test_a_manifest_of_a_later_release(self, tmp_path):
         path = save(tmp_path)
         fields = {"schema": 3, "files": {}}
-        own = sha256(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-        (path / "manifest.json").write_text(json.dumps({**fields, "manifest_sha256": own}))
+        digest = sha256(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+        (path / "manifest.json").write_text(json.dumps({**fields, "manifest_sha256": digest}))
         with pytest.raises(DamagedCheckpointError, match=r"manifest\.json has schema 3; this release reads 1 and 2"):
             read_checkpoint(path)
 
@@ -275,8 +275,8 @@ class TestDamage:
             save(tmp_path, step)
         flip(tmp_path / "checkpoints/step-000000300/parameters.safetensors", 2000)
         (tmp_path / "checkpoints/step-000000200/manifest.json").unlink()
-        found, damaged = newest_sound(tmp_path)
-        assert found.meta.step == 100
+        checkpoint, damaged = newest_sound(tmp_path)
+        assert checkpoint.meta.step == 100
         assert [(error.path.name, error.file) for error in damaged] == [
             ("step-000000300", "parameters.safetensors"),
             ("step-000000200", "manifest.json"),
@@ -337,47 +337,46 @@ class TestKeeping:
 
     def test_one_that_is_held_stays_until_the_next_time(self, tmp_path):
         first, _ = save(tmp_path, 1), save(tmp_path, 2)
-        with read_lock(first) as there:
-            assert there
+        with read_lock(first) as locked:
+            assert locked
             assert prune(tmp_path, 1) == []
         assert prune(tmp_path, 1) == [first]
-        with read_lock(first) as there:
-            assert not there
+        with read_lock(first) as locked:
+            assert not locked
 
     def test_a_run_at_work_always_has_a_sound_newest_one(self, tmp_path):
         """Also between the moments when a reader looks for it and reads it."""
         save(tmp_path, 1)
         enough = threading.Event()
 
-        def go_on_saving():
+        def save_repeatedly():
             step = 1
             while not enough.is_set():
                 step += 1
                 save(tmp_path, step, arrays(0))
                 prune(tmp_path, 1)
 
-        writer = threading.Thread(target=go_on_saving)
+        writer = threading.Thread(target=save_repeatedly)
         writer.start()
         try:
-            found = [newest_sound(tmp_path) for _ in range(400)]
+            results = [newest_sound(tmp_path) for _ in range(400)]
         finally:
             enough.set()
             writer.join()
-        assert all(damaged == [] for _, damaged in found)
-        assert found[0][0].meta.step < found[-1][0].meta.step
+        assert all(damaged == [] for _, damaged in results)
+        assert results[0][0].meta.step < results[-1][0].meta.step
 
     def test_a_step_that_is_saved_again(self, tmp_path):
         save(tmp_path, 5, arrays(1))
         path = save(tmp_path, 5, arrays(2))
-        assert same(read_checkpoint(path).arrays, by_file(arrays(2)))
+        assert same(read_checkpoint(path).arrays, sorted_by_file(arrays(2)))
         assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000000005"]
 
     def test_what_is_being_written_is_no_leftover(self, tmp_path):
         first = CheckpointWriter(tmp_path / "checkpoints", meta(1), entries(arrays(1)))
         save(tmp_path, 2)
         first.write(b"".join(value.tobytes() for value in arrays(1).values()))
-        first.seal()
-        assert same(read_checkpoint(first.publish()).arrays, by_file(arrays(1)))
+        assert same(read_checkpoint(first.finish()).arrays, sorted_by_file(arrays(1)))
 
 
 class TestSuddenDeath:
@@ -387,18 +386,18 @@ class TestSuddenDeath:
         """Killed before each file system call of the writer, a run keeps a sound newest checkpoint."""
         before = save(tmp_path / "first", 100)
         shutil.copytree(before.parent, tmp_path / "whole" / "checkpoints")
-        ended, asked = save_until(tmp_path / "whole", step, deadly=0)
+        ended, calls = save_until(tmp_path / "whole", step, deadly=0)
         assert ended == 0
-        assert asked >= 10
+        assert calls >= 10
         found_steps = set()
-        for deadly in range(1, asked + 1):
+        for deadly in range(1, calls + 1):
             run = tmp_path / str(deadly)
             shutil.copytree(before.parent, run / "checkpoints")
             assert save_until(run, step, deadly) == (signal.SIGKILL, deadly - 1)
-            found, damaged = newest_sound(run)
+            checkpoint, damaged = newest_sound(run)
             assert damaged == []
-            assert same(found.arrays, by_file(arrays(found.meta.step)))
-            found_steps.add(found.meta.step)
+            assert same(checkpoint.arrays, sorted_by_file(arrays(checkpoint.meta.step)))
+            found_steps.add(checkpoint.meta.step)
             save(run, 300)
             assert [path.name for path in (run / "checkpoints").iterdir() if path.name.startswith(".")] == []
             assert newest_sound(run)[0].meta.step == 300

@@ -58,8 +58,8 @@ def test_the_one_before_is_used(tmp_path):
     values = arrays(200)
     del values["parameters/dense.bias"]
     save(tmp_path, 200, values, model=meta().model)
-    found, (error,) = newest_sound(tmp_path)
-    assert found.meta.step == 100
+    checkpoint, (error,) = newest_sound(tmp_path)
+    assert checkpoint.meta.step == 100
     assert "is missing 'dense.bias', which checkpoint.json has with the shape (10,)" in str(error)
 
 
@@ -184,10 +184,10 @@ def test_a_file_of_arrays_is_read_as_its_library_reads_it_or_refused(array_file,
         with pytest.raises(ValueError, match=r"^is no safetensors file \("):
             map_arrays(array_file)
         return
-    found = map_arrays(array_file)
-    assert found.keys() == expected.keys()
+    loaded = map_arrays(array_file)
+    assert loaded.keys() == expected.keys()
     for name, array in expected.items():
-        assert (found[name].dtype, found[name].shape, found[name].tobytes()) == (array.dtype, array.shape, array.tobytes())
+        assert (loaded[name].dtype, loaded[name].shape, loaded[name].tobytes()) == (array.dtype, array.shape, array.tobytes())
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from made_up_training import BATCH, LeadingTask, Saver, data_info, to_the_end, training_loop
+from made_up_training import BATCH, LeadingTask, Saver, data_info, run_to_end, training_loop
 
 from crosstrain.core.job import Job
 from crosstrain.data.sampler import run_sampler
@@ -32,7 +32,7 @@ def saved(right, start=None, **options):
     """
     saver, task = Saver(), Task(right)
     job = {"checkpoint_every": "100steps", "save_final": False, "epochs": None, "keep_best": "accuracy", **options}
-    to_the_end(training_loop(job, task, saver=saver, start=start))
+    run_to_end(training_loop(job, task, saver=saver, start=start))
     assert not task.right
     return saver.saved
 
@@ -88,7 +88,7 @@ def test_an_interrupted_run_that_keeps_its_best_saves_where_it_stands():
         return trained(result)
 
     task.trained = interrupting
-    outcome = to_the_end(loop)
+    outcome = run_to_end(loop)
     assert outcome.interrupted
     assert [step for step, _ in saver.saved] == [outcome.updates_reported]
     assert not training_loop(job, Task([])).interrupt()

@@ -15,7 +15,7 @@ from crosstrain.core.errors import UsageError
 ACCURACIES = {100: 0.6, 200: 0.9, 300: 0.7, 400: 0.8, 500: 0.5}
 
 
-def with_average(step):
+def state_with_average(step):
     """Return a state with a moving average of the weights in addition to the momentum."""
     values = arrays(step)
     averaged = {f"slots/ema/{key.removeprefix('parameters/')}": value + 1 for key, value in values.items() if key.startswith("parameters/")}
@@ -26,7 +26,7 @@ def with_average(step):
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     for step, accuracy in ACCURACIES.items():
-        save(folder, step, with_average(step), metrics={"accuracy": accuracy, "loss": accuracy / 10})
+        save(folder, step, state_with_average(step), metrics={"accuracy": accuracy, "loss": accuracy / 10})
     return describe(folder)
 
 
@@ -66,15 +66,13 @@ def test_the_mean_is_that_of_float64(run, weights, best):
     """By parameter, of the requested weights; buffers too."""
     chosen = choose(run, Selection(best=best, average=4, weights=weights))
     assert chosen.weights == (weights or "ema")
-    states = [with_average(step) for step in steps(chosen)]
+    states = [state_with_average(step) for step in steps(chosen)]
     prefix = "parameters/" if weights == "trained" else "slots/ema/"
-    for name, found in chosen.parameters().items():
+    for name, mean in chosen.parameters().items():
         expected = np.mean([state[prefix + name].astype(np.float64) for state in states], axis=0)
-        np.testing.assert_array_equal(found, expected.astype(np.float32))
-    for name, found in chosen.buffers().items():
-        np.testing.assert_array_equal(
-            found, np.mean([state[f"buffers/{name}"].astype(np.float64) for state in states], axis=0).astype("f4")
-        )
+        np.testing.assert_array_equal(mean, expected.astype(np.float32))
+    for name, mean in chosen.buffers().items():
+        np.testing.assert_array_equal(mean, np.mean([state[f"buffers/{name}"].astype(np.float64) for state in states], axis=0).astype("f4"))
     assert chosen.metrics is None
     assert chosen.label == f"{chosen.path.name}-mean-of-4{'-trained' if weights == 'trained' else ''}"
 
@@ -82,7 +80,7 @@ def test_the_mean_is_that_of_float64(run, weights, best):
 def test_one_is_as_it_was_saved_with_its_figures(run):
     chosen = choose(run, Selection(best=True))
     assert chosen.metrics == {"accuracy": 0.9, "loss": 0.09}
-    np.testing.assert_array_equal(chosen.parameters()["dense.bias"], with_average(200)["slots/ema/dense.bias"])
+    np.testing.assert_array_equal(chosen.parameters()["dense.bias"], state_with_average(200)["slots/ema/dense.bias"])
     assert choose(run, Selection(best=True, weights="trained")).metrics is None  # the run evaluated the average
 
 

@@ -63,7 +63,7 @@ def test_a_run_executes_nothing_of_the_working_directory(hostile, arguments):
 @pytest.mark.thorough
 def test_probing_the_frameworks_executes_nothing_of_the_working_directory(hostile):
     done = type_in(hostile, "backends", "--json")
-    problems = {found["name"]: found["problem"] for found in json.loads(done.stdout)}
+    problems = {backend["name"]: backend["problem"] for backend in json.loads(done.stdout)}
     assert executed(hostile) == ""
     assert not any(problem and "not the real" in problem for problem in problems.values())
     assert problems["toy"] is None
@@ -85,12 +85,12 @@ def test_the_module_as_a_command_forgets_the_working_directory_too(hostile):
 def test_python_is_started_in_one_place_only(repository):
     """Only `core/process.py` knows the interpreter; other code gets the command from it."""
     packages = tomllib.loads((repository / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    found = {}
+    lines_by_file = {}
     for package in packages:
         for path in sorted(repository.joinpath(*package.split(".")[1:]).glob("*.py")):
             if knows := list(interpreters(path.read_text(encoding="utf-8"))):
-                found[path.relative_to(repository).as_posix()] = knows
-    assert set(found) == {"core/process.py"}
+                lines_by_file[path.relative_to(repository).as_posix()] = knows
+    assert set(lines_by_file) == {"core/process.py"}
 
 
 def interpreters(source):

@@ -29,8 +29,8 @@ def claim(honest, tmp_path):
     def copy(document, **figures):
         path = tmp_path / "runs" / "claims"
         shutil.copytree(honest, path)
-        found = json.loads((path / document).read_text())
-        (path / document).write_text(json.dumps({**found, **figures}))
+        fields = json.loads((path / document).read_text())
+        (path / document).write_text(json.dumps({**fields, **figures}))
         return path
 
     return copy

@@ -58,18 +58,18 @@ def test_a_node_of_a_run_that_goes_on_waits_as_long_as_the_run_does(capsys, monk
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("repeats", "said", "settings"),
+    ("repeats", "message", "settings"),
     [
         (2, "run 2 (seed 4) was not started. To start it: ", {"seed": 4, "name": "my job-r2"}),
         (4, "runs 2 to 4 (seeds 4 to 6) were not started. To start them: ", {"seed": 4, "name": "my job-from-r2"}),
     ],
 )
-def test_repeats_that_fail_say_what_was_not_started_and_how_to_start_it(tmp_path, repeats, said, settings):
-    asked = ["run", "--cores-per-node", "4000", "--seed", "3", "--name=my job", f"--repeats={repeats}", "--out", str(tmp_path / "it's")]
-    done = subprocess.run([*TRAINER, *asked], capture_output=True, text=True, timeout=100, check=False)
+def test_repeats_that_fail_say_what_was_not_started_and_how_to_start_it(tmp_path, repeats, message, settings):
+    arguments = ["run", "--cores-per-node", "4000", "--seed", "3", "--name=my job", f"--repeats={repeats}", "--out", str(tmp_path / "it's")]
+    done = subprocess.run([*TRAINER, *arguments], capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 2
     line = done.stderr.splitlines()[-1]
-    assert f"trainer: run 1 of {repeats} did not succeed, and {said}trainer run --cores-per-node 4000 --out " in line
+    assert f"trainer: run 1 of {repeats} did not succeed, and {message}trainer run --cores-per-node 4000 --out " in line
     again = shlex.split(line.partition("To start ")[2].partition(": ")[2])
     assert again[0] == "trainer"
     shown = subprocess.run([*TRAINER, *again[1:], "--print-config", "--json"], capture_output=True, text=True, timeout=100, check=True)
@@ -278,7 +278,7 @@ def test_a_secret_file_that_nothing_uses_is_refused(capsys, tmp_path, more):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("kind", "says"),
+    ("kind", "message"),
     [
         ("/dev/zero", "is a device, not a file"),
         ("/dev/urandom", "is a device, not a file"),
@@ -290,7 +290,7 @@ def test_a_secret_file_that_nothing_uses_is_refused(capsys, tmp_path, more):
         ("short", "a shared secret of at least 16 characters is needed"),
     ],
 )
-def test_a_secret_file_that_holds_no_secret_is_refused_in_bounded_time_and_memory(tmp_path, kind, says):
+def test_a_secret_file_that_holds_no_secret_is_refused_in_bounded_time_and_memory(tmp_path, kind, message):
     place = tmp_path / kind.removeprefix("/dev/")
     if kind == "pipe":
         os.mkfifo(place)
@@ -321,7 +321,7 @@ def test_a_secret_file_that_holds_no_secret_is_refused_in_bounded_time_and_memor
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
-    assert says in done.stderr
+    assert message in done.stderr
     assert kind == "short" or repr(str(place)) in done.stderr
 
 
@@ -330,7 +330,7 @@ SECRET_FILE = ("--secret-file", "none")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "found"),
+    ("arguments", "message"),
     [
         (("run",), "trainer run --backend torch --nodes 2 --procs-per-node 2 --rendezvous n7:29400 --node-rank $SLURM_NODEID"),
         (("run", *SECRET_FILE), "Slurm started 4"),
@@ -339,13 +339,13 @@ SECRET_FILE = ("--secret-file", "none")
         (("sweep", "--grid", "seed=1,2"), "Slurm started 4"),
     ],
 )
-def test_a_slurm_step_of_several_tasks_is_refused_unless_they_are_told_of_each_other(capsys, monkeypatch, tmp_path, arguments, found):
+def test_a_slurm_step_of_several_tasks_is_refused_unless_they_are_told_of_each_other(capsys, monkeypatch, tmp_path, arguments, message):
     for name, value in {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "n[7-8]"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
     code, _, errors = call(capsys, arguments[0], "--backend", "torch", *arguments[1:])
     assert code == 2
-    assert found in errors
+    assert message in errors
     assert list(tmp_path.iterdir()) == []
 
 
@@ -368,8 +368,8 @@ def test_a_node_by_hand_does_not_train_alone_for_want_of_a_number_of_nodes(capsy
 
 def test_node_0_by_hand_has_to_have_the_address_of_the_rendezvous(capsys, monkeypatch):
     monkeypatch.setenv("TRAINER_SECRET", "x" * 32)
-    asked = ["run", "--backend", "torch", "--nodes", "2", "--rendezvous", "192.0.2.1:29400", "--node-rank", "0"]
-    code, _, err = call(capsys, *asked)
+    arguments = ["run", "--backend", "torch", "--nodes", "2", "--rendezvous", "192.0.2.1:29400", "--node-rank", "0"]
+    code, _, err = call(capsys, *arguments)
     assert code == 2
     assert "cannot listen for the other nodes on 192.0.2.1, port 29400" in err
     assert "; node 0 has to have this address" in err

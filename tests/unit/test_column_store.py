@@ -35,15 +35,15 @@ class Source:
         def blocks(split):
             for start in range(0, len(self.sequences[split]), self.block):
                 chosen = self.sequences[split][start : start + self.block]
-                offsets = np.concatenate([[0], np.cumsum([len(one) for one in chosen])]).astype(np.int64)
-                values = np.array([token for one in chosen for token in one], dtype=np.uint16)
+                offsets = np.concatenate([[0], np.cumsum([len(sequence) for sequence in chosen])]).astype(np.int64)
+                values = np.array([token for sequence in chosen for token in sequence], dtype=np.uint16)
                 yield {"tokens": Column(values, offsets), "score": Column(np.arange(len(chosen), dtype=np.float32)), **self.spoil}
 
         features = TextFeatures({"tokens": self.vocabulary})
         return PreparedColumns(self.columns, features, {split: lambda split=split: blocks(split) for split in ("train", "test")})
 
 
-def made(root, source):
+def build_made(root, source):
     build_store(root, "made", source.name, source, None, again=True)
     return root / "made"
 
@@ -54,12 +54,12 @@ SEQUENCES = st.lists(st.lists(st.integers(0, 99), max_size=6), min_size=1, max_s
 @settings(deadline=None, derandomize=True, database=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(SEQUENCES, SEQUENCES, st.integers(1, 4))
 def test_what_is_written_is_what_is_read(tmp_path, train, test, block):
-    folder = made(tmp_path, Source({"train": train, "test": test}, block))
+    folder = build_made(tmp_path, Source({"train": train, "test": test}, block))
     dataset = stored_dataset._open(folder, "sequences", None, always=True)
     for split, sequences in (("train", train), ("test", test)):
         column = dataset.column(split, "tokens")
         assert [column.example(index).tolist() for index in range(len(column))] == sequences
-        assert dataset.weights(split, "tokens_tokens").tolist() == [len(one) for one in sequences]
+        assert dataset.weights(split, "tokens_tokens").tolist() == [len(sequence) for sequence in sequences]
         assert dataset.weights(split, "examples").tolist() == [1] * len(sequences)
     assert dataset.info.columns == (TOKENS, SCORE)
     assert dataset.info.text.vocabulary_sizes == {"tokens": 100}
@@ -68,7 +68,7 @@ def test_what_is_written_is_what_is_read(tmp_path, train, test, block):
 
 @pytest.fixture
 def store(tmp_path):
-    return made(tmp_path, Source({"train": [[1, 2, 3], [], [4]], "test": [[5]]}))
+    return build_made(tmp_path, Source({"train": [[1, 2, 3], [], [4]], "test": [[5]]}))
 
 
 def test_a_damaged_column_is_named(store):
@@ -112,7 +112,7 @@ def test_images_are_columns_too(tmp_path, monkeypatch):
 def test_a_broken_source_is_refused_and_leaves_nothing(tmp_path, change, words):
     source = Source(**{"sequences": {"train": [[1, 2, 3], [4]], "test": [[2]]}, **change})
     with pytest.raises(UsageError, match=words):
-        made(tmp_path, source)
+        build_made(tmp_path, source)
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
 
 

@@ -11,7 +11,7 @@ CALM = settings(deadline=None, derandomize=True, database=None)
 LISTS = st.lists(st.lists(st.integers(0, 255), max_size=7), max_size=12)
 
 
-def column_of(examples):
+def make_column(examples):
     offsets = np.concatenate([[0], np.cumsum([len(example) for example in examples])]).astype(np.int64)
     return Column(np.array([value for example in examples for value in example], dtype=np.int32), offsets)
 
@@ -19,7 +19,7 @@ def column_of(examples):
 @CALM
 @given(LISTS, st.data())
 def test_a_column_that_varies_is_a_list_of_its_examples(examples, data):
-    column = column_of(examples)
+    column = make_column(examples)
     assert column.wrong_with(ColumnSpec("tokens", "int32", (None,))) is None
     assert [column.example(index).tolist() for index in range(len(column))] == examples
     assert column.lengths.tolist() == [len(example) for example in examples]
@@ -46,13 +46,13 @@ def test_a_column_of_a_fixed_shape_is_an_array():
 
 def test_too_long_an_example_is_refused():
     with pytest.raises(ValueError, match="3 elements, more than 2"):
-        column_of([[1], [1, 2, 3]]).padded(2)
+        make_column([[1], [1, 2, 3]]).padded(2)
 
 
 @pytest.mark.parametrize("index", [-1, 2])
 def test_an_example_that_is_not_there(index):
     with pytest.raises(IndexError):
-        column_of([[1], [2]]).example(index)
+        make_column([[1], [2]]).example(index)
 
 
 @pytest.mark.parametrize(

@@ -116,8 +116,8 @@ def test_the_table_of_a_run_has_both_costs_of_its_checkpoints(tmp_path):
     summary = summarise(path, CLOCK, state="succeeded", updates_scheduled=10, updates_applied=10)
     saving = {"saved": 2, "failed": 0, "stall_seconds": {"mean": pytest.approx(0.003), "max": 0.004}, "bytes": 10}
     assert summary["checkpoints"] == {**saving, "write_seconds": {"mean": pytest.approx(0.45), "max": 0.6}}
-    told = "2 saved; each paused training for 3 ms; writing one took 450 ms, in the background or after training"
-    assert re.search(rf"^checkpoints +{told}$", to_text(one_run(summary)), re.MULTILINE)
+    costs = "2 saved; each paused training for 3 ms; writing one took 450 ms, in the background or after training"
+    assert re.search(rf"^checkpoints +{costs}$", to_text(one_run(summary)), re.MULTILINE)
     earlier = {**summary, "checkpoints": {name: value for name, value in summary["checkpoints"].items() if name != "write_seconds"}}
     assert re.search(r"^checkpoints +2 saved; each paused training for 3 ms$", to_text(one_run(earlier)), re.MULTILINE)
 
@@ -165,23 +165,23 @@ def test_tables_and_sentences_fit_the_terminal(width):
 
 
 def test_a_name_with_signs_of_markdown_stays_text():
-    found = compare_runs([made(r"a|b_$x\y<z>"), made("two")])
-    assert r"| a\|b\_$x\\y\<z\> |" in as_markdown(found)
+    comparison = compare_runs([made(r"a|b_$x\y<z>"), made("two")])
+    assert r"| a\|b\_$x\\y\<z\> |" in as_markdown(comparison)
 
 
 def test_csv_has_the_figures_unrounded(tmp_path):
     paths = written(tmp_path, *repeats_and_another())
     result = CliRunner().invoke(compare, [*paths, "--csv"], catch_exceptions=False)
-    folded, other = csv.DictReader(io.StringIO(result.output))
-    assert (folded["run"], folded["runs"], other["run"], other["runs"]) == ("sync ×3", "3", "async_1", "1")
+    folded, single = csv.DictReader(io.StringIO(result.output))
+    assert (folded["run"], folded["runs"], single["run"], single["runs"]) == ("sync ×3", "3", "async_1", "1")
     assert float(folded["examples_per_second"]) == 1100.0
     assert float(folded["examples_per_second_sigma"]) == statistics.stdev([1000.0, 1100.0, 1200.0])
     assert float(folded["eval_accuracy"]) == pytest.approx(0.9)
-    assert float(other["eval_error"]) == 0.125
-    assert float(other["relative_examples_per_second"]) == 0.5
-    assert (folded["not_comparable"], other["not_comparable"].split("; ")[:2]) == ("", ["speed", "steps/s"])
-    assert (folded["seed"], folded["staleness_mean"], other["seed"], other["synthetic"]) == ("", "", "0", "false")
-    assert float(other["node_1_network_received_bytes_per_second"]) == 4e6
+    assert float(single["eval_error"]) == 0.125
+    assert float(single["relative_examples_per_second"]) == 0.5
+    assert (folded["not_comparable"], single["not_comparable"].split("; ")[:2]) == ("", ["speed", "steps/s"])
+    assert (folded["seed"], folded["staleness_mean"], single["seed"], single["synthetic"]) == ("", "", "0", "false")
+    assert float(single["node_1_network_received_bytes_per_second"]) == 4e6
 
 
 def test_figures_can_be_chosen(tmp_path):
@@ -211,8 +211,8 @@ def test_figures_can_be_chosen(tmp_path):
 def test_below_chosen_figures_stands_what_concerns_them(metric, said, unsaid):
     text = as_text(compare_runs(repeats_and_another()), [column(name) for name in metric.split(",")])
     notes = text.split("─\n")[-1]
-    assert [one for one in said if one not in notes] == []
-    assert [one for one in unsaid if one in notes] == []
+    assert [note for note in said if note not in notes] == []
+    assert [note for note in unsaid if note in notes] == []
 
 
 def test_repeats_stay_apart_on_request(tmp_path):
@@ -223,10 +223,10 @@ def test_repeats_stay_apart_on_request(tmp_path):
 
 def test_runs_of_one_job_and_one_seed_are_repeats_too():
     runs = [made("a"), made("b", summary={"examples_per_second": 1200.0}), made("c", backend="tf")]
-    found = compare_runs(runs)
-    assert [entry.label for entry in found.entries] == ["torch ×2", "c"]
-    assert found.entries[0].figures["examples_per_second"] == 1100.0
-    assert "(trainer compare --no-fold keeps repeats apart)." in " ".join(as_text(found).split())
+    comparison = compare_runs(runs)
+    assert [entry.label for entry in comparison.entries] == ["torch ×2", "c"]
+    assert comparison.entries[0].figures["examples_per_second"] == 1100.0
+    assert "(trainer compare --no-fold keeps repeats apart)." in " ".join(as_text(comparison).split())
 
 
 def test_from_five_repeats_on_the_extremes_do_not_count():
@@ -257,9 +257,9 @@ def five_repeats(*seconds):
     ],
 )
 def test_the_time_to_target_is_the_mean_over_the_runs_that_reached_it_and_stay(seconds, expected):
-    found = compare_runs(five_repeats(*seconds))
-    assert cell(found.entries[0], column("time_to_target")) == expected
-    assert ("are excluded" in as_text(found)) == (len(seconds) >= 4)
+    comparison = compare_runs(five_repeats(*seconds))
+    assert cell(comparison.entries[0], column("time_to_target")) == expected
+    assert ("are excluded" in as_text(comparison)) == (len(seconds) >= 4)
 
 
 def test_the_tables_have_the_same_kind_of_spread_as_the_conclusion(tmp_path):
@@ -302,9 +302,9 @@ def test_a_loss_that_blew_up_in_one_repeat_is_not_averaged_away():
 
 def test_steps_per_second_decide_nothing_across_modes():
     busy = made("busy", mode="async", summary={"steps_per_second": 9e9, "examples_per_second": 900.0})
-    found = compare_runs([made(), busy])
-    assert conclude(found.runs).rankings[0].ratio.ratio == pytest.approx(1000 / 900)
-    (line,) = (line for line in as_text(found).splitlines() if line.startswith("steps/s "))
+    comparison = compare_runs([made(), busy])
+    assert conclude(comparison.runs).verdicts[0].ratio.ratio == pytest.approx(1000 / 900)
+    (line,) = (line for line in as_text(comparison).splitlines() if line.startswith("steps/s "))
     assert line.split()[1:] == ["31.2", "9,000,000,000†"]
 
 
@@ -324,8 +324,8 @@ def test_copies_of_a_run_are_called_as_their_directories(tmp_path):
     shutil.copytree(sync_run(tmp_path), tmp_path / "copy")
     compared = compare_paths([tmp_path / "one", tmp_path / "copy"], fold=False)
     assert [entry.label for entry in compared.entries] == ["one", "copy"]
-    assert [found["run"] for found in rows([tmp_path / "copy"])] == ["copy"]
-    assert diagnose(Run(tmp_path / "copy")).to_json()["run"] == "copy"
+    assert [row["run"] for row in rows([tmp_path / "copy"])] == ["copy"]
+    assert explain(Run(tmp_path / "copy")).to_json()["run"] == "copy"
 
 
 def test_a_run_is_found_by_its_name(tmp_path):
@@ -344,7 +344,7 @@ def test_the_command_prints_one_json_document(tmp_path):
     assert first["node_network_sent_bytes_per_second"] == [2e6, 2e6]
     assert second["node_cpu_cores_used_mean"] == [None, None]
     assert [row["relative_examples_per_second"] for row in document["rows"]] == [1.0, 0.8]
-    assert [one["setting"] for one in document["comparability"]["compared"]] == ["backend", "mode", "ps"][:2]
+    assert [factor["setting"] for factor in document["comparability"]["compared"]] == ["backend", "mode", "ps"][:2]
     assert document["comparability"]["not_comparable_with_the_first"][1] == ["steps/s", "run time", "loss", "accuracy", "time to target"]
     assert "kernel" in document["comparability"]["not_recorded"]
 
@@ -381,8 +381,8 @@ def test_a_loss_that_blew_up_is_shown(tmp_path):
 
 def test_a_loss_that_stayed_lost_is_said_under_the_table_of_the_run(tmp_path):
     summary = summary_of(sync_run(tmp_path))
-    said = "\nThe loss was not finite (NaN or infinite) from step 1,200 on: speed and resources are not those of training.\n"
-    assert to_text(one_run({**summary, "non_finite_from_step": 1200})).endswith(said)
+    note = "\nThe loss was not finite (NaN or infinite) from step 1,200 on: speed and resources are not those of training.\n"
+    assert to_text(one_run({**summary, "non_finite_from_step": 1200})).endswith(note)
     assert to_text(one_run(summary)) == ONE_RUN
 
 
@@ -406,9 +406,9 @@ def test_damaged_runs_of_a_folder_are_left_out_and_named(tmp_path, capsys):
     for run, name in damaged.items():
         (tmp_path / run / name).write_bytes(b'{"schema": 1, "sta')
     for command in (["compare"], ["report", "-o", str(tmp_path / "page.html")], ["plot", "-o", str(tmp_path / "figures")]):
-        code, said = invoke([*command, str(tmp_path)]), capsys.readouterr().err
-        assert code == 0, said
-        assert re.search(r"skipped \(.*\): b, c, d$", said, re.MULTILINE), said
+        code, errors = invoke([*command, str(tmp_path)]), capsys.readouterr().err
+        assert code == 0, errors
+        assert re.search(r"skipped \(.*\): b, c, d$", errors, re.MULTILINE), errors
         for run, name in damaged.items():
             assert invoke([*command, str(tmp_path / run)]) != 0
             assert name in capsys.readouterr().err
@@ -428,7 +428,7 @@ def test_a_run_of_a_folder_that_has_not_finished_is_left_out_and_named(tmp_path)
 
 @pytest.mark.parametrize("command", ["compare", "explain", "predict", "report", "watch"])
 @pytest.mark.parametrize(
-    ("document", "said"),
+    ("document", "problem"),
     [
         ("{", "not a whole JSON document"),
         ('{"schema": 7}', "has schema 7; this release reads 1"),
@@ -437,13 +437,13 @@ def test_a_run_of_a_folder_that_has_not_finished_is_left_out_and_named(tmp_path)
         ({"per_node": [None]}, "per_node.0: input should be"),
     ],
 )
-def test_a_damaged_summary_is_named_and_ends_with_2(tmp_path, capsys, command, document, said):
+def test_a_damaged_summary_is_named_and_ends_with_2(tmp_path, capsys, command, document, problem):
     path = sync_run(tmp_path)
     file = path / "summary.json"
     file.write_text(document if isinstance(document, str) else json.dumps({**json.loads(file.read_text()), **document}))
     options = ["-o", str(tmp_path / "r.html")] if command == "report" else []
     assert invoke([command, str(path), *options]) == 2
-    assert f"summary.json: {said}" in capsys.readouterr().err
+    assert f"summary.json: {problem}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

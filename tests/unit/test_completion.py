@@ -27,7 +27,7 @@ def cache(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def own_cache(cache, monkeypatch):
+def private_cache(cache, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
 
 
@@ -148,7 +148,7 @@ def test_shipped_configurations_are_offered_beside_files(folder):
         assert offered(*command, "quick") == ["quickstart"]
 
 
-def in_bash(folder, *words):
+def complete_in_bash(folder, *words):
     """Return what bash offers for the last word, with the script that `trainer --help` names."""
     script = f"""
 PATH={shlex.quote(str(TRAINER.parent))}:$PATH
@@ -163,26 +163,26 @@ printf "%s\\n" "${{COMPREPLY[@]}}"
 
 @pytest.mark.thorough
 def test_a_real_bash_offers_the_same(folder):
-    assert in_bash(folder, "run", "--precision", "") == ["fp32", "bf16", "fp16"]
-    assert in_bash(folder, "watch", "ap") == ["apple", "apricot"]
-    assert in_bash(folder, "runs", "s") == ["show"]
+    assert complete_in_bash(folder, "run", "--precision", "") == ["fp32", "bf16", "fp16"]
+    assert complete_in_bash(folder, "watch", "ap") == ["apple", "apricot"]
+    assert complete_in_bash(folder, "runs", "s") == ["show"]
 
 
 @pytest.mark.parametrize("damage", ["", "[]", "{", '{"state": [], "commands": {"run": {}}}', '{"state": null}'])
 def test_what_is_kept_and_is_damaged_or_old_is_made_again(cache, damage):
     assert offered("run", "--mode", "") == ["sync", "async"]
-    (kept,) = (cache / "crosstrain").iterdir()
-    kept.write_text(damage)
+    (file,) = (cache / "crosstrain").iterdir()
+    file.write_text(damage)
     assert offered("run", "--mode", "") == ["sync", "async"]
-    assert len(kept.read_text()) > 1000
+    assert len(file.read_text()) > 1000
 
 
 def test_what_is_kept_is_answered_without_importing_a_command(folder, cache):
     """Time depends on the machine; imports do not."""
-    asked = {"_TRAINER_COMPLETE": "bash_complete", "COMP_WORDS": "trainer run --mode ", "COMP_CWORD": "3"}
+    request = {"_TRAINER_COMPLETE": "bash_complete", "COMP_WORDS": "trainer run --mode ", "COMP_CWORD": "3"}
     command = [sys.executable, "-X", "importtime", "-P", "-m", "crosstrain.cli.main"]
     for _ in range(2):  # the first may have a new search path, and fills the cache
-        done = subprocess.run(command, env={**os.environ, **asked}, capture_output=True, text=True, cwd=folder, check=False)
+        done = subprocess.run(command, env={**os.environ, **request}, capture_output=True, text=True, cwd=folder, check=False)
         assert done.stdout.split() == ["plain,sync", "plain,async"]
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "crosstrain.cli.completion" in imported

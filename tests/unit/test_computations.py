@@ -37,11 +37,11 @@ def test_torchs_computation():
 def test_buffers_follow_one_micro_batch_after_another(accumulate, passes):
     data, spec = Images(), Counting.spec
     job = Job(mode="async", global_batch_size=5, accumulate=accumulate)
-    own = Passes(job, spec, data, Counting())
+    passes_of_model = Passes(job, spec, data, Counting())
     values, out = FlatValues(spec), FlatValues(spec)
     values.set_initial(spec, 0)
     batches = make_sampler(job, data).whole(0, 0, 2)
-    for position, loss in enumerate(own.gradients(batches, 0, values, out)):
+    for position, loss in enumerate(passes_of_model.gradients(batches, 0, values, out)):
         labels = data.labels("train")[batches.batch(position)]
         assert loss == pytest.approx(1.0)
         assert out.parameters["weight"] == labels.sum()
@@ -54,8 +54,8 @@ def test_no_examples_give_zeros_and_move_nothing():
     job = Job(nodes=3, global_batch_size=2)
     values, out = FlatValues(spec), FlatValues(spec)
     out.vector.fill(9.0)
-    own = Passes(job, spec, data, Counting())
-    (loss,) = own.gradients(make_sampler(job, data).for_rank(0, 0, 1, 2), 0, values, out)
+    passes = Passes(job, spec, data, Counting())
+    (loss,) = passes.gradients(make_sampler(job, data).for_rank(0, 0, 1, 2), 0, values, out)
     assert loss == 0.0
     assert not out.vector.any()
     assert not values.vector.any()

@@ -19,16 +19,16 @@ def run(*arguments):
 def test_the_list_has_each_with_its_command():
     lines = run().output.splitlines()
     assert len(lines) == len(shipped())
-    for line, one in zip(lines, describe_configs(), strict=True):
-        assert line.startswith(f"{one.command} ")
-        assert line.endswith(one.description)
-        assert one.description.endswith((".", ":", "?"))
-    assert [one["name"] for one in json.loads(run("--json").output)] == list(shipped())
+    for line, config in zip(lines, describe_configs(), strict=True):
+        assert line.startswith(f"{config.command} ")
+        assert line.endswith(config.description)
+        assert config.description.endswith((".", ":", "?"))
+    assert [entry["name"] for entry in json.loads(run("--json").output)] == list(shipped())
 
 
-@pytest.mark.parametrize("one", describe_configs(), ids=lambda one: one.name)
-def test_the_command_is_one_that_takes_it(one):
-    command, *rest = shlex.split(one.command)[1:]
+@pytest.mark.parametrize("config", describe_configs(), ids=lambda config: config.name)
+def test_the_command_is_one_that_takes_it(config):
+    command, *rest = shlex.split(config.command)[1:]
     name = rest[-1]
     if command == "sweep":
         assert len(plan(read_grid(name), {}, {}, name)) > 1

@@ -26,12 +26,12 @@ EVIL = "\x1b]0;owned\x07\x1b[31mred\x1b[0m\x9b2J\x7f\u202egnp\u2066[red]</script
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
-def evil(value):
+def add_control_characters(value):
     """Append control characters to every string of a value, except keys and closed choices."""
     if isinstance(value, dict):
-        return {key: item if key.endswith("_at") else evil(item) for key, item in value.items()}
+        return {key: item if key.endswith("_at") else add_control_characters(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [evil(item) for item in value]
+        return [add_control_characters(item) for item in value]
     return value + EVIL if isinstance(value, str) else value
 
 
@@ -57,11 +57,13 @@ def runs(tmp_path_factory):
         path = make_run(out, name, state=state, calibrated=True, steps=40)
         save_model(path, "logreg", (1, 8, 8))
         for document in ("job.json", "env.json", "status.json", "summary.json"):
-            found = json.loads((path / document).read_text())
-            kept = {key: found[key] for key in (*choices, "until", "eval_every", "state") if key in found and found[key] is not None}
-            (path / document).write_text(json.dumps({**evil(found), **kept}))
+            fields = json.loads((path / document).read_text())
+            choices_kept = {
+                key: fields[key] for key in (*choices, "until", "eval_every", "state") if key in fields and fields[key] is not None
+            }
+            (path / document).write_text(json.dumps({**add_control_characters(fields), **choices_kept}))
         for records in ("steps.jsonl", "evals.jsonl", "events.jsonl", "system.jsonl"):
-            lines = [json.dumps(evil(json.loads(line))) for line in (path / records).read_text().splitlines()]
+            lines = [json.dumps(add_control_characters(json.loads(line))) for line in (path / records).read_text().splitlines()]
             (path / records).write_text("".join(f"{line}\n" for line in lines))
         path.rename(out / f"{name}\x1b[2J\u202e\udcff\nFORGED succeeded\tx")
     return out
@@ -69,17 +71,31 @@ def runs(tmp_path_factory):
 
 def reading(out, where):
     """Yield every command that reads runs, some also for the failed one."""
-    one, two = sorted(str(path) for path in out.iterdir() if path.name.startswith(("one", "two")))
+    first, second = sorted(str(path) for path in out.iterdir() if path.name.startswith(("one", "two")))
     yield from (["runs", "--out", str(out)], ["runs", "--out", str(out), "--json"], ["runs", "--data", EVIL.strip("\0"), "--out", str(out)])
-    yield from (["runs", "show", one], ["runs", "show", two], ["runs", "delete", one, "--dry-run"], ["runs", "show", f"{EVIL[:4]}"])
-    yield from (["runs", "export", one, "--what", "summary"], ["runs", "export", one, "--what", "system", "-o", "-"])
+    yield from (["runs", "show", first], ["runs", "show", second], ["runs", "delete", first, "--dry-run"], ["runs", "show", f"{EVIL[:4]}"])
+    yield from (["runs", "export", first, "--what", "summary"], ["runs", "export", first, "--what", "system", "-o", "-"])
     for extra in ([], ["--layout=rows"], ["--csv"], ["--markdown"], ["--latex"], ["--json"]):
-        yield ["compare", one, two, *extra]
-    yield from (["watch", one], ["watch", two], ["watch", one, "--json"], ["explain", one], ["explain", two], ["predict", one])
-    yield from (["report", one, two, "--output", str(where / "page.html")], ["plot", one, two, "--output", str(where), "--format", "svg"])
-    yield from (["export", one, "--describe"], ["export", one, "--format", "safetensors", "-o", str(where / "weights")], ["export", two])
-    yield from (["evaluate", one, "--data", "digits"], ["run", "--resume", one], ["sweep", "--resume", one])
-    for command in (["runs", "show", one], ["explain", one], ["explain", two], ["export", one, "--describe"]):
+        yield ["compare", first, second, *extra]
+    yield from (
+        ["watch", first],
+        ["watch", second],
+        ["watch", first, "--json"],
+        ["explain", first],
+        ["explain", second],
+        ["predict", first],
+    )
+    yield from (
+        ["report", first, second, "--output", str(where / "page.html")],
+        ["plot", first, second, "--output", str(where), "--format", "svg"],
+    )
+    yield from (
+        ["export", first, "--describe"],
+        ["export", first, "--format", "safetensors", "-o", str(where / "weights")],
+        ["export", second],
+    )
+    yield from (["evaluate", first, "--data", "digits"], ["run", "--resume", first], ["sweep", "--resume", first])
+    for command in (["runs", "show", first], ["explain", first], ["explain", second], ["export", first, "--describe"]):
         yield [*command, "--json"]
 
 
@@ -94,8 +110,8 @@ def test_no_command_sends_what_a_terminal_obeys(runs, tmp_path, capfd, monkeypat
         if "--json" in arguments and code == 0:
             for document in out.splitlines() if arguments[0] == "watch" else [out]:
                 json.loads(document)
-        found = OBEYED.search(out + err)
-        assert found is None, f"{arguments} sent {found[0]!r} in {(out + err)[max(0, found.start() - 100) :][:200]!r}"
+        match = OBEYED.search(out + err)
+        assert match is None, f"{arguments} sent {match[0]!r} in {(out + err)[max(0, match.start() - 100) :][:200]!r}"
         if "--csv" not in arguments and arguments[:2] != ["runs", "export"]:  # CSV may have line ends within quotes
             assert re.search("^FORGED", out + err, re.MULTILINE) is None, arguments
         answered += code == 0

@@ -209,7 +209,7 @@ class TestMnistFiles:
         tracemalloc.stop()
 
     @pytest.mark.parametrize(
-        ("name", "content", "says"),
+        ("name", "content", "message"),
         [
             ("t10k-labels-idx1-ubyte", b"<html>not found", "begins with 0x3c68746d"),
             ("t10k-labels-idx1-ubyte", b"", "begins with 0x;"),
@@ -226,9 +226,9 @@ class TestMnistFiles:
             ("train-images-idx3-ubyte.gz", gzip.compress(bytes(1000), mtime=0), "begins with 0x00000000"),
         ],
     )
-    def test_that_are_damaged_are_named(self, idx_files, cache, name, content, says):
+    def test_that_are_damaged_are_named(self, idx_files, cache, name, content, message):
         (idx_files[0] / name).write_bytes(content)
-        with pytest.raises(UsageError, match=says) as caught:
+        with pytest.raises(UsageError, match=message) as caught:
             stored_dataset.open_dataset("mnist", idx_files[0])
         assert name in str(caught.value)
         assert not list(cache.iterdir())
@@ -254,7 +254,7 @@ class TestMnistFiles:
         assert peak < 8 << 20
 
     @pytest.mark.parametrize(
-        ("name", "array", "says"),
+        ("name", "array", "message"),
         [
             ("t10k-images-idx3-ubyte", np.zeros((10, 28, 27)), "10 images of 28×27; mnist has images of 28×28"),
             ("t10k-images-idx3-ubyte", np.zeros((0, 28, 28)), "holds 0 images"),
@@ -262,9 +262,9 @@ class TestMnistFiles:
             ("t10k-labels-idx1-ubyte", np.full(10, 10), "label 10; mnist has 0 to 9"),
         ],
     )
-    def test_that_hold_something_else_are_refused(self, idx_files, cache, name, array, says):
+    def test_that_hold_something_else_are_refused(self, idx_files, cache, name, array, message):
         write_idx(idx_files[0] / name, array)
-        with pytest.raises(UsageError, match=says) as caught:
+        with pytest.raises(UsageError, match=message) as caught:
             stored_dataset.open_dataset("mnist", idx_files[0])
         assert name in str(caught.value)
 

@@ -12,7 +12,7 @@ import tomllib
 
 import pytest
 from click.testing import CliRunner
-from debian_archive import OwnArchive
+from debian_archive import LocalArchive
 
 from crosstrain.cli.commands.data import data
 from crosstrain.core.errors import MissingPackageError, UsageError
@@ -144,15 +144,15 @@ def test_packages_in_a_folder_become_a_dataset(tmp_path, capsys):
     made = packages(tmp_path / "debs")
     record = expect_whole(open_dataset("debian-text:en-de?vocabulary=400", tmp_path / "debs"))
     assert record["packages"][2]["sha256"] == hashlib.sha256(made[0][0].read_bytes()).hexdigest()
-    told = capsys.readouterr().err
-    assert "reading gimp-data 1.0 (GPL-2+, CC-BY-SA-4.0)" in told
-    assert record["pairs_sha256"] in told
+    errors = capsys.readouterr().err
+    assert "reading gimp-data 1.0 (GPL-2+, CC-BY-SA-4.0)" in errors
+    assert record["pairs_sha256"] in errors
 
 
 @needs_apt
 def test_apt_fetches_them_from_its_archive(tmp_path, monkeypatch, capsys):
-    own = OwnArchive(tmp_path, monkeypatch)
-    own.publish(packages(own.folder))
+    local_archive = LocalArchive(tmp_path, monkeypatch)
+    local_archive.publish(packages(local_archive.folder))
     record = expect_whole(open_dataset("debian-text:en-de?vocabulary=400"))
     assert "inkscape" in record["not_in_the_archive"]
     assert "skipped, as they are not in this archive: abiword-common" in capsys.readouterr().err
@@ -214,9 +214,9 @@ def test_a_name_without_its_defaults_is_the_same():
 
 @pytest.mark.parametrize("order", ["<", ">"])
 def test_compiled_catalogues_are_read_in_either_order_of_bytes(order):
-    found = [("One file", "Eine Datei"), ("ctx\x04Open it", "Öffnen"), ("%d file\0%d files", "%d Datei\0%d Dateien"), ("empty", "")]
+    messages = [("One file", "Eine Datei"), ("ctx\x04Open it", "Öffnen"), ("%d file\0%d files", "%d Datei\0%d Dateien"), ("empty", "")]
     expected = {("One file", "Eine Datei"), ("Open it", "Öffnen"), ("%d file", "%d Datei"), ("%d files", "%d Dateien")}
-    assert set(read_mo(mo(found, order))) == expected
+    assert set(read_mo(mo(messages, order))) == expected
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -320,18 +320,18 @@ def test_what_is_no_pair(source, target, why):
 
 
 def test_pages_are_paired_by_markup_or_by_identifiers():
-    one = blocks(
+    english = blocks(
         '<h1 id="t">Title</h1><ul><li>First <!-- <li>no</li> --> item</li></ul><pre>code <p>x</p></pre><p id="b">Last &amp; least</p>'
     )
-    assert [(block.tag, block.identifier, block.text) for block in one] == [
+    assert [(block.tag, block.identifier, block.text) for block in english] == [
         ("h1", "t", "Title"),
         ("li", "", "First item"),
         ("p", "b", "Last & least"),
     ]
     same = blocks("<h1>Titel</h1><ul><li>Erstes</li></ul><p>Letztes</p>")
-    assert list(paired(one, same)) == [("Title", "Titel"), ("First item", "Erstes"), ("Last & least", "Letztes")]
-    other = blocks('<h1 id="t">Titel</h1><p>Anderes</p><p id="b">Letztes</p><p>Mehr</p>')
-    assert list(paired(one, other)) == [("Title", "Titel"), ("Last & least", "Letztes")]
+    assert list(paired(english, same)) == [("Title", "Titel"), ("First item", "Erstes"), ("Last & least", "Letztes")]
+    german = blocks('<h1 id="t">Titel</h1><p>Anderes</p><p id="b">Letztes</p><p>Mehr</p>')
+    assert list(paired(english, german)) == [("Title", "Titel"), ("Last & least", "Letztes")]
 
 
 @pytest.mark.thorough

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from crosstrain.backends.decoding_functions import DecodingChecks
 from crosstrain.core.errors import UsageError
 
-CHECKS = DecodingChecks(lambda found: found.shape if isinstance(found, np.ndarray) else None, 7)
+CHECKS = DecodingChecks(lambda tensor: tensor.shape if isinstance(tensor, np.ndarray) else None, 7)
 CACHES = "cache of a list", "cache of a text"
 FORM = "tensors in tuples are needed, which may be nested, each [batch, …]"
 
@@ -30,12 +30,12 @@ def replaced(structure, place, part):
     """Return the structure with `part` in place of that tensor, and the number of tensors."""
     count = 0
 
-    def walk(found):
+    def walk(node):
         nonlocal count
-        if isinstance(found, tuple):
-            return tuple(map(walk, found))
+        if isinstance(node, tuple):
+            return tuple(map(walk, node))
         count += 1
-        return part if count - 1 == place else found
+        return part if count - 1 == place else node
 
     return walk(structure), count
 
@@ -66,12 +66,12 @@ def test_whatever_else_is_in_them_is_named(structure, data):
 
 @given(st.lists(st.integers(0, 9), max_size=4))
 def test_logits_have_a_number_for_each_piece(shape):
-    given = np.zeros(shape), ()
+    result = np.zeros(shape), ()
     if shape == [3, 7]:
-        assert CHECKS.step(given, 3, ()) == given
+        assert CHECKS.step(result, 3, ()) == result
     else:
         with pytest.raises(UsageError) as caught:
-            CHECKS.step(given, 3, ())
+            CHECKS.step(result, 3, ())
         assert str(caught.value) == (
             f"model: the function 'decode_step' returned the logits {shape} for 3 rows; a number for each piece is needed,"
             " [batch, pieces], here [3, 7]"
@@ -92,24 +92,24 @@ def test_a_cache_keeps_its_form(before, after):
 
 
 @pytest.fixture(scope="module")
-def said():
+def messages():
     """Return each backend's message for each mistake, from separate processes."""
     script = str(Path(__file__).parent / "decoding_mistakes.py")
-    found = {}
+    messages_by_backend = {}
     for backend in ("tf", "torch"):
         done = subprocess.run([sys.executable, script, backend], capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr
-        found[backend] = json.loads(done.stdout)
-    return found
+        messages_by_backend[backend] = json.loads(done.stdout)
+    return messages_by_backend
 
 
 @pytest.mark.thorough
-def test_both_backends_say_what_is_wrong(said):
-    for found in said.values():
-        assert found.pop("nothing") is None
-        for mistake, message in found.items():
+def test_both_backends_say_what_is_wrong(messages):
+    for backend_messages in messages.values():
+        assert backend_messages.pop("nothing") is None
+        for mistake, message in backend_messages.items():
             assert message is not None, mistake
             function = "encode" if mistake.startswith("memory") else "empty_cache" if mistake in CACHES else "decode_step"
             assert message.startswith(f"model: the function '{function}' "), mistake
             assert "needed" in message
-    assert set(said["tf"]) == set(said["torch"])
+    assert set(messages["tf"]) == set(messages["torch"])

@@ -52,9 +52,12 @@ def arguments(function) -> str:
 
     Self and types are omitted; arguments such as images, features and logits are x.
     """
-    taken = [one for one in inspect.signature(function).parameters.values() if one.name != "self"]
-    names = [re.sub(r"^x_\w+$", "x", one.name) for one in taken]
-    return ", ".join(name if one.default is one.empty else f"{name}={one.default}" for name, one in zip(names, taken, strict=True))
+    taken = [parameter for parameter in inspect.signature(function).parameters.values() if parameter.name != "self"]
+    names = [re.sub(r"^x_\w+$", "x", parameter.name) for parameter in taken]
+    return ", ".join(
+        name if parameter.default is parameter.empty else f"{name}={parameter.default}"
+        for name, parameter in zip(names, taken, strict=True)
+    )
 
 
 FOLDERS = (
@@ -85,9 +88,9 @@ OPTIONS_OF_OTHERS = {
 
 def options(command: click.Command) -> set[str]:
     """Return every option of a command and its subcommands."""
-    own = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts) if name.startswith("--")}
+    names = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts) if name.startswith("--")}
     below = command.commands.values() if isinstance(command, click.Group) else ()
-    return own.union(*map(options, below))
+    return names.union(*map(options, below))
 
 
 @pytest.fixture(scope="module")
@@ -245,7 +248,7 @@ UNNAMED_BLOCKS = {
     ("docs/run-directory.md", "from crosstrain.records.store.run_directory import RunReader"),
     ("docs/translation.md", "import sentencepiece"),
 }
-"""Python blocks that are no file of a package, by page and first line; a test below or in tests/cluster executes each."""
+"""Python blocks that are not a package's file, by page and first line; tests here or in tests/cluster execute each."""
 
 PACKAGE_BLOCKS = {
     "docs/adding-a-backend.md": {"crosstrain_toy"},
@@ -302,8 +305,8 @@ class TestAddingADataset:
         exec(f"class Images:\n{images}", names)
         exec("class Sentences:\n" + columns.replace("    # from", "    from"), names)
         exec("from crosstrain.data.columns import Column, ColumnSpec", names)
-        found = names["Images"]().load(None)
-        assert (len(list(found.blocks["train"]())), found.input_shape) == (100, (3, 64, 64))
+        arrays = names["Images"]().load(None)
+        assert (len(list(arrays.blocks["train"]())), arrays.input_shape) == (100, (3, 64, 64))
         (block,) = names["Sentences"]().load(None).blocks["test"]()
         assert (block["tokens"].values.tolist(), block["tags"].offsets.tolist()) == ([5, 6, 7], [0, 1, 3])
 
@@ -377,7 +380,7 @@ class TestAddingAModel:
             if inspect.isfunction(method)
         ]
         public = [convolved, *(method for method in layers if not method.__name__.startswith("_"))]
-        assert documented == sorted(f"{one.__name__}({arguments(one)})" for one in public)
+        assert documented == sorted(f"{function.__name__}({arguments(function)})" for function in public)
 
     def test_the_parameters_of_its_layers_fit(self, repository, installed):
         write_package(repository / "docs/adding-a-model.md", installed)
@@ -403,8 +406,8 @@ class TestAddingAModel:
         objective, sums = (body for body in blocks(repository / "docs/adding-a-model.md", "python") if "correct_in_5" in body)
         check = (
             "import torch\n"
-            "found = example_sums(torch.arange(10.0).repeat(3, 1), torch.tensor([9, 5, 4]), None)\n"
-            "assert found['correct_in_5'].tolist() == [True, True, False]\n"
+            "sums = example_sums(torch.arange(10.0).repeat(3, 1), torch.tensor([9, 5, 4]), None)\n"
+            "assert sums['correct_in_5'].tolist() == [True, True, False]\n"
             "assert RANKING.metrics[0].value({'correct_in_5': 2, 'examples': 4}) == 0.5\n"
         )
         done = subprocess.run([sys.executable, "-c", objective + sums + check], capture_output=True, text=True, timeout=60)

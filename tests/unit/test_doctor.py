@@ -42,8 +42,10 @@ def machine(tmp_path):
 
 
 def test_hardware_counts_gpus_of_one_vendor_and_their_device_files(machine):
-    found = machine([("0x10de", "0x030200"), ("0x10de", "0x030000"), ("0x10de", "0x040300"), ("0x1002", "0x030000")], nodes=1, driver=True)
-    assert found == GpuHardware(on_bus=2, device_nodes=1, driver_loaded=True)
+    hardware = machine(
+        [("0x10de", "0x030200"), ("0x10de", "0x030000"), ("0x10de", "0x040300"), ("0x1002", "0x030000")], nodes=1, driver=True
+    )
+    assert hardware == GpuHardware(on_bus=2, device_nodes=1, driver_loaded=True)
 
 
 def test_a_gpu_without_a_driver_and_one_without_device_files():
@@ -125,12 +127,12 @@ def test_this_machine():
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("shh", "--launcher: got 'shh'; allowed: auto, rendezvous, local, ssh, slurm, ray. Did you mean 'ssh'?"),
         ("local", "--launcher: got 'local', which starts nothing on other hosts; leave it out to have this machine checked"),
     ],
 )
-def test_a_launcher_that_there_is_not_or_that_has_no_hosts_is_refused(capsys, name, said):
+def test_a_launcher_that_there_is_not_or_that_has_no_hosts_is_refused(capsys, name, message):
     assert invoke(["doctor", "--launcher", name]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -82,15 +82,15 @@ def test_a_stopped_driver_whose_run_goes_on_elsewhere_writes_nothing_when_it_wak
     with driver(tmp_path) as process:
         process.send_signal(signal.SIGSTOP)
         time.sleep(0.2)
-        other = Heartbeat(run)  # as if the file system had no locks between machines
+        heartbeat = Heartbeat(run)  # as if the file system had no locks between machines
         os.replace(_copy(run / "events.jsonl"), run / "events.jsonl")  # as truncating the records does
         before = (run / "events.jsonl").read_bytes()
         process.send_signal(signal.SIGCONT)
         assert process.wait(10) == 1
         assert "another process has gone on with this run" in process.stderr.read()
         assert (run / "events.jsonl").read_bytes() == before
-        other.check()
-        other.close()
+        heartbeat.check()
+        heartbeat.close()
 
 
 def _copy(path):
@@ -103,7 +103,7 @@ def test_who_lost_the_run_writes_neither_records_nor_status_also_once_it_is_clos
     writer = RunWriter.create(Job(out=tmp_path, name="run"))
     writer.write_status("running")
     before = (writer.path / "status.json").read_bytes()
-    other = Heartbeat(writer.path)
+    heartbeat = Heartbeat(writer.path)
     with pytest.raises(UsageError, match="another process has just gone on"):
         writer._heartbeat.settle()
     with pytest.raises(DiskError, match="another process has gone on with this run"):
@@ -116,7 +116,7 @@ def test_who_lost_the_run_writes_neither_records_nor_status_also_once_it_is_clos
     assert (writer.path / "status.json").read_bytes() == before
     assert (writer.path / "events.jsonl").read_bytes() == b""
     assert (writer.path / HEARTBEAT).exists()
-    other.close()
+    heartbeat.close()
 
 
 @pytest.mark.thorough

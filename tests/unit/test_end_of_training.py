@@ -4,7 +4,7 @@ An interrupt then ends the translations, not the run.
 """
 
 import pytest
-from made_up_training import LeadingTask, Records, Saver, to_the_end, training_loop
+from made_up_training import LeadingTask, Records, Saver, run_to_end, training_loop
 from msgspec import structs
 from test_translation_orders import OBJECTIVE, answer
 
@@ -55,7 +55,7 @@ class Run:
 
 def test_what_is_trained_is_on_disk_before_the_test_split_is_translated():
     run = Run()
-    outcome = to_the_end(run.loop)
+    outcome = run_to_end(run.loop)
     assert run.saved_before_orders == [1] * ORDERS_AT_THE_END
     assert run.tasks.commands.count("state") == 1
     assert (outcome.updates_reported, outcome.interrupted) == (STEPS, False)
@@ -65,7 +65,7 @@ def test_what_is_trained_is_on_disk_before_the_test_split_is_translated():
 def test_translating_at_the_end_is_time_of_its_own():
     """Each command takes equally long; those before the end are evaluations."""
     run = Run()
-    outcome = to_the_end(run.loop)
+    outcome = run_to_end(run.loop)
     decoded = run.tasks.commands.count("decode") - ORDERS_AT_THE_END
     assert outcome.translate_seconds == pytest.approx(0.1 * ORDERS_AT_THE_END)
     assert outcome.eval_seconds == pytest.approx(0.1 * (run.tasks.commands.count("evaluate") + decoded))
@@ -84,9 +84,9 @@ class TwoTasks(Task):
     def send(self, command):
         before = len(self.answers)
         super().send(command)
-        own, self.answers[before:] = self.answers[before:], []
+        messages, self.answers[before:] = self.answers[before:], []
         for leader in (1, 0):
-            for message in own:
+            for message in messages:
                 if message.kind == "decoded":
                     self.answers.append((leader, answer(command, leader, 2)))
                 elif message.kind == "done":
@@ -103,7 +103,7 @@ class TwoTasks(Task):
 @pytest.mark.parametrize("slower", [0.5, 1.0, 3.0])
 def test_translating_takes_as_long_as_the_slowest_task(slower):
     tasks = TwoTasks(slower)
-    outcome = to_the_end(training_loop({"epochs": 3, "eval_every": "end"}, tasks, Records(), Saver(), OBJECTIVE, SENTENCES))
+    outcome = run_to_end(training_loop({"epochs": 3, "eval_every": "end"}, tasks, Records(), Saver(), OBJECTIVE, SENTENCES))
     orders = -(-SENTENCES // 128)  # of both
     decoded = tasks.commands.count("decode") - orders
     assert outcome.translate_seconds == pytest.approx(0.1 * max(1.0, slower) * orders)
@@ -116,7 +116,7 @@ def test_a_failure_of_the_translations_costs_no_state():
 
     run = Run(fail)
     with pytest.raises(RunFailedError, match="out of memory"):
-        to_the_end(run.loop)
+        run_to_end(run.loop)
     assert (run.saver.written, run.loop.outcome.updates_reported) == (1, STEPS)
 
 
@@ -124,31 +124,31 @@ class Seen(QuietProgress):
     """Records progress messages, without repetitions."""
 
     def __init__(self):
-        self.said = []
+        self.messages = []
 
     def doing(self, text):
-        if text not in self.said[-1:]:
-            self.said.append(text)
+        if text not in self.messages[-1:]:
+            self.messages.append(text)
 
 
 def test_how_far_evaluations_and_the_translation_at_the_end_are_is_told():
     run = Run()
     run.loop.progress = seen = Seen()
-    to_the_end(run.loop)
-    said = [text for text in seen.said if text is not None]
-    assert said[0] == f"evaluating after step {STEPS}"
-    assert [text for text in said if "greedy" in text] == [f"translating 500 test sentences (greedy): {done} done" for done in (0, 256)]
+    run_to_end(run.loop)
+    messages = [text for text in seen.messages if text is not None]
+    assert messages[0] == f"evaluating after step {STEPS}"
+    assert [text for text in messages if "greedy" in text] == [f"translating 500 test sentences (greedy): {done} done" for done in (0, 256)]
     at_the_end = [f"translating all 700 test sentences (beam 4): {64 * order} done" for order in range(ORDERS_AT_THE_END)]
-    assert [text for text in said if "beam" in text] == at_the_end
-    assert seen.said[-1] is None
+    assert [text for text in messages if "beam" in text] == at_the_end
+    assert seen.messages[-1] is None
 
 
 @pytest.mark.parametrize("saves", [{"checkpoint_every": "10steps"}, {}, {"save_final": False}])
 def test_an_interrupt_ends_the_translations_and_leaves_a_complete_run(saves):
-    found = []
-    run = Run(lambda loop, number: found.append(loop.interrupt()) if number == 1 else None, **saves)
-    outcome = to_the_end(run.loop)
-    assert found == [True]
+    answers = []
+    run = Run(lambda loop, number: answers.append(loop.interrupt()) if number == 1 else None, **saves)
+    outcome = run_to_end(run.loop)
+    assert answers == [True]
     assert run.loop.only_translates
     assert run.orders == 2
     assert (outcome.updates_reported, outcome.interrupted) == (STEPS, False)
@@ -159,10 +159,10 @@ def test_an_interrupt_ends_the_translations_and_leaves_a_complete_run(saves):
 
 
 def test_nodes_that_come_back_while_the_end_is_translated_change_nothing():
-    found = []
-    run = Run(lambda loop, number: found.append(loop.pause()), checkpoint_every="10steps")
-    outcome = to_the_end(run.loop)
-    assert found == [False] * ORDERS_AT_THE_END
+    answers = []
+    run = Run(lambda loop, number: answers.append(loop.pause()), checkpoint_every="10steps")
+    outcome = run_to_end(run.loop)
+    assert answers == [False] * ORDERS_AT_THE_END
     assert not outcome.interrupted
     assert run.records.events["translated"]["step"] == STEPS
 
@@ -170,7 +170,7 @@ def test_nodes_that_come_back_while_the_end_is_translated_change_nothing():
 def test_a_pause_while_training_stops_it_with_a_checkpoint():
     run = Run(checkpoint_every="10steps")
     run.tasks.before = lambda command: run.loop.pause() if command.kind == "train" else None
-    outcome = to_the_end(run.loop)
+    outcome = run_to_end(run.loop)
     assert not run.loop.only_translates
     assert outcome.interrupted
     assert outcome.updates_reported < STEPS
@@ -179,5 +179,5 @@ def test_a_pause_while_training_stops_it_with_a_checkpoint():
 
 def test_empty_translations_of_a_model_that_has_diverged_are_told():
     run = Run()
-    to_the_end(run.loop)
+    run_to_end(run.loop)
     assert run.records.events["translations_without_numbers"] == {"step": STEPS, "split": "test", "sentences": 700}

@@ -73,18 +73,18 @@ def test_the_four_variables_with_several_processes_a_node(nodes, procs):
     assert all(place.shape == {"nodes": nodes, "procs_per_node": procs} and place.standbys == size - nodes for place in places)
 
 
-@given(kept=st.sets(st.sampled_from(sorted(TORCHRUN)), min_size=1))
-def test_a_part_of_the_variables_is_refused_with_what_is_missing(kept):
-    environment = {name: TORCHRUN[name] for name in kept}
-    if kept in ({*WORLD}, {*TORCHRUN}):
+@given(present=st.sets(st.sampled_from(sorted(TORCHRUN)), min_size=1))
+def test_a_part_of_the_variables_is_refused_with_what_is_missing(present):
+    environment = {name: TORCHRUN[name] for name in present}
+    if present in ({*WORLD}, {*TORCHRUN}):
         assert detect(environment, None, None, 1)
         return
-    needed = {*TORCHRUN} if kept - {*WORLD} else {*WORLD}
+    needed = {*TORCHRUN} if present - {*WORLD} else {*WORLD}
     with pytest.raises(UsageError) as caught:
         detect(environment, None, None, 1)
-    has, _, lacks = str(caught.value).partition("but not")
-    assert {*re.findall(r"[A-Z]+_?[A-Z_]+", has)} & {*TORCHRUN} == kept
-    assert {*re.findall(r"[A-Z]+_?[A-Z_]+", lacks)} & {*TORCHRUN} == needed - kept
+    has, _, missing = str(caught.value).partition("but not")
+    assert {*re.findall(r"[A-Z]+_?[A-Z_]+", has)} & {*TORCHRUN} == present
+    assert {*re.findall(r"[A-Z]+_?[A-Z_]+", missing)} & {*TORCHRUN} == needed - present
 
 
 @pytest.mark.parametrize(
@@ -180,8 +180,8 @@ def test_tf_config_that_makes_no_sense(environment):
 def test_a_task_of_tf_config_that_the_cluster_has_not(role, index, cluster):
     with pytest.raises(UsageError) as caught:
         detect(tf_config(role, index, cluster), None, None, 1)
-    there = "chief 0" if cluster else "chief 0, worker 0 to 2, ps 0 to 1"
-    assert str(caught.value) == f"TF_CONFIG: this process is to be {role} {index}, but the cluster has {there}; mend task or cluster"
+    existing = "chief 0" if cluster else "chief 0, worker 0 to 2, ps 0 to 1"
+    assert str(caught.value) == f"TF_CONFIG: this process is to be {role} {index}, but the cluster has {existing}; mend task or cluster"
 
 
 def test_rendezvous():

@@ -25,11 +25,11 @@ RATES = st.floats(1e6, 1e11)
 
 @given(ranks=st.integers(2, 64), size=st.floats(0, 1e9), latency=LATENCIES, rate=RATES)
 def test_the_bound_is_a_message_and_the_bytes_that_have_to_leave(ranks, size, latency, rate):
-    found = all_reduce_bound(ranks, size, Line(latency, rate))
-    assert found == pytest.approx(latency + 2 * (1 - 1 / ranks) * size / rate)
-    assert found <= all_reduce_bound(ranks + 1, size, Line(latency, rate))
+    bound = all_reduce_bound(ranks, size, Line(latency, rate))
+    assert bound == pytest.approx(latency + 2 * (1 - 1 / ranks) * size / rate)
+    assert bound <= all_reduce_bound(ranks + 1, size, Line(latency, rate))
     ring = 2 * (ranks - 1) * Line(latency, rate).seconds(size / ranks)
-    assert found <= ring * (1 + 1e-12)
+    assert bound <= ring * (1 + 1e-12)
 
 
 def test_the_bound_of_one_rank_is_nothing():
@@ -42,8 +42,8 @@ def test_the_bound_of_one_rank_is_nothing():
 def test_a_fit_finds_the_line_that_times_lie_on(latency, rate):
     wanted = sizes(1 << 10, 256 << 20, 4)
     line = Line(latency, rate)
-    found = fit(wanted, [line.seconds(size) for size in wanted])
-    assert [found.seconds(size) for size in wanted] == pytest.approx([line.seconds(size) for size in wanted], rel=1e-6)
+    fitted = fit(wanted, [line.seconds(size) for size in wanted])
+    assert [fitted.seconds(size) for size in wanted] == pytest.approx([line.seconds(size) for size in wanted], rel=1e-6)
 
 
 @given(latency=LATENCIES, rate=RATES, seed=st.integers(0, 2**32 - 1))
@@ -54,9 +54,9 @@ def test_no_line_nearby_has_smaller_relative_errors(latency, rate, seed):
     def error(line):
         return float((((line.latency_seconds + wanted / line.bytes_per_second) / taken - 1) ** 2).sum())
 
-    found = fit(list(wanted), list(taken))
+    fitted = fit(list(wanted), list(taken))
     for a, b in ((1.01, 1.0), (0.99, 1.0), (1.0, 1.01), (1.0, 0.99)):
-        assert error(found) <= error(Line(found.latency_seconds * a, found.bytes_per_second * b)) + 1e-9
+        assert error(fitted) <= error(Line(fitted.latency_seconds * a, fitted.bytes_per_second * b)) + 1e-9
 
 
 def test_times_that_fall_give_no_negative_slope():
@@ -68,8 +68,8 @@ def test_times_that_fall_give_no_negative_slope():
 
 
 def test_sizes_go_from_a_kibibyte_to_256_mebibytes_by_default():
-    found = sizes(1 << 10, parse([]).most, 4)
-    assert (len(found), found[0], found[-1]) == (10, 1024, 256 << 20)
+    defaults = sizes(1 << 10, parse([]).most, 4)
+    assert (len(defaults), defaults[0], defaults[-1]) == (10, 1024, 256 << 20)
 
 
 def test_a_limited_link_gives_the_rate_and_sockets_the_latency():
@@ -145,15 +145,15 @@ def test_a_trace_is_cut_at_the_marks():
         "threads": {"a 1": {"core_seconds": 3e-4, "waiting_seconds": 1e-4}, "b 2": {"core_seconds": 0.0, "waiting_seconds": 1e-5}},
         "packets": {"OutSegs": 4.0, "InSegs": 2.0, "DelayedACKs": 0.0, "RetransSegs": 0.0},
     }
-    found = column(counted, [first, second], 31424)
-    assert (found["system calls"], found["of these to send"], found["to receive"], found["threads that take part"]) == (
+    cells = column(counted, [first, second], 31424)
+    assert (cells["system calls"], cells["of these to send"], cells["to receive"], cells["threads that take part"]) == (
         "2.0",
         "0.5",
         "1.0",
         "1",
     )
-    assert (found["on a core, all threads"], found["bytes copied to the system, of the vector"]) == ("300 µs", "0.50")
-    assert anatomy.markdown({"direct": found}).splitlines()[2] == "| time | 1.00 ms |"
+    assert (cells["on a core, all threads"], cells["bytes copied to the system, of the vector"]) == ("300 µs", "0.50")
+    assert anatomy.markdown({"direct": cells}).splitlines()[2] == "| time | 1.00 ms |"
     assert "thread 1  epoll_wait = 1  (200 µs)" in anatomy.timeline_text(first)
 
 
@@ -163,8 +163,8 @@ def test_a_trace_without_marks_is_no_trace_of_all_reduces():
 
 
 def test_the_fastest_value_of_a_line_stands_out():
-    found = {"1048576": {"1024": [2e-3, 1e-3, 3e-3], "2048": [1e-3, 1e-3, 9.0]}, "alexnet": {"1024": [1.0], "2048": [2.0]}}
-    assert constants.render("PIECE_BYTES", [1024, 2048], found).splitlines()[2:] == [
+    times = {"1048576": {"1024": [2e-3, 1e-3, 3e-3], "2048": [1e-3, 1e-3, 9.0]}, "alexnet": {"1024": [1.0], "2048": [2.0]}}
+    assert constants.render("PIECE_BYTES", [1024, 2048], times).splitlines()[2:] == [
         "| 1 MiB | 2.00 ms | **1.00 ms** |",
         "| alexnet | **1.00 s** | 2.00 s |",
     ]
@@ -172,9 +172,9 @@ def test_the_fastest_value_of_a_line_stands_out():
 
 @pytest.mark.cluster
 def test_ranks_measure_and_count_on_loopback():
-    found = group.run_ranks("mesh.py", ["--sizes", "1024,65536", "--tries", "2"], ranks=2, network="host")
-    assert {size: len(times) for size, times in found.items()} == {"1024": 2, "65536": 2}
-    assert all(0 < seconds < 1 for times in found.values() for seconds in times)
+    measured = group.run_ranks("mesh.py", ["--sizes", "1024,65536", "--tries", "2"], ranks=2, network="host")
+    assert {size: len(times) for size, times in measured.items()} == {"1024": 2, "65536": 2}
+    assert all(0 < seconds < 1 for times in measured.values() for seconds in times)
     counted = group.run_ranks("mesh.py", ["--sizes", "1024", "--count", "20", "--marks"], ranks=2, network="host")["1024"]
     assert len(counted["seconds"]) == 20
     assert counted["process"]["user_seconds"] + counted["process"]["system_seconds"] > 0
@@ -191,6 +191,6 @@ def test_ranks_measure_and_count_on_loopback():
 
 @pytest.mark.cluster
 def test_bare_sockets_tell_latency_and_rate():
-    found = group.run_ranks("sockets.py", ["--sizes", "1024", "--tries", "1"], ranks=3, network="host")
-    assert 1e-7 < found["latency_seconds"][0] < 0.1
-    assert found["bytes_per_second"][0] > 1e6
+    measured = group.run_ranks("sockets.py", ["--sizes", "1024", "--tries", "1"], ranks=3, network="host")
+    assert 1e-7 < measured["latency_seconds"][0] < 0.1
+    assert measured["bytes_per_second"][0] > 1e6

@@ -20,7 +20,7 @@ from crosstrain.core.settings.sweeps import plan
 NODE = {"cores_available": 2, "cpu_model": "A processor", "memory_total_bytes": 8_000_000_000, "kernel": "6.1", "python": "3.13"}
 
 
-def points_of(arguments):
+def plan_points(arguments):
     """Return the points of a `trainer sweep` command line."""
     with sweep.make_context("sweep", list(arguments)) as context:
         grid = make_grid(context.params["config"], context.params["grids"], context.params["repeats"])
@@ -62,41 +62,43 @@ def test_every_sweep_that_the_page_shows_is_valid():
     shown = [arguments for command, *arguments in shown_commands(PAGE) if command == "sweep" and "--resume" not in arguments]
     assert len(shown) > len(EXPERIMENTS)
     for arguments in shown:
-        assert points_of(arguments)
+        assert plan_points(arguments)
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_its_sweep_has_the_points_that_are_compared_and_drawn(name):
     experiment = EXPERIMENTS[name]
-    points = [point(found.settings, nodes=found.job.nodes) for found in points_of([experiment.config, *experiment.options])]
+    points = [point(planned.settings, nodes=planned.job.nodes) for planned in plan_points([experiment.config, *experiment.options])]
     results = Results(points, len(points))
-    for one in experiment.compared:
-        assert one.value(results) is not None, one.text
+    for comparison in experiment.compared:
+        assert comparison.value(results) is not None, comparison.text
     assert results.select(**(experiment.pictured or {}))
     assert set(experiment.figures) <= set(COLUMNS)
 
 
 def test_figures_of_a_summary(tmp_path):
-    found = summary_of(sync_run(tmp_path))
-    assert figure(found, "per_node.1.cpu_cores_used.mean") == found["per_node"][1]["cpu_cores_used"]["mean"]
-    assert figure(found, "per_node.*.memory_rss_bytes.max") == [node["memory_rss_bytes"]["max"] for node in found["per_node"]]
-    assert figure(found, "per_node.2.cpu_seconds") is None
-    assert figure(found, "staleness.mean") is None
+    summary_fields = summary_of(sync_run(tmp_path))
+    assert figure(summary_fields, "per_node.1.cpu_cores_used.mean") == summary_fields["per_node"][1]["cpu_cores_used"]["mean"]
+    assert figure(summary_fields, "per_node.*.memory_rss_bytes.max") == [
+        node["memory_rss_bytes"]["max"] for node in summary_fields["per_node"]
+    ]
+    assert figure(summary_fields, "per_node.2.cpu_seconds") is None
+    assert figure(summary_fields, "staleness.mean") is None
     for label in set(COLUMNS) - {"communicating", "waiting for peers"}:
         path, _ = COLUMNS[label]
         head = path.split(".")[0]
-        assert head in found, label
+        assert head in summary_fields, label
 
 
 def test_what_a_calibrated_run_says_of_a_step(tmp_path):
     path = sync_run(tmp_path, name="one")
     entry = {"name": "one", "settings": {}, "state": "succeeded", "job": {}}
     (tmp_path / "sweep.json").write_text(json.dumps({"schema": 1, "points": [entry]}))
-    found = summary_of(path)
-    (path / "summary.json").write_text(json.dumps({**found, "time_shares": None}))
+    summary_fields = summary_of(path)
+    (path / "summary.json").write_text(json.dumps({**summary_fields, "time_shares": None}))
     assert read_results(tmp_path).points[0].summary["shares"] is None
     nodes = [{"step_seconds": 0.5, "communicate_seconds": part, "peers_seconds": 0.25} for part in (0.125, 0.25)]
-    (path / "summary.json").write_text(json.dumps({**found, "time_shares": {"nodes": nodes}}))
+    (path / "summary.json").write_text(json.dumps({**summary_fields, "time_shares": {"nodes": nodes}}))
     (point,) = read_results(tmp_path).points
     assert point.summary["shares"] == {"communicating": [0.25, 0.5], "waiting": [0.5, 0.5]}
     assert "| 25 % / 50 % |" in measured_text(Experiment("quickstart", ("communicating",)), Results([replaced(point)], 1), [])

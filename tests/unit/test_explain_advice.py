@@ -43,14 +43,16 @@ def test_a_batch_of_more_than_all_training_examples_is_not_advised(tmp_path, siz
 
 def test_nothing_is_advised_from_a_run_that_lost_its_loss(tmp_path):
     path = explained_run(tmp_path, steps(compute=2, network=8), figures={"non_finite_from_step": 3})
-    found = diagnose(Run(path))
-    assert advise(found) == []
-    assert notes(found)[0] == "The loss was not finite (NaN or infinite) from step 3 on: speed and resources are not those of training."
+    explanation = explain(Run(path))
+    assert advise(explanation) == []
+    assert (
+        notes(explanation)[0] == "The loss was not finite (NaN or infinite) from step 3 on: speed and resources are not those of training."
+    )
 
 
 def test_a_batch_that_was_given_for_all_workers_is_doubled_for_all(tmp_path):
-    found = advice(tmp_path, steps(compute=2, network=8), batch_size=None, global_batch_size=64)
-    assert "--global-batch-size 128" in found
+    advised = advice(tmp_path, steps(compute=2, network=8), batch_size=None, global_batch_size=64)
+    assert "--global-batch-size 128" in advised
 
 
 def test_for_an_example_the_time_between_commands_stays(tmp_path):
@@ -59,8 +61,8 @@ def test_for_an_example_the_time_between_commands_stays(tmp_path):
     Twice the examples take 11.6 ms instead of 20 ms.
     """
     options = {"mode": "async", "half_fraction": 0.6, "figures": {"updates_by_worker": [90, 90]}}
-    found = advice(tmp_path, steps(compute=2, network=8), **options)
-    assert found["--batch-size 64"].speedup == pytest.approx(1 / (0.1 + 0.9 * 11.6 / 20))
+    advised = advice(tmp_path, steps(compute=2, network=8), **options)
+    assert advised["--batch-size 64"].speedup == pytest.approx(1 / (0.1 + 0.9 * 11.6 / 20))
 
 
 def test_one_node_alone_may_be_faster_than_two(tmp_path):
@@ -78,13 +80,13 @@ def test_one_node_alone_takes_all_of_a_global_batch(tmp_path):
 
 
 def test_where_nodes_share_cores_one_alone_is_quicker_than_it_was_among_them(tmp_path):
-    found = advice(tmp_path, steps(compute=2, network=8), figures={"nodes_sharing_cores": 2})
-    assert (found["--nodes 1"].speedup, found["--nodes 1"].bound) == (pytest.approx(2.5 / 1.02), "at least")
-    assert "no sharing of cores" in found["--nodes 1"].reason
+    advised = advice(tmp_path, steps(compute=2, network=8), figures={"nodes_sharing_cores": 2})
+    assert (advised["--nodes 1"].speedup, advised["--nodes 1"].bound) == (pytest.approx(2.5 / 1.02), "at least")
+    assert "no sharing of cores" in advised["--nodes 1"].reason
 
 
 @pytest.mark.parametrize(
-    ("mode", "own", "seen", "exchange", "spread", "measured"),
+    ("mode", "compute", "seen", "exchange", "spread", "measured"),
     [
         ("sync", 0.25, 4.18, 2.97, 0.06, 51212 / 13547),
         ("sync", 0.29, 3.09, 2.2, 0.06, 51212 / 17577),
@@ -93,33 +95,33 @@ def test_where_nodes_share_cores_one_alone_is_quicker_than_it_was_among_them(tmp
     ],
     ids=["tf", "tf again", "torch async", "torch"],
 )
-def test_one_node_alone_keeps_the_overhead_of_its_steps(tmp_path, mode, own, seen, exchange, spread, measured):
+def test_one_node_alone_keeps_the_overhead_of_its_steps(tmp_path, mode, compute, seen, exchange, spread, measured):
     """Measured runs of logistic regression on two nodes that share cores, and on one process.
 
     Times are milliseconds of a step.
     """
     path = explained_run(
-        tmp_path, [{"compute": own * MS, "communicate": seen * MS, "spread": spread}] * 2, mode=mode, figures={"nodes_sharing_cores": 2}
+        tmp_path, [{"compute": compute * MS, "communicate": seen * MS, "spread": spread}] * 2, mode=mode, figures={"nodes_sharing_cores": 2}
     )
     document = json.loads((path / "calibration.json").read_text())
     document["workers"] = [{**worker, "communicate_seconds": exchange * MS} for worker in document["workers"]]
     (path / "calibration.json").write_text(json.dumps(document))
-    found = {entry.option: entry for entry in advise(diagnose(Run(path)))}
-    entry = found.get("--nodes 1" if mode == "sync" else "--nodes 1 --mode sync")
+    advised = {entry.option: entry for entry in advise(explain(Run(path)))}
+    entry = advised.get("--nodes 1" if mode == "sync" else "--nodes 1 --mode sync")
     assert entry is None or (entry.bound == "at least" and entry.speedup <= measured)
 
 
 def test_one_task_of_several_on_a_node(tmp_path):
     tasks = [{**worker, "node": 0} for worker in steps(compute=2, network=8)]
-    found = advice(tmp_path, tasks, nodes=1, procs_per_node=2, figures={"nodes": 1, "workers": 2})
-    assert (found["--procs-per-node 1"].speedup, found["--procs-per-node 1"].bound) == (pytest.approx(2.5 / 1.02), "at least")
-    assert not any(option.startswith("--nodes") for option in found)
+    advised = advice(tmp_path, tasks, nodes=1, procs_per_node=2, figures={"nodes": 1, "workers": 2})
+    assert (advised["--procs-per-node 1"].speedup, advised["--procs-per-node 1"].bound) == (pytest.approx(2.5 / 1.02), "at least")
+    assert not any(option.startswith("--nodes") for option in advised)
 
 
 def test_a_wider_link_halves_what_it_carries(tmp_path):
-    found = advice(tmp_path, steps(compute=2, network=8), node_figures=[FULL] * 2, bandwidth="100mbit")
-    assert found["--bandwidth 200mbit"].speedup == pytest.approx(1 / (1 - 0.8 / 2))
-    assert found["--bandwidth 200mbit"].bound == "at most"
+    advised = advice(tmp_path, steps(compute=2, network=8), node_figures=[FULL] * 2, bandwidth="100mbit")
+    assert advised["--bandwidth 200mbit"].speedup == pytest.approx(1 / (1 - 0.8 / 2))
+    assert advised["--bandwidth 200mbit"].bound == "at most"
     idle = advice(
         tmp_path, steps(compute=2, network=8), node_figures=[{**FULL, "network_sent_bytes": 1000}] * 2, bandwidth="100mbit", name="idle"
     )
@@ -128,8 +130,8 @@ def test_a_wider_link_halves_what_it_carries(tmp_path):
 
 def test_a_bandwidth_is_doubled_in_figures_that_can_be_typed(tmp_path):
     full = {**FULL, "network_sent_bytes": 75_000_000}
-    found = advice(tmp_path, steps(compute=2, network=8), node_figures=[full] * 2, bandwidth="600000kbit")
-    assert "--bandwidth 1200000kbit" in found
+    advised = advice(tmp_path, steps(compute=2, network=8), node_figures=[full] * 2, bandwidth="600000kbit")
+    assert "--bandwidth 1200000kbit" in advised
 
 
 def test_parameters_on_more_servers_take_the_load_off_one_link(tmp_path):
@@ -137,10 +139,10 @@ def test_parameters_on_more_servers_take_the_load_off_one_link(tmp_path):
 
     Three updates are 1.5 of them for each of two servers, and 4/3 for a ring.
     """
-    found = advice(tmp_path, steps(compute=1, network=9, count=3), mode="async", node_figures=[FULL] * 3, bandwidth="100mbit")
-    assert found["--ps 2"].speedup == pytest.approx(12.5e6 / 31400 * 3 / 1.5 / 300)
-    assert found["--mode sync"].speedup == pytest.approx(12.5e6 / 31400 * 3 / (4 / 3) / 300)
-    assert {found[option].bound for option in ("--ps 2", "--mode sync")} == {"at most"}
+    advised = advice(tmp_path, steps(compute=1, network=9, count=3), mode="async", node_figures=[FULL] * 3, bandwidth="100mbit")
+    assert advised["--ps 2"].speedup == pytest.approx(12.5e6 / 31400 * 3 / 1.5 / 300)
+    assert advised["--mode sync"].speedup == pytest.approx(12.5e6 / 31400 * 3 / (4 / 3) / 300)
+    assert {advised[option].bound for option in ("--ps 2", "--mode sync")} == {"at most"}
     sync = advice(tmp_path, steps(compute=1, network=9, count=3), node_figures=[FULL] * 3, bandwidth="100mbit", name="sync")
     assert not any(option.startswith(("--ps", "--mode")) for option in sync)
 
@@ -148,36 +150,39 @@ def test_parameters_on_more_servers_take_the_load_off_one_link(tmp_path):
 def test_a_worker_beside_the_only_server_is_not_sent_over_the_link(tmp_path):
     """It makes 1000 updates per second locally; over the links all three together could not."""
     workers = [{"compute": 0.5 * MS, "communicate": 0.5 * MS}, *steps(compute=0.5, network=9.5)]
-    found = advice(tmp_path, workers, mode="async", node_figures=[FULL] * 3, bandwidth="100mbit")
-    assert "--batch-size 64" in found
-    assert not any(option.startswith(("--ps", "--mode")) for option in found)
+    advised = advice(tmp_path, workers, mode="async", node_figures=[FULL] * 3, bandwidth="100mbit")
+    assert "--batch-size 64" in advised
+    assert not any(option.startswith(("--ps", "--mode")) for option in advised)
 
 
 def test_the_same_cores_evenly(tmp_path):
     """The slow node's 8.8 of 11 ms become 2.93 ms on thrice the cores; 2.2 ms of waiting stay."""
     workers = [{"compute": 2 * MS, "peers": 8 * MS, "communicate": MS}, {"compute": 10 * MS, "communicate": MS}]
     figures = using((0.2, 1), (0.16, 0.2))
-    found = advice(tmp_path, workers, cores_per_node="1,0.2", node_figures=figures)
-    assert (found["--cores-per-node 0.6"].speedup, found["--cores-per-node 0.6"].bound) == (pytest.approx(11 / (8.8 / 3 + 2.2)), "about")
-    assert (found["--mode async"].speedup, found["--mode async"].bound) == (pytest.approx((11 / 2 + 11 / 10) / 2), "at most")
-    alone = found["--nodes 1 --cores-per-node 1"]
-    assert (alone.speedup, alone.bound) == (pytest.approx(1 / 2 / (3 / 11)), "at least")
+    advised = advice(tmp_path, workers, cores_per_node="1,0.2", node_figures=figures)
+    assert (advised["--cores-per-node 0.6"].speedup, advised["--cores-per-node 0.6"].bound) == (
+        pytest.approx(11 / (8.8 / 3 + 2.2)),
+        "about",
+    )
+    assert (advised["--mode async"].speedup, advised["--mode async"].bound) == (pytest.approx((11 / 2 + 11 / 10) / 2), "at most")
+    single_node = advised["--nodes 1 --cores-per-node 1"]
+    assert (single_node.speedup, single_node.bound) == (pytest.approx(1 / 2 / (3 / 11)), "at least")
 
 
 def test_the_same_cores_evenly_do_not_make_the_others_slow(tmp_path):
     """8 ms on one core become 13.3 ms on 0.6, more than the slow node's 20 ms become."""
     workers = [{"compute": 8 * MS, "peers": 11 * MS, "communicate": MS}, {"compute": 19 * MS, "communicate": MS}]
-    found = advice(tmp_path, workers, cores_per_node="1,0.2", node_figures=using((0.5, 1), (0.2, 0.2)))
-    assert found["--cores-per-node 0.6"].speedup == pytest.approx(20 / (8 / 0.6))
+    advised = advice(tmp_path, workers, cores_per_node="1,0.2", node_figures=using((0.5, 1), (0.2, 0.2)))
+    assert advised["--cores-per-node 0.6"].speedup == pytest.approx(20 / (8 / 0.6))
 
 
 def test_an_exchange_that_a_node_with_few_cores_holds_up(tmp_path):
     """Most of the step is the exchange, which is bound by the slow node's fully used 0.2 cores."""
     workers = [{"compute": 1 * MS, "peers": MS, "communicate": 8 * MS}, {"compute": 2 * MS, "communicate": 8 * MS}]
-    found = advice(tmp_path, workers, cores_per_node="1,0.2", node_figures=using((0.3, 1), (0.18, 0.2)))
-    assert found["--cores-per-node 0.6"].speedup == pytest.approx(3)
-    assert (found["--mode async"].speedup, found["--mode async"].bound) == (None, None)
-    assert "does not tell" in found["--mode async"].reason
+    advised = advice(tmp_path, workers, cores_per_node="1,0.2", node_figures=using((0.3, 1), (0.18, 0.2)))
+    assert advised["--cores-per-node 0.6"].speedup == pytest.approx(3)
+    assert (advised["--mode async"].speedup, advised["--mode async"].bound) == (None, None)
+    assert "does not tell" in advised["--mode async"].reason
     assert "--mode async" not in advice(tmp_path, workers, name="alike")
 
 
@@ -196,22 +201,22 @@ def test_an_exchange_goes_with_the_cores_of_the_parameter_server(tmp_path):
 
 
 def test_data_that_are_changed_on_the_way(tmp_path):
-    found = advice(tmp_path, steps(compute=1, data=9), augment="crop")
-    assert (found["--augment none"].speedup, found["--augment none"].bound) == (pytest.approx(10), "at most")
+    advised = advice(tmp_path, steps(compute=1, data=9), augment="crop")
+    assert (advised["--augment none"].speedup, advised["--augment none"].bound) == (pytest.approx(10), "at most")
     assert advice(tmp_path, steps(compute=1, data=9), name="plain") == {}
 
 
 def test_cores_that_are_not_used(tmp_path):
     node = {"cores_available": 4.0, "cpu_cores_used": {"mean": 1.0, "max": 1.0}, "cpu_fraction": {"mean": 0.25, "max": 0.25}}
     options = {"node_figures": [node] * 2, "figures": {"nodes_sharing_cores": 1}, "half_fraction": 0.5, "threads": 1}
-    found = advice(tmp_path, steps(compute=10), **options)
-    assert found["--threads 4"].speedup == pytest.approx(4)
-    assert found["--threads 4"].bound == "at most"
-    assert found["--precision bf16"].speedup is None
-    assert "slower on CPUs without bf16 instructions" in found["--precision bf16"].reason
+    advised = advice(tmp_path, steps(compute=10), **options)
+    assert advised["--threads 4"].speedup == pytest.approx(4)
+    assert advised["--threads 4"].bound == "at most"
+    assert advised["--precision bf16"].speedup is None
+    assert "slower on CPUs without bf16 instructions" in advised["--precision bf16"].reason
     on_gpu = advice(tmp_path, steps(compute=10), figures={"device_used": "gpu"}, name="gpu")
     assert on_gpu["--precision bf16"].reason.endswith("; by how much depends on the GPU")
-    assert "--batch-size 64" not in found  # everything grows with the batch
+    assert "--batch-size 64" not in advised  # everything grows with the batch
     shared = advice(tmp_path, steps(compute=10), **{**options, "figures": {"nodes_sharing_cores": 2}}, name="shared")
     assert "--threads 4" not in shared
     assert "--threads 4" not in advice(tmp_path, steps(compute=10), **{**options, "threads": None}, name="chosen")
@@ -228,10 +233,10 @@ def test_cores_that_are_not_used(tmp_path):
     ],
 )
 def test_less_often(tmp_path, figures, job, option):
-    found = advice(tmp_path, steps(compute=10), figures={"train_seconds": 0.4, **figures}, **job)
-    assert list(found) == ([option] if option else [])
+    advised = advice(tmp_path, steps(compute=10), figures={"train_seconds": 0.4, **figures}, **job)
+    assert list(advised) == ([option] if option else [])
     if option:
-        assert found[option].speedup == pytest.approx(1 / 0.7)
+        assert advised[option].speedup == pytest.approx(1 / 0.7)
 
 
 TRANSLATES = {"train_seconds": 0.3, "eval_seconds": 0.1, "translate_seconds": 0.6}
@@ -239,10 +244,10 @@ TRANSLATES = {"train_seconds": 0.3, "eval_seconds": 0.1, "translate_seconds": 0.
 
 def test_the_translation_at_the_end_is_not_avoided_by_fewer_evaluations(tmp_path):
     path = explained_run(tmp_path, steps(compute=10), figures=TRANSLATES, eval_every="1epoch", beam=4)
-    found = diagnose(Run(path))
-    assert (found.verdict, found.run_fractions["translating"]) == ("translating", pytest.approx(0.6))
-    assert [entry.option for entry in advise(found)] == ["--beam 1"]
-    text = headline(found)
+    explanation = explain(Run(path))
+    assert (explanation.verdict, explanation.run_fractions["translating"]) == ("translating", pytest.approx(0.6))
+    assert [entry.option for entry in advise(explanation)] == ["--beam 1"]
+    text = headline(explanation)
     assert text.startswith("the final translation is the bottleneck: it takes 60% of the run time (0.6 s, and was not ")
     greedy = explained_run(tmp_path, steps(compute=10), figures=TRANSLATES, eval_every="1epoch", beam=1, name="greedy")
     assert advise(diagnose(Run(greedy))) == []
@@ -264,9 +269,9 @@ def test_every_option_that_is_recommended_is_one_of_the_command(tmp_path):
     typed = [[*([] if "--nodes" in text or "--mode sync" in text else usual), *text.split()] for text in options]
     limited = [{"compute": 2 * MS, "peers": 8 * MS, "communicate": MS}] * 2 + [{"compute": 10 * MS, "communicate": MS}]
     limits = ["--nodes", "3", "--cores-per-node", "1,0.5,0.2"]
-    found = advice(tmp_path, limited, cores_per_node="1,0.5,0.2", name="f")
-    assert "--nodes 2 --cores-per-node 1,0.5" in found
-    typed += [[*limits, *option.split()] for option in found]
+    advised = advice(tmp_path, limited, cores_per_node="1,0.5,0.2", name="f")
+    assert "--nodes 2 --cores-per-node 1,0.5" in advised
+    typed += [[*limits, *option.split()] for option in advised]
     for arguments in typed:
         done = CliRunner().invoke(run_command, [*arguments, "--backend", "torch", "--print-config"], catch_exceptions=False)
         assert done.exit_code == 0, (arguments, done.output)

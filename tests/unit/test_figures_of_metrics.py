@@ -41,8 +41,8 @@ def test_the_figure_is_the_same_while_training_at_the_end_and_in_lists(tmp_path,
     assert f"  BLEU {text}  exact matches 0.5000" in evaluation_text(replace(EVALUATION, metrics=figures), infos)
     job = {**RunReader(path).job(), "metrics": described_metrics(infos)}
     patience = {"metric": "bleu", "best": bleu, "best_step": 20, "without_improvement": 1, "evaluations": 1, "exhausted": True}
-    own = {name: value for name, value in summary_of(path)["eval"].items() if name != "accuracy"}
-    summary = {**summary_of(path), "eval": {**own, **figures}, "patience": patience}
+    eval_figures = {name: value for name, value in summary_of(path)["eval"].items() if name != "accuracy"}
+    summary = {**summary_of(path), "eval": {**eval_figures, **figures}, "patience": patience}
     table = [line.split() for line in to_text(one_run(summary, job)).splitlines()]
     assert ["test", "BLEU", text] in table
     assert f"patience ended by 1 evaluation without a better BLEU: best {text} after 20 updates".split() in table

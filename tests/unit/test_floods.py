@@ -99,29 +99,29 @@ def test_files_come_only_from_nodes_that_were_asked_to_stop(kind):
             control.receive(5.0)
 
 
-@given(interval=st.floats(0.05, 60.0), seconds=st.floats(0.0, 1e4), asked=st.integers(0, 30))
-def test_samples_at_their_interval_and_those_asked_for_are_let_through(interval, seconds, asked):
+@given(interval=st.floats(0.05, 60.0), seconds=st.floats(0.0, 1e4), num_requests=st.integers(0, 30))
+def test_samples_at_their_interval_and_those_asked_for_are_let_through(interval, seconds, num_requests):
     """However late the driver reads them."""
     requests = OutstandingRequests([1])
     requests.of_samples(1, interval)
     requests._sampling[1] = (time.monotonic() - seconds, interval)
-    for _ in range(asked):
+    for _ in range(num_requests):
         requests.of_node(1, "sampled")
     regular = min(2000, int(seconds / interval))
-    assert all(requests.wrong_with(1, read(SOUND["sample"])) is None for _ in range(regular + asked))
+    assert all(requests.wrong_with(1, read(SOUND["sample"])) is None for _ in range(regular + num_requests))
 
 
 def test_a_node_says_once_that_it_is_going_to_be_ended():
-    left = []
+    calls = []
     with streams() as (ours, theirs):
         channel = NodeChannel(0, ours, "127.0.0.1", None, None, False)
-        nodes = Nodes([channel], ReportHandlers(leaving=lambda: left.append(True)))
+        nodes = Nodes([channel], ReportHandlers(leaving=lambda: calls.append(True)))
         for _ in range(2):
             theirs.send(Message("leaving"))
         assert nodes.receive(5.0, {}) is None
-        assert left == [True]
+        assert calls == [True]
         assert nodes.receive(5.0, {}) == (0, None)
-        assert left == [True]
+        assert calls == [True]
         assert "sent a message 'leaving' that nobody asked for: it is broken, or hostile, and has been cut off" in nodes.describe_loss(0)
 
 
@@ -168,31 +168,31 @@ def test_a_header_is_bounded():
 
 def test_a_recorded_handshake_is_worth_nothing():
     """An agent's messages, replayed to the same driver, fail, as the challenge differs."""
-    said = bytearray()
+    recorded = bytearray()
     with socket.create_server(("127.0.0.1", 0)) as door, socket.create_server(("127.0.0.1", 0)) as listening:
 
-        def meet():
+        def accept_agent():
             return accept(Exchange(door.accept()[0], time.monotonic() + 5.0), SECRET)
 
-        def between():
+        def relay_messages():
             inner = socket.create_connection(door.getsockname())
             outer, _ = listening.accept()
             with inner, outer:
                 outer.sendall(inner.recv(32, socket.MSG_WAITALL))
                 for _ in range(2):
-                    said.extend(piece := outer.recv(32, socket.MSG_WAITALL))
+                    recorded.extend(piece := outer.recv(32, socket.MSG_WAITALL))
                     inner.sendall(piece)
                 outer.sendall(inner.recv(32, socket.MSG_WAITALL))
 
-        relay = threading.Thread(target=between)
+        relay = threading.Thread(target=relay_messages)
         relay.start()
         agent = threading.Thread(target=lambda: connect(listening.getsockname(), SECRET).close())
         agent.start()
-        meet().close()
+        accept_agent().close()
         for thread in (relay, agent):
             thread.join(5.0)
-        assert len(said) == 64
+        assert len(recorded) == 64
         with socket.create_connection(door.getsockname()) as again:
-            again.sendall(said)
+            again.sendall(recorded)
             with pytest.raises(WrongSecretError):
-                meet()
+                accept_agent()

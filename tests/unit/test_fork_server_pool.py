@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from processes import script_process, wait_until
-from test_fork_server import Node, field, lives
+from test_fork_server import Node, field, is_alive
 
 from crosstrain.conformance.fork_server_pool import ForkServerPool
 from crosstrain.core.job import Job
@@ -31,19 +31,19 @@ JOB = Job(backend="torch")
 
 
 @pytest.fixture(scope="module")
-def standing():
+def module_pool():
     with ForkServerPool() as pool:
         yield pool
 
 
 @pytest.fixture
-def pool(standing, monkeypatch):
+def pool(module_pool, monkeypatch):
     monkeypatch.setattr("crosstrain.launch.node.fork_server_client.GPU_DEVICES", ())
-    monkeypatch.setenv(POOL_VARIABLE, standing.name)
-    return standing
+    monkeypatch.setenv(POOL_VARIABLE, module_pool.name)
+    return module_pool
 
 
-def started(folder):
+def start_task(folder):
     """Return a borrowed server, the pid of a task that it forked, and the requesting supervisor."""
     server = open_fork_server(JOB)
     node = Node(folder, server.connect({}, "-"))
@@ -54,11 +54,11 @@ def started(folder):
 def test_runs_after_each_other_share_a_server(pool, tmp_path):
     parents = set()
     for _ in range(3):
-        server, pid, node = started(tmp_path)
+        server, pid, node = start_task(tmp_path)
         parents.add(int(field(pid, "PPid")))
         server.close()
-        wait_until(lambda: not lives(pid), 5, "the end of the task")  # noqa: B023
-        assert node.dead_by(5)
+        wait_until(lambda: not is_alive(pid), 5, "the end of the task")  # noqa: B023
+        assert node.await_deaths(5)
     (parent,) = parents
     assert parent != os.getpid()
     assert int(field(parent, "PPid")) == pool._process.pid
@@ -72,7 +72,7 @@ def test_a_task_has_the_directory_and_the_variables_of_its_own_launcher_and_as_m
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed - 10, most))
     try:
-        server, pid, node = started(tmp_path)
+        server, pid, node = start_task(tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
     wait_until(lambda: b"engine.task" in Path(f"/proc/{pid}/cmdline").read_bytes(), 10, "the task")
@@ -102,9 +102,9 @@ def test_who_would_have_started_another_server_is_lent_none(pool, difference, mo
             subprocess.run([sys.executable, "-P", "-c", script], check=True)
         else:
             assert open_fork_server(JOB) is None
-            own = open_fork_server(JOB.model_copy(update={"max_restarts": 1}))
-            assert isinstance(own, ForkServerProcess)
-            own.close()
+            server = open_fork_server(JOB.model_copy(update={"max_restarts": 1}))
+            assert isinstance(server, ForkServerProcess)
+            server.close()
     finally:
         resource.setrlimit(resource.RLIMIT_CORE, before)
     assert not pays_to_fork(JOB)
@@ -127,12 +127,12 @@ def test_each_variable_is_compared_or_handed_over(name, value):
 
 
 def test_a_server_that_has_ended_is_replaced(pool, tmp_path):
-    first, pid, _ = started(tmp_path)
+    first, pid, _ = start_task(tmp_path)
     parent = int(field(pid, "PPid"))
     os.kill(parent, signal.SIGKILL)
-    wait_until(lambda: not lives(pid), 5, "the end of the task")
+    wait_until(lambda: not is_alive(pid), 5, "the end of the task")
     first.close()
-    second, pid, node = started(tmp_path)
+    second, pid, node = start_task(tmp_path)
     assert int(field(pid, "PPid")) not in (parent, os.getpid())
     node.supervisor.stop(0.0)
     second.close()
@@ -140,13 +140,13 @@ def test_a_server_that_has_ended_is_replaced(pool, tmp_path):
 
 @pytest.mark.thorough
 def test_who_asks_for_nothing_keeps_nobody_waiting_for_long(pool, tmp_path):
-    first, _, node = started(tmp_path)  # imports the framework, which may take longer than the timed part
+    first, _, node = start_task(tmp_path)  # imports the framework, which may take longer than the timed part
     node.supervisor.stop(0.0)
     first.close()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
         silent.connect(f"\0{pool.name}")
         began = time.monotonic()
-        server, _, node = started(tmp_path)
+        server, _, node = start_task(tmp_path)
         assert time.monotonic() - began < 20
     node.supervisor.stop(0.0)
     server.close()
@@ -169,6 +169,6 @@ def test_nothing_outlives_the_process_that_has_started_it(tmp_path):
     with script_process(script, stdout=subprocess.PIPE) as owner:
         pool_pid = int(owner.stdout.readline())
         (server,) = map(int, Path(f"/proc/{pool_pid}/task/{pool_pid}/children").read_text().split())
-        assert lives(server)
+        assert is_alive(server)
         owner.kill()
-        wait_until(lambda: not lives(pool_pid) and not lives(server), 10, "the end of the pool")
+        wait_until(lambda: not is_alive(pool_pid) and not is_alive(server), 10, "the end of the pool")

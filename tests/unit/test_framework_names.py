@@ -12,7 +12,7 @@ ALLOWED = {
     "data/sources/cifar10.py": "a description that users read",
     "data/sources/svhn.py": "a description that users read",
 }
-"""Which files may name a framework, outside the folders that hold one part a framework, and for what."""
+"""Files outside a framework's folders that may name a framework, with the reason."""
 
 NAMES_ONE = re.compile(r"\b(tf|torch|torchvision|tensorflow|keras|pytorch|cuda)\b", re.IGNORECASE)
 
@@ -26,10 +26,10 @@ def texts(tree):
 
 
 def test_nothing_decides_by_the_name_of_a_framework(repository):
-    found = set()
+    files = set()
     for package in tomllib.loads((repository / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]:
         for path in repository.joinpath(*package.split(".")[1:]).glob("*.py"):
             name = path.relative_to(repository).as_posix()
             if not name.startswith(("backends/", "models/")) and any(map(NAMES_ONE.search, texts(ast.parse(path.read_text())))):
-                found.add(name)
-    assert found == set(ALLOWED)
+                files.add(name)
+    assert files == set(ALLOWED)

@@ -16,7 +16,7 @@ def test_no_function_is_longer_than_sixty_lines(repository):
     packages = tomllib.loads((repository / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     paths = [path for package in packages for path in repository.joinpath(*package.split(".")[1:]).glob("*.py")]
     assert len(paths) > 100
-    assert [found for path in paths for found in long_functions(path)] == []
+    assert [function for path in paths for function in long_functions(path)] == []
 
 
 def test_a_long_function_is_found(tmp_path):

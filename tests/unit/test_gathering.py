@@ -15,7 +15,7 @@ from crosstrain.data.columns import Column, ColumnSpec
 from crosstrain.data.preprocessing import apply_changes
 from crosstrain.data.store.stored_dataset import open_dataset
 
-INDICES = st.lists(st.integers(0, 359), max_size=6).map(lambda found: np.array(found, np.int32))
+INDICES = st.lists(st.integers(0, 359), max_size=6).map(lambda indices: np.array(indices, np.int32))
 
 
 @pytest.fixture(scope="module")

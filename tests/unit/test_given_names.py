@@ -32,7 +32,7 @@ INVALID = {
     "model": "no-such-model",
     "backend": "no-such-backend",
 }
-"""Values of text and path fields that are wrong; for the others see `invalid`. Empty variables count as not set, so none is empty."""
+"""Invalid values of text and path fields; for others see `invalid`. None is empty, as empty variables count as unset."""
 
 
 def invalid(field):
@@ -42,7 +42,7 @@ def invalid(field):
 
 
 @pytest.fixture(autouse=True)
-def _toy_alone(monkeypatch, tmp_path):
+def _only_toy_backends(monkeypatch, tmp_path):
     for folder in TOYS:
         monkeypatch.syspath_prepend(folder)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*TOYS, *filter(None, [os.environ.get("PYTHONPATH")])]))
@@ -52,7 +52,7 @@ def _toy_alone(monkeypatch, tmp_path):
             monkeypatch.delenv(name)
 
 
-def said(capsys, monkeypatch, source, settings, *more):
+def error_of_run(capsys, monkeypatch, source, settings, *more):
     """Return the error of a run with these settings, all from one source."""
     arguments = ["run", *more]
     if source == "flag":
@@ -72,7 +72,7 @@ def said(capsys, monkeypatch, source, settings, *more):
     return err
 
 
-def begins(source, field):
+def expected_beginning(source, field):
     """Return the beginning of a message about a field, and what else it must contain."""
     if source == "flag":
         return f"error: {flag_name(field)}: ", ""
@@ -89,9 +89,9 @@ SOURCES = ["flag", "environment", "file"]
 def test_every_field_with_an_invalid_value(capsys, monkeypatch, source, field):
     if source == "flag" and is_boolean(field):
         return  # a switch has no invalid value
-    besides = [] if field == "backend" else ["--backend", "toy"]
-    err = said(capsys, monkeypatch, source, {field: invalid(field)}, *besides)
-    start, has = begins(source, field)
+    more = [] if field == "backend" else ["--backend", "toy"]
+    err = error_of_run(capsys, monkeypatch, source, {field: invalid(field)}, *more)
+    start, has = expected_beginning(source, field)
     assert err.startswith(start)
     assert has in err
 
@@ -118,8 +118,8 @@ def test_every_field_with_an_invalid_value(capsys, monkeypatch, source, field):
 )
 def test_what_is_found_out_later(capsys, monkeypatch, source, field, settings, words):
     Path("runs/taken").mkdir(parents=True)
-    err = said(capsys, monkeypatch, source, settings, "--backend", "least-toy")
-    start, has = begins(source, field)
+    err = error_of_run(capsys, monkeypatch, source, settings, "--backend", "least-toy")
+    start, has = expected_beginning(source, field)
     assert err.startswith(start)
     assert has in err
     assert words in err
@@ -137,14 +137,14 @@ def test_what_torchrun_says_otherwise(capsys, monkeypatch, source):
     }
     for name, value in {**contract, "TRAINER_SECRET": "s" * 20}.items():
         monkeypatch.setenv(name, value)
-    err = said(capsys, monkeypatch, source, {"nodes": 3}, "--backend", "toy")
-    start, has = begins(source, "nodes")
+    err = error_of_run(capsys, monkeypatch, source, {"nodes": 3}, "--backend", "toy")
+    start, has = expected_beginning(source, "nodes")
     assert err.startswith(start)
     assert has in err
     assert "got 3, but torchrun says 2" in err
     monkeypatch.delenv("TRAINER_NODES", raising=False)
-    err = said(capsys, monkeypatch, source, {"bandwidth": "1mbit"}, "--backend", "toy")
-    assert err.startswith(begins(source, "bandwidth")[0])
+    err = error_of_run(capsys, monkeypatch, source, {"bandwidth": "1mbit"}, "--backend", "toy")
+    assert err.startswith(expected_beginning(source, "bandwidth")[0])
 
 
 TINY = """
@@ -164,8 +164,8 @@ def test_more_parameter_servers_than_the_model_has_numbers(capsys, monkeypatch, 
         (package / file).touch()
     (package / "__init__.py").write_text(TINY)
     monkeypatch.syspath_prepend(str(tmp_path))
-    asked = {"mode": "async", "ps": 3, "model": f"own_{backend}.tiny", "network": "host"}
-    err = said(capsys, monkeypatch, "file", asked, "--backend", backend)
+    settings = {"mode": "async", "ps": 3, "model": f"own_{backend}.tiny", "network": "host"}
+    err = error_of_run(capsys, monkeypatch, "file", settings, "--backend", backend)
     lines = [line for line in err.splitlines() if line.startswith("error: ")]
     assert lines == [
         f"error: ps (in file job.toml): got '3'; allowed: at most 2, as the model 'own_{backend}.tiny' has 2 numbers in all, and a server "

@@ -26,21 +26,21 @@ def sections(command, width=80):
     """Return the flags under each heading of a command's help, in order."""
     done = CliRunner().invoke(command, ["--help"], terminal_width=width)
     assert done.exit_code == 0
-    found, heading = {}, None
+    flags_by_heading, heading = {}, None
     for line in done.output.splitlines():
         if re.fullmatch(r"\S.*:", line):
-            heading = found.setdefault(line[:-1], [])
+            heading = flags_by_heading.setdefault(line[:-1], [])
         elif heading is not None and (match := re.match(r"  (?:-h, )?(--[a-z0-9-]+)", line)):
             heading.append(match[1])
-    return {name: flags for name, flags in found.items() if flags}
+    return {name: flags for name, flags in flags_by_heading.items() if flags}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_stands_once_and_headings_in_the_order_of_topics(name):
-    found = sections(COMMANDS[name])
+    listed_sections = sections(COMMANDS[name])
     headings = [topic.value for topic in Topic]
-    assert list(found) == [heading for heading in headings if heading in found]
-    flags = [flag for listed in found.values() for flag in listed]
+    assert list(listed_sections) == [heading for heading in headings if heading in listed_sections]
+    flags = [flag for listed in listed_sections.values() for flag in listed]
     options = [parameter for parameter in COMMANDS[name].params if isinstance(parameter, click.Option)]
     assert sorted(flags) == sorted(["--help", *(option.opts[0] for option in options)])
 

@@ -53,8 +53,8 @@ def test_whoever_was_stopped_gives_the_others_nearly_the_whole_time_again(ticks_
 
 def test_each_peer_is_counted_by_itself_and_one_that_is_not_looked_at_begins_anew():
     counter = SilenceCounter(1.0, 0.0)
-    told = [counter.tick(0.5 * tick, {1: 0, 2: tick, **({3: 0} if tick != 2 else {})}) for tick in range(5)]
-    assert told == [[], [], [1], [1], [1]]
+    silent_peers = [counter.tick(0.5 * tick, {1: 0, 2: tick, **({3: 0} if tick != 2 else {})}) for tick in range(5)]
+    assert silent_peers == [[], [], [1], [1], [1]]
 
 
 @pytest.fixture
@@ -130,12 +130,12 @@ def test_closing_waits_for_no_reader_and_no_writer(pair):
 
 
 def test_the_system_ends_a_connection_that_nothing_acknowledges(pair):
-    (ours, theirs), (end, other) = pair
+    (ours, theirs), (end, other_end) = pair
     ours.limit_silence(20.0)
     assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
     assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 6
     assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 20_000
-    assert other.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0
+    assert other_end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0
     theirs.limit_silence(365 * 86_400.0)  # the maximum of the option
 
 
@@ -160,11 +160,18 @@ class Nodes:
 
     def greet(self, protocol=PROTOCOL):
         for node, stream in enumerate(self.streams):
-            told = {"node": node, "pid": 1, "identity": {"boot": "b", "network": "n"}, "scratch": "", "address": None, "protocol": protocol}
-            stream.send(Message("hello", {**told, "host": {**describe_host({}), "hostname": f"host-{node}"}}))
+            fields = {
+                "node": node,
+                "pid": 1,
+                "identity": {"boot": "b", "network": "n"},
+                "scratch": "",
+                "address": None,
+                "protocol": protocol,
+            }
+            stream.send(Message("hello", {**fields, "host": {**describe_host({}), "hostname": f"host-{node}"}}))
         self.control.nodes.greet(30.0)
 
-    def live(self, node):
+    def send_heartbeats(self, node):
         """Send heartbeats and read messages until the test is over."""
 
         def talk():
@@ -190,7 +197,7 @@ def test_a_silent_node_is_lost_and_blamed_even_where_its_victim_falls_first(vict
     with ExitStack() as files:
         nodes = Nodes(files, 3, 3.0)
         for node in (0, 1):
-            nodes.live(node)
+            nodes.send_heartbeats(node)
         nodes.greet()
         if victim:
             error = {"type": "RuntimeError", "message": "Connection reset by peer", "errno": None, "exit_code": None, "peer_lost": True}
@@ -216,7 +223,7 @@ def test_a_silent_node_is_lost_and_blamed_even_where_its_victim_falls_first(vict
 def test_several_silent_nodes_are_all_named():
     with ExitStack() as files:
         nodes = Nodes(files, 3, 3.0)
-        nodes.live(0)
+        nodes.send_heartbeats(0)
         nodes.greet()
         assert str(nodes.failure()) == (
             "node 1 (host host-1, 10.0.0.1) and node 2 (host host-2, 10.0.0.2) have not been heard of for 3 s (--node-timeout)"

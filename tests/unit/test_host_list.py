@@ -49,8 +49,8 @@ def test_a_file_of_either_mpi(tmp_path):
 def test_a_host_with_two_numbers_and_what_is_no_file_are_refused(tmp_path):
     (tmp_path / "twice").write_text("a slots=2 slots=3\n")
     os.mkfifo(tmp_path / "pipe")
-    for name, said in (("twice", "line 1: says slots= twice"), ("pipe", "is a pipe, not a file"), ("none", "No such file")):
-        with pytest.raises(UsageError, match=said):
+    for name, message in (("twice", "line 1: says slots= twice"), ("pipe", "is a pipe, not a file"), ("none", "No such file")):
+        with pytest.raises(UsageError, match=message):
             read_hostfile(tmp_path / name)
 
 

@@ -123,21 +123,21 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def commands(place):
-    found = Commands(place / "work" / "cache")
-    yield found
-    found.close()
+    runner = Commands(place / "work" / "cache")
+    yield runner
+    runner.close()
 
 
 @pytest.fixture(scope="module")
 def undamaged(place, commands):
     """Return the seconds and bytes of each command on the undamaged files, where all succeed."""
-    found = {}
+    costs = {}
     for command in (*QUICK, *SLOW, *OF_CHECKPOINT, *OF_STORE, *OF_SWEEP, *DELETING):
         answer = commands.run(fresh(place), [command])
         (result,) = answer["results"]
         assert (result["code"], result["problem"]) == (0, None), (command, result)
-        found[tuple(command)] = (result["seconds"], answer["memory_bytes"])
-    return found
+        costs[tuple(command)] = (result["seconds"], answer["memory_bytes"])
+    return costs
 
 
 def fresh(place: Path) -> Path:
@@ -146,7 +146,7 @@ def fresh(place: Path) -> Path:
     return place / "work"
 
 
-def files_of(place: Path) -> list[tuple[str, list[list[str]]]]:
+def damaged_files(place: Path) -> list[tuple[str, list[list[str]]]]:
     """Return each file that is damaged, and the commands that read it."""
     store = next(path for path in (place / "whole" / "cache").iterdir() if path.name.startswith("digits"))
     run = [(f"out/one/{name}", QUICK) for name in (*RUN_FILES, *RUN_FILES, *LINE_FILES)]
@@ -160,7 +160,7 @@ def check(place, commands, undamaged, seed, number, *, most_commands):
     """Run one case: damage one or two files, and run some of the commands that read them."""
     chance = random.Random(f"{seed} {number}")
     work = fresh(place)
-    name, readers = chance.choice(files_of(place))
+    name, readers = chance.choice(damaged_files(place))
     if readers is SLOW and chance.random() < 0.7:  # they take ten times as long
         readers = QUICK
     hows = ("bytes", "value", "value", "value", "signed", "kind")
@@ -183,10 +183,10 @@ def check(place, commands, undamaged, seed, number, *, most_commands):
     assert taken < most + MAX_BYTES, f"{case}: {chosen} took {taken >> 20} MiB instead of {most >> 20} MiB"
 
 
-def seed_of(request, capsys, default):
+def requested_seed(request, capsys, default):
     """Return and print the requested seed, or else `default`."""
-    given = request.config.getoption("seed")
-    seed = default if given is None else given
+    requested = request.config.getoption("seed")
+    seed = default if requested is None else requested
     with capsys.disabled():
         print(f"\nhostile files: --seed {seed}")
     return seed
@@ -194,7 +194,7 @@ def seed_of(request, capsys, default):
 
 @pytest.mark.thorough
 def test_any_damage_is_an_error_or_none(place, commands, undamaged, request, capsys):
-    seed = seed_of(request, capsys, 1)
+    seed = requested_seed(request, capsys, 1)
     end = time.monotonic() + SECONDS_HERE
     for number in range(CASES_HERE):
         if time.monotonic() > end:
@@ -227,13 +227,13 @@ def test_a_damaged_run_is_listed_beside_the_others(place, commands):
 def test_a_run_without_a_status_is_not_watched_for_ever(place, commands, kind):
     work = fresh(place)
     replace_by(work / "out" / "one" / "status.json", kind)
-    code, said = outcome(commands, work, "watch", "out/one", "--wait", "0")
+    code, output = outcome(commands, work, "watch", "out/one", "--wait", "0")
     assert code == 2
-    assert "status.json" in said
+    assert "status.json" in output
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         (b"a = " + b"[" * 5000, "nested too deep"),
         (b"steps = " + b"1" * 5000, "not valid TOML"),
@@ -249,18 +249,18 @@ def test_a_run_without_a_status_is_not_watched_for_ever(place, commands, kind):
         (b"#" * (1 << 21), "larger than 1 MiB"),
     ],
 )
-def test_settings_are_read_within_bounds(tmp_path, commands, place, text, says):
+def test_settings_are_read_within_bounds(tmp_path, commands, place, text, message):
     path = tmp_path / "a.toml"
     path.write_bytes(text)
-    code, said = outcome(commands, fresh(place), "run", "--config", str(path), "--print-config")
+    code, output = outcome(commands, fresh(place), "run", "--config", str(path), "--print-config")
     assert code == 2
-    assert re.search(says, said)
+    assert re.search(message, output)
     assert "larger than 1 MiB" in outcome(commands, place, "run", "--config", "/dev/zero", "--print-config")[1]
 
 
 @pytest.mark.slow
 def test_slow_thousands_of_damages_are_errors_or_none(place, commands, undamaged, request, capsys):
-    seed = seed_of(request, capsys, SESSION_SEED)
+    seed = requested_seed(request, capsys, SESSION_SEED)
     for number in range(2000):
         check(place, commands, undamaged, seed, 10_000 + number, most_commands=6)
 
@@ -268,7 +268,7 @@ def test_slow_thousands_of_damages_are_errors_or_none(place, commands, undamaged
 @pytest.mark.slow
 def test_slow_each_field_may_be_null_or_missing_or_something_else(place, commands, request, capsys):
     """Each field of a run's documents, the first two of a list, the first line of line files."""
-    seed = seed_of(request, capsys, SESSION_SEED)
+    seed = requested_seed(request, capsys, SESSION_SEED)
     chance = random.Random(seed)
     work = fresh(place)
     for name in (*RUN_FILES, *LINE_FILES, f"{CHECKPOINT}/checkpoint.json"):

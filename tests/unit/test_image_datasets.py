@@ -72,9 +72,9 @@ class TestGlyphs:
         assert (images.shape, images.dtype) == ((5 * BLOCK + 7, 3, 32, 32), np.uint8)
         assert sorted(set(labels)) == list(range(10))
         for block in (5, 2, 0):
-            alone, alone_labels = render_block(GLYPHS.style, tiles, 28, "train", block)
-            assert np.array_equal(images[block * BLOCK :][:BLOCK], alone[: len(images) - block * BLOCK])
-            assert np.array_equal(labels[block * BLOCK :][:BLOCK], alone_labels[: len(images) - block * BLOCK])
+            block_images, block_labels = render_block(GLYPHS.style, tiles, 28, "train", block)
+            assert np.array_equal(images[block * BLOCK :][:BLOCK], block_images[: len(images) - block * BLOCK])
+            assert np.array_equal(labels[block * BLOCK :][:BLOCK], block_labels[: len(images) - block * BLOCK])
 
     @pytest.mark.thorough
     def test_are_in_colour_and_tell_nothing_by_brightness(self):
@@ -125,7 +125,7 @@ class TestSyntheticImages:
         assert np.array_equal(first, second[:70])
 
     @pytest.mark.parametrize(
-        ("text", "says"),
+        ("text", "message"),
         [
             ("clases=10", r"got 'clases=10'; allowed: size=…, classes=….*Did you mean 'classes=10'"),
             ("size=64,size=32", "got 'size' twice"),
@@ -136,8 +136,8 @@ class TestSyntheticImages:
             ("size=64,10", "got '10'"),
         ],
     )
-    def test_wrong_arguments_are_named(self, text, says):
-        with pytest.raises(UsageError, match=says):
+    def test_wrong_arguments_are_named(self, text, message):
+        with pytest.raises(UsageError, match=message):
             stored_dataset.open_dataset(f"synthetic-images:{text}")
 
     @pytest.mark.slow
@@ -197,13 +197,13 @@ def svhn_files(tmp_path):
 class TestSvhn:
     def test_is_read_as_it_is_and_ten_is_zero(self, svhn_files, cache):
         folder, parts, checksums = svhn_files
-        found = stored(cache, SvhnSource(md5=checksums), folder)
-        images, labels = found["train"]
+        splits = stored(cache, SvhnSource(md5=checksums), folder)
+        images, labels = splits["train"]
         assert images.shape == (40, 3, 32, 32)
         assert images[7, 2, 5, 30] == parts["train"][0][5, 30, 2, 7]
         assert np.array_equal(images, parts["train"][0].transpose(3, 2, 0, 1))
         assert labels[:11].tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
-        assert np.array_equal(found["test"][0], parts["test"][0].transpose(3, 2, 0, 1))
+        assert np.array_equal(splits["test"][0], parts["test"][0].transpose(3, 2, 0, 1))
 
     def test_extra_follows_the_train_part(self, svhn_files, cache):
         folder, parts, checksums = svhn_files
@@ -228,7 +228,7 @@ class TestSvhn:
             stored_dataset.open_dataset("svhn:extr", folder)
 
     @pytest.mark.parametrize(
-        ("make", "says"),
+        ("make", "message"),
         [
             (lambda path: path.write_bytes(path.read_bytes()[:-700]), "cannot be read from it"),
             (lambda path: path.write_bytes(b"<html>not found</html>" * 20), "cannot be read from it"),
@@ -241,11 +241,11 @@ class TestSvhn:
             (lambda path: write_mat(path, 3, [0, 1, 2]), "its labels lie in 0…2"),
         ],
     )
-    def test_an_unusable_file_is_named_and_nothing_is_kept(self, svhn_files, cache, make, says):
+    def test_an_unusable_file_is_named_and_nothing_is_kept(self, svhn_files, cache, make, message):
         folder, _, checksums = svhn_files
         make(folder / "test_32x32.mat")
         cache.mkdir()
-        with pytest.raises(UsageError, match=says) as caught:
+        with pytest.raises(UsageError, match=message) as caught:
             stored(cache, SvhnSource(md5={**checksums, "test": md5(folder / "test_32x32.mat")}), folder)
         assert "test_32x32.mat" in str(caught.value)
         assert not list(cache.iterdir())
@@ -307,12 +307,12 @@ class TestCifar10:
     @pytest.mark.parametrize("form", ["python", "binary", "folder"])
     def test_every_form_holds_the_same(self, cifar, cache, form):
         folder, batches, write = cifar
-        found = stored(cache, write(form), folder)
+        splits = stored(cache, write(form), folder)
         expected = np.concatenate([batches[name][0] for name in NAMES[:5]]).reshape(30, 3, 32, 32)
-        assert np.array_equal(found["train"][0], expected)
-        assert found["train"][1].tolist() == [label for name in NAMES[:5] for label in batches[name][1]]
-        assert np.array_equal(found["test"][0].reshape(6, 3072), batches["test_batch"][0])
-        assert found["test"][1].tolist() == batches["test_batch"][1]
+        assert np.array_equal(splits["train"][0], expected)
+        assert splits["train"][1].tolist() == [label for name in NAMES[:5] for label in batches[name][1]]
+        assert np.array_equal(splits["test"][0].reshape(6, 3072), batches["test_batch"][0])
+        assert splits["test"][1].tolist() == batches["test_batch"][1]
 
     @pytest.mark.parametrize(
         ("form", "published"), [("python", "c58f30108f718f92"), ("binary", "c32a1d4ab5d03f12"), ("folder", "c99cafc15224")]
@@ -332,7 +332,7 @@ class TestCifar10:
         assert not (folder / "harm").exists()
 
     @pytest.mark.parametrize(
-        ("form", "contents", "says"),
+        ("form", "contents", "message"),
         [
             ("python", dict.fromkeys(NAMES[:4], pickled(np.zeros((1, 3072), np.uint8), [0])), "missing: data_batch_5, test_batch"),
             ("python", dict.fromkeys(NAMES, pickled(np.zeros((1, 3071), np.uint8), [0])), r"data_batch_1 holds uint8 \[1, 3071\]"),
@@ -341,10 +341,10 @@ class TestCifar10:
             ("binary", {f"{name}.bin": bytes(3000) for name in NAMES}, "data_batch_1 cannot be read"),
         ],
     )
-    def test_other_content_is_named(self, cifar, form, contents, says):
+    def test_other_content_is_named(self, cifar, form, contents, message):
         folder, _, write = cifar
         source = write(form, contents)
-        with pytest.raises(UsageError, match=says):
+        with pytest.raises(UsageError, match=message):
             source.load_in(folder, folder)
 
     def test_a_torn_archive_is_named(self, cifar):
@@ -426,18 +426,18 @@ class TestImageFolder:
 
     def test_what_a_changed_folder_left_can_be_removed(self, pictures, cache):
         """Also without the pictures; stores of other folders and sizes stay."""
-        name, other = f"image-folder:{pictures}?size=8", f"image-folder:{pictures}?size=16"
-        first, kept = stored_dataset.prepare(name), stored_dataset.prepare(other)
+        name, other_name = f"image-folder:{pictures}?size=8", f"image-folder:{pictures}?size=16"
+        first, other_store = stored_dataset.prepare(name), stored_dataset.prepare(other_name)
         picture(pictures / "train" / "dogs" / "new.png", (1, 2, 3))
         second = stored_dataset.prepare(name)
         shutil.rmtree(pictures)
-        found = find_stores(name)
-        assert sorted(found) == sorted([first, second])
-        for path in found:
+        stores = find_stores(name)
+        assert sorted(stores) == sorted([first, second])
+        for path in stores:
             remove_store(path)
         assert not first.exists()
         assert not second.exists()
-        assert kept.exists()
+        assert other_store.exists()
 
     def test_every_damaged_file_is_named(self, pictures, cache):
         torn = pictures / "train" / "cats" / "torn.png"
@@ -465,9 +465,9 @@ class TestImageFolder:
         code = "import sys; from crosstrain.cli.main import main; main(sys.argv[1:]); print(open('/proc/self/status').read())"
         command = [sys.executable, "-c", code, "data", "prepare", f"image-folder:{pictures}"]
         environment = {**os.environ, "TRAINER_DATA_CACHE": str(tmp_path / "made")}
-        said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-        assert "7 + 2 examples in " in said
-        assert int(re.search(r"VmHWM:\s+(\d+) kB", said)[1]) < 300 << 10  # one of them once took 580 MB
+        output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+        assert "7 + 2 examples in " in output
+        assert int(re.search(r"VmHWM:\s+(\d+) kB", output)[1]) < 300 << 10  # one of them once took 580 MB
 
     def test_a_picture_that_is_too_large_is_named_and_can_be_left_out(self, pictures, cache):
         Image.new("1", (10_000, 9_000)).save(pictures / "train" / "cats" / "wide.png")
@@ -496,7 +496,7 @@ class TestImageFolder:
         notes = b"Exif\0\0II*\0\x08\0\0\0\x09\0" + b"\x12\x01\3\0\xff\xff\xff\0" * 2
         picture(pictures / "train" / "cats" / "noted.jpg", (1, 1, 1), exif=notes)
         stored_dataset.open_dataset(f"image-folder:{pictures}?size=8")
-        assert [str(one.message) for one in recwarn if "EXIF" in str(one.message)] == []
+        assert [str(warning.message) for warning in recwarn if "EXIF" in str(warning.message)] == []
 
     def test_of_many_classes_the_first_are_named(self, pictures, cache):
         for number in range(300):
@@ -544,19 +544,19 @@ class TestImageFolder:
         opened = stored_dataset.open_dataset(f"image-folder:{pictures}?size=8")
         assert opened.info.std[1:] == (1.0, 1.0)
         assert opened.info.std[0] < 0.5
-        said = "all train images have one value in channel 1, 2, which is not scaled (std 1)"
-        assert opened.notes == (said,)
-        assert said in capsys.readouterr().err
+        note = "all train images have one value in channel 1, 2, which is not scaled (std 1)"
+        assert opened.notes == (note,)
+        assert note in capsys.readouterr().err
         assert np.isfinite(opened.inputs("train")).all()
 
     def test_what_became_of_transparent_parts_is_noted(self, pictures, cache, capsys):
         Image.new("RGBA", (8, 8), (0, 0, 0, 0)).save(pictures / "train" / "cats" / "clear.png")
         Image.new("RGBA", (8, 8), (5, 5, 5, 255)).save(pictures / "train" / "cats" / "full.png")
         name = f"image-folder:{pictures}?size=8"
-        for more, colour, said in (("", 255, "white"), (",background=BLACK", 0, "black"), (",background=0A0b0c", 10, "0a0b0c")):
+        for more, colour, background in (("", 255, "white"), (",background=BLACK", 0, "black"), (",background=0A0b0c", 10, "0a0b0c")):
             opened = stored_dataset.open_dataset(name + more)
             assert opened.images("train")[1, 0].tolist() == [[colour] * 8] * 8
-            note = f"1 picture has transparent parts, which became {said} (background={said})"
+            note = f"1 picture has transparent parts, which became {background} (background={background})"
             assert list(opened.notes) == described(opened)["notes"] == [note]
             assert note in capsys.readouterr().err
         assert stored_dataset.open_dataset(f"{name},background=ffffff").path == stored_dataset.open_dataset(name).path
@@ -607,7 +607,7 @@ class TestImageFolder:
         assert stored_dataset.open_dataset(f"image-folder:{odd.parent / 'link'}?size=8").info.sizes["train"] == 3
 
     @pytest.mark.parametrize(
-        ("spoil", "says"),
+        ("spoil", "message"),
         [
             (lambda root: (root / "val").rename(root / "valid"), "has no folder 'test' or 'val'"),
             (lambda root: (root / "train").rename(root / "training"), "has no folder 'train'"),
@@ -615,9 +615,9 @@ class TestImageFolder:
             (lambda root: picture(root / "val" / "birds" / "x.png", (1, 1, 1)), "classes that are missing in the train folder: birds"),
         ],
     )
-    def test_another_layout_is_told(self, pictures, spoil, says):
+    def test_another_layout_is_told(self, pictures, spoil, message):
         spoil(pictures)
-        with pytest.raises(UsageError, match=says):
+        with pytest.raises(UsageError, match=message):
             stored_dataset.open_dataset(f"image-folder:{pictures}")
 
     def test_a_folder_may_have_a_question_mark_in_its_name(self, pictures):
@@ -762,8 +762,8 @@ class TestPictures:
         for name in ("la.png", "rgba.webp", "key.png", "key.gif", "deep.png"):
             for colour in ("ffffff", "ff0000"):
                 seen = []
-                found = decode(tmp_path / name, 8, colour, seen)
-                assert found[1].tolist() == np.where(ink == 255, 0, int(colour[2:4], 16)).tolist(), name
+                pixels = decode(tmp_path / name, 8, colour, seen)
+                assert pixels[1].tolist() == np.where(ink == 255, 0, int(colour[2:4], 16)).tolist(), name
                 assert seen == [tmp_path / name]
 
     @settings(max_examples=60, deadline=None)
@@ -777,8 +777,10 @@ class TestPictures:
         with Image.open(path) as opened:
             whole = ImageOps.exif_transpose(opened).convert("RGB")
         sides = [max(size, round(length * size / min(whole.size))) for length in whole.size]
-        left, top = ((length - size) // 2 for length in sides)
-        expected = np.asarray(whole.resize(sides, Image.Resampling.BILINEAR).crop((left, top, left + size, top + size))).astype(int)
+        left_edge, top_edge = ((length - size) // 2 for length in sides)
+        expected = np.asarray(
+            whole.resize(sides, Image.Resampling.BILINEAR).crop((left_edge, top_edge, left_edge + size, top_edge + size))
+        ).astype(int)
         assert np.abs(decode(path, size).transpose(1, 2, 0) - expected).max() <= 1
 
     def test_are_turned_as_the_camera_noted(self, tmp_path):

@@ -23,17 +23,17 @@ FOLDER = Path(__file__).parent
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """Return a function that returns a script's results, computed in a process on first use."""
-    found = {}
+    results_by_name = {}
 
-    def of(name):
-        if name not in found:
+    def results_of(name):
+        if name not in results_by_name:
             path = tmp_path_factory.mktemp("models") / f"{name}.npz"
             done = subprocess.run([sys.executable, str(FOLDER / f"model_{name}.py"), str(path)], capture_output=True, text=True)
-            found[name] = dict(np.load(path)) if done.returncode == 0 else done.stderr
-        assert isinstance(found[name], dict), found[name]
-        return found[name]
+            results_by_name[name] = dict(np.load(path)) if done.returncode == 0 else done.stderr
+        assert isinstance(results_by_name[name], dict), results_by_name[name]
+        return results_by_name[name]
 
-    return of
+    return results_of
 
 
 def part(results, case, prefix):
@@ -70,12 +70,12 @@ def test_logits_are_those_of_plain_modules(results, case):
 @pytest.mark.parametrize("case", EMPTY, ids=str)
 @pytest.mark.parametrize("framework", ["passes_tf", "passes_torch"])
 def test_an_empty_slice_gives_nothing_and_moves_nothing(results, case, framework):
-    found = results(framework)
-    assert found[f"{case}/trained"].shape == found[f"{case}/evaluated"].shape == (0, case.classes)
-    gradients = part(found, case, "gradient/")
+    arrays = results(framework)
+    assert arrays[f"{case}/trained"].shape == arrays[f"{case}/evaluated"].shape == (0, case.classes)
+    gradients = part(arrays, case, "gradient/")
     assert set(gradients) == set(case.parameters)
     assert all(not value.any() for value in gradients.values())
-    assert all(np.array_equal(case.buffers[name], value) for name, value in part(found, case, "buffer/").items())
+    assert all(np.array_equal(case.buffers[name], value) for name, value in part(arrays, case, "buffer/").items())
 
 
 @pytest.mark.parametrize("case", SINGLE, ids=str)

@@ -20,7 +20,7 @@ OWN_PROCESS = {
     "launch/launchers/ray_client.py": {"ray"},
     "launch/launchers/ray_node_holder.py": {"ray"},
 }
-"""Modules that run in a process of their own and may import a framework's package there."""
+"""Modules that run in a separate process and may import a framework's package there."""
 
 
 def packages(repository):
@@ -31,13 +31,13 @@ def packages(repository):
 @pytest.fixture(scope="module")
 def sources(repository):
     """Return every source file of the packages: its relative path and the modules it imports."""
-    found = {}
+    modules_by_path = {}
     for package in packages(repository):
         folder = package.split(".")[1:]
         for path in sorted(repository.joinpath(*folder).glob("*.py")):
-            found[path.relative_to(repository).as_posix()] = set(imported(path, ["crosstrain", *folder]))
-    assert len(found) > 20
-    return found
+            modules_by_path[path.relative_to(repository).as_posix()] = set(imported(path, ["crosstrain", *folder]))
+    assert len(modules_by_path) > 20
+    return modules_by_path
 
 
 def imported(path, package):
@@ -54,44 +54,44 @@ def imported(path, package):
 def files_imported(sources):
     """Return the files that each file imports; for a mere folder its ``__init__.py``."""
     modules = {"crosstrain." + path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in sources}
-    found = {}
+    files = {}
     for path, names in sources.items():
         longest = {
-            name for name in names if name in modules and not any(other.startswith(f"{name}.") and other in modules for other in names)
+            name for name in names if name in modules and not any(longer.startswith(f"{name}.") and longer in modules for longer in names)
         }
-        found[path] = {modules[name] for name in longest} - {path}
-    return found
+        files[path] = {modules[name] for name in longest} - {path}
+    return files
 
 
-def circles(arrows):
+def cycles_in(arrows):
     """Return every set of several nodes that all reach each other.
 
     These are Tarjan's strongly connected components.
     """
-    numbers, lowest, stack, found = {}, {}, [], []
+    numbers, lowest, stack, cycles = {}, {}, [], []
 
     def visit(node):
         numbers[node] = lowest[node] = len(numbers)
         stack.append(node)
-        for other in sorted(arrows.get(node, ())):
-            if other not in numbers:
-                visit(other)
-            if other in stack:
-                lowest[node] = min(lowest[node], lowest[other])
+        for target in sorted(arrows.get(node, ())):
+            if target not in numbers:
+                visit(target)
+            if target in stack:
+                lowest[node] = min(lowest[node], lowest[target])
         if lowest[node] == numbers[node]:
             at = stack.index(node)
             component = stack[at:]
             del stack[at:]
             if len(component) > 1:
-                found.append(sorted(component))
+                cycles.append(sorted(component))
 
     for node in sorted(arrows):
         if node not in numbers:
             visit(node)
-    return found
+    return cycles
 
 
-def folder_of(path):
+def package_folder(path):
     return path.rpartition("/")[0]
 
 
@@ -110,22 +110,24 @@ def test_a_folder_imports_only_those_before_it(repository, sources):
 
 
 def test_no_circle_of_files_exists(sources):
-    assert circles(files_imported(sources)) == []
+    assert cycles_in(files_imported(sources)) == []
 
 
 def test_subfolders_import_one_way(sources):
     """An ``__init__.py`` may import later folders lazily."""
     arrows = defaultdict(set)
-    for path, others in files_imported(sources).items():
+    for path, targets in files_imported(sources).items():
         if not path.endswith("/__init__.py"):
-            arrows[folder_of(path)] |= {folder_of(other) for other in others if not other.endswith("/__init__.py")} - {folder_of(path)}
-    assert circles(arrows) == []
+            arrows[package_folder(path)] |= {package_folder(target) for target in targets if not target.endswith("/__init__.py")} - {
+                package_folder(path)
+            }
+    assert cycles_in(arrows) == []
 
 
 def test_packages_are_the_folders_that_there_are(repository):
     tops = {package.split(".")[1] for package in packages(repository)}
-    found = {path.parent for top in tops for path in repository.joinpath(top).rglob("*.py")}
-    assert {"crosstrain." + ".".join(path.relative_to(repository).parts) for path in found} == set(packages(repository))
+    folders = {path.parent for top in tops for path in repository.joinpath(top).rglob("*.py")}
+    assert {"crosstrain." + ".".join(path.relative_to(repository).parts) for path in folders} == set(packages(repository))
     assert {path.parent.name for path in repository.glob("*/py.typed")} == tops
 
 
@@ -160,8 +162,8 @@ def test_what_the_guides_import_can_be_imported(repository):
 
 
 def test_circles_are_seen():
-    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set()}) == [["a", "b", "c"]]
-    assert circles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+    assert cycles_in({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set()}) == [["a", "b", "c"]]
+    assert cycles_in({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
 
 def test_reports_read_files_alone(sources):
@@ -175,7 +177,7 @@ def test_reports_read_files_alone(sources):
     assert wrong == []
 
 
-def adapter_of(path):
+def adapter_backend(path):
     """Return the backend whose framework the file may import."""
     parts = path.removesuffix(".py").split("/")
     if len(parts) < 3 or parts[0] not in {"backends", "models"}:
@@ -190,7 +192,7 @@ def test_a_framework_is_imported_in_its_adapter_alone(sources):
         for path, modules in sources.items()
         for module in modules
         if (framework := module.split(".")[0]) in FRAMEWORKS
-        and adapter_of(path) != FRAMEWORKS[framework]
+        and adapter_backend(path) != FRAMEWORKS[framework]
         and framework not in OWN_PROCESS.get(path, set())
     ]
     assert wrong == []
@@ -200,7 +202,7 @@ def test_no_module_beside_the_adapters_loads_a_framework(sources):
     """All in one process, with backend packages, since the driver looks up backends."""
     modules = []
     for path in sources:
-        if path in OWN_PROCESS or (adapter_of(path) and not path.endswith("/__init__.py")):
+        if path in OWN_PROCESS or (adapter_backend(path) and not path.endswith("/__init__.py")):
             continue
         modules.append("crosstrain." + path.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
     script = (

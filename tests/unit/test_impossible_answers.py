@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_up_training import LeadingTask, to_the_end, training_loop
+from made_up_training import LeadingTask, run_to_end, training_loop
 from msgspec import structs
 
 from crosstrain.core.errors import RunFailedError
@@ -40,7 +40,7 @@ class Task(LeadingTask):
 def train(task, mode="sync", stall_timeout=5.0):
     shape = {"mode": mode, "nodes": 2 if mode == "async" else 1}
     job = {"epochs": 3, "stall_timeout": stall_timeout, "eval_every": "1epochs", "save_final": False, **shape}
-    return to_the_end(training_loop(job, task))
+    return run_to_end(training_loop(job, task))
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
@@ -50,13 +50,13 @@ def test_sound_answers_train(mode):
 
 def changed(kind, **fields):
     def change(answers):
-        return [structs.replace(each, **fields) if each.kind == kind else each for each in answers]
+        return [structs.replace(answer, **fields) if answer.kind == kind else answer for answer in answers]
 
     return change
 
 
 @pytest.mark.parametrize(
-    ("change", "mode", "told"),
+    ("change", "mode", "message"),
     [
         (changed("steps", first_step=1_000_000), "sync", "which are not outstanding"),
         (changed("steps", first_step=1), "sync", "which are not outstanding"),
@@ -72,8 +72,8 @@ def changed(kind, **fields):
         (lambda answers: [Phase("nothing"), *answers], "sync", "which the training loop does not know"),
     ],
 )
-def test_what_cannot_be_is_refused_and_the_task_blamed(change, mode, told):
-    with pytest.raises(RefusedError, match=rf"^0: .*{told}"):
+def test_what_cannot_be_is_refused_and_the_task_blamed(change, mode, message):
+    with pytest.raises(RefusedError, match=rf"^0: .*{message}"):
         train(Task(mode, change), mode)
 
 

@@ -26,10 +26,10 @@ def read(*chunks):
 
     writer = threading.Thread(target=write)
     writer.start()
-    found = list(arriving_lines(source, lambda: False))
+    batches = list(arriving_lines(source, lambda: False))
     writer.join()
     os.close(source)
-    return found
+    return batches
 
 
 @settings(max_examples=30, deadline=None)
@@ -42,20 +42,20 @@ def test_lines_end_at_line_feeds_alone_however_they_arrive(chunks):
 
 def test_a_line_that_is_too_long_is_passed_over_and_not_held():
     long = b"x" * (MAX_LINE_BYTES + 1)
-    found = [line for batch in read(b"one\r\n", long, long, b"\ntwo\n", b"y" * MAX_LINE_BYTES, b"\n", long) for line in batch]
-    assert found == [b"one", None, b"two", b"y" * MAX_LINE_BYTES, None]
+    lines = [line for batch in read(b"one\r\n", long, long, b"\ntwo\n", b"y" * MAX_LINE_BYTES, b"\n", long) for line in batch]
+    assert lines == [b"one", None, b"two", b"y" * MAX_LINE_BYTES, None]
 
 
 def test_no_more_lines_at_once_than_there_should_be():
-    found = read(b"line\n" * (3 * MAX_LINES + 1))
-    assert sum(map(len, found)) == 3 * MAX_LINES + 1
-    assert max(map(len, found)) <= MAX_LINES
+    batches = read(b"line\n" * (3 * MAX_LINES + 1))
+    assert sum(map(len, batches)) == 3 * MAX_LINES + 1
+    assert max(map(len, batches)) <= MAX_LINES
 
 
 def test_long_lines_are_taken_few_at_a_time():
-    found = read((b"x" * 60_000 + b"\n") * 300)
-    assert sum(map(len, found)) == 300
-    assert max(sum(map(len, lines)) for lines in found) < MAX_BYTES + 2 * MAX_LINE_BYTES
+    batches = read((b"x" * 60_000 + b"\n") * 300)
+    assert sum(map(len, batches)) == 300
+    assert max(sum(map(len, lines)) for lines in batches) < MAX_BYTES + 2 * MAX_LINE_BYTES
 
 
 def test_a_line_is_there_before_the_next_is_written():

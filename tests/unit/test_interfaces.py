@@ -14,12 +14,12 @@ def test_an_address_is_some_interfaces():
         interface_of("192.0.2.1")
 
 
-@pytest.mark.parametrize(("own", "used"), [(None, "=lo"), ("eth7", "eth7"), ("", "")])
-def test_nccl_is_told_the_nodes_own_unless_the_user_has_chosen(monkeypatch, own, used):
+@pytest.mark.parametrize(("user_value", "expected"), [(None, "=lo"), ("eth7", "eth7"), ("", "")])
+def test_nccl_is_told_the_nodes_own_unless_the_user_has_chosen(monkeypatch, user_value, expected):
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "to be put back")
-    if own is None:
+    if user_value is None:
         del os.environ["NCCL_SOCKET_IFNAME"]
     else:
-        os.environ["NCCL_SOCKET_IFNAME"] = own
+        os.environ["NCCL_SOCKET_IFNAME"] = user_value
     set_nccl_interface("127.0.0.1")
-    assert os.environ["NCCL_SOCKET_IFNAME"] == used
+    assert os.environ["NCCL_SOCKET_IFNAME"] == expected
