@@ -29,12 +29,12 @@ def numbers() -> dict[str, dict[str, Any]]:
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(10**20), 10**20))
-def test_a_number_is_read_as_it_was_written(number):
+def test_decimal_number_reads_repr(number):
     assert decimal_number(f" {number!r} ") == float(number)
 
 
 @given(st.text(st.sampled_from("0123456789.eE+-_ ٣１infat"), max_size=8))
-def test_a_text_is_a_number_where_python_says_so_and_its_digits_are_ours(text):
+def test_decimal_number_accepts_ascii_floats_only(text):
     try:
         expected = float(text)
     except ValueError:
@@ -47,7 +47,7 @@ def test_a_text_is_a_number_where_python_says_so_and_its_digits_are_ours(text):
 
 
 @pytest.mark.parametrize("text", ["1_0", "١", "１", "0_1.0", "inf", "nan"])
-def test_no_setting_takes_a_number_of_other_characters(text):
+def test_settings_refuse_numbers_in_other_digits(text):
     for field in numbers():
         with pytest.raises(UsageError, match=f"{flag_name(field)}: got '{text}'; allowed: "):
             resolve({"backend": "torch", field: text}, {})
@@ -72,7 +72,7 @@ def test_every_number_has_a_lower_and_an_upper_bound():
 
 @pytest.mark.parametrize("huge", HUGE, ids=len)
 @pytest.mark.parametrize("field", NUMBERS)
-def test_a_number_beyond_all_measure_is_refused_wherever_it_stands(field, huge, tmp_path):
+def test_huge_number_is_refused_from_every_source(field, huge, tmp_path):
     path = tmp_path / "job.toml"
     path.write_text(f"{field} = {huge}\n")
     assert refusal({field: huge}, {}).startswith(f"{flag_name(field)}: got '{huge}'; allowed: ")
@@ -82,7 +82,7 @@ def test_a_number_beyond_all_measure_is_refused_wherever_it_stands(field, huge, 
 
 @pytest.mark.parametrize("field", NUMBERS)
 @pytest.mark.parametrize("value", ["inf", "-inf", "nan", "1e400"])
-def test_what_is_no_amount_is_refused(field, value):
+def test_invalid_amount_is_refused(field, value):
     assert "; allowed: " in refusal({field: value}, {})
 
 
@@ -90,7 +90,7 @@ MAX_SIZE = {field: described["maximum"] for field, described in NUMBERS.items() 
 
 
 @pytest.mark.parametrize("field", MAX_SIZE)
-def test_the_largest_value_that_is_named_is_taken(field):
+def test_named_maximum_is_accepted(field):
     together = {"ps": {"mode": "async"}, "min_nodes": {"nodes": MAX_SIZE[field]}}.get(field, {})
     assert Job.model_validate({**together, field: MAX_SIZE[field]})
 
@@ -140,23 +140,23 @@ def test_the_command_refuses_with_exit_2(capsys):
         ("1000000gbit", "1000000gbit"),
     ],
 )
-def test_a_link_speed_is_said_in_the_largest_unit(text, expected):
+def test_bandwidth_text_uses_largest_unit(text, expected):
     assert bandwidth_text(parse_bandwidth(text)) == expected
 
 
 @given(st.decimals("0.001", "999999", places=3), st.sampled_from(["bit", "kbit", "mbit", "gbit"]))
-def test_a_link_speed_that_is_said_means_the_one_that_was_asked_for(amount, unit):
+def test_bandwidth_text_round_trips(amount, unit):
     speed = parse_bandwidth(f"{amount}{unit}")
     assert parse_bandwidth(bandwidth_text(speed)) == speed
 
 
-def test_the_refusal_of_a_slow_link_has_the_users_words(capsys):
+def test_slow_link_refusal_quotes_user(capsys):
     assert invoke(["run", "--backend", "torch", "--nodes", "2", "--bandwidth", "1kbit"]) == 2
     assert "error: --bandwidth: got '1kbit'; allowed: 12kbit to 34gbit for virtual nodes." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("cores", ["{more:g}", "0.5,{more:g}"])
-def test_more_cores_for_a_node_than_there_are_are_refused_before_anything_starts(capsys, tmp_path, cores):
+def test_too_many_cores_per_node_are_refused_before_start(capsys, tmp_path, cores):
     available = cores_available()
     cores_per_node = cores.format(more=available + 6)
     nodes = ["--nodes", str(cores_per_node.count(",") + 1)]
@@ -166,7 +166,7 @@ def test_more_cores_for_a_node_than_there_are_are_refused_before_anything_starts
     assert not (tmp_path / "runs").exists()
 
 
-def test_cores_that_a_command_may_not_use_are_not_there(tmp_path):
+def test_cores_outside_affinity_are_refused(tmp_path):
     command = [sys.executable, "-m", "crosstrain.cli.main", "run", "--backend", "torch", "--cores-per-node", "1.5", "--out", str(tmp_path)]
     single_core = {min(os.sched_getaffinity(0))}
     done = subprocess.run(command, capture_output=True, text=True, preexec_fn=lambda: os.sched_setaffinity(0, single_core))

@@ -110,7 +110,7 @@ CASES = [
 
 @pytest.mark.parametrize("options", CASES, ids=str)
 @pytest.mark.parametrize(("workers", "batch"), [(2, 12), (3, 2)])
-def test_several_ranks_are_one(toy, options, workers, batch):
+def test_several_ranks_equal_one(toy, options, workers, batch):
     if batch < options.get("accumulate", 1) * workers:
         options = {**options, "accumulate": 1}
     ((losses, state, evaluated),) = on_ranks(Job(global_batch_size=batch, **options), Made(toy), trained)
@@ -131,7 +131,7 @@ def test_several_ranks_are_one(toy, options, workers, batch):
                 np.testing.assert_allclose(kind[name], value, rtol=1e-4, atol=1e-6)
 
 
-def test_a_state_that_is_loaded_reaches_every_rank_and_absent_slots_begin_anew(toy):
+def test_loaded_state_reaches_all_ranks_and_resets_absent_slots(toy):
     def act(session):
         losses, state, _ = trained(session)
         session.load(replace(state, slots={}) if session._rank == 0 else None)
@@ -149,7 +149,7 @@ def test_a_state_that_is_loaded_reaches_every_rank_and_absent_slots_begin_anew(t
         assert not loaded.slots["momentum"][name].any()
 
 
-def test_no_state_or_another_models_is_refused(toy):
+def test_missing_or_foreign_state_is_refused(toy):
     def act(session):
         with pytest.raises(ValueError, match="was given no state"):
             session.load(None)
@@ -159,7 +159,7 @@ def test_no_state_or_another_models_is_refused(toy):
     on_ranks(Job(), Made(toy), act)
 
 
-def test_buffers_are_each_ranks_own_until_they_are_averaged(toy):
+def test_buffers_are_local_until_averaged(toy):
     def act(session):
         list(session.train(Plan(0, 2, 0, 0, np.zeros(2))))
         seen = session._values.buffers["seen"].copy()
@@ -172,7 +172,7 @@ def test_buffers_are_each_ranks_own_until_they_are_averaged(toy):
     assert mean.tolist() == same.tolist() == [3.0, 4.0]
 
 
-def test_every_component_of_a_step_is_repeated_and_weights_stay(toy):
+def test_calibration_repeats_components_and_keeps_weights(toy):
     def act(session):
         before = deepcopy(session.state())
         timings = [session.calibrate(CalibrationOrder(name, 3))[0] for name in ("data", "compute", "half", "communicate", "message")]
@@ -204,7 +204,7 @@ def test_several_workers_do_not_predict(toy):
     on_ranks(Job(nodes=2), Made(toy), act)
 
 
-def test_what_it_cannot_do_is_refused(toy):
+def test_unsupported_requests_are_refused(toy):
     made = Made(toy)
     (placed,) = toy.BACKEND.placement(Job())
     task = Task(placed, Cluster((placed,), ("127.0.0.1",), {placed.name: 1}, "00"), 1)

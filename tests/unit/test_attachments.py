@@ -41,7 +41,7 @@ def opened(folder):
     return stored_dataset._open(folder, "text", None, always=True)
 
 
-def test_they_come_back(tmp_path):
+def test_attachments_round_trip(tmp_path):
     dataset = opened(build_made(tmp_path, Source()))
     assert dataset.attachments == ("vocabulary.model", "test.source.txt")
     assert dataset.attachment("vocabulary.model") == b"pieces"
@@ -56,13 +56,13 @@ NAMES = ["../outside", "a/b", "/etc/passwd", ".hidden", "", "manifest.json", "ve
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_names_that_lead_elsewhere_are_refused(tmp_path, name):
+def test_attachment_names_outside_folder_are_refused(tmp_path, name):
     with pytest.raises(UsageError, match="is no name for one"):
         build_made(tmp_path, Source({name: b"x"}))
     assert not list(tmp_path.iterdir())
 
 
-def test_large_ones_are_refused(tmp_path):
+def test_large_attachments_are_refused(tmp_path):
     with pytest.raises(UsageError, match=r"vocabulary\.model has \d+ bytes, more than"):
         build_made(tmp_path, Source({"vocabulary.model": bytes(MAX_ATTACHMENT_BYTES + 1)}))
 
@@ -74,7 +74,7 @@ def changed(folder, **update):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_manifest_that_names_other_files_is_refused(tmp_path, name):
+def test_manifest_naming_foreign_files_is_refused(tmp_path, name):
     folder = build_made(tmp_path, Source())
     entry = read_manifest(folder).attachments["vocabulary.model"]
     changed(folder, attachments={name: entry})
@@ -92,7 +92,7 @@ def test_a_manifest_with_impossible_sizes_is_refused(tmp_path, bytes_):
 
 
 @pytest.mark.parametrize("languages", [("e" * 50,), ("\x1b[31m",), ("en",) * 11])
-def test_a_manifest_with_strange_languages_is_refused(tmp_path, languages):
+def test_manifest_with_invalid_languages_is_refused(tmp_path, languages):
     folder = build_made(tmp_path, Source())
     changed(folder, languages=languages)
     with pytest.raises(DamagedStoreError, match="languages"):

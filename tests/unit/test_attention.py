@@ -40,7 +40,7 @@ def attended(query, key, value, reached, factor):
 
 @BACKENDS
 @pytest.mark.parametrize(("masked", "causal", "training"), KINDS)
-def test_each_query_reaches_what_mask_and_causality_leave(results, backend, masked, causal, training):
+def test_attention_respects_mask_and_causality(results, backend, masked, causal, training):
     arrays = results[backend]
     for number in range(CASES):
         query, key, value, mask = (arrays[f"{number}/{name}"] for name in ("query", "key", "value", "mask"))
@@ -55,13 +55,13 @@ def test_each_query_reaches_what_mask_and_causality_leave(results, backend, mask
 
 @BACKENDS
 @pytest.mark.parametrize("kind", ["float32", "int32"])
-def test_a_mask_of_numbers_is_refused(results, backend, kind):
+def test_attention_with_numeric_mask_is_refused(results, backend, kind):
     message = str(results[backend][f"message for {kind}"])
     assert message.startswith(f"model: the attention with the dropout number 5 was given a mask of {kind}; bool is needed, [batch, heads,")
 
 
 @BACKENDS
-def test_dropout_that_the_spec_does_not_name_is_refused(results, backend):
+def test_dropout_missing_from_spec_is_refused(results, backend):
     message = "model: 'plain' drops with the rate 0.1 (dropout number 3) while it trains, but its ModelSpec does not set dropout=True"
     assert str(results[backend]["message for dropout"]) == message
     assert str(results[backend]["message for no dropout"]) == ""

@@ -56,7 +56,7 @@ class TestDraws:
     def test_are_the_same_on_every_machine_and_release(self):
         assert hashlib.sha256(BOTH.draws(3, 5, 10_000).astype("<i4").tobytes()).hexdigest() == GOLDEN
 
-    def test_hold_what_is_asked_for_only(self):
+    def test_hold_requested_kinds_only(self):
         crop, flip = (augmentation(kind, info()) for kind in ("crop", "flip"))
         assert np.abs(crop.draws(0, 0, 1000)).max(0).tolist() == [4, 4, 0]
         assert np.abs(flip.draws(0, 0, 1000)).max(0).tolist() == [0, 0, 1]
@@ -110,7 +110,7 @@ class TestPixels:
 class TestBatches:
     @CALM
     @given(st.integers(1, 200), st.integers(1, 220), st.integers(1, 5), st.sampled_from(["sync", "async"]), st.data())
-    def test_an_example_is_changed_alike_in_any_batch(self, size, batch, workers, mode, data):
+    def test_example_changes_equally_in_any_batch(self, size, batch, workers, mode, data):
         sampler = Sampler(size, 11, FixedCount(batch, workers, mode), workers, BOTH)
         skip = data.draw(st.integers(0, size))
         expected = BOTH.draws(11, 2, size)

@@ -66,7 +66,7 @@ def plugins(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("plugins")
-def test_each_plugin_is_answered_for():
+def test_each_plugin_is_reported():
     loud, crashing, raising, gone, bare = probe_all(["loud", "crashing", "raising", "gone", "bare"])
     assert loud == Availability("loud", "1.0", ("cpu", "gpu:0 Y"))
     assert (crashing.version, crashing.problem) == (None, "probing it ended with SIGSEGV")
@@ -76,6 +76,6 @@ def test_each_plugin_is_answered_for():
     assert all(backend.hint == "see the plugin's own documentation" for backend in (crashing, raising, gone))
 
 
-def test_an_unknown_backend_is_a_wrong_request():
+def test_unknown_backend_is_usage_error():
     with pytest.raises(UsageError, match="got 'jax'"):
         probe("jax")

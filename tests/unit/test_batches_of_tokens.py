@@ -42,7 +42,7 @@ def make_token_based(path, tokens, mean):
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("accumulate", [1, 4])
-def test_twice_the_tokens_are_advised_and_can_be_asked_for(tmp_path, mode, accumulate):
+def test_advice_doubles_tokens_and_is_valid(tmp_path, mode, accumulate):
     path = explained_run(tmp_path, [STEP] * 2, mode=mode, half_fraction=0.6, figures={"updates_by_worker": [100, 100]})
     before = {entry.option: entry for entry in advise(diagnose(Run(path)))}["--batch-size 64"]
     described = json.loads((path / "job.json").read_text())
@@ -61,7 +61,7 @@ def test_twice_the_tokens_are_advised_and_can_be_asked_for(tmp_path, mode, accum
 
 @settings(deadline=None, derandomize=True, database=None, max_examples=6)
 @given(st.integers(2, 5000), st.integers(1, 4), st.integers(1, 10**6))
-def test_every_table_says_that_a_batch_is_a_mean(worker, workers, tokens):
+def test_tables_show_mean_batch_size(worker, workers, tokens):
     run, whole = filled(worker=worker, workers=workers, tokens=tokens), f"about {worker * workers:,} sentences"
     assert f"global batch                {whole}\n" in to_text(one_run(run.summary, run.job))
     second = filled("two", worker=worker + 1, workers=workers, tokens=tokens)
@@ -69,7 +69,7 @@ def test_every_table_says_that_a_batch_is_a_mean(worker, workers, tokens):
         assert whole in as_text(compare_runs([run, second], fold=False), layout=layout)
 
 
-def test_a_scaling_of_batches_by_tokens_says_what_its_batch_is():
+def test_scaling_by_tokens_shows_mean_batch():
     text = as_text(compare_runs([filled("one", workers=1), filled("two")], by=["nodes"]))
     assert "weak, batch per worker about 71 sentences" in text
 
@@ -82,7 +82,7 @@ def test_batches_of_examples_stay_numbers():
     assert [row["global batch"] for row in plain.settings] == ["32", "64"]
 
 
-def test_the_list_of_runs_says_so(tmp_path):
+def test_list_of_runs_shows_mean_batch(tmp_path):
     written(tmp_path, filled(), made("two"))
     rows = {row["run"]: row for row in list_runs(tmp_path)}
     assert (rows["one"]["batch_tokens"], rows["two"]["batch_tokens"]) == (1024, None)
@@ -91,7 +91,7 @@ def test_the_list_of_runs_says_so(tmp_path):
     assert "sentences" not in second
 
 
-def test_a_prediction_says_so(tmp_path):
+def test_prediction_shows_mean_batch(tmp_path):
     path = str(make_token_based(calibrated_run(tmp_path), 1024, 71))
     done = CliRunner().invoke(predict, [path, "--nodes", "1,2", "--scaling", "both"])
     assert "Batch of a worker stays about 32 sentences (weak scaling)" in done.stdout, done.output  # of the calibration

@@ -45,7 +45,7 @@ def by_weight(weights, most, workers=1):
 
 @CALM
 @given(WEIGHTS, st.integers(1, 30), st.integers(1, 4))
-def test_weights_are_those_of_the_whole_global_batch_on_every_rank(weights, most, workers):
+def test_step_weights_are_global_on_every_rank(weights, most, workers):
     sampler = by_weight(weights, most, workers)
     for epoch in range(2):
         steps = sampler.steps_in_epoch(0, epoch)
@@ -73,7 +73,7 @@ def consumed(sampler, calendar, first, count):
 
 @CALM
 @given(WEIGHTS, st.lists(st.tuples(st.integers(1, 30), st.integers(0, 12)), min_size=1, max_size=5))
-def test_no_example_is_seen_twice_or_skipped_where_epochs_differ_in_steps(weights, attempts):
+def test_each_example_is_seen_once_when_steps_per_epoch_vary(weights, attempts):
     cursor, seen = START, []
     for most, count in attempts:
         sampler = by_weight(weights, most)
@@ -103,7 +103,7 @@ def test_schedules_follow_the_epochs(weights, most, step):
     assert rates == pytest.approx(expected)
 
 
-def test_two_rules_of_which_one_counts_agree_where_all_weigh_the_same():
+def test_weight_and_count_rules_agree_for_equal_weights():
     weights = np.ones(23, dtype=np.int64)
     by_weight_, by_count = Sampler(23, 7, MostWeight(weights, 5), 2, None, weights), Sampler(23, 7, FixedCount(5, 2, "sync"), 2)
     first, second = EpochIndex(by_weight_, DataCursor(3, 0, 11)), EpochIndex(by_count, DataCursor(3, 0, 11))
@@ -114,6 +114,6 @@ def test_two_rules_of_which_one_counts_agree_where_all_weigh_the_same():
 
 
 @pytest.mark.parametrize(("weights", "words"), [([1, 0, 2], "example 1 has the weight 0"), ([1, 2], "there are 2")])
-def test_weights_that_would_divide_by_nothing(weights, words):
+def test_weights_that_divide_by_zero_are_refused(weights, words):
     with pytest.raises(ValueError, match=words):
         Sampler(3, 0, FixedCount(2, 1, "sync"), 1, None, np.array(weights))

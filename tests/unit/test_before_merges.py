@@ -47,7 +47,7 @@ def restrict_to(actual, expected):
     return actual
 
 
-def test_only_added_fields_are_left_out():
+def test_only_added_fields_are_ignored():
     expected = {"a": 1, "rows": [{"b": None}, 2], "gone": 3}
     assert restrict_to({"a": 2, "new": 0, "rows": [{"b": 0, "new": 1}, 2]}, expected) == {"a": 2, "rows": [{"b": 0}, 2]}
     assert restrict_to({"rows": [{"b": None}, 2, 3]}, expected) == {"rows": [{"b": None}, 2, 3]}

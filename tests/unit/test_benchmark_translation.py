@@ -42,7 +42,7 @@ def text(tmp_path_factory):
         yield data
 
 
-def test_the_generated_text_is_as_long_as_real_text_and_the_same_each_time(text, tmp_path, monkeypatch):
+def test_generated_text_is_realistic_and_deterministic(text, tmp_path, monkeypatch):
     prefix = generated_text.PREFIX
     lines = prefix.with_suffix(".en").read_text().splitlines()
     words = np.array([len(line.split()) for line in lines])
@@ -55,7 +55,7 @@ def test_the_generated_text_is_as_long_as_real_text_and_the_same_each_time(text,
     assert (tmp_path / "again.en").read_text().splitlines() == lines
 
 
-def test_the_peers_take_the_batches_of_the_product(text):
+def test_peers_use_product_batches(text):
     """Both count target tokens per update; the peers count padded matrices, over two epochs."""
     work = replace(TINY, data=text, batch_tokens=512)
     script = f"""
@@ -76,7 +76,7 @@ print(json.dumps([batch.tokens for batch in batches]))
     assert json.loads(done.stdout) == target_tokens(work, 1, 60).tolist()
 
 
-def test_tokens_per_second_are_those_of_the_updates_that_the_clock_saw(tmp_path):
+def test_tokens_per_second_count_timed_updates(tmp_path):
     records = [
         {"step": first, "count": 2, "time_seconds": seconds, "losses": [3.0, 2.0]} for first, seconds in ((0, 1.0), (2, 2.0), (4, 4.0))
     ]
@@ -90,7 +90,7 @@ def test_tokens_per_second_are_those_of_the_updates_that_the_clock_saw(tmp_path)
     assert (measured.target_tokens_per_second, measured.padding_share) == (100.0 / 3.0, 0.2)
 
 
-def test_without_dropout_the_losses_of_every_update_are_compared():
+def test_peers_without_dropout_compare_every_loss():
     peers = {name: peer for name, peer in CONTESTANTS.items() if isinstance(peer, Peer) and CONTESTANTS[peer.like].work.data == TINY.data}
     assert {peer.losses for name, peer in peers.items() if "no dropout" in name} == {"each"}
     assert {
@@ -99,14 +99,14 @@ def test_without_dropout_the_losses_of_every_update_are_compared():
     assert BASE.most_repeats == 3
 
 
-def test_the_bound_of_an_exchange_is_that_of_all_parameters(text):
+def test_exchange_bound_counts_all_parameters(text):
     """The rows' vocabulary has 6,000 more pieces, with an embedding row each, than the one here."""
     spec = build_model("transformer:base", open_dataset(text).info)
     assert spec.size + 6000 * spec.width == BASE_PARAMETERS
     assert pytest.approx(4 / 3 * 4 * BASE_PARAMETERS / 125e6) == RING.value
 
 
-def test_results_are_kept_for_the_same_machine_versions_and_definitions(tmp_path):
+def test_cached_results_require_same_machine_and_versions(tmp_path):
     name = "torch tiny fp32"
     scene = {name: CONTESTANTS[name]}
     cache = KeptResults(tmp_path, FACTS, 1)
@@ -120,7 +120,7 @@ def test_results_are_kept_for_the_same_machine_versions_and_definitions(tmp_path
     assert KeptResults(None, FACTS, 1).find(scene, 0) is None
 
 
-def test_a_failed_repeat_is_not_kept_and_a_damaged_file_is_named(tmp_path):
+def test_cache_skips_failed_repeats_and_names_damaged_file(tmp_path):
     name = "torch tiny fp32"
     cache, scene = KeptResults(tmp_path, FACTS, 1), {name: CONTESTANTS[name]}
     cache.keep(scene, 0, {name: None})
@@ -132,7 +132,7 @@ def test_a_failed_repeat_is_not_kept_and_a_damaged_file_is_named(tmp_path):
         cache.find(scene, 0)
 
 
-def test_a_session_takes_up_what_was_kept_and_starts_nothing_for_it(tmp_path):
+def test_session_reuses_cached_results_without_starting(tmp_path):
     names = ["torch tiny fp32", "torch tiny fp32 by hand"]
     scene, cache, messages = {name: CONTESTANTS[name] for name in names}, KeptResults(tmp_path, FACTS, 1), []
     for repeat in range(2):
@@ -144,7 +144,7 @@ def test_a_session_takes_up_what_was_kept_and_starts_nothing_for_it(tmp_path):
     assert asdict(session.runs[names[0]][1]) == asdict(replace(MEASURED, steps=1))
 
 
-def test_who_has_had_its_turns_is_left_out_of_the_others_repeats(tmp_path):
+def test_peer_at_its_repeat_limit_is_skipped(tmp_path):
     ours, trainer = "torch tiny fp32", "Lightning tiny fp32"
     limit = CONTESTANTS[trainer].most_repeats
     cache = KeptResults(tmp_path, FACTS, 1)

@@ -58,7 +58,7 @@ def make(kind, path):
 
 
 @pytest.mark.parametrize("kind", NO_FILES)
-def test_what_is_no_file_is_refused_at_once(tmp_path, kind):
+def test_irregular_file_is_refused_immediately(tmp_path, kind):
     path = tmp_path / "a.json"
     make(kind, path)
     for read in (read_json, lambda path: next(read_lines(path))):
@@ -96,7 +96,7 @@ def test_links_to_files_are_followed(tmp_path):
         ("\ufeff{}", "^is not a whole JSON document"),
     ],
 )
-def test_what_is_out_of_bounds_is_named_by_its_field(text, problem):
+def test_out_of_bounds_value_is_named_by_field(text, problem):
     if problem is None:
         assert parse_json(text.encode()) == json.loads(text)
         return
@@ -104,7 +104,7 @@ def test_what_is_out_of_bounds_is_named_by_its_field(text, problem):
         parse_json(text.encode())
 
 
-def test_a_file_without_end_takes_neither_time_nor_memory(tmp_path):
+def test_endless_file_costs_no_time_or_memory(tmp_path):
     document, lines = tmp_path / "a.json", tmp_path / "a.jsonl"
     for path in (document, lines):
         path.touch()
@@ -130,14 +130,14 @@ values = st.recursive(
 @pytest.mark.thorough
 @given(value=values)
 @settings(max_examples=200, deadline=None)
-def test_any_value_within_the_bounds_comes_back(value):
+def test_any_bounded_value_round_trips(value):
     assert parse_json(json.dumps(value).encode()) == value
 
 
 @pytest.mark.thorough
 @given(data=st.binary(max_size=40) | values.map(lambda value: json.dumps(value)[:-1].encode()))
 @settings(max_examples=300, deadline=None)
-def test_any_bytes_are_a_sound_value_or_an_error(data):
+def test_any_bytes_are_valid_or_an_error(data):
     try:
         value = parse_json(data)
     except NotJsonError:
@@ -146,7 +146,7 @@ def test_any_bytes_are_a_sound_value_or_an_error(data):
     assert not isinstance(value, float) or math.isfinite(value)
 
 
-def test_no_other_module_reads_json_from_a_file(repository):
+def test_only_bounded_json_reads_json_files(repository):
     modules = set()
     for path in sorted(repository.glob("[a-z]*/**/*.py")):
         name = path.relative_to(repository).as_posix()

@@ -83,7 +83,7 @@ def fails_later():
 
 
 @pytest.mark.parametrize("made", [translation(), images()], ids=["translation", "images"])
-def test_what_keeps_its_promises_is_stored(tmp_path, made):
+def test_valid_source_is_stored(tmp_path, made):
     build(tmp_path, Source(made))
     assert (tmp_path / "made" / "manifest.json").exists()
 
@@ -110,7 +110,7 @@ def test_a_constant_channel_is_scaled_by_one_with_a_note(tmp_path, capsys):
     ],
     ids=["load", "attachments", "left_out", "blocks", "a later block", "left_out of images"],
 )
-def test_what_its_code_raises_is_told_with_file_and_line(tmp_path, made):
+def test_error_in_source_is_reported_with_file_and_line(tmp_path, made):
     with pytest.raises(UsageError) as caught:
         build(tmp_path, Source(made))
     line = fails.__code__.co_firstlineno + 1
@@ -118,7 +118,7 @@ def test_what_its_code_raises_is_told_with_file_and_line(tmp_path, made):
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
 
 
-def test_what_it_says_to_people_comes_out_as_it_is(tmp_path):
+def test_trainer_error_of_source_is_unchanged(tmp_path):
     def refuse():
         raise TrainerError("the network is down")
 
@@ -126,7 +126,7 @@ def test_what_it_says_to_people_comes_out_as_it_is(tmp_path):
         build(tmp_path, Source(refuse))
 
 
-def test_what_it_had_done_is_kept_for_the_next_try(tmp_path, capsys):
+def test_partial_work_is_retained_for_retry(tmp_path, capsys):
     class InParts(Source):
         def load_in(self, work, data_dir):
             (work / "half").touch()
@@ -183,7 +183,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("made", "words"), BROKEN, ids=[words for _, words in BROKEN])
-def test_what_is_none_is_refused_and_leaves_nothing(tmp_path, made, words):
+def test_invalid_result_is_refused_and_leaves_nothing(tmp_path, made, words):
     with pytest.raises(UsageError) as caught:
         build(tmp_path, Source(made if made is None else lambda: made))
     assert str(caught.value).startswith("data: the source of 'bad' is broken: ")
@@ -197,7 +197,7 @@ SENTENCES = st.lists(
 
 
 @given(SENTENCES, st.integers(0, 9))
-def test_sentences_are_right_where_each_of_them_is(rows, first):
+def test_sentences_are_valid_if_each_is(rows, first):
     wrong = [not row or row[-1] != END or PADDING in row or END in row[:-1] for row in rows]
     problem = sentences_problem(column(*rows), first)
     assert (problem is not None) == any(wrong)
@@ -225,7 +225,7 @@ def named_images(*names):
         (lambda: exit(3), r"SystemExit: 3 \(.*test_broken_sources\.py, line "),
     ],
 )
-def test_what_cannot_be_meant_is_refused(tmp_path, made, words):
+def test_unintended_value_is_refused(tmp_path, made, words):
     with pytest.raises(UsageError, match=f"the source of 'bad' is broken: .*{words}"):
         build(tmp_path, Source(made))
 
@@ -236,7 +236,7 @@ def test_classes_of_whole_arrays_have_names(tmp_path, capsys):
     assert "data: bad: two classes are called 'Größe', in different Unicode forms (NFC and NFD)" in capsys.readouterr().err
 
 
-def test_a_class_without_an_example_is_noted(tmp_path, capsys):
+def test_empty_class_is_noted(tmp_path, capsys):
     labels = {"train": np.array([0, 2]), "test": np.array([1, 1])}
     build(tmp_path, Source(replace(named_images("a", "b", "c"), labels=labels)))
     assert read_manifest(tmp_path / "made").notes[:2] == ("classes without a train example: b", "classes without a test example: a, c")

@@ -60,7 +60,7 @@ def consumed(sampler, calendar, first, count):
 
 @settings(deadline=None, derandomize=True, database=None, max_examples=150)
 @given(LENGTHS, st.lists(st.tuples(RULES, st.integers(0, 12)), min_size=1, max_size=5))
-def test_however_a_run_goes_on_every_example_comes_once_an_epoch(lengths, parts):
+def test_each_example_comes_once_per_epoch_across_resumes(lengths, parts):
     """Random lengths, budgets, workers, modes and cut points, also back to fixed batch sizes."""
     cursor, seen = START, []
     for rule, count in parts:
@@ -79,7 +79,7 @@ def test_however_a_run_goes_on_every_example_comes_once_an_epoch(lengths, parts)
 
 @settings(deadline=None, derandomize=True, database=None, max_examples=80)
 @given(LENGTHS, RULES, RULES, st.integers(0, 12), st.integers(1, 200))
-def test_a_budget_of_examples_ends_with_the_update_that_completes_it(lengths, before, rule, done, budget):
+def test_example_budget_ends_with_completing_update(lengths, before, rule, done, budget):
     cursor = EpochIndex(make_sampler_of(lengths, before)).cursor(done)
     calendar = EpochIndex(make_sampler_of(lengths, rule), cursor)
 
@@ -94,7 +94,7 @@ def test_a_budget_of_examples_ends_with_the_update_that_completes_it(lengths, be
 
 @settings(deadline=None, derandomize=True, database=None, max_examples=80)
 @given(LENGTHS, RULES, st.data())
-def test_what_is_interrupted_and_goes_on_unchanged_makes_the_same_batches(lengths, rule, data):
+def test_resumed_run_makes_the_same_batches(lengths, rule, data):
     sampler = make_sampler_of(lengths, rule)
     steps = sampler.steps_per_epoch
     at = data.draw(st.integers(0, 2 * steps))
@@ -107,7 +107,7 @@ def test_what_is_interrupted_and_goes_on_unchanged_makes_the_same_batches(length
 
 @settings(deadline=None, derandomize=True, database=None, max_examples=80)
 @given(LENGTHS, st.integers(1, 200), st.integers(1, 4), MODES, st.integers(1, 4), st.integers(0, 5))
-def test_a_step_is_of_one_bucket_and_whatever_is_computed_at_once_within_the_budget(lengths, tokens, workers, mode, parts, epoch):
+def test_step_is_one_bucket_within_token_budget(lengths, tokens, workers, mode, parts, epoch):
     """Of each worker, and of each of its micro-batches."""
     sampler = make_sampler_of(lengths, BucketedTokens(tokens, workers, mode, parts))
     buckets, example_lengths = Buckets.of(longest(np.array(lengths))), longest(np.array(lengths))
@@ -125,7 +125,7 @@ def test_a_step_is_of_one_bucket_and_whatever_is_computed_at_once_within_the_bud
     assert sampler.steps_in_epoch(0, epoch + 1) == len(batches)
 
 
-def test_micro_batches_and_workers_are_alike():
+def test_micro_batches_and_workers_are_equivalent():
     """A step is so many budget batches, on any worker: the same examples in the same order."""
     lengths = np.random.default_rng(1).integers(1, 60, 300)
     rules = (
@@ -141,13 +141,13 @@ def test_micro_batches_and_workers_are_alike():
         np.testing.assert_array_equal(batches.offsets, first.offsets)
 
 
-def test_a_warm_up_computes_no_more_at_once_than_training():
+def test_warm_up_batch_is_no_larger_than_training():
     assert make_sampler_of([5, 9, 30], BucketedTokens(64, 1, "sync")).examples_at_once(64) == 2
     assert make_sampler_of([5, 9, 30], BucketedTokens(20, 1, "sync")).examples_at_once(20) == 1
     assert [Sampler(10, 0, FixedCount(8, 1, "sync"), 1).examples_at_once(most) for most in (4, 20)] == [4, 10]
 
 
-def test_batches_are_made_anew_each_epoch_and_do_not_come_by_length():
+def test_batches_are_shuffled_each_epoch_not_sorted_by_length():
     lengths = np.random.default_rng(0).integers(1, 60, 500)
     sampler = make_sampler_of(lengths, BucketedTokens(120, 1, "sync"))
     first, second = (sampler.whole(epoch, 0, sampler.steps_per_epoch) for epoch in (0, 1))
@@ -165,7 +165,7 @@ def test_batches_are_made_anew_each_epoch_and_do_not_come_by_length():
 
 @settings(deadline=None, derandomize=True, database=None, max_examples=80)
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=30), st.integers(1, 4))
-def test_the_edges_waste_least(lengths, most):
+def test_bucket_edges_minimize_padding(lengths, most):
     values = sorted(set(lengths))
 
     def waste(edges):
@@ -186,7 +186,7 @@ def test_padding_is_counted():
     assert padded_positions(indices[:0], np.array([0, 0]), lengths) == (0, 0)
 
 
-def test_buckets_of_a_realistic_corpus_leave_a_quarter_of_padding_at_most():
+def test_realistic_corpus_has_at_most_a_quarter_padding():
     draw = np.random.default_rng(3)
     source = np.clip(draw.lognormal(3.0, 0.6, 20_000), 1, 200).astype(int) + 1
     target = np.clip(source * draw.normal(1.05, 0.2, 20_000), 2, 200).astype(int)
@@ -196,7 +196,7 @@ def test_buckets_of_a_realistic_corpus_leave_a_quarter_of_padding_at_most():
     assert sum(padding for _, padding in paddings) / sum(positions for positions, _ in paddings) < 0.25
 
 
-def test_a_job_says_which_rule():
+def test_batch_rule_follows_job():
     assert batch_rule(Job(batch_tokens=100, nodes=3)) == BucketedTokens(100, 3, "sync")
     accumulating = Job(batch_tokens=100, nodes=3, accumulate=4)
     assert batch_rule(accumulating) == BucketedTokens(100, 3, "sync", 4)
@@ -207,7 +207,7 @@ def test_a_job_says_which_rule():
             Job(batch_tokens=100, **setting)
 
 
-def test_orders_that_cannot_be_are_refused():
+def test_impossible_orders_are_refused():
     sampler = make_sampler_of([3, 4, 5], BucketedTokens(8, 1, "sync"))
     for skip, arranged in ((1, ((2, 8, 1),)), (4, ()), (2, ((1, 8, 1), (0, 9, 1)))):
         with pytest.raises(ValueError, match="the order"):
@@ -218,7 +218,7 @@ def test_orders_that_cannot_be_are_refused():
         make_sampler_of([3, 0, 0], BucketedTokens(8, 1, "sync"))
 
 
-def test_a_ticket_keeps_how_the_order_came_about():
+def test_ticket_retains_arrangement():
     plan = Plan(5, 4, 1, 0, np.linspace(0.1, 0.2, 4), 17, ((0, 512, 3), (12, 256, 1)))
     ticket = decode(encode(cut_plan(plan, 1)[0].remainder(0)))
     assert isinstance(ticket, TrainTicket)
@@ -227,7 +227,7 @@ def test_a_ticket_keeps_how_the_order_came_about():
 
 @settings(deadline=None, derandomize=True, database=None, max_examples=100)
 @given(LENGTHS, st.integers(1, 70), MODES)
-def test_examples_that_are_longer_than_a_batch_are_counted_and_come_alone(lengths, tokens, mode):
+def test_examples_longer_than_a_batch_are_counted_and_single(lengths, tokens, mode):
     sampler = make_sampler_of(lengths, BucketedTokens(tokens, 1, mode))
     example_lengths = longest(lengths)
     assert longer_than(sampler.lengths, tokens) == ((example_lengths > tokens).sum(), example_lengths.max())
@@ -237,7 +237,7 @@ def test_examples_that_are_longer_than_a_batch_are_counted_and_come_alone(length
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("micro_batches", [1, 2, 4])
-def test_padding_is_that_of_what_a_worker_computes_at_once(mode, micro_batches):
+def test_padding_share_counts_micro_batches(mode, micro_batches):
     """Two workers with four examples each per update, in micro-batches of four, two or one."""
     lengths = np.random.default_rng(4).integers(1, 60, 48)
     sampler = make_sampler_of(lengths, FixedCount(8, 2, mode))

@@ -46,7 +46,7 @@ class Workers:
         return self.answers.pop(0) if self.answers else None
 
 
-def test_workers_that_meet_repeat_equally_often_and_the_first_repetition_counts_for_nothing():
+def test_lockstep_workers_repeat_equally_without_first():
     workers = Workers(0.001, 0.002, cold=0.4)
     figures = CalibrationRun(workers, 0.2, 5.0, 2).measure("communicate", lockstep=True)
     assert {worker: measured.seconds for worker, measured in figures.items()} == pytest.approx({0: 0.001, 1: 0.002})
@@ -56,7 +56,7 @@ def test_workers_that_meet_repeat_equally_often_and_the_first_repetition_counts_
     assert [order.order.count for order in workers.orders[-2:]] == [50, 50]
 
 
-def test_others_repeat_for_the_same_time():
+def test_independent_workers_repeat_for_the_same_time():
     workers = Workers(1 / 1024, 1 / 256)
     figures = CalibrationRun(workers, 0.25, 5.0, 2).measure("compute", lockstep=False)
     assert [order.order.seconds for order in workers.orders] == [0.0, 0.0, 0.125, 0.125]
@@ -70,7 +70,7 @@ def test_at_least_three_repetitions_but_not_of_long_ones():
         assert [order.order.count for order in workers.orders] == counts
 
 
-def test_tries_that_lie_apart_are_made_again_and_the_middle_counts():
+def test_scattered_tries_are_repeated_and_median_counts():
     workers = Workers(1 / 128)
     workers.disturbed = {3: 4.0}
     (figures,) = CalibrationRun(workers, 0.25, 5.0, 2).measure("compute", lockstep=False).values()
@@ -79,7 +79,7 @@ def test_tries_that_lie_apart_are_made_again_and_the_middle_counts():
     assert spread(figures) == 0.0
 
 
-def test_what_stays_far_apart_is_tried_six_times_and_no_more():
+def test_scattered_tries_end_after_six():
     for disturbed, seconds, apart in (((3, 5), 1 / 128, 0.0), ((3, 5, 7), 2.5 / 128, 1.2)):
         workers = Workers(1 / 128)
         workers.disturbed = dict.fromkeys(disturbed, 4.0)
@@ -89,12 +89,12 @@ def test_what_stays_far_apart_is_tried_six_times_and_no_more():
         assert spread(figures) == pytest.approx(apart)
 
 
-def test_workers_that_do_not_answer_are_said():
+def test_silent_workers_are_reported():
     with pytest.raises(RunFailedError, match=r"calibrating 'data' took more than 0\.1 s \(--stall-timeout\)"):
         CalibrationRun(Workers(0.1, silent=True), 0.2, 0.1, 2).measure("data", lockstep=False)
 
 
-def test_the_time_follows_that_of_the_training():
+def test_calibration_time_scales_with_training():
     assert [component_seconds(seconds, limited=False) for seconds in (0.1, 2.0, 100.0)] == [0.06, 0.1, 0.2]
     assert component_seconds(0.1, limited=True) == 0.4
 
@@ -108,7 +108,7 @@ def test_the_time_follows_that_of_the_training():
         ({"nodes": 2, "procs_per_node": 2, "global_batch_size": 30}, {"data", "compute", "half", "communicate", "message"}),
     ],
 )
-def test_a_calibration_has_the_components_that_there_are(fields, components):
+def test_calibration_has_existing_components(fields, components):
     job = Job(backend="torch", **fields)
     workers = Workers(*[0.01] * job.workers)
     node_of_worker = {worker: job.workers - worker for worker in range(job.workers)}
@@ -125,7 +125,7 @@ def test_a_calibration_has_the_components_that_there_are(fields, components):
 
 
 @pytest.mark.parametrize(("seconds", "tried"), [(None, True), (10.0, True), (10.1, False), (53.0, False)])
-def test_half_a_batch_is_compiled_only_where_that_is_quick(seconds, tried):
+def test_half_batch_is_compiled_only_if_quick(seconds, tried):
     """No order may compile for longer than a start has shown, as nothing else could bound it."""
     workers = Workers(0.01)
     calibration = calibrate(Job(backend="torch"), build(INFO), workers, 1.0, {0: 0}, compiling_seconds=seconds)
@@ -148,7 +148,7 @@ DIRECT = {"direct", "direct_message", "direct_step"}
         ({"procs_per_node": 22}, ("native", "direct"), 0.01, (), "it is for 64 workers at most, and here are 66"),
     ],
 )
-def test_the_direct_exchange_is_tried_last_or_not_with_the_reason(fields, exchanges, seconds, refused, reason):
+def test_direct_exchange_is_tried_last_or_reason_is_given(fields, exchanges, seconds, refused, reason):
     job = Job(backend="torch", nodes=3, batch_size=1, **fields)
     workers = Workers(*[seconds] * job.workers, refused=refused)
     calibration = calibrate(job, build(INFO), workers, 1.0, dict.fromkeys(range(job.workers), 0), exchanges=exchanges)
@@ -164,7 +164,7 @@ def test_the_direct_exchange_is_tried_last_or_not_with_the_reason(fields, exchan
             assert figures[f"{name}_seconds"] == (None if reason else pytest.approx(seconds))
 
 
-def test_runs_without_a_native_exchange_between_workers_try_nothing():
+def test_direct_exchange_is_not_tried_without_native_exchange():
     for fields in ({"nodes": 1}, {"nodes": 2, "exchange": "direct"}, {"nodes": 2, "mode": "async"}):
         job = Job(backend="torch", **fields)
         workers = Workers(*[0.01] * job.workers)

@@ -100,7 +100,7 @@ def check(fields, can):
 
 
 @given(fields=st.sampled_from(EVERY_JOB), can=declarations)
-def test_exactly_what_is_not_declared_is_refused(fields, can):
+def test_exactly_undeclared_capabilities_are_refused(fields, can):
     check(fields, can)
 
 
@@ -119,7 +119,7 @@ def test_the_default_is_the_least():
     refuse_unsupported(Job(), "some", Capabilities())
 
 
-def test_every_capability_is_complete_checked_by_the_suite_and_documented(repository):
+def test_every_capability_is_in_suite_and_docs(repository):
     least = Capabilities()
     optional = {field.name for field in dataclasses.fields(Capabilities)} - {"packages", "install", "gpu_install", "host_network_warning"}
     optional -= {"survives", "export_formats"}  # built-in backends survive no lost task and list their formats elsewhere

@@ -34,7 +34,7 @@ def start_carrier(command):
 
 
 @pytest.mark.parametrize("command", [AGENT, PROBE], ids=["agent", "probe"])
-def test_one_that_has_become_the_agent_is_terminated(command):
+def test_carrier_that_became_agent_is_killed(command):
     process, stream = start_carrier(command)
     assert ignores_signal(process.pid, signal.SIGTERM)
     os.kill(process.pid, signal.SIGSTOP)
@@ -44,7 +44,7 @@ def test_one_that_has_become_the_agent_is_terminated(command):
     stream.close()
 
 
-def test_one_that_stays_beside_it_is_asked_to_end(tmp_path):
+def test_remaining_carrier_gets_sigterm(tmp_path):
     """The carrier can then notify the processes that it started."""
     marker = tmp_path / "notified"
     process, stream = start_elsewhere("here", ["sh", "-c", f"trap 'touch {marker}; exit 3' TERM; echo crosstrain-agent-begins; cat"])[:2]
@@ -59,7 +59,7 @@ def test_one_that_stays_beside_it_is_asked_to_end(tmp_path):
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
 @pytest.mark.parametrize("command", [AGENT, PROBE], ids=["agent", "probe"])
-def test_nothing_outlives_a_driver_that_is_killed(command, stopped, tmp_path):
+def test_nothing_outlives_killed_driver(command, stopped, tmp_path):
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen([sys.executable, "-c", DRIVER, *command], stdout=subprocess.PIPE, text=True, env=environment) as driver:
         try:

@@ -54,7 +54,7 @@ def sorted_by_file(values):
 
 class TestRoundTrip:
     @pytest.mark.parametrize("chunk", [1, 7, 4096, 10**6])
-    def test_what_was_written_is_read(self, tmp_path, chunk):
+    def test_saved_checkpoint_is_read(self, tmp_path, chunk):
         path = save(tmp_path, chunk=chunk)
         assert path == tmp_path / "checkpoints" / "step-000000500"
         assert sorted(file.name for file in path.iterdir()) == sorted(FILES)
@@ -65,10 +65,10 @@ class TestRoundTrip:
         assert list(checkpoint.buffers) == ["norm.running_mean"]
 
     @pytest.mark.parametrize("chunk", [300_007, 2**20, 10**7])
-    def test_files_of_several_pieces(self, tmp_path, chunk):
+    def test_files_in_several_chunks(self, tmp_path, chunk):
         assert same(read_checkpoint(save(tmp_path, values=large_arrays(), chunk=chunk)).arrays, sorted_by_file(large_arrays()))
 
-    def test_the_library_of_the_format_reads_it(self, tmp_path):
+    def test_safetensors_library_reads_it(self, tmp_path):
         path, values = save(tmp_path), arrays(500)
         parameters = safetensors.numpy.load_file(path / "parameters.safetensors")
         expected = {key.partition("/")[2]: value for key, value in values.items() if not key.startswith("slots/")}
@@ -101,7 +101,7 @@ class TestRoundTrip:
         raw = (save(tmp_path) / "parameters.safetensors").read_bytes()
         assert (8 + int.from_bytes(raw[:8], "little")) % 8 == 0
 
-    def test_figures_that_json_does_not_know(self, tmp_path):
+    def test_non_finite_figures_round_trip(self, tmp_path):
         path = save(tmp_path, metrics={"loss": math.inf, "accuracy": math.nan}, scalars={"loss_scale": 65536.0})
         loaded = read_checkpoint(path).meta
         assert loaded.metrics["loss"] == math.inf
@@ -141,12 +141,12 @@ class TestWrongUse:
     @pytest.mark.parametrize(
         ("key", "dtype"), [("weights/p", "<f4"), ("parameters/", "<f4"), ("parameters/p", ">f4"), ("parameters/p", "<c8")]
     )
-    def test_an_array_that_cannot_be_kept(self, tmp_path, key, dtype):
+    def test_unsupported_array_is_refused(self, tmp_path, key, dtype):
         with pytest.raises(ValueError, match=r"no key|no type"):
             CheckpointWriter(tmp_path / "checkpoints", meta(), [ArrayEntry(key, dtype, (2,))])
         assert list((tmp_path / "checkpoints").iterdir()) == []
 
-    def test_giving_up_leaves_nothing(self, tmp_path):
+    def test_aborted_write_leaves_nothing(self, tmp_path):
         save(tmp_path, 1)
         writer = CheckpointWriter(tmp_path / "checkpoints", meta(2), entries(arrays()))
         writer.write(b"\0" * 5000)
@@ -156,7 +156,7 @@ class TestWrongUse:
         with pytest.raises(ValueError, match="given up"):
             writer.seal()
 
-    def test_what_is_sealed_has_no_name_yet(self, tmp_path):
+    def test_sealed_checkpoint_has_no_name(self, tmp_path):
         parent = tmp_path / "checkpoints"
         for ends in (CheckpointWriter.abort, CheckpointWriter.publish):
             writer = CheckpointWriter(parent, meta(1), [ArrayEntry("parameters/p", "<f4", (2,))])
@@ -170,7 +170,7 @@ class TestWrongUse:
 class TestLeftovers:
     """Leftovers under hidden names do not keep a checkpoint from being saved."""
 
-    def test_what_is_no_folder_is_let_alone(self, tmp_path):
+    def test_leftovers_other_than_folders_are_ignored(self, tmp_path):
         parent = tmp_path / "checkpoints"
         parent.mkdir()
         (tmp_path / "mine").mkdir()
@@ -183,7 +183,7 @@ class TestLeftovers:
         assert (tmp_path / "mine").is_dir()
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="a folder that nobody can remove is one on which something is mounted")
-    def test_what_cannot_be_removed_stays_until_it_can(self, tmp_path, caplog):
+    def test_unremovable_leftover_stays_until_removable(self, tmp_path, caplog):
         parent = tmp_path / "checkpoints"
         save(tmp_path, 1)
         busy = parent / "step-000000001" / "busy"
@@ -235,19 +235,19 @@ class TestDamage:
         with pytest.raises(DamagedCheckpointError, match=f"{file} is missing"):
             read_checkpoint(path)
 
-    def test_a_file_of_somebody_elses_changes_nothing(self, tmp_path):
+    def test_foreign_file_changes_nothing(self, tmp_path):
         path = save(tmp_path)
         (path / "notes.txt").write_text("mine")
         (path / "extra.safetensors").write_bytes(b"\xff" * 64)
         assert same(read_checkpoint(path).arrays, sorted_by_file(arrays(500)))
 
-    def test_an_exchanged_manifest_of_another_checkpoint(self, tmp_path):
+    def test_manifest_of_other_checkpoint_is_refused(self, tmp_path):
         first, second = save(tmp_path, 1), save(tmp_path, 2)
         (second / "manifest.json").write_bytes((first / "manifest.json").read_bytes())
         with pytest.raises(DamagedCheckpointError, match="differs from its digest"):
             read_checkpoint(second)
 
-    def test_a_manifest_of_an_earlier_release(self, tmp_path):
+    def test_manifest_of_earlier_release_is_read(self, tmp_path):
         """It has sha256 digests; such checkpoints are read, and their damage is found."""
         path = save(tmp_path)
         files = [path / name for name in FILES if name != "manifest.json"]
@@ -262,7 +262,7 @@ class TestDamage:
         with pytest.raises(DamagedCheckpointError, match=r"parameters\.safetensors differs from its digest"):
             read_checkpoint(path)
 
-    def test_a_manifest_of_a_later_release(self, tmp_path):
+    def test_manifest_of_later_release_is_refused(self, tmp_path):
         path = save(tmp_path)
         fields = {"schema": 3, "files": {}}
         digest = sha256(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
@@ -270,7 +270,7 @@ class TestDamage:
         with pytest.raises(DamagedCheckpointError, match=r"manifest\.json has schema 3; this release reads 1 and 2"):
             read_checkpoint(path)
 
-    def test_the_one_before_is_used_and_the_damage_named(self, tmp_path):
+    def test_previous_one_is_used_and_damage_named(self, tmp_path):
         for step in (100, 200, 300):
             save(tmp_path, step)
         flip(tmp_path / "checkpoints/step-000000300/parameters.safetensors", 2000)
@@ -282,19 +282,19 @@ class TestDamage:
             ("step-000000200", "manifest.json"),
         ]
 
-    def test_none_is_sound(self, tmp_path):
+    def test_only_damaged_checkpoints(self, tmp_path):
         for step in (100, 200):
             flip(save(tmp_path, step) / "checkpoint.json", 20)
         with pytest.raises(UsageError, match=r"no sound checkpoint(?s:.*)step-000000200.*checkpoint.json(?s:.*)step-000000100"):
             find_checkpoint(tmp_path)
 
-    def test_there_is_none(self, tmp_path):
+    def test_no_checkpoint(self, tmp_path):
         with pytest.raises(UsageError, match="has no checkpoint"):
             find_checkpoint(tmp_path)
         with pytest.raises(UsageError, match="there is no folder"):
             find_checkpoint(tmp_path / "nowhere")
 
-    def test_a_checkpoints_own_folder_is_taken_as_it_is(self, tmp_path):
+    def test_checkpoint_folder_is_used_directly(self, tmp_path):
         older = save(tmp_path, 100)
         save(tmp_path, 200)
         assert find_checkpoint(older)[0].meta.step == 100
@@ -330,12 +330,12 @@ class TestKeeping:
         assert prune(tmp_path, 2, ACCURACY.info, 3) == []
         assert [path.name[-1] for path in prune(tmp_path, 1, LOSS, 2)] == ["6", "4"]
 
-    def test_without_evaluations_none_is_the_best(self, tmp_path):
+    def test_without_evaluations_there_is_no_best(self, tmp_path):
         for step in (1, 2):
             save(tmp_path, step)
         assert [path.name for path in prune(tmp_path, 1, LOSS)] == ["step-000000001"]
 
-    def test_one_that_is_held_stays_until_the_next_time(self, tmp_path):
+    def test_locked_checkpoint_is_pruned_later(self, tmp_path):
         first, _ = save(tmp_path, 1), save(tmp_path, 2)
         with read_lock(first) as locked:
             assert locked
@@ -344,7 +344,7 @@ class TestKeeping:
         with read_lock(first) as locked:
             assert not locked
 
-    def test_a_run_at_work_always_has_a_sound_newest_one(self, tmp_path):
+    def test_running_run_always_has_sound_newest(self, tmp_path):
         """Also between the moments when a reader looks for it and reads it."""
         save(tmp_path, 1)
         enough = threading.Event()
@@ -366,13 +366,13 @@ class TestKeeping:
         assert all(damaged == [] for _, damaged in results)
         assert results[0][0].meta.step < results[-1][0].meta.step
 
-    def test_a_step_that_is_saved_again(self, tmp_path):
+    def test_saving_a_step_again_replaces_it(self, tmp_path):
         save(tmp_path, 5, arrays(1))
         path = save(tmp_path, 5, arrays(2))
         assert same(read_checkpoint(path).arrays, sorted_by_file(arrays(2)))
         assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000000005"]
 
-    def test_what_is_being_written_is_no_leftover(self, tmp_path):
+    def test_checkpoint_in_progress_is_no_leftover(self, tmp_path):
         first = CheckpointWriter(tmp_path / "checkpoints", meta(1), entries(arrays(1)))
         save(tmp_path, 2)
         first.write(b"".join(value.tobytes() for value in arrays(1).values()))
@@ -405,7 +405,7 @@ class TestSuddenDeath:
             assert read_checkpoint(run / "checkpoints/step-000000100").meta.step == 100
         assert found_steps == {100, step}
 
-    def test_one_that_stepped_aside_gets_its_name_back(self, tmp_path):
+    def test_renamed_checkpoint_gets_its_name_back(self, tmp_path):
         path = save(tmp_path, 100)
         path.rename(tmp_path / "checkpoints/.step-000000100.old-abc")
         assert newest_sound(tmp_path)[0].meta.step == 100
@@ -422,7 +422,7 @@ class TestFullDisk:
             *(("large_arrays", limit) for limit in (2**20, 1_500_100, 5_600_000)),
         ],
     )
-    def test_the_error_passes_and_nothing_stays(self, tmp_path, arrays, limit):
+    def test_error_propagates_and_leaves_nothing(self, tmp_path, arrays, limit):
         """No file may exceed `limit` bytes, which the system refuses as it refuses to fill a disk."""
         save(tmp_path, 100)
         script = (
@@ -437,7 +437,7 @@ class TestFullDisk:
         assert newest_sound(tmp_path)[0].meta.step == 100
 
 
-def test_a_checkpoint_that_is_not_there_is_named_with_those_that_are(tmp_path, monkeypatch):
+def test_missing_checkpoint_is_reported_with_existing_ones(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "runs" / "mine"
     saved = [save(run, step) for step in (100, 200)]

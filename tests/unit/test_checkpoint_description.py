@@ -43,7 +43,7 @@ def other_arrays(draw, values):
     return changed, key.removeprefix("slots/") if key.startswith("slots/") else key.partition("/")[2]
 
 
-def test_the_array_is_named(tmp_path, seed):
+def test_changed_array_is_named(tmp_path, seed):
     draw = random.Random(seed)
     for number in range(60):
         values, name = other_arrays(draw, arrays(number))
@@ -53,7 +53,7 @@ def test_the_array_is_named(tmp_path, seed):
         assert caught.value.file.endswith(".safetensors")
 
 
-def test_the_one_before_is_used(tmp_path):
+def test_previous_checkpoint_is_used(tmp_path):
     save(tmp_path, 100)
     values = arrays(200)
     del values["parameters/dense.bias"]
@@ -63,7 +63,7 @@ def test_the_one_before_is_used(tmp_path):
     assert "is missing 'dense.bias', which checkpoint.json has with the shape (10,)" in str(error)
 
 
-def test_very_many_kinds_of_slots_take_no_time(tmp_path):
+def test_many_slot_kinds_take_no_time(tmp_path):
     values = {f"parameters/p{n}": np.zeros(1, np.float32) for n in range(2000)}
     values |= {f"slots/s{n}/p0": np.zeros(1, np.float32) for n in range(2000)}
     path = save(tmp_path, values=values)
@@ -92,13 +92,13 @@ def test_an_array_that_is_described_twice(tmp_path):
         ("seed", -1, "is -1; allowed"),
     ],
 )
-def test_a_job_that_no_run_can_have(tmp_path, field, value, words):
+def test_impossible_job_is_refused(tmp_path, field, value, words):
     path = save(tmp_path, job={**meta().job, field: value})
     with pytest.raises(DamagedCheckpointError, match=re.escape(f"checkpoint.json job.{field}: {words}")):
         read_checkpoint(path)
 
 
-def test_what_a_job_may_have_is_read(tmp_path):
+def test_valid_job_is_read(tmp_path):
     job = {**meta().job, "beam": 64, "length_penalty": 1, "precision": "bf16", "device": "cpu"}
     assert read_checkpoint(save(tmp_path, job=job)).meta.job == job
 
@@ -113,7 +113,7 @@ def test_what_a_job_may_have_is_read(tmp_path):
         ({**PARAMETERS}, {"norm.running_mean": (3,)}, "buffer norm.running_mean has shape (3,) in the model"),
     ],
 )
-def test_a_run_goes_on_with_a_model_of_the_same_arrays(parameters, buffers, words):
+def test_resume_requires_model_with_same_arrays(parameters, buffers, words):
     specs = [tuple(ParameterSpec(name, shape) for name, shape in shapes.items()) for shapes in (parameters, buffers)]
     problems = model_problem(ModelSpec("logreg", specs[0], buffers=specs[1]), meta())
     assert problems == [] if words is None else words in problems[0]
@@ -172,7 +172,7 @@ def array_file(tmp_path_factory):
 @pytest.mark.thorough
 @settings(max_examples=500, deadline=None)
 @given(array_files())
-def test_a_file_of_arrays_is_read_as_its_library_reads_it_or_refused(array_file, made):
+def test_array_file_is_read_as_by_library_or_refused(array_file, made):
     """The library takes the last of two arrays of one name, which its format does not allow."""
     text, values = made
     content = struct.pack("<Q", len(text)) + text.encode() + values
@@ -205,7 +205,7 @@ def test_a_file_of_arrays_is_read_as_its_library_reads_it_or_refused(array_file,
         (f'{{"a":{{"dtype":"F32","shape":[{",".join(["9"] * 400_000)}],"data_offsets":[0,8]}}}}', "a.shape: list should have at most 64"),
     ],
 )
-def test_a_checkpoint_with_such_a_file_is_refused_at_once(tmp_path, header, words):
+def test_checkpoint_with_invalid_file_is_refused_immediately(tmp_path, header, words):
     path = save(tmp_path)
     file = path / "parameters.safetensors"
     file.write_bytes(struct.pack("<Q", len(header)) + header.encode() + bytes(8))

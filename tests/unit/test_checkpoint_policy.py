@@ -37,18 +37,18 @@ def saved(right, start=None, **options):
     return saver.saved
 
 
-def test_an_evaluation_that_is_among_the_best_is_followed_by_a_checkpoint_with_its_figures():
+def test_best_evaluation_is_saved_with_figures():
     assert saved([3, 2, 4, 4], steps=16, eval_every="4steps") == [(4, 0.6), (12, 0.8)]
     assert saved([3, 2, 4, 4], steps=16, eval_every="4steps", keep_best_count=2) == [(4, 0.6), (8, 0.4), (12, 0.8), (16, 0.8)]
 
 
-def test_also_where_it_is_of_the_state_that_the_run_was_resumed_from():
+def test_best_evaluation_of_resumed_state_is_saved():
     """It was saved without an evaluation; nothing after it is better, so nothing else is saved."""
     start = ResumePoint(DataCursor(4, 0, 4 * BATCH))
     assert saved([5, 3, 4, 4], start, steps=16, eval_every="4steps") == [(4, 1.0)]
 
 
-def test_also_where_its_state_has_just_been_saved_without_it():
+def test_best_evaluation_of_saved_state_is_saved_again():
     job = Job(batch_size=BATCH, epochs=1, checkpoint_every="4steps", keep_best="accuracy")
     calendar = EpochIndex(run_sampler(job, data_info(5).sizes["train"], None))
     policy = CheckpointPolicy(job, CLASSIFICATION, Triggers(job, calendar), ResumePoint(), Saver(), lambda: 1.0)
@@ -62,11 +62,11 @@ def test_also_where_its_state_has_just_been_saved_without_it():
 
 
 @pytest.mark.parametrize("ending", [{"until": "accuracy>=0.9"}, {"patience": 9, "until": "accuracy>=0.9"}])
-def test_also_where_it_is_the_one_that_ends_the_run(ending):
+def test_best_evaluation_that_ends_run_is_saved(ending):
     assert saved([2, 5], steps=16, eval_every="4steps", **ending) == [(4, 0.4), (8, 1.0)]
 
 
-def test_an_evaluation_that_ends_the_run_and_is_no_better_is_not_saved():
+def test_worse_evaluation_that_ends_run_is_not_saved():
     assert saved([4, 3], steps=16, eval_every="4steps", patience=1) == [(4, 0.8)]
 
 
@@ -75,7 +75,7 @@ def test_the_last_state_is_saved_once():
     assert saved([4, 3], steps=8, eval_every="4steps", save_final=True, patience=1) == [(4, 0.8), (8, 0.6)]
 
 
-def test_an_interrupted_run_that_keeps_its_best_saves_where_it_stands():
+def test_interrupted_run_with_keep_best_saves_state():
     """It may become the best after a resume; a run without intermediate saves ends immediately."""
     job = {"epochs": 1000, "eval_every": "end", "save_final": False}
     saver, task = Saver(), Task([])

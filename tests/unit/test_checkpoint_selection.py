@@ -51,18 +51,18 @@ def steps(chosen):
         (Selection(checkpoint="step-000000300"), [300]),
     ],
 )
-def test_what_is_chosen(run, selection, expected):
+def test_selection_chooses_checkpoints(run, selection, expected):
     assert steps(choose(run, selection)) == expected
 
 
-def test_the_best_is_by_what_the_run_kept(run, tmp_path):
+def test_best_follows_keep_best_of_run(run, tmp_path):
     shutil.copytree(run, tmp_path / "run")
     assert steps(choose(describe(tmp_path / "run", keep_best="loss"), Selection(best=True, average=2))) == [500, 100]
 
 
 @pytest.mark.parametrize("best", [False, True])
 @pytest.mark.parametrize("weights", ["ema", "trained", None])
-def test_the_mean_is_that_of_float64(run, weights, best):
+def test_mean_is_computed_in_float64(run, weights, best):
     """By parameter, of the requested weights; buffers too."""
     chosen = choose(run, Selection(best=best, average=4, weights=weights))
     assert chosen.weights == (weights or "ema")
@@ -77,7 +77,7 @@ def test_the_mean_is_that_of_float64(run, weights, best):
     assert chosen.label == f"{chosen.path.name}-mean-of-4{'-trained' if weights == 'trained' else ''}"
 
 
-def test_one_is_as_it_was_saved_with_its_figures(run):
+def test_single_checkpoint_retains_weights_and_metrics(run):
     chosen = choose(run, Selection(best=True))
     assert chosen.metrics == {"accuracy": 0.9, "loss": 0.09}
     np.testing.assert_array_equal(chosen.parameters()["dense.bias"], state_with_average(200)["slots/ema/dense.bias"])
@@ -105,19 +105,19 @@ def test_without_a_moving_average(tmp_path):
         (Selection(checkpoint="300", average=2), r"--checkpoint: got '300', .* and --average-checkpoints, .* give one of the two"),
     ],
 )
-def test_what_cannot_be_chosen(run, selection, message):
+def test_invalid_selection_is_refused(run, selection, message):
     with pytest.raises(UsageError, match=message):
         choose(run, selection)
 
 
-def test_a_checkpoint_by_its_path_is_the_only_one(run):
+def test_checkpoint_path_selects_only_it(run):
     path = run / "checkpoints" / "step-000000100"
     assert steps(choose(path, Selection())) == [100]
     with pytest.raises(UsageError, match=r"--average-checkpoints: chooses among the checkpoints of a run"):
         choose(path, Selection(average=2))
 
 
-def test_damaged_ones_are_passed_over_and_named(run, tmp_path):
+def test_damaged_checkpoints_are_skipped_and_named(run, tmp_path):
     shutil.copytree(run, tmp_path / "run")
     (tmp_path / "run" / "checkpoints" / "step-000000400" / "parameters.safetensors").unlink()
     with locked_weights(tmp_path / "run", Selection(average=3)) as chosen:

@@ -55,13 +55,13 @@ def executed(folder):
     ],
     ids=lambda arguments: arguments[0] + ("-repeats" if "--repeats" in arguments else ""),
 )
-def test_a_run_executes_nothing_of_the_working_directory(hostile, arguments):
+def test_run_executes_nothing_of_working_directory(hostile, arguments):
     done = type_in(hostile, *arguments)
     assert (executed(hostile), done.returncode) == ("", 0), done.stderr
 
 
 @pytest.mark.thorough
-def test_probing_the_frameworks_executes_nothing_of_the_working_directory(hostile):
+def test_backend_probe_executes_nothing_of_working_directory(hostile):
     done = type_in(hostile, "backends", "--json")
     problems = {backend["name"]: backend["problem"] for backend in json.loads(done.stdout)}
     assert executed(hostile) == ""
@@ -69,13 +69,13 @@ def test_probing_the_frameworks_executes_nothing_of_the_working_directory(hostil
     assert problems["toy"] is None
 
 
-def test_an_export_executes_nothing_of_the_working_directory(hostile, tmp_path):
+def test_export_executes_nothing_of_working_directory(hostile, tmp_path):
     save_model(tmp_path / "run", "logreg", (1, 8, 8))
     done = type_in(hostile, "export", tmp_path / "run", "--format", "safetensors")
     assert (executed(hostile), done.returncode) == ("", 0), done.stderr
 
 
-def test_the_module_as_a_command_forgets_the_working_directory_too(hostile):
+def test_module_as_command_ignores_working_directory(hostile):
     for name in set(PLANTED) - {"queue", "json", "click", "numpy"}:
         (hostile / f"{name}.py").unlink()  # python -m itself imports some before any line of ours
     done = type_in(hostile, "run", "--print-config", started=[sys.executable, "-m", "crosstrain.cli.main"])
@@ -104,7 +104,7 @@ def interpreters(source):
             yield node.lineno
 
 
-def test_the_rule_sees_every_way_to_start_python():
+def test_rule_detects_every_way_to_start_python():
     for source in ("import sys\nx = [sys.executable, '-c', '']", "from sys import executable", "run(['python3', 'x.py'])"):
         assert list(interpreters(source))
     assert not list(interpreters("x = ['ip', 'link']\n'python'"))

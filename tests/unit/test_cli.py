@@ -42,7 +42,7 @@ def call(capsys, *arguments):
 
 @pytest.mark.parametrize(("typed", "waits"), [([], "0.5"), (["--start-timeout", "0.25"], "0.25")])
 @pytest.mark.parametrize("below", ["", "elsewhere"])
-def test_a_node_of_a_run_that_goes_on_waits_as_long_as_the_run_does(capsys, monkeypatch, tmp_path, typed, waits, below):
+def test_node_of_resumed_run_uses_its_start_timeout(capsys, monkeypatch, tmp_path, typed, waits, below):
     monkeypatch.setenv("TRAINER_SECRET", "x" * 32)
     monkeypatch.setenv("TRAINER_OUT", str(tmp_path / below))
     folder = tmp_path / below / "mine"
@@ -64,7 +64,7 @@ def test_a_node_of_a_run_that_goes_on_waits_as_long_as_the_run_does(capsys, monk
         (4, "runs 2 to 4 (seeds 4 to 6) were not started. To start them: ", {"seed": 4, "name": "my job-from-r2"}),
     ],
 )
-def test_repeats_that_fail_say_what_was_not_started_and_how_to_start_it(tmp_path, repeats, message, settings):
+def test_failed_repeats_report_how_to_start_the_rest(tmp_path, repeats, message, settings):
     arguments = ["run", "--cores-per-node", "4000", "--seed", "3", "--name=my job", f"--repeats={repeats}", "--out", str(tmp_path / "it's")]
     done = subprocess.run([*TRAINER, *arguments], capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 2
@@ -81,7 +81,7 @@ def test_repeats_that_fail_say_what_was_not_started_and_how_to_start_it(tmp_path
         assert again[again.index("--repeats") + 1] == str(repeats - 1)
 
 
-def test_help_and_version_load_neither_subcommands_nor_libraries():
+def test_help_and_version_import_no_subcommands_or_libraries():
     script = (
         "import sys; from crosstrain.cli.main import main; assert main(['--help']) == 0; assert main(['--version']) == 0;"
         "print(sorted({'pydantic', 'numpy', 'rich', 'psutil', 'crosstrain.core.job', 'tensorflow', 'torch'} & set(sys.modules)))"
@@ -95,7 +95,7 @@ LOADED_WHERE_THEY_ARE_USED = {"matplotlib", "plotly", "pyroute2", "scipy", "pyar
 """Libraries that take long to import, which no command needs before it does what it needs them for."""
 
 
-def test_commands_load_without_the_libraries_that_take_long():
+def test_commands_load_without_slow_libraries():
     loaded = "".join(f"COMMANDS[{name!r}].load(); " for name in COMMANDS if name != "plot")  # plot draws with matplotlib
     script = f"""
 import sys; from crosstrain.cli.group import load_command; load_command("run"); print("rich" in sys.modules); {loaded}
@@ -130,8 +130,8 @@ def test_every_command_of_the_table_loads_and_has_help(capsys, name):
     assert out.startswith(f"Usage: trainer {name} ")
 
 
-def test_run_has_an_option_for_every_field_with_its_help_and_default(capsys):
-    options = {option.name: option for option in load_command("run").params}
+def test_run_has_option_with_help_and_default_for_every_field(capsys):
+    options = {option.name: option for option in COMMANDS["run"].load().params}
     for field, info in Job.model_fields.items():
         assert options[field].opts == [flag_name(field)]
         assert options[field].help.startswith(info.description)
@@ -183,7 +183,7 @@ def test_no_command_shows_the_help_and_fails(capsys):
         (["run", "--model", "alexnett"], "error: --model: got 'alexnett'; allowed: "),
     ],
 )
-def test_a_wrong_request_is_one_line_and_exit_2(capsys, arguments, expected):
+def test_usage_error_is_one_line_and_exit_2(capsys, arguments, expected):
     code, out, err = call(capsys, *arguments)
     assert (code, out) == (2, "")
     assert err.startswith(expected)
@@ -227,7 +227,7 @@ def test_models(capsys):
     assert "?" not in text
 
 
-def test_a_reader_that_goes_away_ends_the_command_quietly():
+def test_closed_pipe_ends_command_quietly():
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "wb") as closed:
@@ -249,7 +249,7 @@ def test_ctrl_c_ends_a_command_with_130_and_one_line():
 
 
 @pytest.mark.parametrize("library", ["click", "pydantic"])
-def test_ctrl_c_while_the_command_itself_is_imported_ends_it_the_same_way(tmp_path, library):
+def test_ctrl_c_during_import_ends_with_130(tmp_path, library):
     """The first library on the path simulates one with a long import."""
     (tmp_path / f"{library}.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(30)\n")
     done = subprocess.run([*TRAINER, "run"], env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=20)
@@ -268,7 +268,7 @@ def test_shell_completion_lists_commands_and_options():
 
 
 @pytest.mark.parametrize("more", [(), ("--launcher", "local"), ("--repeats", "2")])
-def test_a_secret_file_that_nothing_uses_is_refused(capsys, tmp_path, more):
+def test_unused_secret_file_is_refused(capsys, tmp_path, more):
     arguments = ["run", "--backend", "torch", "--secret-file", str(tmp_path / "secret"), "--out", str(tmp_path / "runs"), *more]
     code, output, errors = call(capsys, *arguments)
     assert (code, output) == (2, "")
@@ -290,7 +290,7 @@ def test_a_secret_file_that_nothing_uses_is_refused(capsys, tmp_path, more):
         ("short", "a shared secret of at least 16 characters is needed"),
     ],
 )
-def test_a_secret_file_that_holds_no_secret_is_refused_in_bounded_time_and_memory(tmp_path, kind, message):
+def test_invalid_secret_file_is_refused_within_bounds(tmp_path, kind, message):
     place = tmp_path / kind.removeprefix("/dev/")
     if kind == "pipe":
         os.mkfifo(place)
@@ -339,7 +339,7 @@ SECRET_FILE = ("--secret-file", "none")
         (("sweep", "--grid", "seed=1,2"), "Slurm started 4"),
     ],
 )
-def test_a_slurm_step_of_several_tasks_is_refused_unless_they_are_told_of_each_other(capsys, monkeypatch, tmp_path, arguments, message):
+def test_slurm_step_of_several_tasks_needs_rendezvous(capsys, monkeypatch, tmp_path, arguments, message):
     for name, value in {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "n[7-8]"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
@@ -349,7 +349,7 @@ def test_a_slurm_step_of_several_tasks_is_refused_unless_they_are_told_of_each_o
     assert list(tmp_path.iterdir()) == []
 
 
-def test_half_a_contract_of_the_environment_is_refused_and_a_local_run_is_not(capsys, monkeypatch):
+def test_incomplete_rank_variables_are_refused_except_local(capsys, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("RANK", "1")
     code, _, errors = call(capsys, "run", "--backend", "torch")
@@ -360,13 +360,13 @@ def test_half_a_contract_of_the_environment_is_refused_and_a_local_run_is_not(ca
     assert "--secret-file: this run" in errors
 
 
-def test_a_node_by_hand_does_not_train_alone_for_want_of_a_number_of_nodes(capsys):
+def test_rendezvous_without_nodes_is_refused(capsys):
     code, _, err = call(capsys, "run", "--backend", "torch", "--rendezvous", "127.0.0.1:29400", "--node-rank", "0")
     assert code == 2
     assert err == ("error: --rendezvous: this node would train alone, as nothing says how many there are; give --nodes on each of them\n")
 
 
-def test_node_0_by_hand_has_to_have_the_address_of_the_rendezvous(capsys, monkeypatch):
+def test_node_0_must_have_rendezvous_address(capsys, monkeypatch):
     monkeypatch.setenv("TRAINER_SECRET", "x" * 32)
     arguments = ["run", "--backend", "torch", "--nodes", "2", "--rendezvous", "192.0.2.1:29400", "--node-rank", "0"]
     code, _, err = call(capsys, *arguments)

@@ -53,7 +53,7 @@ SEQUENCES = st.lists(st.lists(st.integers(0, 99), max_size=6), min_size=1, max_s
 
 @settings(deadline=None, derandomize=True, database=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(SEQUENCES, SEQUENCES, st.integers(1, 4))
-def test_what_is_written_is_what_is_read(tmp_path, train, test, block):
+def test_store_round_trips(tmp_path, train, test, block):
     folder = build_made(tmp_path, Source({"train": train, "test": test}, block))
     dataset = stored_dataset._open(folder, "sequences", None, always=True)
     for split, sequences in (("train", train), ("test", test)):
@@ -79,7 +79,7 @@ def test_a_damaged_column_is_named(store):
         stored_dataset._open(store, "sequences", None, always=True)
 
 
-def test_what_is_not_there_is_told_with_what_is(store):
+def test_missing_column_is_reported_with_existing_ones(store):
     dataset = stored_dataset._open(store, "sequences", None, always=False)
     with pytest.raises(UsageError, match="no column 'target'; it has tokens, score"):
         dataset.column("train", "target")
@@ -89,7 +89,7 @@ def test_what_is_not_there_is_told_with_what_is(store):
         dataset.info.input_shape  # noqa: B018 - reading it is what fails
 
 
-def test_images_are_columns_too(tmp_path, monkeypatch):
+def test_images_are_columns(tmp_path, monkeypatch):
     monkeypatch.setenv("TRAINER_DATA_CACHE", str(tmp_path))
     digits = stored_dataset.open_dataset("digits")
     assert digits.info.columns == (ColumnSpec("image", "uint8", (1, 8, 8)), ColumnSpec("label", "int64"))
@@ -109,7 +109,7 @@ def test_images_are_columns_too(tmp_path, monkeypatch):
         ({"sequences": {"train": [[1]], "test": []}}, "there is no test example"),
     ],
 )
-def test_a_broken_source_is_refused_and_leaves_nothing(tmp_path, change, words):
+def test_broken_source_is_refused_and_leaves_nothing(tmp_path, change, words):
     source = Source(**{"sequences": {"train": [[1, 2, 3], [4]], "test": [[2]]}, **change})
     with pytest.raises(UsageError, match=words):
         build_made(tmp_path, source)
@@ -149,14 +149,14 @@ def archive():
         ("train.tokens.offsets.npy", np.array([0, 2, 3, 4], np.int32), "not int64"),
     ],
 )
-def test_a_store_whose_digests_are_right_and_whose_contents_are_not(store, name, array, words):
+def test_store_with_right_digests_and_wrong_contents_is_refused(store, name, array, words):
     rewrite(store, name, array)
     with pytest.raises(DamagedStoreError, match=words):
         stored_dataset._open(store, "sequences", None, always=False)
     assert any(check.problem for check in stored_dataset.verify_store("sequences", store).files)
 
 
-def test_a_manifest_that_names_another_dataset_is_a_problem_of_its_own(store):
+def test_manifest_of_another_dataset_is_damage(store):
     write_manifest(store, read_manifest(store).model_copy(update={"name": "nobodys"}))
     report = stored_dataset.verify_store("sequences", store)
     assert [(check.name, check.problem) for check in report.damaged] == [("manifest.json", "says that it is of 'nobodys'")]

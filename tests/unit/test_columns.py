@@ -18,7 +18,7 @@ def make_column(examples):
 
 @CALM
 @given(LISTS, st.data())
-def test_a_column_that_varies_is_a_list_of_its_examples(examples, data):
+def test_varying_column_is_list_of_examples(examples, data):
     column = make_column(examples)
     assert column.wrong_with(ColumnSpec("tokens", "int32", (None,))) is None
     assert [column.example(index).tolist() for index in range(len(column))] == examples
@@ -44,13 +44,13 @@ def test_a_column_of_a_fixed_shape_is_an_array():
         column.lengths  # noqa: B018 - reading it is what fails
 
 
-def test_too_long_an_example_is_refused():
+def test_too_long_example_is_refused():
     with pytest.raises(ValueError, match="3 elements, more than 2"):
         make_column([[1], [1, 2, 3]]).padded(2)
 
 
 @pytest.mark.parametrize("index", [-1, 2])
-def test_an_example_that_is_not_there(index):
+def test_missing_example_raises(index):
     with pytest.raises(IndexError):
         make_column([[1], [2]]).example(index)
 
@@ -68,11 +68,11 @@ def test_an_example_that_is_not_there(index):
         (Column(np.zeros(3, np.int32), np.array([0.0, 3.0])), "not int64"),
     ],
 )
-def test_what_is_no_such_column(column, words):
+def test_wrong_column_is_reported(column, words):
     assert words in (column.wrong_with(ColumnSpec("tokens", "int32", (None,))) or "")
 
 
 @pytest.mark.parametrize(("name", "dtype", "shape"), [("a b", "int32", ()), ("a", "object", ()), ("a", "int32", (2, None))])
-def test_what_a_column_cannot_be(name, dtype, shape):
+def test_invalid_column_spec_is_refused(name, dtype, shape):
     with pytest.raises(ValueError, match="column"):
         ColumnSpec(name, dtype, shape)

@@ -139,7 +139,7 @@ EQUIVALENT = [
 @pytest.mark.parametrize(
     ("key", "first", "second", "confounded"), DIFFERENCES, ids=[f"{index}-{case[0]}" for index, case in enumerate(DIFFERENCES)]
 )
-def test_a_difference_is_named_and_spoils_what_it_should(key, first, second, confounded):
+def test_difference_is_named_and_confounds_figures(key, first, second, confounded):
     comparison = compare_settings([made(**first), made("two", **second)])
     assert [difference.key for difference in comparison.faults] == [key]
     assert set(comparison.faults[0].confounds) == confounded
@@ -150,12 +150,12 @@ def test_a_difference_is_named_and_spoils_what_it_should(key, first, second, con
     assert comparison.independent == []
 
 
-def test_every_rule_is_tried_here():
+def test_every_rule_has_a_case():
     assert {case[0] for case in DIFFERENCES} == {rule.key for rule in RULES if rule.matters and not rule.independent}
 
 
 @pytest.mark.parametrize(("first", "second"), EQUIVALENT)
-def test_what_makes_no_difference_is_passed_over(first, second):
+def test_equivalent_settings_are_ignored(first, second):
     comparison = compare_settings([made(**first), made("two", **second)])
     assert comparison.faults == []
     assert comparison.marks(1) <= {STEPS}
@@ -188,7 +188,7 @@ ELSEWHERE = {
 """Settings that show in a rule of another name."""
 
 
-def test_every_setting_of_a_job_is_judged():
+def test_every_job_setting_has_a_rule():
     keys = {rule.key for rule in RULES}
     assert set(ELSEWHERE.values()) <= keys
     assert set(IRRELEVANT) == {rule.key for rule in RULES if not rule.matters}
@@ -196,7 +196,7 @@ def test_every_setting_of_a_job_is_judged():
 
 
 @pytest.mark.parametrize(("key", "value"), IRRELEVANT.items())
-def test_a_setting_that_no_figure_depends_on_keeps_runs_apart_all_the_same(key, value):
+def test_irrelevant_setting_still_separates_configurations(key, value):
     runs = [made(f"{name}{seed}", seed=seed, **job) for name, job in (("a", {}), ("b", {key: value})) for seed in (0, 1)]
     comparison = compare_runs(runs)
     assert [[run.name for run in entry.runs] for entry in comparison.entries] == [["a0", "a1"], ["b0", "b1"]]
@@ -206,13 +206,13 @@ def test_a_setting_that_no_figure_depends_on_keeps_runs_apart_all_the_same(key, 
     assert then.startswith("Nothing else differs: ")
 
 
-def test_what_is_compared_is_not_among_what_is_said_to_be_the_same():
+def test_compared_setting_is_not_listed_as_same():
     runs = [made(f"r{seed}", seed=seed) for seed in (0, 1)]
     assert above(compare_runs(runs, by=["seed"])) == ["Compared: seed 0, 1.", "Nothing else differs."]
 
 
 @pytest.mark.parametrize(("key", "value"), PLACE.items())
-def test_where_a_run_lies_and_what_it_is_called_keeps_no_repeats_apart(key, value):
+def test_place_and_name_do_not_separate_repeats(key, value):
     (entry,) = compare_runs([made("a", seed=0), made("b", seed=1, described={key: value})]).entries
     assert entry.seeds == (0, 1)
 
@@ -228,14 +228,14 @@ def test_where_a_run_lies_and_what_it_is_called_keeps_no_repeats_apart(key, valu
         ({"batch_size": 64}, ["global_batch_size", "batch_size", "update_examples"], {STEPS}),
     ],
 )
-def test_what_is_compared_is_no_fault(changes, keys, marks):
+def test_compared_setting_is_no_fault(changes, keys, marks):
     comparison = compare_settings([made(), made("two", **changes)])
     assert [difference.key for difference in comparison.independent] == keys
     assert comparison.faults == []
     assert comparison.marks(1) == marks
 
 
-def test_an_update_of_async_mode_is_of_one_workers_batch():
+def test_async_update_is_one_workers_batch():
     sync, two = made(batch_size=32), made("two", mode="async", nodes=2, batch_size=32)
     comparison = compare_settings([sync, two])
     assert "update_examples" not in [difference.key for difference in comparison.independent]
@@ -251,7 +251,7 @@ def test_an_update_of_async_mode_is_of_one_workers_batch():
 @pytest.mark.parametrize(
     ("by", "changes"), [("batch_size", {"batch_size": 64}), ("global_batch_size", {"nodes": 2}), ("mode", {"mode": "async"})]
 )
-def test_a_step_is_no_measure_of_speed_across_batches_and_modes_even_where_they_are_asked_for(by, changes):
+def test_step_rate_is_not_compared_across_batches_and_modes(by, changes):
     comparison = compare_runs([made(), made("two", **changes)], by=[by])
     assert sorted(map(sorted, comparison.marks)) == [[], [STEPS]]
     assert conclude(comparison.runs).best
@@ -262,7 +262,7 @@ def test_parameter_servers_are_compared_within_async_mode():
     assert {difference.key: difference.values for difference in comparison.independent}["ps"] == ("1", "2", None)
 
 
-def test_a_setting_that_is_asked_for_is_what_is_compared():
+def test_requested_setting_is_compared():
     runs = [made(), made("two", precision="bf16")]
     assert compare_settings(runs).marks(1) == set(GROUPS)
     comparison = compare_settings(runs, independent={"precision"})
@@ -294,7 +294,7 @@ FAULTY = [
 
 
 @pytest.mark.parametrize(("key", "changes", "confounded"), FAULTY, ids=[case[0] for case in FAULTY])
-def test_what_is_wrong_with_a_run_marks_it_whatever_it_is_compared_with(key, changes, confounded):
+def test_caveat_marks_run_in_any_comparison(key, changes, confounded):
     assert {fault.key for fault in CAVEATS} == {case[0] for case in FAULTY}
     comparison = compare_settings([made("one", **changes), made("two", **changes)])
     assert [difference.key for difference in comparison.faults] == [*(["starved"] if key == "learnt under contention" else []), key]
@@ -304,7 +304,7 @@ def test_what_is_wrong_with_a_run_marks_it_whatever_it_is_compared_with(key, cha
     assert single.comparable(sorted(confounded)[0], [0, 1]) == [1]
 
 
-def test_runs_that_can_all_be_compared_gather_round_the_first():
+def test_comparable_runs_are_grouped_with_first():
     runs = [made("a"), made("b", seed=1), made("c"), made("d", seed=1), made("e", seed=1)]
     comparison = compare_settings(runs)
     assert comparison.comparable(METRICS, range(5)) == [0, 2]
@@ -312,12 +312,12 @@ def test_runs_that_can_all_be_compared_gather_round_the_first():
     assert comparison.comparable(SPEED, range(5)) == [0, 1, 2, 3, 4]
 
 
-def test_a_first_run_that_stands_alone_leaves_the_verdict_to_the_others():
+def test_incomparable_first_run_leaves_others_compared():
     comparison = compare_settings([made("a", seed=7), made("b", seed=1), made("c", seed=1)])
     assert comparison.comparable(METRICS, range(3)) == [1, 2]
 
 
-def test_releases_of_two_frameworks_are_not_held_against_each_other_through_a_third():
+def test_versions_of_other_framework_do_not_confound():
     old = {"packages": {**PACKAGES, "tensorflow": "2.20.0"}}
     comparison = compare_settings([made("torch"), made("new", backend="tf"), made("old", backend="tf", node=old)])
     assert [difference.key for difference in comparison.faults] == ["framework"]
@@ -326,7 +326,7 @@ def test_releases_of_two_frameworks_are_not_held_against_each_other_through_a_th
     assert comparison.comparable(SPEED, range(3)) == [0, 1]
 
 
-def test_the_releases_of_every_package_that_a_backend_of_others_declares_are_compared():
+def test_versions_of_third_party_packages_are_compared():
     def run(name, jaxlib):
         node = {"packages": {**PACKAGES, "jax": "0.9", "jaxlib": jaxlib}}
         return made(name, backend="jax", node=node, described={"framework_packages": ["jax", "jaxlib"]})
@@ -338,7 +338,7 @@ def test_the_releases_of_every_package_that_a_backend_of_others_declares_are_com
     assert compare_settings([run("a", "0.9"), run("b", None)]).unrecorded == {"framework version": ["b"]}
 
 
-def test_what_was_not_recorded_is_told_and_taken_as_alike():
+def test_unrecorded_facts_are_reported_and_taken_as_equal():
     comparison = compare_settings([made(), made("two", node={"kernel": None, "packages": None})])
     assert comparison.unrecorded == {"kernel": ["two"], "framework version": ["two"], "trainer version": ["two"]}
     assert (comparison.faults, comparison.marks(1)) == ([], set())
@@ -346,12 +346,12 @@ def test_what_was_not_recorded_is_told_and_taken_as_alike():
     assert lines == ["No difference is known.", "Not recorded, so possibly different: kernel of two."]
 
 
-def test_equal_runs_are_said_to_be_equal():
+def test_equal_runs_are_reported_as_equal():
     (line,) = above(compare_runs([made(), made("two", summary={"run_seconds": 16.0})], fold=False))
     assert line.startswith("Nothing differs: data, seeds, precision,")
 
 
-def test_differences_are_told_in_sentences():
+def test_differences_are_written_as_sentences():
     assert above(compare_runs([made(), made("two", backend="tf", mode="async", seed=3, stall_timeout=60, node={"kernel": "7"})])) == [
         "Compared: backend torch, tf; mode sync, async.",
         "  mode: an update is of the global batch in sync, of one worker's batch in async.",

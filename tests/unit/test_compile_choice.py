@@ -29,7 +29,7 @@ timings = st.lists(st.builds(Timing, seconds, st.none() | seconds), min_size=1, 
 
 
 @given(timings)
-def test_steps_are_compiled_where_all_can_and_it_saves_time(task_timings):
+def test_steps_are_compiled_if_all_can_and_time_is_saved(task_timings):
     fast_enough = all(timing.compiled_seconds is not None for timing in task_timings) and sum(
         timing.compiled_seconds for timing in task_timings
     ) <= GAIN * sum(timing.plain_seconds for timing in task_timings)
@@ -38,12 +38,12 @@ def test_steps_are_compiled_where_all_can_and_it_saves_time(task_timings):
     assert CompileChoice.of(task_timings).compiled == fast_enough
 
 
-def test_a_reason_is_kept():
+def test_choice_retains_reason():
     choice = CompileChoice.of([Timing(1.0, 0.1), Timing(3.0, None, "no compiler")])
     assert choice == CompileChoice(compiled=False, plain_seconds=2.0, compiled_seconds=None, reason="no compiler")
 
 
-def test_what_compiles_too_long_is_given_up_in_time():
+def test_slow_compilation_is_aborted():
     never, calls = threading.Event(), []
     began = time.monotonic()
     timing = timed(
@@ -55,7 +55,7 @@ def test_what_compiles_too_long_is_given_up_in_time():
     assert calls == ["given up"]
 
 
-def test_an_error_of_the_compiler_is_the_reason():
+def test_compiler_error_is_the_reason():
     def fail():
         raise ValueError("cannot compile that")
 
@@ -63,7 +63,7 @@ def test_an_error_of_the_compiler_is_the_reason():
     assert timing == Timing(0.5, None, "ValueError: cannot compile that")
 
 
-def test_an_error_of_the_compiled_step_is_the_reason_too():
+def test_error_of_compiled_step_is_the_reason():
     """Errors of whole steps only: an update that the compiler refuses, a batch of another size."""
 
     def broken():
@@ -77,7 +77,7 @@ def test_both_kinds_are_timed():
     assert timed(lambda: 0.5, lambda: None, lambda: 0.25) == Timing(0.5, 0.25)
 
 
-def test_a_process_asks_whoever_decides():
+def test_settle_uses_registered_decision():
     requests = []
 
     def refuse(timing, tasks):

@@ -40,7 +40,7 @@ def offered(*words):
 CLOSED = [field for field in Job.model_fields if choices(field)]
 
 
-def test_every_closed_list_is_offered_as_it_is_checked():
+def test_closed_lists_are_completed_as_validated():
     assert {"mode", "optimizer", "precision"} <= set(CLOSED)
     for command in (["run"], ["sweep"]):
         for field in CLOSED:
@@ -102,14 +102,14 @@ RUNS = [
 
 
 @pytest.mark.parametrize("command", RUNS)
-def test_runs_are_offered_beside_folders_where_a_run_is_asked_for(folder, command):
+def test_runs_and_folders_complete_run_arguments(folder, command):
     assert set(offered(*command, "ap")) == {"apple", "apricot"}
     assert {"apple", "apricot", "swept", "archive", "runs"} <= set(offered(*command, ""))
     assert {"mine.toml", "no-run", "$(touch x)", "a sweep"}.isdisjoint(offered(*command, ""))  # a shell would execute the third
     assert offered(*command, "swept/") == ["swept/batch_size=5"]
 
 
-def test_formats_of_every_backend_are_offered():
+def test_formats_of_every_backend_are_completed():
     assert set(offered("export", "apple", "--format", "")) == {"safetensors", "torch", "savedmodel", "tf-checkpoint"}
 
 
@@ -123,13 +123,13 @@ def test_checkpoints_are_those_of_the_typed_run(folder):
         assert offered(command, "--checkpoint", "") == []
 
 
-def test_runs_are_those_of_the_folder_that_is_named(folder, monkeypatch):
+def test_runs_come_from_named_folder(folder, monkeypatch):
     assert offered("watch", "--out", "other", "av") == ["avocado"]
     monkeypatch.setenv("TRAINER_OUT", "other")
     assert offered("watch", "av") == ["avocado"]
 
 
-def test_a_run_among_very_many_is_found_and_no_more_are_offered_than_fit(folder):
+def test_completion_of_many_runs_is_limited(folder):
     for number in range(1200):
         (folder / f"runs/many-{number}").mkdir()
         (folder / f"runs/many-{number}/job.json").touch()
@@ -137,12 +137,12 @@ def test_a_run_among_very_many_is_found_and_no_more_are_offered_than_fit(folder)
     assert len(offered("watch", "many")) == 1000
 
 
-def test_a_user_without_a_place_for_a_cache_is_answered_too(folder, monkeypatch):
+def test_completion_works_without_cache_folder(folder, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "mine.toml"))
     assert offered("watch", "--interv") == ["--interval"]
 
 
-def test_shipped_configurations_are_offered_beside_files(folder):
+def test_shipped_configurations_and_files_are_completed(folder):
     for command in (["run", "--config"], ["sweep"], ["submit", "slurm"], ["manifest", "kubernetes"]):
         assert {*shipped(), "mine.toml"} <= set(offered(*command, "")), command
         assert offered(*command, "quick") == ["quickstart"]
@@ -162,14 +162,14 @@ printf "%s\\n" "${{COMPREPLY[@]}}"
 
 
 @pytest.mark.thorough
-def test_a_real_bash_offers_the_same(folder):
+def test_bash_offers_the_same(folder):
     assert complete_in_bash(folder, "run", "--precision", "") == ["fp32", "bf16", "fp16"]
     assert complete_in_bash(folder, "watch", "ap") == ["apple", "apricot"]
     assert complete_in_bash(folder, "runs", "s") == ["show"]
 
 
 @pytest.mark.parametrize("damage", ["", "[]", "{", '{"state": [], "commands": {"run": {}}}', '{"state": null}'])
-def test_what_is_kept_and_is_damaged_or_old_is_made_again(cache, damage):
+def test_damaged_or_old_cache_is_rebuilt(cache, damage):
     assert offered("run", "--mode", "") == ["sync", "async"]
     (file,) = (cache / "crosstrain").iterdir()
     file.write_text(damage)
@@ -177,7 +177,7 @@ def test_what_is_kept_and_is_damaged_or_old_is_made_again(cache, damage):
     assert len(file.read_text()) > 1000
 
 
-def test_what_is_kept_is_answered_without_importing_a_command(folder, cache):
+def test_cached_completion_imports_no_command(folder, cache):
     """Time depends on the machine; imports do not."""
     request = {"_TRAINER_COMPLETE": "bash_complete", "COMP_WORDS": "trainer run --mode ", "COMP_CWORD": "3"}
     command = [sys.executable, "-X", "importtime", "-P", "-m", "crosstrain.cli.main"]
@@ -189,6 +189,6 @@ def test_what_is_kept_is_answered_without_importing_a_command(folder, cache):
     assert {"pydantic", "numpy", "crosstrain.core.job", "crosstrain.cli.options"}.isdisjoint(imported)
 
 
-def test_every_command_can_be_kept():
+def test_every_command_can_be_cached():
     for name in COMMANDS:
         assert "--help" in offered(name, "--h"), name

@@ -34,7 +34,7 @@ def test_torchs_computation():
 
 
 @pytest.mark.parametrize(("accumulate", "passes"), [(1, 1), (3, 3), (5, 5)])
-def test_buffers_follow_one_micro_batch_after_another(accumulate, passes):
+def test_buffers_are_updated_by_each_micro_batch(accumulate, passes):
     data, spec = Images(), Counting.spec
     job = Job(mode="async", global_batch_size=5, accumulate=accumulate)
     passes_of_model = Passes(job, spec, data, Counting())
@@ -49,7 +49,7 @@ def test_buffers_follow_one_micro_batch_after_another(accumulate, passes):
         np.testing.assert_array_equal(values.buffers["seen"], [1 + passes * (position + 1), 1 + 5 * (position + 1)])
 
 
-def test_no_examples_give_zeros_and_move_nothing():
+def test_empty_batch_gives_zeros_and_changes_nothing():
     data, spec = Images(), Counting.spec
     job = Job(nodes=3, global_batch_size=2)
     values, out = FlatValues(spec), FlatValues(spec)

@@ -50,7 +50,7 @@ def test_one_axis():
     assert words.axes == ()  # already in `best`
 
 
-def test_each_axis_within_set_ups_that_are_equal_in_all_else():
+def test_axis_is_judged_among_otherwise_equal_configurations():
     """torch doubles the speed with either batch, and a batch of 64 triples it on either backend."""
     runs = [
         run
@@ -65,7 +65,7 @@ def test_each_axis_within_set_ups_that_are_equal_in_all_else():
     assert set(verdict_by_axis["global_batch_size", "examples_per_second"].where) == {"torch", "tf"}
 
 
-def test_what_goes_together_is_one_axis():
+def test_settings_that_vary_together_are_one_axis():
     """All runs of one backend are async, so the effect of neither is known."""
     conclusion = conclude([*repeated("t", FAST, backend="torch", mode="async"), *repeated("f", SLOW, backend="tf")])
     (verdict,) = conclusion.verdicts
@@ -79,7 +79,7 @@ def test_what_goes_together_is_one_axis():
     assert {verdict.axis for verdict in conclude(more).verdicts} == {"backend", "mode"}
 
 
-def test_where_they_point_both_ways_it_is_said():
+def test_opposed_ratios_are_reported():
     runs = [
         *repeated("a", FAST, backend="torch", global_batch_size=32),
         *repeated("b", SLOW, backend="tf", global_batch_size=32),
@@ -94,7 +94,7 @@ def test_where_they_point_both_ways_it_is_said():
     assert not any(line.sure.startswith("significant") for line in told(conclude(runs)).axes if line.axis == "backend")
 
 
-def test_a_pair_within_its_scatter_points_no_way():
+def test_insignificant_pair_is_not_opposed():
     runs = [
         *repeated("a", FAST, backend="torch", global_batch_size=32),
         *repeated("b", SLOW, backend="tf", global_batch_size=32),
@@ -107,7 +107,7 @@ def test_a_pair_within_its_scatter_points_no_way():
     assert line.significance == "significant; not significant at global batch 64 (0.98 ×)"
 
 
-def test_who_may_be_as_good_as_the_best_is_named():
+def test_rivals_of_the_best_are_named():
     runs = [
         *repeated("a", FAST, lr=0.1),
         *repeated("b", (980.0, 1030.0, 930.0), lr=0.2),
@@ -130,7 +130,7 @@ def evaluated(run, *seconds):
     return run
 
 
-def test_what_times_to_a_target_leave_out_is_said():
+def test_limits_of_time_to_target_are_noted():
     runs = [
         *repeated("t", FAST, times=(8.0, 8.1, 7.9), until="accuracy>=0.9"),
         *repeated("f", SLOW, times=(4.0, 4.1, 3.9), until="accuracy>=0.9", backend="tf"),
@@ -155,7 +155,7 @@ def learnt(*accuracies, **more):
     return told(conclude(runs)).accuracy
 
 
-def test_what_was_learnt_is_said_where_no_target_is():
+def test_final_accuracy_is_shown_without_target():
     assert learnt(0.815, 0.819, 0.809) == (
         "Rerun with --until 'accuracy>=0.8', which 3 configurations reached, to compare time to accuracy.",
     )
@@ -173,14 +173,14 @@ def test_what_was_learnt_is_said_where_no_target_is():
     assert learnt(0.5, 0.00129) == ()  # a model that learned nothing suggests no target
 
 
-def test_what_is_within_the_scatter_is_not_sure():
+def test_difference_within_noise_is_not_significant():
     conclusion = conclude([*repeated("t", (1000.0, 1100.0, 900.0)), *repeated("f", (1010.0, 920.0, 1120.0), backend="tf")])
     (verdict,) = conclusion.verdicts
     assert not verdict.ratio.sure
     assert "not significant; needs more than 30 repeats each" in told(conclusion).best[0]
 
 
-def test_of_one_run_each_it_is_not_known():
+def test_single_runs_have_unknown_significance():
     words = told(conclude([made("a"), made("b", backend="tf", summary={"examples_per_second": 2000.0})]))
     (best,) = words.best
     assert best.startswith(
@@ -189,7 +189,7 @@ def test_of_one_run_each_it_is_not_known():
     assert best.endswith("; use --repeats 3.")
 
 
-def test_a_set_up_that_missed_the_target_is_ranked_behind():
+def test_configuration_that_missed_target_ranks_last():
     runs = [
         *repeated("t", FAST, times=(8.0, 8.1, 7.9), until="accuracy>=0.9"),
         *repeated("f", SLOW, times=(4.0, 4.1, 3.9), reached=(True, False, True), until="accuracy>=0.9", backend="tf"),
@@ -204,7 +204,7 @@ def test_a_set_up_that_missed_the_target_is_ranked_behind():
     assert best[-1] == "Not reached in every run (accuracy>=0.9): tf (2 of 3)."
 
 
-def test_a_target_that_nobody_reached_is_said_once():
+def test_target_reached_by_none_is_noted_once():
     runs = [
         *repeated("t", FAST, times=(8.0,) * 3, reached=(False,) * 3, until="accuracy>=0.9"),
         *repeated("f", SLOW, times=(4.0,) * 3, reached=(True, False, True), until="accuracy>=0.9", backend="tf"),
@@ -214,7 +214,7 @@ def test_a_target_that_nobody_reached_is_said_once():
     assert told(conclusion).best[-1] == "No configuration reached accuracy>=0.9 in every run: torch (0 of 3), tf (2 of 3)."
 
 
-def test_a_disturbed_run_counts_for_no_speed_and_is_named():
+def test_contended_run_is_excluded_from_speed_and_named():
     runs = [*repeated("t", FAST), *repeated("f", SLOW, backend="tf")]
     runs.append(made("busy", seed=3, backend="tf", summary={"examples_per_second": 1.0, "per_node": [starved_node(0.5)]}))
     conclusion = conclude(runs)
@@ -226,7 +226,7 @@ def test_a_disturbed_run_counts_for_no_speed_and_is_named():
     assert any("other programs took 50% of the CPU time that busy needed" in text for text in told(conclusion).mind)
 
 
-def test_who_has_three_repeats_is_not_told_to_make_three():
+def test_three_repeats_are_not_suggested_again():
     """Neither if contention leaves one, nor if they scatter; then the number needed is shown."""
     busy = {"per_node": [starved_node(0.5)]}
     contended = [made(f"f{seed}", seed=seed, backend="tf", summary=busy if seed else {}) for seed in range(3)]
@@ -240,7 +240,7 @@ def test_who_has_three_repeats_is_not_told_to_make_three():
     assert scattered.best[0].endswith("; not significant; needs about 7 repeats each.")
 
 
-def test_what_cannot_be_compared_is_not():
+def test_incomparable_runs_have_no_verdict():
     """Another machine for the other backend, so the cause of the difference is unknown."""
     runs = [*repeated("t", FAST), *repeated("f", SLOW, backend="tf", node={"cpu_model": "Other 1"})]
     conclusion = conclude(runs)
@@ -249,7 +249,7 @@ def test_what_cannot_be_compared_is_not():
     assert "confounded with processor" in told(conclusion).axes[0].sure
 
 
-def test_nodes_of_one_machine_are_compared_on_it():
+def test_nodes_sharing_cores_are_compared():
     """They share its cores, which is noted."""
     runs = [
         made(f"{nodes}-{seed}", nodes=nodes, seed=seed, summary={"examples_per_second": speed, "nodes_sharing_cores": nodes})
@@ -263,7 +263,7 @@ def test_nodes_of_one_machine_are_compared_on_it():
     assert any("Nodes share cores" in text for text in told(conclusion).mind)
 
 
-def test_nodes_are_not_judged_by_what_is_faster_than_ideal():
+def test_superlinear_speed_up_is_no_verdict():
     runs = [
         made(f"{nodes}-{seed}", nodes=nodes, seed=seed, global_batch_size=60, summary={"examples_per_second": speed})
         for nodes, speeds in ((1, SLOW), (2, (1500.0, 1510.0, 1490.0)))
@@ -333,19 +333,19 @@ def test_any_runs_have_a_conclusion(jobs, speeds, reached):
     ],
     ids=str,
 )
-def test_what_goes_along_with_the_exchange_is_not_the_effect_of_the_other_setting_alone(first, second, axis):
+def test_exchange_joins_axis_of_confounded_setting(first, second, axis):
     runs = [made(f"{place}-{seed}", nodes=2, seed=seed, **job) for place, job in (("a", first), ("b", second)) for seed in (0, 1)]
     assert [axis_found.key for axis_found in conclude(runs).configurations.axes] == [axis]
 
 
-def test_an_exchange_that_goes_along_with_several_settings_makes_pairs_incomparable():
+def test_exchange_confounding_several_settings_has_no_winner():
     jobs = [("torch", 10, "native"), ("torch", 20, "direct"), ("tf", 10, "direct"), ("tf", 20, "native")]
     runs = [made(f"{b}-{n}", nodes=2, backend=b, batch_size=n, exchange=x) for b, n, x in jobs]
     conclusion = conclude(runs)
     assert all(verdict.winner is None for verdict in conclusion.verdicts), conclusion.verdicts
 
 
-def test_threads_that_were_asked_for_are_not_the_effect_of_the_framework():
+def test_requested_threads_confound_backends():
     """Thread counts chosen by the program follow from the configuration."""
 
     def verdict(**threads):
@@ -362,7 +362,7 @@ def test_threads_that_were_asked_for_are_not_the_effect_of_the_framework():
 @pytest.mark.parametrize("configurations", [2, 3, 4])
 @pytest.mark.parametrize("until", [None, "accuracy>=0.9"])
 @pytest.mark.parametrize("troubled", [False, True])
-def test_a_conclusion_fits_a_terminal_of_80_by_24(configurations, until, troubled):
+def test_conclusion_fits_80_by_24_terminal(configurations, until, troubled):
     """Up to four configurations with repeats.
 
     `troubled`: async runs saw half the examples, and other programs took a tenth of each CPU.

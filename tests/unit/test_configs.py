@@ -110,24 +110,24 @@ def test_the_page_of_experiments_names_it(repository, name):
 
 
 @pytest.mark.parametrize("name", sorted(EXPERIMENTS - {"quickstart", "numbers-tiny", "debian-text-tiny"}))
-def test_it_says_what_the_reference_measured_and_how_real_data_is_used(name):
+def test_comment_has_reference_figures_and_real_data(name):
     text = comment(name)
     assert re.search(r"reference.*\n?.*\d", text)
     assert re.search(r"--data ((svhn|mnist|cifar10)\S* --data-dir FOLDER|parallel-text:PREFIX)", text)
 
 
-def test_the_two_whole_runs_differ_in_their_checkpoints_alone():
+def test_checkpoint_experiment_differs_only_in_checkpoints():
     plain, with_checkpoints = (resolve({}, {}, name).job.model_dump() for name in ("eecs598-cnn", "eecs598-cnn-checkpoint"))
     assert {field for field, value in plain.items() if with_checkpoints[field] != value} == {"checkpoint_every", "keep_best"}
 
 
-def test_the_two_modes_of_one_experiment_differ_in_the_mode_alone():
+def test_experiments_of_both_modes_differ_only_in_mode():
     sync, asynchronous = (resolve({}, {}, f"cs744-logreg-{mode}").job.model_dump() for mode in ("sync", "async"))
     assert {field for field, value in sync.items() if asynchronous[field] != value} == {"mode"}
 
 
 @pytest.mark.parametrize("name", sorted(EXPERIMENTS))
-def test_a_schedule_that_needs_the_width_of_the_model_has_it(name):
+def test_noam_schedule_has_model_width(name):
     job = resolve({}, {}, name).job
     if job.schedule == "noam":
         pieces = ColumnSpec("source", "uint16", (None,)), ColumnSpec("target", "uint16", (None,))

@@ -16,7 +16,7 @@ def run(*arguments):
     return CliRunner().invoke(configs, arguments, catch_exceptions=True)
 
 
-def test_the_list_has_each_with_its_command():
+def test_list_has_each_config_with_command():
     lines = run().output.splitlines()
     assert len(lines) == len(shipped())
     for line, config in zip(lines, describe_configs(), strict=True):
@@ -27,7 +27,7 @@ def test_the_list_has_each_with_its_command():
 
 
 @pytest.mark.parametrize("config", describe_configs(), ids=lambda config: config.name)
-def test_the_command_is_one_that_takes_it(config):
+def test_listed_command_accepts_config(config):
     command, *rest = shlex.split(config.command)[1:]
     name = rest[-1]
     if command == "sweep":
@@ -36,13 +36,13 @@ def test_the_command_is_one_that_takes_it(config):
         assert resolve({}, {}, name).job
 
 
-def test_one_is_shown_as_a_file_to_begin_from(tmp_path):
+def test_shown_config_is_readable_as_file(tmp_path):
     shown = run("show", "quickstart").output
     (tmp_path / "mine.toml").write_text(shown)
     assert read_config(tmp_path / "mine.toml")[1] == read_config("quickstart")[1]
 
 
-def test_what_there_is_not_is_refused():
+def test_unknown_config_is_refused():
     wrong = run("show", "quickstrat").exception
     assert isinstance(wrong, UsageError)
     assert "Did you mean 'quickstart'?" in str(wrong)

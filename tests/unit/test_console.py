@@ -100,7 +100,7 @@ def reading(out, where):
 
 
 @pytest.mark.thorough
-def test_no_command_sends_what_a_terminal_obeys(runs, tmp_path, capfd, monkeypatch):
+def test_no_command_sends_control_characters(runs, tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
     answered = 0
     for arguments in reading(runs, tmp_path):
@@ -126,12 +126,12 @@ def test_no_command_sends_what_a_terminal_obeys(runs, tmp_path, capfd, monkeypat
         assert OBEYED.search(picture.read_text()) is None
 
 
-def test_they_are_shown_instead(runs, capfd):
+def test_control_characters_are_shown_escaped(runs, capfd):
     invoke(["runs", "--out", str(runs)])
     assert r"\x1b[2J\u202e\udcff\x0aFORGED" in capfd.readouterr().out
 
 
-def test_a_drawn_picture_has_our_sequences_alone(runs):
+def test_drawing_sends_only_sequences_of_the_command(runs):
     """On a terminal the command sends its colours, but not those of a run's strings."""
     leader, follower = pty.openpty()
     path = next(path for path in runs.iterdir() if path.name.startswith("two"))
@@ -156,7 +156,7 @@ def test_a_drawn_picture_has_our_sequences_alone(runs):
 
 
 @given(text=st.text())
-def test_shown_is_harmless_and_changes_nothing_else(text):
+def test_shown_escapes_only_control_characters(text):
     assert OBEYED.search(shown(text)) is None
     assert shown(shown(text)) == shown(text)
     if OBEYED.search(text) is None:
@@ -164,14 +164,14 @@ def test_shown_is_harmless_and_changes_nothing_else(text):
 
 
 @given(text=st.text())
-def test_one_line_is_one_line_to_every_reader(text):
+def test_one_line_has_no_line_breaks(text):
     assert len(one_line(text).splitlines()) == (text != "")
     assert "\t" not in one_line(text)
     assert one_line(one_line(text)) == one_line(text)
 
 
 @given(text=st.text())
-def test_neither_streams_nor_consoles_let_anything_through(text):
+def test_streams_and_consoles_send_no_control_characters(text):
     stream = StringIO()
     ShownStream(stream).write(text)
     console = Drawing(ShownStream(stream))
@@ -187,13 +187,13 @@ VALUES = st.recursive(
 @given(value=VALUES, letters=st.booleans(), indent=st.sampled_from([None, 1]))
 @example(value={EVIL: [EVIL, "\x85", "\udcff"]}, letters=True, indent=1)
 @example(value={EVIL: [EVIL, "\x85", "\udcff"]}, letters=False, indent=None)
-def test_what_is_printed_as_json_says_what_was_meant(value, letters, indent):
+def test_printed_json_round_trips(value, letters, indent):
     stream = StringIO()
     ShownStream(stream).write(json_text(value, letters=letters, indent=indent))
     assert OBEYED.search(stream.getvalue()) is None
     assert json.loads(stream.getvalue()) == value
 
 
-def test_no_command_prints_json_that_is_made_otherwise(repository):
+def test_commands_print_json_only_by_json_text(repository):
     sources = {path: path.read_text() for path in (repository / "cli").rglob("*.py")}
     assert [path for path, source in sources.items() if "json.dump" in source] == []

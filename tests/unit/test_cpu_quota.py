@@ -33,9 +33,7 @@ def test_version_1_takes_them_in_two(tmp_path: Path, cores: float, quota: str, p
     [("cpu memory", "cpu", True, "cpu"), ("cpu memory", "memory", True, "+cpu"), ("memory pids", "memory", False, "memory")],
     ids=["handed down already", "asked for", "not available here"],
 )
-def test_a_version_2_group_hands_the_controller_down(
-    tmp_path: Path, controllers: str, handed_down: str, possible: bool, afterwards: str
-) -> None:
+def test_version_2_group_delegates_controller(tmp_path: Path, controllers: str, handed_down: str, possible: bool, afterwards: str) -> None:
     (tmp_path / "cgroup.controllers").write_text(controllers)
     (tmp_path / "cgroup.subtree_control").write_text(handed_down)
     (tmp_path / "cgroup.procs").write_text("")

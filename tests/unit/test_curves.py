@@ -48,7 +48,7 @@ def test_losses_lie_on_one_grid_and_end_with_their_run(tmp_path):
     assert curve_of_run(result, "long") == [8.0, 7.0, 6.0, 5.0, 4.0]
 
 
-def test_between_its_points_a_run_is_interpolated(tmp_path):
+def test_run_is_interpolated_between_points(tmp_path):
     paths = [write_curve_run(tmp_path, "slow", [4.0, 2.0], seconds=2.0), write_curve_run(tmp_path, "fast", [4.0, 3.0, 2.0, 1.0])]
     result = curves([*map(Run, paths)], "loss", "seconds", points=4)
     assert result.grid.tolist() == [1.0, 2.0, 3.0, 4.0]
@@ -70,20 +70,20 @@ def test_smoothing_starts_without_a_bias(tmp_path):
     assert curve_of_run(result, "one", smooth=True) == pytest.approx(expected)
 
 
-def test_a_loss_that_blew_up_is_not_taken_for_a_lack(tmp_path):
+def test_diverged_loss_is_not_a_gap(tmp_path):
     result = curves([Run(write_curve_run(tmp_path, "one", [4.0, math.nan, 2.0]))], "loss", "steps", points=3)
     assert curve_of_run(result, "one") == [4.0, "NaN", 2.0]
 
 
 @pytest.mark.parametrize(("over", "grid"), [("steps", [1, 2, 3]), ("examples", [10, 20, 30]), ("seconds", [1.5, 2.5, 3.5])])
-def test_accuracy_is_that_of_the_evaluations(tmp_path, over, grid):
+def test_accuracy_comes_from_evaluations(tmp_path, over, grid):
     result = curves([Run(write_curve_run(tmp_path, "one", [1.0] * 3, accuracies=[0.25, 0.5, 1.0]))], "accuracy", over, points=3)
     assert result.grid.tolist() == grid
     assert curve_of_run(result, "one") == [0.25, 0.5, 1.0]
 
 
 @pytest.mark.parametrize("over", ["steps", "examples", "seconds"])
-def test_a_rate_is_the_mean_since_the_point_before(tmp_path, over):
+def test_rate_is_mean_since_previous_point(tmp_path, over):
     paths = [write_curve_run(tmp_path, "one", [1.0] * 5, seconds=0.5)]
     assert curve_of_run(curves([*map(Run, paths)], "steps_per_second", over, points=5), "one") == [None, *[pytest.approx(2.0)] * 4]
     assert curve_of_run(curves([*map(Run, paths)], "examples_per_second", over, points=5), "one") == [None, *[pytest.approx(20.0)] * 4]
@@ -97,7 +97,7 @@ def test_a_rate_counts_the_updates_of_all_workers(tmp_path):
     assert rate * (last - first) == pytest.approx(15)
 
 
-def test_a_quantity_that_no_run_has_is_refused(tmp_path):
+def test_unrecorded_quantity_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"--curves: got 'accuracy', of which none of these runs has anything recorded"):
         curves([Run(write_curve_run(tmp_path, "one", [1.0]))], "accuracy", "steps")
 
@@ -129,13 +129,13 @@ def test_the_command_prints_csv_and_json(tmp_path):
         (["--metric", "memory,seconds"], r"--metric: got 'seconds'; .*Did you mean .*'init_seconds'"),
     ],
 )
-def test_a_wrong_wish_is_refused(tmp_path, arguments, message):
+def test_invalid_curve_options_are_refused(tmp_path, arguments, message):
     with pytest.raises(UsageError, match=message):
         CliRunner().invoke(compare, [str(sync_run(tmp_path)), *arguments], catch_exceptions=False)
 
 
 @pytest.mark.parametrize(("runs", "most"), [(1, "at most 1,000,000"), (2, "at most 500,000 each for 2 runs")])
-def test_more_points_than_memory_holds_are_refused_before_anything_is_read(tmp_path, runs, most):
+def test_too_many_points_are_refused_before_reading(tmp_path, runs, most):
     paths = [sync_run(tmp_path), async_run(tmp_path)][:runs]
     with pytest.raises(UsageError) as caught:
         CliRunner().invoke(compare, [*map(str, paths), "--curves", "loss", "--points", "99999999999"], catch_exceptions=False)

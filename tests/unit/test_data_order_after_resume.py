@@ -22,7 +22,7 @@ MODES = st.sampled_from(["sync", "async"])
 
 @CALM
 @given(SIZES, SEEDS, EPOCHS, st.lists(st.tuples(BATCHES, WORKERS, MODES, st.integers(0, 300)), min_size=1, max_size=5))
-def test_segments_of_any_shape_make_up_the_epoch(size, seed, epoch, segments):
+def test_segments_of_any_shape_complete_the_epoch(size, seed, epoch, segments):
     """Segments with different batches, workers and modes; the last one ends the epoch."""
     seen, skip = [], 0
     for batch, workers, mode, steps in segments:
@@ -65,7 +65,7 @@ def test_the_slices_of_all_ranks_are_the_rest_of_the_epoch(size, seed, epoch, ba
     assert [sampler.examples_before(step, skip) for step in range(steps + 1)] == [skip, *(skip + np.cumsum(whole.examples))]
 
 
-def test_an_epoch_that_is_all_consumed_has_no_steps_left():
+def test_consumed_epoch_has_no_steps_left():
     sampler = Sampler(10, 0, FixedCount(3, 2, "sync"), 2)
     assert sampler.steps_in_epoch(10) == 0
     assert len(sampler.whole(0, 0, 0, 10)) == 0

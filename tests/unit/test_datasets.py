@@ -49,7 +49,7 @@ def learned_accuracy(train, train_labels, test, test_labels, epochs, rate=0.05, 
 
 
 class TestStatistics:
-    def test_are_those_of_numpy(self):
+    def test_equal_those_of_numpy(self):
         images = np.random.default_rng(0).integers(0, 256, (5000, 3, 2, 2), dtype=np.uint8)
         mean, std = channel_statistics(images)
         assert mean == pytest.approx((images / 255).mean((0, 2, 3)), rel=1e-12)
@@ -163,7 +163,7 @@ def cache(tmp_path, monkeypatch):
 
 class TestMnistFiles:
     @pytest.mark.parametrize("place", ["", "raw", "MNIST/raw"])
-    def test_are_read_as_they_are(self, idx_files, cache, tmp_path, place):
+    def test_are_read_unchanged(self, idx_files, cache, tmp_path, place):
         folder, arrays = idx_files
         if place:
             (tmp_path / "root" / place).parent.mkdir(parents=True)
@@ -192,14 +192,14 @@ class TestMnistFiles:
         assert not cache.exists()
 
     @pytest.mark.parametrize(("make", "kind"), [(os.mkfifo, "a pipe"), (os.mkdir, "a folder"), (Path("/dev/zero"), "a device")])
-    def test_that_are_no_files_are_named_as_what_they_are(self, idx_files, cache, make, kind):
+    def test_that_are_not_regular_are_named_by_kind(self, idx_files, cache, make, kind):
         path = idx_files[0] / "t10k-labels-idx1-ubyte"
         path.unlink()
         path.symlink_to(make) if isinstance(make, Path) else make(path)
         with pytest.raises(UsageError, match=f"{path.name}' is not a usable idx file: it is {kind}, not a file"):
             stored_dataset.open_dataset("mnist", idx_files[0])
 
-    def test_of_which_a_gzip_bomb_goes_on_are_not_held(self, tmp_path):
+    def test_gzip_bomb_is_not_unpacked(self, tmp_path):
         with gzip.open(tmp_path / "bomb.gz", "wb") as file:
             file.write(b"\0\0\x08\x01\0\0\0\x02" + bytes(200 << 20))
         tracemalloc.start()
@@ -233,7 +233,7 @@ class TestMnistFiles:
         assert name in str(caught.value)
         assert not list(cache.iterdir())
 
-    def test_are_read_by_their_content_whatever_they_are_called(self, tmp_path):
+    def test_are_read_by_content_not_by_name(self, tmp_path):
         """A browser unpacks what it downloads and keeps the name."""
         array = np.arange(24).reshape(2, 3, 4)
         write_idx(tmp_path / "plain", array)
@@ -242,7 +242,7 @@ class TestMnistFiles:
         for name in ("plain.gz", "packed"):
             assert np.array_equal(read_idx(tmp_path / name, 3), array)
 
-    def test_that_unpack_without_end_are_refused_early(self, tmp_path, monkeypatch):
+    def test_endless_unpacking_is_refused_early(self, tmp_path, monkeypatch):
         monkeypatch.setattr(mnist, "_MAX_BYTES", 1 << 20)  # for speed; the file unpacks to far more
         with gzip.open(tmp_path / "a.gz", "wb") as file:
             file.write(b"\0\0\x08\x01\xff\xff\xff\xff" + bytes(64 << 20))
@@ -262,7 +262,7 @@ class TestMnistFiles:
             ("t10k-labels-idx1-ubyte", np.full(10, 10), "label 10; mnist has 0 to 9"),
         ],
     )
-    def test_that_hold_something_else_are_refused(self, idx_files, cache, name, array, message):
+    def test_with_other_contents_are_refused(self, idx_files, cache, name, array, message):
         write_idx(idx_files[0] / name, array)
         with pytest.raises(UsageError, match=message) as caught:
             stored_dataset.open_dataset("mnist", idx_files[0])
@@ -307,14 +307,14 @@ class TestMnistDownload:
             assert child.wait(60) == 0
         assert len(MNIST.load_in(tmp_path, tmp_path / "folder").labels["train"]) == 30
 
-    def test_ends_with_the_process_that_wanted_it(self, tmp_path):
+    def test_ends_with_requesting_process(self, tmp_path):
         (tmp_path / "folder").mkdir()
         command = [sys.executable, "-m", "crosstrain.data.sources.download", str(tmp_path / "folder"), "mnist"]
         child = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
         assert child.returncode == 1
         assert not (tmp_path / "folder").exists()
 
-    def test_without_torchvision_both_ways_are_told(self, tmp_path, make_environment):
+    def test_without_torchvision_both_remedies_are_named(self, tmp_path, make_environment):
         python = make_environment(tmp_path / "environment", ["torch", "tensorflow"])
         script = "from crosstrain.core.errors import MissingPackageError\nfrom crosstrain.data.store.stored_dataset import open_dataset\n"
         script += "try: open_dataset('mnist')\nexcept MissingPackageError as error: print(error.exit_code, error)"
@@ -326,6 +326,6 @@ class TestMnistDownload:
 
 
 @pytest.mark.parametrize("separator", [",", "&"])
-def test_arguments_stand_between_commas_or_as_models_have_them(separator):
+def test_arguments_are_separated_by_commas_or_ampersands(separator):
     defaults = {"size": "224", "classes": "1000"}
     assert read_arguments("synthetic-images", separator.join(["size=16", "classes=3"]), defaults) == {"size": "16", "classes": "3"}

@@ -45,7 +45,7 @@ def interrupted(monkeypatch, parts):
             prepare(NAME)
 
 
-def test_an_archive_that_moves_between_two_tries_leaves_nothing_of_the_old_text(tmp_path, monkeypatch):
+def test_changed_archive_leaves_nothing_of_old_text(tmp_path, monkeypatch):
     monkeypatch.setattr(encoding, "PART_PAIRS", 50)
     local_archive = LocalArchive(tmp_path, monkeypatch)
     made = packages(local_archive.folder)
@@ -72,7 +72,7 @@ def test_an_archive_that_moves_between_two_tries_leaves_nothing_of_the_old_text(
     assert not [text for text in texts(resumed, "train", "source") if text.startswith("Open")]
 
 
-def test_what_was_fetched_before_the_network_failed_is_not_fetched_again(tmp_path, monkeypatch, capsys):
+def test_fetched_packages_survive_network_failure(tmp_path, monkeypatch, capsys):
     with served(tmp_path / "archive") as (address, requests):
         local_archive = LocalArchive(tmp_path, monkeypatch, address)
         made = packages(local_archive.folder)
@@ -91,13 +91,13 @@ def test_what_was_fetched_before_the_network_failed_is_not_fetched_again(tmp_pat
     assert not list((tmp_path / "cache").glob(".*.work"))
 
 
-def test_a_command_that_takes_too_long_is_no_refusal(tmp_path):
+def test_command_timeout_is_no_usage_error(tmp_path):
     with pytest.raises(TrainerError, match=r"`sleep 60` did not end within 0\.2 s") as failed:
         archive._run(["sleep", "60"], tmp_path, 0.2)
     assert not isinstance(failed.value, UsageError)
 
 
-def test_without_the_package_that_makes_pieces_nothing_is_fetched(tmp_path, monkeypatch):
+def test_nothing_is_fetched_without_sentencepiece(tmp_path, monkeypatch):
     local_archive = LocalArchive(tmp_path, monkeypatch)
     local_archive.publish(packages(local_archive.folder))
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
@@ -106,7 +106,7 @@ def test_without_the_package_that_makes_pieces_nothing_is_fetched(tmp_path, monk
         open_dataset(NAME)
 
 
-def test_what_lies_there_of_other_versions_is_removed(tmp_path, monkeypatch):
+def test_files_of_other_versions_are_removed(tmp_path, monkeypatch):
     local_archive = LocalArchive(tmp_path, monkeypatch)
     made = packages(local_archive.folder)
     local_archive.publish(made)
@@ -150,7 +150,7 @@ def test_a_whole_package_is_read_to_its_end(tmp_path):
         assert read(write_package(tmp_path / "some.deb", pack)) == ["one", "two", *more]
 
 
-def test_a_package_that_ends_too_soon_is_damaged_also_between_two_files(tmp_path):
+def test_truncated_package_is_damaged(tmp_path):
     pack = zlib.compressobj(wbits=31)
     half = pack.compress(TWO[0]) + pack.flush(zlib.Z_FULL_FLUSH)
     with pytest.raises(UsageError, match=r"some\.deb' is damaged: dpkg-deb ended with exit code \d+ \(dpkg-deb.*\)\. Fetch it again"):
@@ -160,7 +160,7 @@ def test_a_package_that_ends_too_soon_is_damaged_also_between_two_files(tmp_path
         read(write_package(tmp_path / "some.deb", whole[:-8] + bytes(4) + whole[-4:]))
 
 
-def test_what_is_no_header_is_not_the_end(tmp_path):
+def test_invalid_header_is_not_the_end(tmp_path):
     for junk in (b"\1" * 512, TWO[1][:200] + b"\1" + TWO[1][201:512]):
         with pytest.raises(UsageError, match=r"is damaged: (bad checksum|invalid header)"):
             read(write_package(tmp_path / "some.deb", packed(TWO[0], junk, TWO[1])))
@@ -177,7 +177,7 @@ def test_what_is_no_header_is_not_the_end(tmp_path):
         (b"Q", "a header of the kind b'Q'"),
     ],
 )
-def test_headers_that_prolong_others_take_no_memory(tmp_path, kind, problem):
+def test_extension_headers_take_no_memory(tmp_path, kind, problem):
     pack, blocks = zlib.compressobj(1, wbits=31), []
     blocks.append(pack.compress(TWO[0] + member("./more", kind=kind, size=64 << 20)))
     blocks += [pack.compress(b"1" * (1 << 20)) for _ in range(64)]
@@ -189,7 +189,7 @@ def test_headers_that_prolong_others_take_no_memory(tmp_path, kind, problem):
     tracemalloc.stop()
 
 
-def test_a_long_row_of_long_names_is_damage(tmp_path):
+def test_chain_of_long_names_is_damage(tmp_path):
     row = member("././@LongLink", b"x\0", tarfile.GNUTYPE_LONGNAME) * 3000
     with pytest.raises(UsageError, match="is damaged"):
         read(write_package(tmp_path / "some.deb", packed(row, *TWO)))
@@ -202,7 +202,7 @@ def test_a_reader_that_stops_early_ends_dpkg_deb(tmp_path):
     reading.close()
 
 
-def test_a_catalogue_with_halves_of_characters_makes_no_pair(tmp_path):
+def test_catalogue_with_broken_characters_has_no_pairs(tmp_path):
     catalogue = mo([("Half of a sign +2AA-", "Die Haelfte eines Zeichens +2AA-")]).replace(b"UTF-8", b"UTF-7")
     path, _ = deb(tmp_path, "gimp-data", {"usr/share/locale/de/LC_MESSAGES/gimp.mo": catalogue})
     extraction = Extraction([path])

@@ -125,14 +125,14 @@ def expect_whole(dataset):
     ],
     ids=["an option", "a configuration", "an old run", "its data"],
 )
-def test_without_its_package_the_error_says_what_to_install(tmp_path, monkeypatch, ask):
+def test_missing_package_error_names_installation(tmp_path, monkeypatch, ask):
     monkeypatch.syspath_prepend(tmp_path)  # installed packages are cached by search path
     monkeypatch.setattr(importlib.metadata, "entry_points", importlib.metadata.EntryPoints)
     with pytest.raises(MissingPackageError, match=r"^data: 'debian-text' has a package .* pip install \./examples/debian_text, in a clone"):
         ask()
 
 
-def test_what_is_to_be_installed_has_the_dataset(repository):
+def test_named_package_has_the_dataset(repository):
     for name, install in SEPARATE["dataset"].items():
         folder = install.removeprefix("pip install ").partition(",")[0]
         project = tomllib.loads((repository / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -159,7 +159,7 @@ def test_apt_fetches_them_from_its_archive(tmp_path, monkeypatch, capsys):
     assert not list((tmp_path / "cache").glob(".*.work"))
 
 
-def test_without_apt_the_error_says_what_to_do(tmp_path, monkeypatch):
+def test_missing_apt_error_names_remedy(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match=r"made from packages of a Debian archive by 'apt-get', which this machine has not.*--data-dir"):
         open_dataset("debian-text:en-de")
@@ -189,14 +189,14 @@ def test_other_arguments_are_refused(name):
         open_dataset(name)
 
 
-def test_a_size_that_is_none_is_named_as_it_was_typed():
+def test_invalid_size_is_quoted_as_typed():
     for size in ("abc", "-1", "9" * 5000, "٤٠٠٠"):
         with pytest.raises(UsageError, match=f"vocabulary of 'debian-text': got '{size}'"):
             open_dataset(f"debian-text:en-de?vocabulary={size}")
 
 
 @needs_dpkg
-def test_the_digest_of_the_text_is_told_of_what_is_prepared(tmp_path):
+def test_info_shows_text_digest(tmp_path):
     packages(tmp_path / "debs")
     named = ["info", "debian-text:en-de?vocabulary=400", "--data-dir", str(tmp_path / "debs")]
     facts = json.loads(CliRunner().invoke(data, [*named, "--json"], catch_exceptions=False).stdout)
@@ -213,14 +213,14 @@ def test_a_name_without_its_defaults_is_the_same():
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
-def test_compiled_catalogues_are_read_in_either_order_of_bytes(order):
+def test_compiled_catalogues_are_read_in_either_byte_order(order):
     messages = [("One file", "Eine Datei"), ("ctx\x04Open it", "Öffnen"), ("%d file\0%d files", "%d Datei\0%d Dateien"), ("empty", "")]
     expected = {("One file", "Eine Datei"), ("Open it", "Öffnen"), ("%d file", "%d Datei"), ("%d files", "%d Dateien")}
     assert set(read_mo(mo(messages, order))) == expected
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_damaged_catalogue_is_refused_or_read_and_no_more(seed):
+def test_damaged_catalogue_is_refused_or_read(seed):
     content = bytearray(mo(MESSAGES[:5]))
     for place in range(4 + seed, len(content), 9):
         content[place] = 255 - content[place]
@@ -230,7 +230,7 @@ def test_a_damaged_catalogue_is_refused_or_read_and_no_more(seed):
         list(read_mo(bytes(content[: 3 + seed])))
 
 
-def test_catalogues_as_text_leave_fuzzy_and_obsolete_messages_out():
+def test_text_catalogues_skip_fuzzy_and_obsolete_messages():
     text = """
 msgid ""
 msgstr "Content-Type: text/plain; charset=UTF-8\\n"
@@ -287,7 +287,7 @@ def test_cleaning(text, clean):
         ("Press &Next or &Back", "Dr&uuml;cken Sie &Weiter", ("Press Next or Back", "Drücken Sie Weiter")),
     ],
 )  # fmt: skip
-def test_a_mark_within_a_word_is_a_mnemonic_where_it_can_be_one(source, target, clean):
+def test_mark_within_word_is_mnemonic_if_possible(source, target, clean):
     assert cleaned_message(source, target) == clean
     assert cleaned_message(target, source) == clean[::-1]
 
@@ -315,7 +315,7 @@ def test_paragraphs_of_manuals_have_neither_mnemonics_nor_tags(tmp_path):
         ("1234 5678 ab cd", "1234 5678 ef gh", "few letters"), ("a few words here", "Wort " * 40, "of unlike length"),
     ],
 )  # fmt: skip
-def test_what_is_no_pair(source, target, why):
+def test_unsuitable_pairs_are_skipped(source, target, why):
     assert wrong_with(source, target) == why
 
 

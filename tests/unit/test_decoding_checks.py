@@ -49,7 +49,7 @@ def test_nested_tuples_of_tensors_are_memory_and_cache(structure, known):
 
 
 @given(structures(tensors(3)), st.data())
-def test_whatever_else_is_in_them_is_named(structure, data):
+def test_other_values_in_structures_are_named(structure, data):
     wrong = data.draw(st.sampled_from([None, 3, 0.5, "text", [], {}, np.float32(1.0), np.zeros(()), np.zeros((4, 3))]))
     _, count = replaced(structure, -1, None)
     if not count:
@@ -104,7 +104,7 @@ def messages():
 
 
 @pytest.mark.thorough
-def test_both_backends_say_what_is_wrong(messages):
+def test_both_backends_report_each_mistake(messages):
     for backend_messages in messages.values():
         assert backend_messages.pop("nothing") is None
         for mistake, message in backend_messages.items():

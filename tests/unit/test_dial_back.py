@@ -44,7 +44,7 @@ def dial(address, number, secret=SECRET, command=PROBE):
     return process
 
 
-def test_a_command_that_dials_back_is_talked_to_as_any_other(door):
+def test_dialled_command_behaves_like_any_other(door):
     """Earlier messages are queued; it ends with the connection and shows no secret."""
     address, waiting = door
     waiting[7] = late = LateStream(AGENT_BEGINS)
@@ -65,7 +65,7 @@ def test_a_command_that_dials_back_is_talked_to_as_any_other(door):
         assert probe.stdout.read() == ""
 
 
-def test_a_driver_that_does_not_know_the_secret_is_not_obeyed(door, tmp_path):
+def test_driver_without_secret_is_refused(door, tmp_path):
     address, waiting = door
     waiting[1] = LateStream()
     with dial(address, 1, "the secret of another run, long enough", ["touch", str(tmp_path / "obeyed")]) as command:
@@ -74,7 +74,7 @@ def test_a_driver_that_does_not_know_the_secret_is_not_obeyed(door, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_number_is_given_once(door):
+def test_number_is_assigned_once(door):
     address, waiting = door
     waiting[1] = late = LateStream(AGENT_BEGINS)
     late.send(Message("time"))

@@ -170,7 +170,7 @@ def test_every_run_that_is_shown_is_a_valid_job(repository, document, installed)
             resolve(given_options(context), {}, context.params["config"], resumed)
 
 
-def test_the_ports_that_a_firewall_closes_are_those_of_tasks(repository):
+def test_firewall_ports_are_those_of_tasks(repository):
     text = (repository / "docs/clusters.md").read_text(encoding="utf-8")
     assert f"| {FIRST_PORT} to {LAST_PORT}: each node gives its tasks" in text
     assert f"tcp dport {{ {FIRST_PORT}-{LAST_PORT}, 32768-60999 }} drop" in text
@@ -180,7 +180,7 @@ def test_the_readme_shows_runs(repository):
     assert len([arguments for arguments in shown_commands(repository / "README.md") if arguments[0] == "run"]) >= 8
 
 
-def test_the_output_that_is_shown_is_what_is_printed_today(repository, tmp_path):
+def test_shown_output_equals_printed_output(repository, tmp_path):
     """The same lines in the same order, and a value in each column."""
     (shown,) = (body for body in blocks(repository / "docs/comparing.md", "") if "state  " in body)
     summaries = [{**RunReader(make(tmp_path)).summary(), "nodes_sharing_cores": 3} for make in (sync_run, async_run)]  # as on the page
@@ -319,7 +319,7 @@ class TestAddingADataset:
             assert done.returncode == 0, done.stderr
         assert re.search(r"^stripes +yes +5,000 +1,000 .*horizontal and vertical stripes", done.stdout, re.MULTILINE)
 
-    def test_its_translation_has_the_vocabulary_that_is_asked_for(self, repository, installed, tmp_path, monkeypatch):
+    def test_its_translation_has_requested_vocabulary(self, repository, installed, tmp_path, monkeypatch):
         monkeypatch.setenv("TRAINER_DATA_CACHE", str(tmp_path / "cache"))
         write_package(repository / "docs/adding-a-dataset.md", installed)
         name = written_out(Job(data="spelled", vocabulary=60)).data
@@ -327,7 +327,7 @@ class TestAddingADataset:
         refuse_unscorable(data, TranslationQuality("source", "target", data.info.text.bleu_tokenizer))
         assert (name, data.info.text.vocabulary_sizes) == ("spelled:vocabulary=60", {"source": 60, "target": 60})
 
-    def test_two_files_beside_the_package_make_it_known(self, repository, tmp_path):
+    def test_two_project_files_register_the_package(self, repository, tmp_path):
         for body in blocks(repository / "docs/adding-a-dataset.md", "python"):
             if body.startswith("# my_package/"):
                 (tmp_path / "my_package").mkdir(exist_ok=True)
@@ -413,7 +413,7 @@ class TestAddingAModel:
         done = subprocess.run([sys.executable, "-c", objective + sums + check], capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
 
-    def test_a_model_for_one_backend_says_which(self, repository, installed):
+    def test_model_for_one_backend_names_it(self, repository, installed):
         write_package(repository / "docs/adding-a-model.md", installed)
         (installed / "my_models/perceptron/tf.py").unlink()
         with pytest.raises(plugins.UsageError, match=r"it has one on: torch\. Choose --backend torch"):
@@ -443,13 +443,13 @@ class TestAddingABackend:
             kind = next(kind for kind, name in plugins.GROUPS.items() if name == group)
             assert {name: plugins.available(kind)[name].target for name in rows} == rows
 
-    def test_its_suite_is_the_one_that_the_toy_passes(self, repository):
+    def test_its_suite_is_that_of_the_toy(self, repository):
         (suite,) = (body for body in blocks(repository / "docs/adding-a-backend.md", "python") if "BackendConformance" in body)
         _, test_case = suite.split("\n\n\n")
         assert test_case.startswith("class ")
         assert test_case in (repository / "tests/cluster/test_toy_backend.py").read_text(encoding="utf-8")
 
-    def test_its_conftest_lends_a_pool_of_processes(self, repository, monkeypatch):
+    def test_its_conftest_shares_a_process_pool(self, repository, monkeypatch):
         (code,) = (body for body in blocks(repository / "docs/adding-a-backend.md", "python") if body.startswith("# conftest.py"))
         names: dict[str, Any] = {}
         exec(code, names)

@@ -55,7 +55,7 @@ def driver(folder, before=()):
 
 
 @pytest.mark.thorough
-def test_it_goes_on_while_its_process_does_and_no_longer(tmp_path):
+def test_heartbeat_lasts_as_long_as_its_process(tmp_path):
     run = tmp_path / "run"
     assert is_silent(tmp_path, 0.0) is None
     with driver(tmp_path) as process:
@@ -69,7 +69,7 @@ def test_it_goes_on_while_its_process_does_and_no_longer(tmp_path):
         assert is_silent(run, WATCH_SECONDS) is True
 
 
-def test_a_run_that_has_ended_has_none(tmp_path):
+def test_ended_run_has_no_heartbeat(tmp_path):
     writer = RunWriter.create(Job(out=tmp_path, name="run"))
     assert (writer.path / HEARTBEAT).exists()
     writer.close()
@@ -77,7 +77,7 @@ def test_a_run_that_has_ended_has_none(tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_stopped_driver_whose_run_goes_on_elsewhere_writes_nothing_when_it_wakes(tmp_path):
+def test_stopped_driver_writes_nothing_after_takeover(tmp_path):
     run = tmp_path / "run"
     with driver(tmp_path) as process:
         process.send_signal(signal.SIGSTOP)
@@ -99,7 +99,7 @@ def _copy(path):
     return copied
 
 
-def test_who_lost_the_run_writes_neither_records_nor_status_also_once_it_is_closed(tmp_path):
+def test_writer_that_lost_the_run_writes_nothing(tmp_path):
     writer = RunWriter.create(Job(out=tmp_path, name="run"))
     writer.write_status("running")
     before = (writer.path / "status.json").read_bytes()
@@ -121,7 +121,7 @@ def test_who_lost_the_run_writes_neither_records_nor_status_also_once_it_is_clos
 
 @pytest.mark.thorough
 @pytest.mark.skipif(os.geteuid() != 0, reason="another host's name is given by root")
-def test_a_driver_on_another_host_is_refused_while_it_lives_and_passed_over_when_it_is_gone(tmp_path, capsys):
+def test_remote_driver_blocks_resume_while_alive(tmp_path, capsys):
     with driver(tmp_path, ELSEWHERE) as process:
         reader = RunReader(tmp_path / "run")
         with pytest.raises(UsageError, match=r"the run run is still at work \(process \d+ on elsewhere\)$"):

@@ -34,7 +34,7 @@ def test_each_coordinate_changes_it(change):
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 0.9])
-def test_the_share_that_is_kept(rate):
+def test_share_of_ones_follows_rate(rate):
     masks = mask(indices=range(100), width=4096, rate=rate)
     deviation = np.sqrt(rate * (1 - rate))
     assert masks.mean() == pytest.approx(1 - rate, abs=5 * deviation / np.sqrt(masks.size) + 1e-9)
@@ -110,7 +110,7 @@ def test_each_coordinate_changes_a_mask_of_positions(change):
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.5])
-def test_the_share_that_is_kept_of_positions(rate):
+def test_share_of_ones_in_positions_follows_rate(rate):
     masks = positions_mask(indices=range(40), positions=25, width=512, rate=rate)
     deviation = np.sqrt(rate * (1 - rate))
     for axes in ((0, 1, 2), (0, 1), (1, 2), (0, 2)):
@@ -125,7 +125,7 @@ def test_positions_are_independent():
     assert np.abs(between).max() < 6.5 / np.sqrt(2000)
 
 
-def test_many_examples_are_computed_piece_by_piece_alike():
+def test_chunked_masks_equal_single_masks():
     whole = positions_mask(indices=range(300), positions=40, width=64)
     assert np.array_equal(whole[299], positions_mask(indices=[299], positions=40, width=64)[0])
 
@@ -149,11 +149,11 @@ def test_no_rate_below_one_is_too_large(rate, nines, shape):
         assert np.array_equal(keep_mask, keep_mask_of_shape(1, 2, 3, np.arange(shape[0]), shape, drawn_rate(near_one)))
 
 
-def test_the_largest_rate_keeps_something_and_its_scale_has_a_place_in_fp16():
+def test_largest_rate_has_ones_and_scale_fits_fp16():
     assert keep_mask_of_shape(1, 2, 3, np.arange(40), (40, 50, 512), np.nextafter(1.0, 0.0)).any()
     assert np.isfinite(np.float16(1 / (1 - MAX_RATE)))
 
 
-def test_a_matrix_has_the_masks_that_it_always_had():
+def test_masks_of_matrices_are_unchanged():
     indices = np.array([3, 4])
     assert np.array_equal(keep_mask_of_shape(1, 2, 0, indices, (2, 9), 0.5), mask())

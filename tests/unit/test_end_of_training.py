@@ -53,7 +53,7 @@ class Run:
             self.orders += 1
 
 
-def test_what_is_trained_is_on_disk_before_the_test_split_is_translated():
+def test_state_is_saved_before_final_translation():
     run = Run()
     outcome = run_to_end(run.loop)
     assert run.saved_before_orders == [1] * ORDERS_AT_THE_END
@@ -62,7 +62,7 @@ def test_what_is_trained_is_on_disk_before_the_test_split_is_translated():
     assert run.records.events["translated"]["sentences"] == 700
 
 
-def test_translating_at_the_end_is_time_of_its_own():
+def test_final_translation_is_timed_separately():
     """Each command takes equally long; those before the end are evaluations."""
     run = Run()
     outcome = run_to_end(run.loop)
@@ -131,7 +131,7 @@ class Seen(QuietProgress):
             self.messages.append(text)
 
 
-def test_how_far_evaluations_and_the_translation_at_the_end_are_is_told():
+def test_progress_of_evaluations_and_final_translation_is_shown():
     run = Run()
     run.loop.progress = seen = Seen()
     run_to_end(run.loop)
@@ -144,7 +144,7 @@ def test_how_far_evaluations_and_the_translation_at_the_end_are_is_told():
 
 
 @pytest.mark.parametrize("saves", [{"checkpoint_every": "10steps"}, {}, {"save_final": False}])
-def test_an_interrupt_ends_the_translations_and_leaves_a_complete_run(saves):
+def test_interrupt_ends_translations_and_completes_run(saves):
     answers = []
     run = Run(lambda loop, number: answers.append(loop.interrupt()) if number == 1 else None, **saves)
     outcome = run_to_end(run.loop)
@@ -158,7 +158,7 @@ def test_an_interrupt_ends_the_translations_and_leaves_a_complete_run(saves):
     assert run.records.events["translation_interrupted"] == {"step": STEPS, "split": "test"}
 
 
-def test_nodes_that_come_back_while_the_end_is_translated_change_nothing():
+def test_returning_nodes_do_not_pause_final_translation():
     answers = []
     run = Run(lambda loop, number: answers.append(loop.pause()), checkpoint_every="10steps")
     outcome = run_to_end(run.loop)
@@ -177,7 +177,7 @@ def test_a_pause_while_training_stops_it_with_a_checkpoint():
     assert (run.saver.written, run.orders) == (1, 0)
 
 
-def test_empty_translations_of_a_model_that_has_diverged_are_told():
+def test_empty_translations_of_diverged_model_are_recorded():
     run = Run()
     run_to_end(run.loop)
     assert run.records.events["translations_without_numbers"] == {"step": STEPS, "split": "test", "sentences": 700}

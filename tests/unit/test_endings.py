@@ -28,7 +28,7 @@ def module_command(monkeypatch, interpreter, folder):
 
 
 @pytest.mark.parametrize("folder", ["", "/models"])
-def test_a_python_without_crosstrain_is_told_what_to_install(monkeypatch, tmp_path, folder):
+def test_python_without_crosstrain_gets_install_command(monkeypatch, tmp_path, folder):
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
     bare.chmod(0o700)
@@ -42,7 +42,7 @@ def test_a_python_without_crosstrain_is_told_what_to_install(monkeypatch, tmp_pa
 
 
 @pytest.mark.parametrize("folder", ["", "/models"])
-def test_an_interpreter_that_is_not_there_is_named(monkeypatch, folder):
+def test_missing_interpreter_is_named(monkeypatch, folder):
     command = module_command(monkeypatch, "/no/such/python", folder)
     code, errors = run_to_end(["sh", "-c", f"exec {' '.join(command)}"])
     text = end_elsewhere(command, code, errors)
@@ -50,12 +50,12 @@ def test_an_interpreter_that_is_not_there_is_named(monkeypatch, folder):
     assert text.endswith("; --python PATH names the interpreter on the nodes")
 
 
-def test_any_other_end_is_told_as_it_is():
+def test_other_ends_are_reported_unchanged():
     assert end_elsewhere(["python"], -9, ["out of memory"]) == "was killed by signal 9: out of memory"
     assert end_elsewhere(["python"], 3, [], " of srun") == "ended with exit code 3 of srun"
 
 
-def test_a_machine_without_a_cluster_of_rays_is_told_how_to_get_into_one(tmp_path):
+def test_missing_ray_cluster_is_reported_with_remedy(tmp_path):
     """In a new process namespace, where Ray finds no other users' cluster."""
     if find_spec("ray") is None:
         pytest.skip("Ray is not installed here")

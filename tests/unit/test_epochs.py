@@ -34,7 +34,7 @@ def consumed(sampler, calendar, first, count):
 
 @CALM
 @given(st.integers(1, 60), st.lists(st.tuples(SHAPES, st.integers(0, 12)), min_size=1, max_size=5))
-def test_no_example_is_seen_twice_or_skipped_whatever_changes_on_the_way(size, parts):
+def test_each_example_is_seen_once_when_settings_change(size, parts):
     cursor, seen = DataCursor(0, 0, 0), []
     for shape, count in parts:
         sampler, calendar = make_epoch_index(size, shape, cursor)
@@ -48,7 +48,7 @@ def test_no_example_is_seen_twice_or_skipped_whatever_changes_on_the_way(size, p
 
 @CALM
 @given(st.integers(1, 60), st.integers(1, 40), st.integers(0, 200), st.integers(0, 30))
-def test_a_resumed_run_is_where_an_uninterrupted_one_would_be(size, batch, step, more):
+def test_resumed_run_equals_uninterrupted_run(size, batch, step, more):
     _, whole = make_epoch_index(size, (batch, 1, "sync"))
     _, resumed = make_epoch_index(size, (batch, 1, "sync"), whole.cursor(step))
     assert resumed.cursor(step + more) == whole.cursor(step + more)
@@ -59,7 +59,7 @@ def test_a_resumed_run_is_where_an_uninterrupted_one_would_be(size, batch, step,
 
 @CALM
 @given(st.integers(1, 60), SHAPES, SHAPES, st.integers(0, 30), st.integers(1, 300))
-def test_a_budget_of_examples_ends_with_the_update_that_completes_it(size, before, shape, done, budget):
+def test_example_budget_ends_with_completing_update(size, before, shape, done, budget):
     """Also after a resume with another batch: the same examples in either mode, to an update."""
     cursor = make_epoch_index(size, before)[1].cursor(done)
     _, calendar = make_epoch_index(size, shape, cursor)
@@ -95,7 +95,7 @@ def rates(job, cursor, batch=32):
 
 @pytest.mark.parametrize("schedule", ["step", "cosine"])
 @pytest.mark.parametrize("batch", [8, 64, 100])
-def test_with_another_batch_size_the_schedule_goes_on_by_examples(schedule, batch):
+def test_schedule_continues_by_examples_with_another_batch(schedule, batch):
     """The rate after the change equals the earlier rate at that epoch, and the end is the same."""
     job = Job(lr=0.1, schedule=schedule, epochs=4)
     whole, expected = rates(job, DataCursor(0, 0, 0))
@@ -116,7 +116,7 @@ def test_evaluations_and_checkpoints_stop_a_plan():
     assert [budget.next_stop(step) for step in (0, 7, 10, 28, 29)] == [7, 10, 14, 30, 30]
 
 
-def test_epochs_are_counted_from_the_start_of_the_run_not_of_its_part():
+def test_epochs_are_counted_from_start_of_run():
     _, calendar = make_epoch_index(100, (10, 1, "sync"), DataCursor(50, 3, 95))
     budget = Triggers(Job(epochs=6, eval_every="2epochs"), calendar)
     assert calendar.first_step_of(4) == 51

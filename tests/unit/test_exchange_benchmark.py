@@ -24,7 +24,7 @@ RATES = st.floats(1e6, 1e11)
 
 
 @given(ranks=st.integers(2, 64), size=st.floats(0, 1e9), latency=LATENCIES, rate=RATES)
-def test_the_bound_is_a_message_and_the_bytes_that_have_to_leave(ranks, size, latency, rate):
+def test_all_reduce_bound_is_latency_plus_bytes(ranks, size, latency, rate):
     bound = all_reduce_bound(ranks, size, Line(latency, rate))
     assert bound == pytest.approx(latency + 2 * (1 - 1 / ranks) * size / rate)
     assert bound <= all_reduce_bound(ranks + 1, size, Line(latency, rate))
@@ -32,14 +32,14 @@ def test_the_bound_is_a_message_and_the_bytes_that_have_to_leave(ranks, size, la
     assert bound <= ring * (1 + 1e-12)
 
 
-def test_the_bound_of_one_rank_is_nothing():
+def test_bound_of_one_rank_is_zero():
     assert all_reduce_bound(1, 1e9, Line(1.0, 1.0)) == 0.0
     with pytest.raises(ValueError, match="at least one rank"):
         all_reduce_bound(0, 1, Line(1.0, 1.0))
 
 
 @given(latency=LATENCIES, rate=RATES)
-def test_a_fit_finds_the_line_that_times_lie_on(latency, rate):
+def test_fit_recovers_exact_line(latency, rate):
     wanted = sizes(1 << 10, 256 << 20, 4)
     line = Line(latency, rate)
     fitted = fit(wanted, [line.seconds(size) for size in wanted])
@@ -47,7 +47,7 @@ def test_a_fit_finds_the_line_that_times_lie_on(latency, rate):
 
 
 @given(latency=LATENCIES, rate=RATES, seed=st.integers(0, 2**32 - 1))
-def test_no_line_nearby_has_smaller_relative_errors(latency, rate, seed):
+def test_fit_minimizes_relative_errors(latency, rate, seed):
     wanted = np.array(sizes(1 << 10, 256 << 20, 4))
     taken = Line(latency, rate).seconds(wanted) * np.random.default_rng(seed).uniform(0.5, 2.0, len(wanted))
 
@@ -59,7 +59,7 @@ def test_no_line_nearby_has_smaller_relative_errors(latency, rate, seed):
         assert error(fitted) <= error(Line(fitted.latency_seconds * a, fitted.bytes_per_second * b)) + 1e-9
 
 
-def test_times_that_fall_give_no_negative_slope():
+def test_falling_times_give_no_negative_slope():
     assert fit([1, 2, 4], [3.0, 2.0, 1.0]).bytes_per_second == math.inf
     with pytest.raises(ValueError, match="two sizes"):
         fit([5, 5], [1.0, 2.0])
@@ -72,13 +72,13 @@ def test_sizes_go_from_a_kibibyte_to_256_mebibytes_by_default():
     assert (len(defaults), defaults[0], defaults[-1]) == (10, 1024, 256 << 20)
 
 
-def test_a_limited_link_gives_the_rate_and_sockets_the_latency():
+def test_rate_is_of_link_and_latency_of_sockets():
     runs = [{"latency_seconds": [1.0, 3.0], "bytes_per_second": [8.0]}, {"latency_seconds": [2.0], "bytes_per_second": [9.0, 10.0]}]
     assert network_of(runs, None) == Line(2.0, 9.0)
     assert network_of(runs, 1e9) == Line(2.0, 125e6)
 
 
-def test_the_bound_of_alexnet_is_that_of_its_gradients():
+def test_bound_of_alexnet_counts_its_gradients():
     spec = build_model(
         "alexnet", DataInfo.of_images("x", {"train": 1, "test": 1}, ImageFeatures((3, 224, 224), 1000, (0.0,) * 3, (1.0,) * 3))
     )
@@ -90,7 +90,7 @@ def test_the_bound_of_alexnet_is_that_of_its_gradients():
 SERIES = Series(3, [1024, 4 << 20], Line(50e-6, 1e9), {"direct": [100e-6, 7e-3], "gloo": [2.5e-3, 1.5]})
 
 
-def test_the_table_reads_like_this():
+def test_table_layout():
     assert markdown(SERIES).splitlines()[:4] == [
         "| vector | direct | gloo | bound |",
         "|---:|---:|---:|---:|",
@@ -157,12 +157,12 @@ def test_a_trace_is_cut_at_the_marks():
     assert "thread 1  epoll_wait = 1  (200 µs)" in anatomy.timeline_text(first)
 
 
-def test_a_trace_without_marks_is_no_trace_of_all_reduces():
+def test_trace_without_marks_is_refused():
     with pytest.raises(ValueError, match="1 marks"):
         cut(read(TRACE.splitlines()[:3]))
 
 
-def test_the_fastest_value_of_a_line_stands_out():
+def test_fastest_value_of_line_is_bold():
     times = {"1048576": {"1024": [2e-3, 1e-3, 3e-3], "2048": [1e-3, 1e-3, 9.0]}, "alexnet": {"1024": [1.0], "2048": [2.0]}}
     assert constants.render("PIECE_BYTES", [1024, 2048], times).splitlines()[2:] == [
         "| 1 MiB | 2.00 ms | **1.00 ms** |",
@@ -190,7 +190,7 @@ def test_ranks_measure_and_count_on_loopback():
 
 
 @pytest.mark.cluster
-def test_bare_sockets_tell_latency_and_rate():
+def test_sockets_measure_latency_and_rate():
     measured = group.run_ranks("sockets.py", ["--sizes", "1024", "--tries", "1"], ranks=3, network="host")
     assert 1e-7 < measured["latency_seconds"][0] < 0.1
     assert measured["bytes_per_second"][0] > 1e6

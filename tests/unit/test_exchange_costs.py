@@ -26,7 +26,7 @@ def explain_run(out, *, compute=1.0, network=3.0, count=3, **options):
     return diagnose(Run(explained_run(out, workers, **options)))
 
 
-def test_the_exchange_is_messages_bytes_and_what_is_around_them(tmp_path):
+def test_exchange_is_messages_bytes_and_overhead(tmp_path):
     costs = explain_run(tmp_path, message_seconds=2 * MS).exchange_costs
     assert costs.step_seconds == pytest.approx(4 * MS)
     assert costs.messages_seconds_per_step == pytest.approx(2 * MS)
@@ -37,7 +37,7 @@ def test_the_exchange_is_messages_bytes_and_what_is_around_them(tmp_path):
 
 @settings(max_examples=40, deadline=None)
 @given(st.floats(0.01, 10), st.floats(0.01, 10), st.floats(0.01, 10), st.floats(0.001, 20))
-def test_the_three_add_up_to_what_the_exchange_adds_to_a_step(compute, seen, whole, message):
+def test_exchange_parts_sum_to_its_step_time(compute, seen, whole, message):
     with tempfile.TemporaryDirectory() as folder:
         path = explained_run(Path(folder), [{"compute": compute * MS, "communicate": seen * MS}] * 2, message_seconds=message * MS)
         document = json.loads((path / "calibration.json").read_text())
@@ -52,7 +52,7 @@ def test_the_three_add_up_to_what_the_exchange_adds_to_a_step(compute, seen, who
     assert costs.messages_fraction <= 1
 
 
-def test_communication_that_is_mostly_around_the_all_reduce_is_called_overhead(tmp_path):
+def test_time_around_the_all_reduce_is_called_overhead(tmp_path):
     path = explained_run(tmp_path, [{"compute": MS, "communicate": 8 * MS}] * 2, message_seconds=0.1 * MS)
     document = json.loads((path / "calibration.json").read_text())
     document["workers"] = [{**worker, "communicate_seconds": 2 * MS} for worker in document["workers"]]
@@ -65,7 +65,7 @@ def test_communication_that_is_mostly_around_the_all_reduce_is_called_overhead(t
 
 @settings(max_examples=10, deadline=None)
 @given(st.floats(0.01, 10), st.floats(1.001, 3), st.floats(0.001, 20), st.floats(0.0, 0.5))
-def test_a_calibration_that_is_slower_than_the_run_tells_no_exchange(step, slower, whole, spread):
+def test_slow_calibration_leaves_exchange_unknown(step, slower, whole, spread):
     """All of the step is then computation, scaled down to it, although there was an exchange."""
     with tempfile.TemporaryDirectory() as folder:
         path = explained_run(Path(folder), [{"compute": step * MS, "spread": spread}] * 2, direct={"direct_step_seconds": MS})
@@ -95,7 +95,7 @@ def test_a_calibrated_step_is_the_estimate(tmp_path):
     assert (advice.speedup, advice.bound) == (pytest.approx(4), "about")
 
 
-def test_tries_that_lie_apart_widen_the_band(tmp_path):
+def test_scattered_tries_widen_the_band(tmp_path):
     near, far = (
         explain_run(tmp_path / str(spread), direct={"direct_step_seconds": MS, "direct_spread": spread}).exchange_costs
         for spread in (0.0, 0.5)
@@ -104,7 +104,7 @@ def test_tries_that_lie_apart_widen_the_band(tmp_path):
     assert far.direct_exchange_steps_per_second_high > near.direct_exchange_steps_per_second_high
 
 
-def test_what_would_gain_nothing_is_not_advised(tmp_path):
+def test_direct_exchange_without_gain_is_not_advised(tmp_path):
     explanation = explain_run(tmp_path, direct={"direct_step_seconds": 4 * MS})
     assert explanation.verdict == "network"
     assert all(advice.option != "--exchange direct" for advice in advise(explanation))
@@ -117,13 +117,13 @@ def test_what_would_gain_nothing_is_not_advised(tmp_path):
         ({}, "the version that made this run did not measure it"),
     ],
 )
-def test_without_a_trial_there_is_no_estimate_but_the_reason(tmp_path, options, reason):
+def test_untried_exchange_has_reason_instead_of_estimate(tmp_path, options, reason):
     costs = explain_run(tmp_path, **options).exchange_costs
     assert (costs.direct_exchange_steps_per_second_estimate, costs.no_estimate) == (None, reason)
     assert exchange_text(costs).endswith(f"the gain of --exchange direct is unknown: {reason}")
 
 
-def test_a_run_with_the_direct_exchange_has_costs_and_no_estimate(tmp_path):
+def test_direct_exchange_has_costs_and_no_estimate(tmp_path):
     costs = explain_run(tmp_path, message_seconds=2 * MS, exchange="direct").exchange_costs
     assert costs.messages_fraction == pytest.approx(0.5)
     assert (costs.direct_exchange_steps_per_second_estimate, costs.no_estimate) == (None, None)
@@ -131,11 +131,11 @@ def test_a_run_with_the_direct_exchange_has_costs_and_no_estimate(tmp_path):
 
 
 @pytest.mark.parametrize("options", [{"mode": "async"}, {"calibrated": False}, {"network": 0.0}, {"message_seconds": None}])
-def test_others_have_none(tmp_path, options):
+def test_runs_without_exchange_have_no_costs(tmp_path, options):
     assert explain_run(tmp_path, **options).exchange_costs is None
 
 
-def test_the_command_says_both(tmp_path):
+def test_command_shows_costs_and_estimate(tmp_path):
     path = explained_run(tmp_path, [{"compute": MS, "communicate": 3 * MS}] * 3, message_seconds=2 * MS, direct={"direct_step_seconds": MS})
     output = CliRunner().invoke(command, [str(path)], catch_exceptions=False).output
     assert (

@@ -49,7 +49,7 @@ def point(settings, job=None, **changes):
     return Point(settings, Path(), {"steps": None, "epochs": 2, **(job or {})}, summary(**changes))
 
 
-def test_the_page_has_a_place_for_each_experiment_and_shows_its_command():
+def test_page_has_place_and_command_of_each_experiment():
     page = PAGE.read_text(encoding="utf-8")
     assert sorted(places(page)) == sorted([*EXPERIMENTS, "machine"])
     shown = shown_commands(PAGE)
@@ -66,7 +66,7 @@ def test_every_sweep_that_the_page_shows_is_valid():
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_its_sweep_has_the_points_that_are_compared_and_drawn(name):
+def test_sweep_has_compared_and_drawn_points(name):
     experiment = EXPERIMENTS[name]
     points = [point(planned.settings, nodes=planned.job.nodes) for planned in plan_points([experiment.config, *experiment.options])]
     results = Results(points, len(points))
@@ -90,7 +90,7 @@ def test_figures_of_a_summary(tmp_path):
         assert head in summary_fields, label
 
 
-def test_what_a_calibrated_run_says_of_a_step(tmp_path):
+def test_calibrated_run_has_time_shares(tmp_path):
     path = sync_run(tmp_path, name="one")
     entry = {"name": "one", "settings": {}, "state": "succeeded", "job": {}}
     (tmp_path / "sweep.json").write_text(json.dumps({"schema": 1, "points": [entry]}))
@@ -157,7 +157,7 @@ def test_a_measured_place():
 
 
 @pytest.mark.thorough
-def test_a_page_is_filled_in_from_the_runs(tmp_path):
+def test_page_is_filled_from_runs(tmp_path):
     """Two runs in the folder of a sweep, with pictures; the other places stay unchanged."""
     folder = tmp_path / "runs/cs744-alexnet-2-vs-3"
     entries = []
@@ -197,7 +197,7 @@ def test_shorter_divides_epochs_or_steps():
 
 
 @pytest.mark.parametrize("arguments", [["--only", "eecs598-bach"], ["--shorter", "0"], ["--shorter", "x"]])
-def test_a_wrong_request_ends_with_2(arguments, capsys):
+def test_invalid_request_exits_with_2(arguments, capsys):
     with pytest.raises(SystemExit, match="2"):
         parse(arguments)
     assert "eecs598-batch" in capsys.readouterr().err if "--only" in arguments else True

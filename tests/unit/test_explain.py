@@ -71,7 +71,7 @@ def four_nodes(tmp_path_factory):
     unlike=st.lists(st.floats(0.9, 1.1), min_size=4, max_size=4),
     spread=st.floats(0.0, 0.05),
 )
-def test_most_of_the_step_decides_whatever_the_sizes(four_nodes, mode, cause, share, rest, step_seconds, unlike, spread):
+def test_majority_of_step_decides_at_any_scale(four_nodes, mode, cause, share, rest, step_seconds, unlike, spread):
     """One part has at least 60% of the step, two share the rest, and async workers vary by 10%."""
     first, second = (part for part in ("compute", "data", "communicate") if part != cause)
     parts = {cause: share, first: (1 - share) * rest, second: (1 - share) * (1 - rest)}
@@ -95,7 +95,7 @@ def test_most_of_the_step_decides_whatever_the_sizes(four_nodes, mode, cause, sh
     step_seconds=st.floats(1e-5, 10.0),
     network=st.floats(0.0, 0.3),
 )
-def test_one_slow_node_of_four_is_named_whatever_the_sizes(four_nodes, mode, times, slow, step_seconds, network):
+def test_straggler_of_four_is_named_at_any_scale(four_nodes, mode, times, slow, step_seconds, network):
     """Its work takes at least 1.6 times as long; the exchange up to 0.3 of an ordinary step."""
     workers = [{"compute": step_seconds * (times if node == slow else 1.0), "communicate": network * step_seconds} for node in range(4)]
     for worker in workers:
@@ -117,7 +117,7 @@ SLOW_SYNC = [
 SLOW_ASYNC = [{"compute": 2 * MS, "communicate": 0.2 * MS}, {"compute": 10 * MS, "communicate": 0.2 * MS}]
 
 
-def test_a_slow_node_holds_up_the_others_in_sync_mode(tmp_path):
+def test_straggler_delays_others_in_sync_mode(tmp_path):
     explanation = judged(tmp_path, SLOW_SYNC)
     assert (explanation.verdict, explanation.slow_node, explanation.slowness) == ("peers", 1, pytest.approx(5.0))
     assert explanation.step_fractions["peers"] == pytest.approx(8 / 11)
@@ -125,7 +125,7 @@ def test_a_slow_node_holds_up_the_others_in_sync_mode(tmp_path):
     assert "workers wait for node 1 for 73% of a step; its own work takes 5.0 times as long" in headline(explanation)
 
 
-def test_an_exchange_that_waits_for_a_node_without_cores_to_spare_is_that_node_s(tmp_path):
+def test_exchange_waiting_for_busy_node_is_attributed_to_it(tmp_path):
     """Two thirds are exchange; node 1 uses 90% of its 0.2 cores and the others little of theirs."""
     workers = [{"compute": 1 * MS, "peers": 3 * MS, "communicate": 8 * MS}, {"compute": 4 * MS, "communicate": 8 * MS}]
     explanation = judged(tmp_path, workers, node_figures=using((0.2, 0.8), (0.18, 0.2)))
@@ -143,12 +143,12 @@ def test_an_exchange_that_waits_for_a_node_without_cores_to_spare_is_that_node_s
         (using((0.2, 0.8), (0.18, 0.2)), {"mode": "async"}),
     ],
 )
-def test_an_exchange_is_not_a_node_s_where_something_else_explains_it(tmp_path, used, more):
+def test_exchange_with_other_cause_is_not_attributed_to_node(tmp_path, used, more):
     explanation = judged(tmp_path, steps(compute=2, network=8), node_figures=used, **more)
     assert (explanation.verdict, explanation.slow_node) == ("network", None)
 
 
-def test_a_slow_node_holds_nobody_up_in_async_mode(tmp_path):
+def test_straggler_delays_none_in_async_mode(tmp_path):
     explanation = judged(tmp_path, SLOW_ASYNC, mode="async")
     assert (explanation.verdict, explanation.slow_node) == ("peers", 1)
     assert [node.limit for node in explanation.nodes] == ["CPU", "CPU"]
@@ -156,14 +156,14 @@ def test_a_slow_node_holds_nobody_up_in_async_mode(tmp_path):
     assert "It makes 18% of the updates; no worker waits for it." in headline(explanation)
 
 
-def test_one_quick_node_among_slow_ones_makes_no_slow_node(tmp_path):
+def test_one_fast_node_makes_no_straggler(tmp_path):
     workers = [{"compute": 2 * MS, "peers": 8 * MS}, {"compute": 10 * MS}, {"compute": 10 * MS}]
     explanation = judged(tmp_path, workers)
     assert (explanation.verdict, explanation.slow_node) == ("compute", None)
     assert [node.limit for node in explanation.nodes] == ["peer", "CPU", "CPU"]
 
 
-def test_a_full_link_is_told_from_small_messages_and_from_copies(tmp_path):
+def test_full_link_messages_and_transfer_are_distinguished(tmp_path):
     def cause(traffic, message_seconds, name):
         workers = steps(compute=2, network=8)
         options = {"node_figures": [traffic] * 2, "bandwidth": "100mbit", "name": name}
@@ -182,7 +182,7 @@ def test_a_full_link_is_told_from_small_messages_and_from_copies(tmp_path):
     assert [node.limit for node in full.nodes] == ["link", "link"]
 
 
-def test_the_speed_of_a_real_interface_is_a_limit_too(tmp_path):
+def test_interface_speed_is_a_limit(tmp_path):
     path = explained_run(tmp_path, steps(compute=2, network=8), node_figures=[LINK] * 2)
     interface = {"addresses": ["10.77.0.1"], "speed_bits_per_second": 100_000_000}
     without_speed = {"addresses": ["10.77.0.2"], "speed_bits_per_second": None}
@@ -204,7 +204,7 @@ def test_the_speed_of_a_real_interface_is_a_limit_too(tmp_path):
     ],
 )
 @pytest.mark.parametrize("calibrated", [True, False])
-def test_what_lies_beside_training(tmp_path, figures, verdict, calibrated):
+def test_time_outside_training_is_the_verdict(tmp_path, figures, verdict, calibrated):
     explanation = judged(tmp_path, steps(compute=9, network=1), figures=figures, calibrated=calibrated)
     assert explanation.verdict == verdict
     assert sum(explanation.run_fractions.values()) == pytest.approx(1.0)
@@ -212,7 +212,7 @@ def test_what_lies_beside_training(tmp_path, figures, verdict, calibrated):
 
 @pytest.mark.parametrize("calibrated", [True, False])
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_the_share_of_training_is_that_of_the_summary(tmp_path, mode, calibrated):
+def test_training_fraction_equals_summary(tmp_path, mode, calibrated):
     """Also if async workers are busy for only a fifth of it; idle time is part of training."""
     clock = {"train_seconds": 0.9, "eval_seconds": 0.05, "updates_by_worker": [18, 18] if mode == "async" else None}
     explanation = judged(tmp_path, steps(compute=10), mode=mode, figures=clock, calibrated=calibrated)
@@ -250,7 +250,7 @@ AWAY = {"event": "task_failed", "time_seconds": 6.0, "detail": {"task": "worker-
         ({}, [LOST], []),
     ],
 )
-def test_a_run_that_went_on_after_losses_says_so_and_what_it_cost(tmp_path, figures, events, texts):
+def test_restarts_are_noted_with_their_cost(tmp_path, figures, events, texts):
     none = dict.fromkeys(("restarts", "restart_seconds_lost", "worker_restarts", "worker_absent_seconds"))
     path = explained_run(tmp_path, steps(compute=9, network=1), figures={**none, "train_seconds": 0.2, **figures})
     (path / "events.jsonl").write_text("".join(json.dumps({"schema": 1, **event}) + "\n" for event in events))
@@ -272,7 +272,7 @@ def test_workers_without_tickets_are_idle_and_not_computing(tmp_path):
     )
 
 
-def test_a_lead_within_the_spread_decides_nothing(tmp_path):
+def test_lead_within_spread_is_unclear(tmp_path):
     close = judged(tmp_path, steps(compute=5.5, network=4.5, spread=0.15), name="a")
     assert (close.verdict, set(close.candidates)) == ("unclear", {"compute", "network"})
     assert headline(close).startswith(
@@ -291,7 +291,7 @@ def test_whether_a_node_is_slow_can_be_unclear(tmp_path):
     )
 
 
-def test_an_exchange_that_is_quick_by_itself_is_neither_bytes_nor_messages(tmp_path):
+def test_exchange_quick_in_calibration_is_waiting(tmp_path):
     explanation = judged(tmp_path, steps(compute=2, network=8), message_seconds=1 * MS, mode="async")
     assert explanation.network_cause == "transfer"
     path = explanation.evidence
@@ -301,7 +301,7 @@ def test_an_exchange_that_is_quick_by_itself_is_neither_bytes_nor_messages(tmp_p
     assert "mostly overhead and waiting: a push and pull by itself takes 3.9 ms" in headline(waits)
 
 
-def test_a_slow_node_is_no_waiting_in_async_mode_where_it_is_unclear_too(tmp_path):
+def test_unclear_straggler_is_no_waiting_in_async_mode(tmp_path):
     explanation = judged(tmp_path, [{"compute": 6 * MS, "spread": 0.1}, {"compute": 9.2 * MS, "spread": 0.1}], mode="async")
     assert (explanation.verdict, set(explanation.candidates)) == ("unclear", {"compute", "peers"})
     assert "or the work of a slow node 100%" in headline(explanation)
@@ -326,7 +326,7 @@ def test_without_calibration_nothing_is_guessed(tmp_path):
     assert "What would help" not in text
 
 
-def test_a_summary_from_before_calibration_is_read(tmp_path):
+def test_summary_without_calibration_is_read(tmp_path):
     path = explained_run(tmp_path, steps(compute=9), calibrated=False)
     summary = json.loads((path / "summary.json").read_text())
     del summary["time_shares"]
@@ -348,7 +348,7 @@ def test_nodes_that_share_cores_are_named(tmp_path):
     assert "2 nodes share the same cores and compete for them" in to_text(page(explanation, []))
 
 
-def test_a_node_that_others_kept_from_the_processor_is_named(tmp_path):
+def test_node_short_of_cpu_is_named(tmp_path):
     """Computing for 90% of the time takes 0.9 of a core; the second node had 0.5."""
     used = [{"cpu_cores_used": {"mean": cores, "max": cores}, "cores_available": 2.0} for cores in (0.9, 0.5)]
     explanation = judged(tmp_path, steps(compute=9, network=1), node_figures=used, figures={"run_seconds": 2.0, "train_seconds": 2.0})
@@ -380,7 +380,7 @@ def starving(*fractions):
         ([0.5], {"workers": 2}, None),
     ],
 )
-def test_a_run_whose_cores_others_had_is_starved_and_nothing_is_advised(tmp_path, fractions, more, starved):
+def test_starved_run_gets_no_advice(tmp_path, fractions, more, starved):
     explanation = judged(tmp_path, steps(compute=10, count=len(fractions)), node_figures=starving(*fractions), figures=more)
     if starved is None:
         assert (explanation.verdict, explanation.starved) == ("compute", None)
@@ -392,13 +392,13 @@ def test_a_run_whose_cores_others_had_is_starved_and_nothing_is_advised(tmp_path
     assert explanation.to_json()["starved"]["fraction"] == fractions[starved]
 
 
-def test_a_limit_below_the_cores_that_others_had_is_said(tmp_path):
+def test_core_limit_below_foreign_use_is_named(tmp_path):
     taken = [{**node, "cores_available": 0.6} for node in starving(0.7)]
     explanation = judged(tmp_path, steps(compute=10, count=1), node_figures=taken)
     assert "other programs used 1.20 of the cores that node 0, limited to 0.60, runs on, 70% of the CPU time" in headline(explanation)
 
 
-def test_a_run_too_short_to_sample_names_no_other_programs(tmp_path):
+def test_unsampled_run_names_no_other_programs(tmp_path):
     used = [{"cpu_cores_used": {"mean": 0.1, "max": 0.1}, "cores_available": 2.0}] * 2
     explanation = judged(tmp_path, steps(compute=9, network=1), node_figures=used)
     assert [note for note in notes(explanation) if "processor" in note] == []
@@ -408,13 +408,13 @@ def test_a_run_too_short_to_sample_names_no_other_programs(tmp_path):
     ("lost", "available", "starved"),
     [(0.11, 0.67, True), (0.08, 0.67, False), (0.01, 2.0, False), (0.2, 2.0, True), (None, 2.0, True)],
 )
-def test_a_node_that_asks_for_little_has_to_lose_what_matters_to_its_pace(tmp_path, lost, available, starved):
+def test_small_cpu_loss_of_idle_node_is_not_starvation(tmp_path, lost, available, starved):
     """A large fraction of little is little: the node computes for a small part of its time."""
     figures = [{**starving(0.27)[0], "cpu_cores_lost": lost, "cores_available": available}]
     assert (judged(tmp_path, steps(compute=10, count=1), node_figures=figures).verdict == "starved") == starved
 
 
-def test_a_starved_run_without_calibration_is_starved_too(tmp_path):
+def test_starved_run_needs_no_calibration(tmp_path):
     assert judged(tmp_path, steps(compute=10, count=1), node_figures=starving(0.4), calibrated=False).verdict == "starved"
 
 
@@ -470,7 +470,7 @@ def test_one_json_document(tmp_path):
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 3), st.integers(0, 3))
-def test_a_summary_without_figures_of_a_workers_node_is_told_as_damaged(workers, num_figures):
+def test_summary_without_figures_of_worker_node_is_damaged(workers, num_figures):
     with tempfile.TemporaryDirectory() as folder:
         path = explained_run(Path(folder), steps(compute=9, count=workers))
         summary = summary_of(path)

@@ -25,7 +25,7 @@ def advice(out, workers, **options):
     return {entry.option: entry for entry in advise(diagnose(Run(explained_run(out, workers, **options))))}
 
 
-def test_twice_the_batch_pays_the_exchange_once(tmp_path):
+def test_doubled_batch_halves_the_exchange(tmp_path):
     """Computing takes 2 ms (1.2 ms for half), so 0.4 ms are fixed; twice the batch: 11.6 ms."""
     entry = advice(tmp_path, steps(compute=2, network=8), half_fraction=0.6)["--batch-size 64"]
     assert (entry.speedup, entry.bound) == (pytest.approx(2 * 10 / (10 + 1.6)), "about")
@@ -33,7 +33,7 @@ def test_twice_the_batch_pays_the_exchange_once(tmp_path):
 
 
 @pytest.mark.parametrize(("size", "advised"), [(127, False), (128, True)])
-def test_a_batch_of_more_than_all_training_examples_is_not_advised(tmp_path, size, advised):
+def test_batch_beyond_training_examples_is_not_advised(tmp_path, size, advised):
     """Two workers with a batch of 32: twice that is 128 examples."""
     path = explained_run(tmp_path, steps(compute=2, network=8))
     described = json.loads((path / "job.json").read_text())
@@ -41,7 +41,7 @@ def test_a_batch_of_more_than_all_training_examples_is_not_advised(tmp_path, siz
     assert ("--batch-size 64" in {entry.option for entry in advise(diagnose(Run(path)))}) is advised
 
 
-def test_nothing_is_advised_from_a_run_that_lost_its_loss(tmp_path):
+def test_diverged_run_gets_no_advice(tmp_path):
     path = explained_run(tmp_path, steps(compute=2, network=8), figures={"non_finite_from_step": 3})
     explanation = explain(Run(path))
     assert advise(explanation) == []
@@ -50,12 +50,12 @@ def test_nothing_is_advised_from_a_run_that_lost_its_loss(tmp_path):
     )
 
 
-def test_a_batch_that_was_given_for_all_workers_is_doubled_for_all(tmp_path):
+def test_global_batch_is_doubled_globally(tmp_path):
     advised = advice(tmp_path, steps(compute=2, network=8), batch_size=None, global_batch_size=64)
     assert "--global-batch-size 128" in advised
 
 
-def test_for_an_example_the_time_between_commands_stays(tmp_path):
+def test_idle_time_of_async_workers_stays_fixed(tmp_path):
     """Each worker's 90 updates of 10 ms leave 10% of its second idle, which stays.
 
     Twice the examples take 11.6 ms instead of 20 ms.
@@ -65,21 +65,21 @@ def test_for_an_example_the_time_between_commands_stays(tmp_path):
     assert advised["--batch-size 64"].speedup == pytest.approx(1 / (0.1 + 0.9 * 11.6 / 20))
 
 
-def test_one_node_alone_may_be_faster_than_two(tmp_path):
+def test_single_node_may_be_faster_than_two(tmp_path):
     """2 ms for a batch without an exchange, against two batches in 10 ms."""
     entry = advice(tmp_path, steps(compute=2, network=8))["--nodes 1"]
     assert (entry.speedup, entry.bound) == (pytest.approx((1 / 2) / (2 / 10)), "about")
     assert "--nodes 1" not in advice(tmp_path, steps(compute=4.7, network=5.3), name="even")
 
 
-def test_one_node_alone_takes_all_of_a_global_batch(tmp_path):
+def test_single_node_takes_whole_global_batch(tmp_path):
     """2 ms for half the batch, 0.4 ms of it fixed: 3.6 ms for all of it, against 10 ms on two."""
     options = {"half_fraction": 0.6, "batch_size": None, "global_batch_size": 64}
     entry = advice(tmp_path, steps(compute=2, network=8), **options)["--nodes 1"]
     assert (entry.speedup, entry.bound, entry.caution) == (pytest.approx(10 / 3.6), "about", None)
 
 
-def test_where_nodes_share_cores_one_alone_is_quicker_than_it_was_among_them(tmp_path):
+def test_single_node_is_faster_without_shared_cores(tmp_path):
     advised = advice(tmp_path, steps(compute=2, network=8), figures={"nodes_sharing_cores": 2})
     assert (advised["--nodes 1"].speedup, advised["--nodes 1"].bound) == (pytest.approx(2.5 / 1.02), "at least")
     assert "no sharing of cores" in advised["--nodes 1"].reason
@@ -95,7 +95,7 @@ def test_where_nodes_share_cores_one_alone_is_quicker_than_it_was_among_them(tmp
     ],
     ids=["tf", "tf again", "torch async", "torch"],
 )
-def test_one_node_alone_keeps_the_overhead_of_its_steps(tmp_path, mode, compute, seen, exchange, spread, measured):
+def test_single_node_estimate_keeps_step_overhead(tmp_path, mode, compute, seen, exchange, spread, measured):
     """Measured runs of logistic regression on two nodes that share cores, and on one process.
 
     Times are milliseconds of a step.
@@ -111,14 +111,14 @@ def test_one_node_alone_keeps_the_overhead_of_its_steps(tmp_path, mode, compute,
     assert entry is None or (entry.bound == "at least" and entry.speedup <= measured)
 
 
-def test_one_task_of_several_on_a_node(tmp_path):
+def test_single_task_on_a_node_is_advised(tmp_path):
     tasks = [{**worker, "node": 0} for worker in steps(compute=2, network=8)]
     advised = advice(tmp_path, tasks, nodes=1, procs_per_node=2, figures={"nodes": 1, "workers": 2})
     assert (advised["--procs-per-node 1"].speedup, advised["--procs-per-node 1"].bound) == (pytest.approx(2.5 / 1.02), "at least")
     assert not any(option.startswith("--nodes") for option in advised)
 
 
-def test_a_wider_link_halves_what_it_carries(tmp_path):
+def test_doubled_bandwidth_halves_transfer(tmp_path):
     advised = advice(tmp_path, steps(compute=2, network=8), node_figures=[FULL] * 2, bandwidth="100mbit")
     assert advised["--bandwidth 200mbit"].speedup == pytest.approx(1 / (1 - 0.8 / 2))
     assert advised["--bandwidth 200mbit"].bound == "at most"
@@ -128,13 +128,13 @@ def test_a_wider_link_halves_what_it_carries(tmp_path):
     assert not any(option.startswith("--bandwidth") for option in idle)
 
 
-def test_a_bandwidth_is_doubled_in_figures_that_can_be_typed(tmp_path):
+def test_doubled_bandwidth_is_a_valid_option(tmp_path):
     full = {**FULL, "network_sent_bytes": 75_000_000}
     advised = advice(tmp_path, steps(compute=2, network=8), node_figures=[full] * 2, bandwidth="600000kbit")
     assert "--bandwidth 1200000kbit" in advised
 
 
-def test_parameters_on_more_servers_take_the_load_off_one_link(tmp_path):
+def test_more_parameter_servers_relieve_one_link(tmp_path):
     """31.4 kB at 12.5 MB/s: 398 per second.
 
     Three updates are 1.5 of them for each of two servers, and 4/3 for a ring.
@@ -147,7 +147,7 @@ def test_parameters_on_more_servers_take_the_load_off_one_link(tmp_path):
     assert not any(option.startswith(("--ps", "--mode")) for option in sync)
 
 
-def test_a_worker_beside_the_only_server_is_not_sent_over_the_link(tmp_path):
+def test_worker_on_server_node_stays_local(tmp_path):
     """It makes 1000 updates per second locally; over the links all three together could not."""
     workers = [{"compute": 0.5 * MS, "communicate": 0.5 * MS}, *steps(compute=0.5, network=9.5)]
     advised = advice(tmp_path, workers, mode="async", node_figures=[FULL] * 3, bandwidth="100mbit")
@@ -155,7 +155,7 @@ def test_a_worker_beside_the_only_server_is_not_sent_over_the_link(tmp_path):
     assert not any(option.startswith(("--ps", "--mode")) for option in advised)
 
 
-def test_the_same_cores_evenly(tmp_path):
+def test_even_cores_are_advised(tmp_path):
     """The slow node's 8.8 of 11 ms become 2.93 ms on thrice the cores; 2.2 ms of waiting stay."""
     workers = [{"compute": 2 * MS, "peers": 8 * MS, "communicate": MS}, {"compute": 10 * MS, "communicate": MS}]
     figures = using((0.2, 1), (0.16, 0.2))
@@ -169,14 +169,14 @@ def test_the_same_cores_evenly(tmp_path):
     assert (single_node.speedup, single_node.bound) == (pytest.approx(1 / 2 / (3 / 11)), "at least")
 
 
-def test_the_same_cores_evenly_do_not_make_the_others_slow(tmp_path):
+def test_even_cores_may_slow_other_nodes(tmp_path):
     """8 ms on one core become 13.3 ms on 0.6, more than the slow node's 20 ms become."""
     workers = [{"compute": 8 * MS, "peers": 11 * MS, "communicate": MS}, {"compute": 19 * MS, "communicate": MS}]
     advised = advice(tmp_path, workers, cores_per_node="1,0.2", node_figures=using((0.5, 1), (0.2, 0.2)))
     assert advised["--cores-per-node 0.6"].speedup == pytest.approx(20 / (8 / 0.6))
 
 
-def test_an_exchange_that_a_node_with_few_cores_holds_up(tmp_path):
+def test_exchange_bound_by_node_with_few_cores(tmp_path):
     """Most of the step is the exchange, which is bound by the slow node's fully used 0.2 cores."""
     workers = [{"compute": 1 * MS, "peers": MS, "communicate": 8 * MS}, {"compute": 2 * MS, "communicate": 8 * MS}]
     advised = advice(tmp_path, workers, cores_per_node="1,0.2", node_figures=using((0.3, 1), (0.18, 0.2)))
@@ -186,7 +186,7 @@ def test_an_exchange_that_a_node_with_few_cores_holds_up(tmp_path):
     assert "--mode async" not in advice(tmp_path, workers, name="alike")
 
 
-def test_an_exchange_goes_with_the_cores_of_the_parameter_server(tmp_path):
+def test_exchange_scales_with_server_cores(tmp_path):
     """Its 0.2 cores become 0.6, all in use.
 
     8 + 8 ms become 5.33 ms there, and 1 + 8 ms become 1.67 + 2.67 ms on the other node.
@@ -200,13 +200,13 @@ def test_an_exchange_goes_with_the_cores_of_the_parameter_server(tmp_path):
     assert "--cores-per-node 0.6" not in advice(tmp_path, workers[::-1], mode="async", name="lost", **limits)
 
 
-def test_data_that_are_changed_on_the_way(tmp_path):
+def test_augmentation_may_be_disabled(tmp_path):
     advised = advice(tmp_path, steps(compute=1, data=9), augment="crop")
     assert (advised["--augment none"].speedup, advised["--augment none"].bound) == (pytest.approx(10), "at most")
     assert advice(tmp_path, steps(compute=1, data=9), name="plain") == {}
 
 
-def test_cores_that_are_not_used(tmp_path):
+def test_unused_cores_suggest_threads(tmp_path):
     node = {"cores_available": 4.0, "cpu_cores_used": {"mean": 1.0, "max": 1.0}, "cpu_fraction": {"mean": 0.25, "max": 0.25}}
     options = {"node_figures": [node] * 2, "figures": {"nodes_sharing_cores": 1}, "half_fraction": 0.5, "threads": 1}
     advised = advice(tmp_path, steps(compute=10), **options)
@@ -232,7 +232,7 @@ def test_cores_that_are_not_used(tmp_path):
         ({"eval_seconds": 0.6}, {"eval_every": "end"}, None),
     ],
 )
-def test_less_often(tmp_path, figures, job, option):
+def test_rarer_evaluations_or_checkpoints_are_advised(tmp_path, figures, job, option):
     advised = advice(tmp_path, steps(compute=10), figures={"train_seconds": 0.4, **figures}, **job)
     assert list(advised) == ([option] if option else [])
     if option:
@@ -242,7 +242,7 @@ def test_less_often(tmp_path, figures, job, option):
 TRANSLATES = {"train_seconds": 0.3, "eval_seconds": 0.1, "translate_seconds": 0.6}
 
 
-def test_the_translation_at_the_end_is_not_avoided_by_fewer_evaluations(tmp_path):
+def test_final_translation_suggests_smaller_beam(tmp_path):
     path = explained_run(tmp_path, steps(compute=10), figures=TRANSLATES, eval_every="1epoch", beam=4)
     explanation = explain(Run(path))
     assert (explanation.verdict, explanation.run_fractions["translating"]) == ("translating", pytest.approx(0.6))
@@ -253,7 +253,7 @@ def test_the_translation_at_the_end_is_not_avoided_by_fewer_evaluations(tmp_path
     assert advise(diagnose(Run(greedy))) == []
 
 
-def test_every_option_that_is_recommended_is_one_of_the_command(tmp_path):
+def test_recommended_options_are_valid(tmp_path):
     """As shown, they make a valid job of the kind that they are recommended for."""
     runs = [
         explained_run(tmp_path, steps(compute=1, network=9, count=3), mode="async", node_figures=[FULL] * 3, bandwidth="100mbit", name="a"),

@@ -29,7 +29,7 @@ MS = 1e-3
 # How long -------------------------------------------------------------------------------------------------------------
 
 
-def test_an_interrupted_run_says_what_its_plan_takes(tmp_path):
+def test_interrupted_run_predicts_planned_duration(tmp_path):
     answer = asked(trained(tmp_path, save_final=False, eval_every="end"))["duration"]
     assert answer["predicted"]
     assert (answer["measured_steps"], answer["planned_steps"]) == (200, 400)
@@ -45,7 +45,7 @@ def test_an_interrupted_run_says_what_its_plan_takes(tmp_path):
 TRANSLATING = {"translation_metrics": [], "translation_signatures": {"training": "greedy|sentences:10", "end": "beam4|sentences:20"}}
 
 
-def test_the_translation_at_the_end_is_said_to_be_left_out_where_it_was_not_measured(tmp_path):
+def test_unmeasured_final_translation_is_noted_as_not_counted(tmp_path):
     answer = asked(trained(tmp_path, save_final=False, eval_every="end", described=TRANSLATING))["duration"]
     assert (answer["run_seconds"], answer["translate_seconds"], answer["left"]["translate_seconds"]) == (pytest.approx(4.0), None, None)
     assert "final translation not counted, as none was measured; estimated from" in answer["text"]
@@ -53,7 +53,7 @@ def test_the_translation_at_the_end_is_said_to_be_left_out_where_it_was_not_meas
     assert (greedy["translate_seconds"], "translation" in greedy["text"]) == (0.0, False)
 
 
-def test_the_translation_at_the_end_is_counted_as_it_was_measured(tmp_path):
+def test_measured_final_translation_is_counted(tmp_path):
     """A finished run predicts a longer one; one of three seconds was that translation."""
     path = trained(tmp_path, state="succeeded", total=200, save_final=False, eval_every="end", described=TRANSLATING)
     assert asked(path)["duration"]["text"].endswith(", without final translation, which was not finished")
@@ -69,7 +69,7 @@ def test_the_translation_at_the_end_is_counted_as_it_was_measured(tmp_path):
     assert "final translation 1 s; estimated from" in answer["text"]
 
 
-def test_a_translation_that_was_cut_off_is_no_evaluation(tmp_path):
+def test_interrupted_translation_is_no_evaluation(tmp_path):
     path = trained(tmp_path, state="succeeded", total=200, save_final=False, eval_every="end", described=TRANSLATING)
     write_document(path / "summary.json", {**summary_of(path), "run_seconds": 3.0, "total_seconds": 5.5, "translate_seconds": 1.0})
     assert asked(path)["duration"]["text"].endswith(", final translation 1 s, which was not finished")
@@ -88,7 +88,7 @@ def without_summary(path, state):
 
 
 @pytest.mark.parametrize(("state", "why"), [("running", "is still running"), ("died", "was killed before it could write one")])
-def test_a_run_without_a_summary_is_answered_from_its_records(tmp_path, state, why):
+def test_run_without_summary_is_explained_from_records(tmp_path, state, why):
     evaluations = [replace(EVALUATION, step=100, time_seconds=1.1, seconds=0.1), replace(EVALUATION, step=200, time_seconds=2.0)]
     path = trained(tmp_path, save_final=False, eval_every="100steps", evaluations=evaluations)
     whole = asked(path)
@@ -104,7 +104,7 @@ def test_a_run_without_a_summary_is_answered_from_its_records(tmp_path, state, w
     assert CliRunner().invoke(command, [str(path)]).exit_code == 0
 
 
-def test_the_clock_of_a_run_without_a_summary_knows_the_translation_at_its_end(tmp_path):
+def test_recorded_clock_includes_final_translation(tmp_path):
     path = trained(tmp_path, state="succeeded", total=200, eval_every="end", described=TRANSLATING)
     with (path / "events.jsonl").open("a") as file:
         file.write(json.dumps({"schema": 1, "event": "translated", "time_seconds": 3.0, "detail": {"seconds": 1.0}}) + "\n")
@@ -113,7 +113,7 @@ def test_the_clock_of_a_run_without_a_summary_knows_the_translation_at_its_end(t
 
 
 @pytest.mark.parametrize("option", [["--planned-steps", "2000"], ["--planned-epochs", "20"]])
-def test_another_plan_than_that_of_the_run(tmp_path, option):
+def test_other_plan_predicts_duration(tmp_path, option):
     described = {"dataset": {"name": "x", "sizes": {"train": 1000, "test": 10}}}
     path = trained(tmp_path, state="succeeded", total=200, save_final=False, eval_every="end", described=described)
     answer = asked(path, *option)["duration"]
@@ -121,7 +121,7 @@ def test_another_plan_than_that_of_the_run(tmp_path, option):
     assert answer["run_seconds"] == pytest.approx(20.0)
 
 
-def test_a_dataset_is_made_once(tmp_path):
+def test_dataset_preparation_counts_once(tmp_path):
     """Its time is not part of a longer run's start-up; the recorded time may be anything."""
     path = trained(tmp_path, state="succeeded", total=200, save_final=False, eval_every="end")
     before = asked(path, "--planned-steps", "2000")["duration"]
@@ -136,7 +136,7 @@ def test_a_dataset_is_made_once(tmp_path):
 
 @settings(max_examples=10, deadline=None)
 @given(st.lists(st.floats(0, 100), min_size=6, max_size=6))
-def test_the_parts_of_what_a_run_took_add_up(tmp_path_factory, seconds):
+def test_parts_of_measured_duration_sum_to_run_time(tmp_path_factory, seconds):
     path = trained(tmp_path_factory.mktemp("run"), state="succeeded", total=200)
     names = ("train_seconds", "eval_seconds", "checkpoint_seconds", "translate_seconds", "restart_seconds_lost")
     parts = dict(zip(names, seconds, strict=False))
@@ -151,14 +151,14 @@ def test_the_parts_of_what_a_run_took_add_up(tmp_path_factory, seconds):
     )
 
 
-def test_a_run_that_did_what_was_planned_says_what_it_took(tmp_path):
+def test_completed_run_shows_measured_duration(tmp_path):
     answer = asked(trained(tmp_path, state="succeeded", total=200))["duration"]
     assert not answer["predicted"]
     assert answer["text"].startswith("4.5 s for 200 updates: start-up and shutdown 2.5 s, training 2 s")
     assert "idle" not in answer["text"]
 
 
-def test_the_parts_of_a_duration_add_up(tmp_path):
+def test_duration_includes_idle_time(tmp_path):
     path = trained(tmp_path, state="succeeded", total=200)
     write_document(path / "summary.json", {**summary_of(path), "run_seconds": 3.0, "total_seconds": 5.5})
     assert asked(path)["duration"]["text"].endswith(", idle and coordination 1 s")
@@ -173,12 +173,12 @@ def resumed(out, **options):
     return trained(out, evaluations=evaluations, eval_every="50steps", described=RESUMED, **options)
 
 
-def test_the_evaluations_of_all_parts_go_with_the_seconds_of_all_parts(tmp_path):
+def test_duration_counts_evaluations_of_all_segments(tmp_path):
     answer = asked(resumed(tmp_path, state="succeeded", total=200))["duration"]
     assert "200 updates: start-up and shutdown 2.5 s, training 2 s, 4 evaluations " in answer["text"]
 
 
-def test_a_prediction_names_the_part_that_it_is_judged_by(tmp_path):
+def test_prediction_names_its_segment(tmp_path):
     answer = asked(resumed(tmp_path, save_final=False))["duration"]
     assert (answer["measured_steps"], answer["measured_seconds"], answer["earlier_seconds"]) == (50, pytest.approx(0.5), 1.5)
     assert answer["run_seconds"] == pytest.approx(answer["earlier_seconds"] + answer["train_seconds"] + answer["eval_seconds"], abs=0.02)
@@ -186,14 +186,14 @@ def test_a_prediction_names_the_part_that_it_is_judged_by(tmp_path):
     assert "; estimated from 50 updates in 0.5 s since the run was resumed; " in answer["text"]
 
 
-def test_a_run_that_its_target_ended_has_no_plan_left(tmp_path):
+def test_run_ended_by_target_has_no_plan_left(tmp_path):
     record = replace(EVALUATION, step=200, time_seconds=2.0)
     path = trained(tmp_path, state="succeeded", until="accuracy>=0.8", evaluations=[record])
     assert asked(path)["duration"]["text"].startswith("4.5 s until accuracy>=0.8 was reached, 200 updates")
     assert asked(path, "--planned-steps", "400")["duration"]["predicted"]
 
 
-def test_a_run_that_its_patience_ended_says_so(tmp_path):
+def test_run_ended_by_patience_is_reported(tmp_path):
     falling = {50: 0.9, 100: 0.8, 150: 0.8, 200: 0.7}
     records = [replace(EVALUATION, step=step, time_seconds=step / 100, metrics={"accuracy": value}) for step, value in falling.items()]
     path = trained(tmp_path, state="succeeded", patience=3, evaluations=records)
@@ -202,7 +202,7 @@ def test_a_run_that_its_patience_ended_says_so(tmp_path):
     assert asked(path, "--planned-steps", "400")["duration"]["predicted"]
 
 
-def test_patience_that_lasted_to_the_end_of_the_plan_ended_nothing(tmp_path):
+def test_unexhausted_patience_is_not_reported(tmp_path):
     records = [replace(EVALUATION, step=step, time_seconds=step / 100) for step in (100, 200)]
     path = trained(tmp_path, state="succeeded", total=200, patience=1, evaluations=records)
     assert asked(path)["duration"]["text"].startswith("4.5 s for 200 updates")
@@ -216,7 +216,7 @@ def test_patience_that_lasted_to_the_end_of_the_plan_ended_nothing(tmp_path):
         (["--planned-epochs", "4"], "does not tell how many updates an epoch has"),
     ],
 )
-def test_a_plan_that_cannot_be(tmp_path, options, message):
+def test_impossible_plan_is_refused(tmp_path, options, message):
     with pytest.raises(Exception, match=message):
         asked(trained(tmp_path), *options)
 
@@ -228,7 +228,7 @@ def curve(losses):
     return [EvalRecord(10 * (n + 1), n + 1, 0.1 * n, 0.01, "test", 360, loss, {"accuracy": 0.9}, 0) for n, loss in enumerate(losses)]
 
 
-def test_the_loss_of_training_is_that_since_the_evaluation_before(tmp_path):
+def test_training_loss_is_since_previous_evaluation(tmp_path):
     rising = [1.0 / (n + 1) if n < 8 else 0.125 + 0.05 * (n - 8) for n in range(20)]
     answer = asked(trained(tmp_path, evaluations=curve(rising)))["learning"]
     assert answer["state"] == "overfitting"
@@ -238,7 +238,7 @@ def test_the_loss_of_training_is_that_since_the_evaluation_before(tmp_path):
     assert "; accuracy 0.9" in answer["text"]
 
 
-def test_the_best_evaluation_is_one_evaluation(tmp_path):
+def test_best_evaluation_may_be_an_outlier(tmp_path):
     """An outlier does not bend the curve, but has the lowest loss; both figures are its."""
     losses = [1.0, 0.9, 0.8, 0.7, 0.6, 0.3, 0.55, 0.5, 0.45, 0.5, 0.6, 0.65]
     answer = asked(trained(tmp_path, evaluations=curve(losses)))["learning"]
@@ -247,7 +247,7 @@ def test_the_best_evaluation_is_one_evaluation(tmp_path):
     assert (answer["first_loss"], answer["last_loss"]) == (1.0, 0.65)
 
 
-def test_too_few_evaluations_say_so(tmp_path):
+def test_too_few_evaluations_are_unclear(tmp_path):
     answer = asked(trained(tmp_path, evaluations=curve([1.0, 0.5])))["learning"]
     assert answer["state"] == "unclear"
     assert answer["text"].startswith("unclear: 2 evaluations of at least 8 (--eval-every evaluates more often); ")
@@ -266,7 +266,7 @@ UNEVEN = np.array([0.12, -0.12, 0.05, 0.1, -0.1, 0.08, -0.02, 0.1, -0.12, 0.06, 
         (-1.5, (4, 99), "still falling: test loss"),
     ],
 )
-def test_how_far_a_change_is_beyond_chance_decides_what_is_said_of_it(tmp_path, slope, errors, text):
+def test_learning_state_follows_standard_errors(tmp_path, slope, errors, text):
     """A noisy loss changes by `slope` over the run; its last change in standard errors decides."""
     answer = asked(trained(tmp_path, evaluations=curve(list(2 + slope * np.linspace(0, 1, 20) + UNEVEN))))["learning"]
     low, high = errors
@@ -275,14 +275,14 @@ def test_how_far_a_change_is_beyond_chance_decides_what_is_said_of_it(tmp_path, 
     assert ("which may be chance; more updates or evaluations would show" in answer["text"]) is (answer["state"] == "unclear")
 
 
-def test_a_loss_that_certainly_changes_by_next_to_nothing_is_flat_and_says_why(tmp_path):
+def test_negligible_significant_change_is_flat(tmp_path):
     losses = [4.0, 3.0, 2.0, 1.5, *(1.0 - 0.001 * n for n in range(16))]
     answer = asked(trained(tmp_path, evaluations=curve(losses)))["learning"]
     assert answer["text"].startswith("flat: test loss 0.985, which fell by 0.007 ± ")
     assert "of 20 evaluations: less than 1% of its total change; training loss" in answer["text"]
 
 
-def test_an_evaluation_that_was_made_again_counts_once(tmp_path):
+def test_repeated_evaluation_counts_once(tmp_path):
     again = curve([1.0, 0.9, 0.8])
     assert asked(trained(tmp_path, evaluations=[*again, replace(again[-1], loss=0.7)]))["learning"]["evaluations"] == 3
 
@@ -295,7 +295,7 @@ def used(out, pairs, *, compute=9, **options):
     return hardware_use(diagnose(Run(explained_run(out, workers, node_figures=using(*pairs), **options))))
 
 
-def test_nodes_with_cores_of_their_own(tmp_path):
+def test_nodes_with_separate_cores(tmp_path):
     answer = used(tmp_path, [(1.9, 2.0), (1.0, 2.0)], compute=6)
     assert (answer.figures["cpus_fully_used"], answer.figures["cpu_fraction_most"]) == (False, 0.95)
     assert answer.text.startswith("not all cores fully used: node 0 1.9 of 2 cores (95%), node 1 1 of 2 cores (50%)")
@@ -306,12 +306,12 @@ def test_full_cores_wait_for_nothing(tmp_path):
     assert used(tmp_path, [(1.9, 2.0), (1.8, 2.0)]).text == "cores fully used: node 0 1.9 of 2 cores (95%), node 1 1.8 of 2 cores (90%)"
 
 
-def test_nodes_that_share_their_cores_are_added_up(tmp_path):
+def test_use_of_shared_cores_is_summed(tmp_path):
     answer = used(tmp_path, [(1.0, 2.0), (0.9, 2.0)], figures={"nodes_sharing_cores": 2})
     assert answer.text == "cores fully used: 1.9 of 2 shared cores (95%) by all 2 nodes, 1 by node 0"
 
 
-def test_of_many_nodes_the_least_and_the_most_busy(tmp_path):
+def test_least_and_most_busy_of_many_nodes_are_shown(tmp_path):
     answer = used(tmp_path, [(0.1 * (n + 1), 2.0) for n in range(6)])
     assert "least and most busy of 6 nodes: node 0 0.1 of 2 cores (5%), node 5 0.6 of 2 cores (30%)" in answer.text
 
@@ -333,14 +333,14 @@ def used_where_known(out, pairs, **options):
          "not all cores fully used: node 0 1 of 2 cores (50%); unknown for 5 nodes (1, 2, 3 and 2 more)"),
     ],
 )  # fmt: skip
-def test_a_node_of_which_nothing_is_known_is_named_and_counts_for_nothing(tmp_path, pairs, least, fully, text):
+def test_unknown_node_is_named_and_not_counted(tmp_path, pairs, least, fully, text):
     answer = used_where_known(tmp_path, pairs)
     assert answer.text.startswith(text)
     assert (answer.figures["cpu_fraction_least"], answer.figures["cpus_fully_used"]) == (least, fully)
     assert answer.figures["cpu_unknown_nodes"] == [node for node, pair in enumerate(pairs) if pair is None]
 
 
-def test_of_nodes_that_share_their_cores_the_known_ones_are_added_up(tmp_path):
+def test_known_use_of_shared_cores_is_summed(tmp_path):
     sharing = {"figures": {"nodes_sharing_cores": 2}}
     answer = used_where_known(tmp_path / "full", [(1.9, 2.0), None], **sharing)
     assert answer.text == "cores fully used: 1.9 of 2 shared cores (95%) by 1 of 2 nodes, 1.9 by node 0; unknown for node 1"
@@ -348,7 +348,7 @@ def test_of_nodes_that_share_their_cores_the_known_ones_are_added_up(tmp_path):
     assert (answer.figures["cpu_fraction_most"], answer.figures["cpus_fully_used"]) == (0.5, None)
 
 
-def test_where_only_gpus_were_sampled_nothing_is_said_of_cores(tmp_path):
+def test_core_use_is_unknown_if_only_gpus_were_sampled(tmp_path):
     unknown = {"cores_available": None, "cpu_cores_used": None, "cpu_fraction": None}
     figures = [{**unknown, "gpus": [{"name": "X", "utilization": {"mean": 0.9, "max": 1.0}}]}]
     answer = hardware_use(explain(Run(explained_run(tmp_path, [{"compute": 9 * MS}], node_figures=figures))))
@@ -368,12 +368,12 @@ def test_gpus_come_first(tmp_path):
 # All of them ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_question_without_an_answer_is_left_out(tmp_path):
+def test_unanswered_question_is_omitted(tmp_path):
     path = trained(tmp_path, groups=0, total=400)
     assert [answer.key for answer in answers(Run(path), diagnose(Run(path)))] == []
 
 
-def test_the_page_has_a_line_a_question(tmp_path):
+def test_page_has_one_line_per_question(tmp_path):
     samples = [sample(0, 0.1 * tick) for tick in range(20)]
     path = trained(tmp_path, evaluations=curve([1.0] * 9), samples=samples, described={"dataset": {"name": "x", "sizes": {"train": 10}}})
     done = CliRunner().invoke(command, [str(path)])
@@ -382,7 +382,7 @@ def test_the_page_has_a_line_a_question(tmp_path):
     assert [line.split("  ")[1] for line in lines] == ["how long", "learning", "CPUs", "learning rate", "training set"]
 
 
-def test_a_checkpoint_event_without_its_durations_is_passed_over(tmp_path):
+def test_checkpoint_event_without_durations_is_ignored(tmp_path):
     path = trained(tmp_path)
     with (path / "events.jsonl").open("a") as file:
         for detail in ({}, {"seconds": "1", "stall_seconds": None}, {"seconds": -1, "stall_seconds": True}):
@@ -390,7 +390,7 @@ def test_a_checkpoint_event_without_its_durations_is_passed_over(tmp_path):
     assert asked(path)["duration"]["checkpoint_seconds"] is None
 
 
-def test_counts_beyond_all_sense_take_neither_time_nor_memory(tmp_path):
+def test_huge_counts_take_no_time_or_memory(tmp_path):
     described = {"dataset": {"name": "x", "sizes": {"train": 2**53}}, "total_steps": 2**53}
     path = trained(tmp_path, described=described, samples=[sample(0, -1e12), sample(0, 0.5), sample(0, 1e12)])
     write_document(path / "summary.json", {**summary_of(path), "run_seconds": 1e12, "total_seconds": 1e12})

@@ -77,7 +77,7 @@ def resumed_run(out, *, nodes=(2, 1), changed=None, calibrated=True, compute=0.0
 
 
 @pytest.mark.parametrize("nodes", [(2, 1), (1, 2), (2, 2)])
-def test_the_steps_of_the_part_that_was_calibrated_decide(tmp_path, nodes):
+def test_verdict_follows_calibrated_segment(tmp_path, nodes):
     """With the first segment's steps of 1000 s, all time would be exchange."""
     explanation = explain(Run(resumed_run(tmp_path, nodes=nodes)))
     assert (explanation.verdict, explanation.slow_node) == ("compute", None)
@@ -90,7 +90,7 @@ def test_the_steps_of_the_part_that_was_calibrated_decide(tmp_path, nodes):
 
 
 @pytest.mark.parametrize("nodes", [(2, 1), (1, 2), (2, 2)])
-def test_nodes_and_links_are_those_of_that_part_on_every_node(tmp_path, nodes):
+def test_node_and_link_figures_are_of_last_segment(tmp_path, nodes):
     explanation = explain(Run(resumed_run(tmp_path, nodes=nodes)))
     assert [view.cpu_cores_used for view in explanation.nodes] == pytest.approx([0.9] * nodes[1])
     assert [view.sent_bytes_per_second for view in explanation.nodes] == pytest.approx([1e7] * nodes[1])
@@ -101,7 +101,7 @@ def test_nodes_and_links_are_those_of_that_part_on_every_node(tmp_path, nodes):
     assert explanation.to_json()["part_began_seconds"] == TURN
 
 
-def test_workers_of_an_async_part_after_a_sync_one_are_not_idle_for_its_time(tmp_path):
+def test_async_segment_after_sync_one_has_no_idle_time_of_it(tmp_path):
     path = resumed_run(tmp_path, nodes=(2, 2), mode=("sync", "async"), changed={"mode": ["sync", "async"]})
     explanation = explain(Run(path))
     assert explanation.run_fractions["idle"] == pytest.approx(0.2 / 6)
@@ -113,7 +113,7 @@ def test_workers_of_an_async_part_after_a_sync_one_are_not_idle_for_its_time(tmp
 
 
 @pytest.mark.parametrize("calibrated", [True, False])
-def test_a_run_that_changed_says_so_as_its_table_does(tmp_path, calibrated):
+def test_changed_run_has_the_note_of_its_table(tmp_path, calibrated):
     path = resumed_run(tmp_path, calibrated=calibrated)
     explanation = explain(Run(path))
     beginning = "The run changed when it was resumed (nodes): "
@@ -125,11 +125,11 @@ def test_a_run_that_changed_says_so_as_its_table_does(tmp_path, calibrated):
     assert changed_on_resume(explanation.evidence) == ["nodes"]
 
 
-def test_one_that_did_not_says_nothing(tmp_path):
-    assert not [text for text in notes(diagnose(Run(resumed_run(tmp_path, nodes=(2, 2))))) if "resumed" in text]
+def test_unchanged_run_has_no_note(tmp_path):
+    assert not [text for text in notes(explain(Run(resumed_run(tmp_path, nodes=(2, 2))))) if "resumed" in text]
 
 
-def test_a_summary_whose_steps_are_those_of_all_parts_gives_no_verdict(tmp_path):
+def test_old_summary_of_changed_run_has_no_verdict(tmp_path):
     """As written by older releases; without a change, steps of all segments are equal."""
     for nodes, verdict in (((2, 1), "unknown"), ((2, 2), "compute")):
         path = resumed_run(tmp_path / str(nodes), nodes=nodes)

@@ -66,7 +66,7 @@ def lines(text):
 
 
 @pytest.mark.parametrize("listed", [True, False], ids=["now", "before job.json listed them"])
-def test_the_table_of_one_run_has_both_and_says_how_each_came_about(listed):
+def test_table_of_one_run_has_both_scores_with_search(listed):
     run = translating(listed=listed)
     rows_of_table = lines(to_text(one_run(run.summary, run.job)))
     assert rows_of_table["test BLEU (greedy, 500 of 2,000)"] == "27.53"
@@ -75,14 +75,14 @@ def test_the_table_of_one_run_has_both_and_says_how_each_came_about(listed):
     assert rows_of_table["test perplexity"] == "12.5000"
 
 
-def test_a_run_without_scores_at_its_end_has_no_rows_of_them():
+def test_run_without_final_scores_has_no_rows_of_them():
     for run in (translating(bleu=None), made()):
         assert "at the end" not in to_text(one_run(run.summary, run.job))
         assert "at the end" not in as_text(compare_runs([run, translating("two", bleu=None)]))
         assert not [name for name in row(run.summary) if name.startswith("end_")]
 
 
-def test_a_run_that_was_not_translated_at_its_end_says_how_to_make_up_for_it():
+def test_untranslated_run_names_evaluate_command():
     run = translating(bleu=None)
     checkpoints = {"checkpoints": {"saved": 1, "failed": 0}}
 
@@ -95,7 +95,7 @@ def test_a_run_that_was_not_translated_at_its_end_says_how_to_make_up_for_it():
     assert "test sentences" not in to_text(one_run(translating().summary, run.job, Path("runs/a")))
 
 
-def test_a_comparison_and_a_page_have_a_column_for_each():
+def test_comparison_has_column_for_each_score():
     tables = {table.title: table for table in default_tables(compare_runs([translating(), translating("two", bleu=48.0)], fold=False))}
     columns = dict(zip(tables["Learning"].header, zip(*tables["Learning"].rows, strict=True), strict=True))
     assert columns["BLEU (greedy)"] == ("27.53", "27.53")
@@ -107,20 +107,20 @@ def test_a_comparison_and_a_page_have_a_column_for_each():
     assert "51.77" in mixed
 
 
-def test_where_searches_differ_no_label_names_one():
+def test_labels_omit_differing_searches():
     text = as_text(compare_runs([translating(), translating("two", greedy=100, beam=1)]), layout="columns")
     assert "test BLEU (greedy) " in text
     assert "BLEU at the end (2,000 sentences)" in text
 
 
-def test_repeats_have_the_mean_at_their_end(tmp_path):
+def test_repeats_have_mean_of_final_scores(tmp_path):
     runs = [translating(f"run-r{seed}", bleu=bleu, seed=seed) for seed, bleu in enumerate((50.0, 52.0))]
     (entry,) = compare_runs(runs).entries
     assert (entry.figures["end_bleu"], entry.figures["eval_bleu"]) == (51.0, 27.53)
     assert aggregate([run.summary for run in runs])["figures"]["end_bleu"]["mean"] == 51.0
 
 
-def test_every_command_finds_it_under_end(tmp_path):
+def test_every_command_shows_end_scores(tmp_path):
     paths = written(tmp_path, translating(), made("classifier"))
     rows = {run["run"]: run for run in list_runs(tmp_path)}
     assert (rows["one"]["end_bleu"], rows["one"]["end_exact"], rows["one"]["eval_bleu"]) == (51.77, 0.5, 27.53)
@@ -142,7 +142,7 @@ def test_every_command_finds_it_under_end(tmp_path):
     assert (">BLEU at the end<" in page, ">51.77<" in page) == (True, True)
 
 
-def test_other_sentences_while_training_leave_everything_else_comparable():
+def test_eval_sentences_confound_only_eval_scores():
     comparison = compare_runs([translating(eval_sentences=500), translating("two", greedy=100, eval_sentences=100)])
     (_, marks) = comparison.comparability.to_json()["not_comparable_with_the_first"]
     assert marks == ["run time", "bleu", "chrf", "exact", "time to target"]  # translation takes time
@@ -159,13 +159,13 @@ def test_other_sentences_while_training_leave_everything_else_comparable():
     ]
 
 
-def test_another_beam_makes_the_figures_at_the_end_incomparable_and_no_others():
+def test_beam_confounds_only_final_scores():
     comparison = compare_runs([translating(beam=4), translating("two", beam=1)])
     assert comparison.comparability.to_json()["not_comparable_with_the_first"][1] == ["end_bleu", "end_chrf", "end_exact"]
     assert any("BLEU at the end, chrF at the end, exact matches at the end (" in line for line in below(comparison))
 
 
-def test_a_difference_of_figures_that_no_run_has_marks_nothing():
+def test_difference_of_missing_figures_marks_nothing():
     comparison = compare_runs([translating(bleu=None, beam=4), translating("two", bleu=None, beam=1)])
     assert not any("not comparable with" in line for line in below(comparison))
     (sentence,) = (line for line in above(comparison) if "at the end" in line)
@@ -182,14 +182,14 @@ WHOLE = "Over the whole test split, every example once."
         ((500, 100), "Over the first --eval-sentences of 2,000 test sentences, decoded greedily."),
     ],
 )
-def test_a_picture_says_what_each_metric_was_measured_on(greedy, sentence):
+def test_picture_notes_evaluated_sentences(greedy, sentence):
     runs = [translating(f"run{place}", greedy=sentences) for place, sentences in enumerate(greedy)]
     notes = {info.name: measured_on(info, runs) for info in (*runs[0].metrics, LOSS)}
     assert notes == {**dict.fromkeys(("bleu", "chrf", "exact"), sentence), **dict.fromkeys(("perplexity", "token_accuracy", "loss"), WHOLE)}
     assert measured_on(ACCURACY.info, [made()]) == WHOLE
 
 
-def test_the_report_of_a_translating_run_says_so_above_its_bleu(tmp_path):
+def test_report_notes_decoding_above_bleu(tmp_path):
     run = translating()
     recorded = {name: run.job[name] for name in RECORDED} | {"dataset": {"sizes": SIZES}}
     record = EvalRecord(50, 0.5, 0.5, 0.1, "test", 2000, 2.5, {name: run.summary["eval"][name] for name, _, _ in (*METRICS, *OTHERS)}, 50)
@@ -199,7 +199,7 @@ def test_the_report_of_a_translating_run_says_so_above_its_bleu(tmp_path):
     assert notes["test-loss"].startswith(WHOLE)
 
 
-def test_evaluate_says_how_many_sentences_were_decoded_and_how(capsys):
+def test_evaluate_shows_decoded_sentences_and_search(capsys):
     run = translating()
     figures = {name: run.summary["eval"][name] for name, _, _ in (*METRICS, *OTHERS)} | {"loss": 2.5, "examples": 2000, "seconds": 58.39}
     evaluation = {"model": "m", "step": 450, "trained_by": "torch", "trained_on": "numbers", "backend": "torch", "data": "numbers"}
@@ -213,7 +213,7 @@ def test_evaluate_says_how_many_sentences_were_decoded_and_how(capsys):
 
 @settings(deadline=None, derandomize=True, database=None)
 @given(st.integers(1, 64), st.integers(1, 10**9), st.floats(0, 10))
-def test_a_signature_says_how_its_scores_came_about(beam, sentences, penalty):
+def test_signature_is_parsed_to_search(beam, sentences, penalty):
     from crosstrain.models.decoding import Decoding
 
     signature = f"{SCORING}|{Decoding(beam, penalty).signature}|sentences:{sentences}"
@@ -222,7 +222,7 @@ def test_a_signature_says_how_its_scores_came_about(beam, sentences, penalty):
 
 @settings(deadline=None, derandomize=True, database=None)
 @given(st.text())
-def test_a_signature_of_any_text_says_what_can_be_read_from_it(text):
+def test_any_text_as_signature_is_one_line(text):
     assert Searched.of([text]).in_brackets().count("\n") == 0
 
 
@@ -231,7 +231,7 @@ def test_the_names_are_those_of_the_metrics():
 
 
 @pytest.mark.parametrize("bleu", [51.77, None])
-def test_explain_says_which_is_which(tmp_path, bleu):
+def test_explain_distinguishes_both_scores(tmp_path, bleu):
     run = translating(bleu=bleu)
     recorded = {name: run.job[name] for name in RECORDED} | {"dataset": {"sizes": SIZES}}
     record = EvalRecord(50, 0.5, 0.5, 0.1, "test", 2000, 2.5, {name: run.summary["eval"][name] for name, _, _ in (*METRICS, *OTHERS)}, 50)

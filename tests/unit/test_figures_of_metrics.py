@@ -21,7 +21,7 @@ VALUES = [(4.13e-06, "0.00"), (0.0, "0.00"), (0.07, "0.07"), (7.0, "7.00"), (99.
 
 @settings(derandomize=True, database=None)
 @given(st.floats(0, 100))
-def test_percentages_have_two_decimals_and_all_else_what_any_number_has(value):
+def test_percentages_have_two_decimals(value):
     for name in ("bleu", "chrf", "eval_bleu", "best_eval_chrf"):
         assert figure_text(name, value) == f"{value:.2f}"
     for name in ("loss", "accuracy", "exact", "eval_perplexity"):
@@ -29,12 +29,12 @@ def test_percentages_have_two_decimals_and_all_else_what_any_number_has(value):
 
 
 @pytest.mark.parametrize("value", [None, math.nan, -math.inf, "NaN"])
-def test_what_is_no_number_is_written_as_ever(value):
+def test_non_finite_figure_is_written_as_number_text(value):
     assert figure_text("bleu", value) == number_text(value)
 
 
 @pytest.mark.parametrize(("bleu", "text"), VALUES)
-def test_the_figure_is_the_same_while_training_at_the_end_and_in_lists(tmp_path, bleu, text):
+def test_figure_is_the_same_in_progress_table_and_list(tmp_path, bleu, text):
     path = sync_run(tmp_path)
     figures = {"bleu": bleu, "exact": 0.5}
     infos = [metric.info for metric in metrics("13a")]
@@ -52,7 +52,7 @@ def test_the_figure_is_the_same_while_training_at_the_end_and_in_lists(tmp_path,
 
 
 @pytest.mark.parametrize(("count", "words"), [(0, "0 evaluations"), (1, "1 evaluation"), (2, "2 evaluations")])
-def test_one_evaluation_is_one(count, words):
+def test_count_of_evaluations_is_pluralized(count, words):
     import numpy as np
 
     assert assess_curves(np.ones(count), np.ones(count)).reason.startswith(f"{words} of at least 8")

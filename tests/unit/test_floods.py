@@ -38,7 +38,7 @@ def streams():
         yield both
 
 
-def test_a_node_that_says_more_than_the_driver_comes_to_waits_and_nothing_is_lost():
+def test_flooding_node_waits_and_loses_no_message():
     size, count, sent = FILE_PIECE_BYTES, 4 * MAX_WAITING_BYTES // FILE_PIECE_BYTES, []
 
     def flood(node):
@@ -57,7 +57,7 @@ def test_a_node_that_says_more_than_the_driver_comes_to_waits_and_nothing_is_los
         flooding.join()
 
 
-def test_a_message_larger_than_what_may_wait_is_heard():
+def test_message_larger_than_queue_limit_is_received():
     """A header's size is estimated, so a single message may exceed the limit."""
     with streams() as (driver, node):
         members = Members([NodeChannel(1, driver, "127.0.0.1", None, None, False)])
@@ -72,7 +72,7 @@ def listen(control):
 
 
 @pytest.mark.parametrize("kind", ["phase", "error", "sample"])
-def test_a_node_that_says_the_same_over_and_over_is_cut_off_and_blamed(kind):
+def test_node_repeating_messages_is_disconnected_and_blamed(kind):
     with cluster() as (control, (_, node)):
 
         def flood():
@@ -92,7 +92,7 @@ def test_a_node_that_says_the_same_over_and_over_is_cut_off_and_blamed(kind):
 
 
 @pytest.mark.parametrize("kind", ["log", "trace"])
-def test_files_come_only_from_nodes_that_were_asked_to_stop(kind):
+def test_files_are_accepted_only_from_stopping_nodes(kind):
     with cluster() as (control, (_, node)):
         send(node, SOUND[kind])
         with pytest.raises(RunFailedError, match=f"node 1.* sent a message '{kind}' before it was asked to stop"):
@@ -100,7 +100,7 @@ def test_files_come_only_from_nodes_that_were_asked_to_stop(kind):
 
 
 @given(interval=st.floats(0.05, 60.0), seconds=st.floats(0.0, 1e4), num_requests=st.integers(0, 30))
-def test_samples_at_their_interval_and_those_asked_for_are_let_through(interval, seconds, num_requests):
+def test_regular_and_requested_samples_are_accepted(interval, seconds, num_requests):
     """However late the driver reads them."""
     requests = OutstandingRequests([1])
     requests.of_samples(1, interval)
@@ -111,7 +111,7 @@ def test_samples_at_their_interval_and_those_asked_for_are_let_through(interval,
     assert all(requests.wrong_with(1, read(SOUND["sample"])) is None for _ in range(regular + num_requests))
 
 
-def test_a_node_says_once_that_it_is_going_to_be_ended():
+def test_node_may_announce_leaving_once():
     calls = []
     with streams() as (ours, theirs):
         channel = NodeChannel(0, ours, "127.0.0.1", None, None, False)
@@ -125,7 +125,7 @@ def test_a_node_says_once_that_it_is_going_to_be_ended():
         assert "sent a message 'leaving' that nobody asked for: it is broken, or hostile, and has been cut off" in nodes.describe_loss(0)
 
 
-def test_an_agent_in_the_place_of_another_may_say_so_too():
+def test_replacement_agent_may_announce_leaving():
     requests = OutstandingRequests([0, 1], may_leave=True)
     for _ in range(2):
         assert requests.wrong_with(1, Leaving()) is None
@@ -133,7 +133,7 @@ def test_an_agent_in_the_place_of_another_may_say_so_too():
         requests.of_new_agent(1)
 
 
-def test_tasks_that_are_started_anew_may_say_as_much_again():
+def test_restarted_tasks_may_repeat_their_messages():
     requests = OutstandingRequests([1])
     for _ in range(3):
         requests.started(NODE_OF, ["worker-1"])
@@ -142,7 +142,7 @@ def test_tasks_that_are_started_anew_may_say_as_much_again():
 
 
 @pytest.mark.parametrize("size", [0, 1, FILE_PIECE_BYTES, FILE_PIECE_BYTES + 1, 2 * FILE_PIECE_BYTES + 5])
-def test_a_log_of_any_size_travels_in_pieces_once(tmp_path, monkeypatch, size):
+def test_log_of_any_size_is_sent_once_in_pieces(tmp_path, monkeypatch, size):
     sent = []
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # the agent's folder, which only the end of `serve` removes
     agent = Agent(SimpleNamespace(send=sent.append), 1)
@@ -166,7 +166,7 @@ def test_a_header_is_bounded():
         sending.join(5.0)
 
 
-def test_a_recorded_handshake_is_worth_nothing():
+def test_replayed_handshake_is_refused():
     """An agent's messages, replayed to the same driver, fail, as the challenge differs."""
     recorded = bytearray()
     with socket.create_server(("127.0.0.1", 0)) as door, socket.create_server(("127.0.0.1", 0)) as listening:

@@ -80,7 +80,7 @@ def machine(tmp_path, monkeypatch):
     machine.server.close()
 
 
-def test_a_task_is_the_servers_child_and_looks_like_any_other(machine, tmp_path):
+def test_forked_task_is_child_of_server(machine, tmp_path):
     node = machine.node()
     node.start("worker-0")
     pid = node.pid("worker-0")
@@ -98,14 +98,14 @@ def test_a_task_is_the_servers_child_and_looks_like_any_other(machine, tmp_path)
     assert node.supervisor.alive() == []
 
 
-def test_a_task_with_an_environment_of_its_own_is_started_as_a_process_of_its_own(machine):
+def test_task_with_other_environment_is_not_forked(machine):
     node = machine.node()
     node.start("worker-0", CUDA_VISIBLE_DEVICES="1")
     assert int(field(node.pid("worker-0"), "PPid")) == os.getpid()
     node.supervisor.stop(0.0)
 
 
-def test_a_server_that_dies_before_it_has_forked_costs_nothing_but_time(machine):
+def test_server_death_before_fork_falls_back_to_process(machine):
     node = machine.node()
     os.kill(machine.pid, signal.SIGSTOP)
     node.start("worker-0")
@@ -119,7 +119,7 @@ def test_a_server_that_dies_before_it_has_forked_costs_nothing_but_time(machine)
     assert node.supervisor.alive() == []
 
 
-def test_what_a_server_has_forked_ends_with_it_and_is_reported(machine):
+def test_forked_tasks_end_with_server_and_are_reported(machine):
     node = machine.node()
     for name in ("worker-0", "worker-1"):
         node.start(name)
@@ -131,7 +131,7 @@ def test_what_a_server_has_forked_ends_with_it_and_is_reported(machine):
     assert not any(map(is_alive, pids))
 
 
-def test_tasks_end_with_their_agents_connection_and_others_go_on(machine):
+def test_tasks_end_with_connection_of_their_agent(machine):
     ended_node, remaining_node = machine.node(), machine.node()
     ended_node.start("worker-0")
     remaining_node.start("worker-1")
@@ -142,7 +142,7 @@ def test_tasks_end_with_their_agents_connection_and_others_go_on(machine):
     remaining_node.supervisor.stop(0.0)
 
 
-def test_who_waits_for_a_server_that_does_nothing_can_be_ended(machine):
+def test_wait_for_stopped_server_can_be_ended(machine):
     node = machine.node()
     os.kill(machine.pid, signal.SIGSTOP)
     node.start("worker-0")
@@ -164,7 +164,7 @@ def test_who_waits_for_a_server_that_does_nothing_can_be_ended(machine):
     second.supervisor.stop(0.0)
 
 
-def test_what_the_server_cannot_fork_is_started_as_a_process_of_its_own(tmp_path, monkeypatch):
+def test_refused_fork_falls_back_to_process(tmp_path, monkeypatch):
     """The kernel refuses forks of too many processes; here the test answers for the server."""
     monkeypatch.setenv("PYTHONPATH", str(TOY))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -179,7 +179,7 @@ def test_what_the_server_cannot_fork_is_started_as_a_process_of_its_own(tmp_path
     node.supervisor.stop(0.0)
 
 
-def test_random_deaths_are_reported_once_each_and_in_their_order(machine, seed):
+def test_random_deaths_are_reported_once_in_order(machine, seed):
     before = threading.active_count()  # other tests of this process may have left some
     chance, node = random.Random(seed), machine.node()
     names = [f"worker-{index}" for index in range(8)]
@@ -201,12 +201,12 @@ def test_random_deaths_are_reported_once_each_and_in_their_order(machine, seed):
     [({"nodes": 3}, True), ({"nodes": 1}, False), ({"nodes": 1, "max_restarts": 1}, True), ({"nodes": 2, "mode": "async"}, True)],
 )
 @pytest.mark.parametrize("backend", ["tf", "torch"])
-def test_forking_pays_where_tasks_have_something_to_share(backend, settings, pays, monkeypatch):
+def test_forking_is_chosen_if_tasks_share_imports(backend, settings, pays, monkeypatch):
     monkeypatch.setattr("crosstrain.launch.node.fork_server_client.GPU_DEVICES", ())
     assert pays_to_fork(Job(backend=backend, **settings)) is pays
 
 
-def test_with_gpus_each_task_is_a_process_of_its_own(monkeypatch, tmp_path):
+def test_tasks_with_gpus_are_not_forked(monkeypatch, tmp_path):
     (tmp_path / "nvidia0").touch()
     monkeypatch.setattr("crosstrain.launch.node.fork_server_client.GPU_DEVICES", (f"{tmp_path}/nvidia[0-9]*",))
     assert not pays_to_fork(Job(backend="torch", nodes=3))
@@ -228,7 +228,7 @@ DRIVER_ONLY = {"crosstrain.records.store.document_schemas", "crosstrain.records.
     ],
     ids=["agent", "fork server", "task"],
 )
-def test_agents_and_tasks_import_nothing_that_only_the_driver_needs(script, unneeded):
+def test_agents_and_tasks_import_no_driver_modules(script, unneeded):
     """Each node starts an agent; on one machine all their imports take the same cores."""
     done = subprocess.run([sys.executable, "-P", "-c", f"{script}\nprint({unneeded} & set(sys.modules))"], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("set()\n", "")

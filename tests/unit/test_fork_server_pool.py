@@ -51,7 +51,7 @@ def start_task(folder):
     return server, node.pid("worker-0"), node
 
 
-def test_runs_after_each_other_share_a_server(pool, tmp_path):
+def test_consecutive_runs_share_a_server(pool, tmp_path):
     parents = set()
     for _ in range(3):
         server, pid, node = start_task(tmp_path)
@@ -64,7 +64,7 @@ def test_runs_after_each_other_share_a_server(pool, tmp_path):
     assert int(field(parent, "PPid")) == pool._process.pid
 
 
-def test_a_task_has_the_directory_and_the_variables_of_its_own_launcher_and_as_many_files_as_may_be(pool, tmp_path, monkeypatch):
+def test_pooled_task_has_directory_and_limits_of_launcher(pool, tmp_path, monkeypatch):
     Path(tmp_path, "own").mkdir()
     monkeypatch.chdir(tmp_path / "own")
     monkeypatch.setenv("TRAINER_SEED", "7")
@@ -83,7 +83,7 @@ def test_a_task_has_the_directory_and_the_variables_of_its_own_launcher_and_as_m
 
 
 @pytest.mark.parametrize("difference", ["a variable", "the niceness", "a limit", "no pool"])
-def test_who_would_have_started_another_server_is_lent_none(pool, difference, monkeypatch):
+def test_different_process_state_gets_no_pooled_server(pool, difference, monkeypatch):
     if difference == "a variable":
         monkeypatch.setenv("OMP_NUM_THREADS", "17")
     elif difference == "no pool":
@@ -113,7 +113,7 @@ def test_who_would_have_started_another_server_is_lent_none(pool, difference, mo
 @settings(max_examples=50)
 @example("MASTER_ADDR", "a")  # which no task gets
 @given(st.text("ABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789", min_size=1, max_size=20), st.text("abc", min_size=1))
-def test_each_variable_is_compared_or_handed_over(name, value):
+def test_each_variable_is_compared_or_transferred(name, value):
     before, state = os.environ.pop(name, None), inherited_state()
     os.environ[name] = value
     try:
@@ -126,7 +126,7 @@ def test_each_variable_is_compared_or_handed_over(name, value):
             os.environ[name] = before
 
 
-def test_a_server_that_has_ended_is_replaced(pool, tmp_path):
+def test_ended_server_is_replaced(pool, tmp_path):
     first, pid, _ = start_task(tmp_path)
     parent = int(field(pid, "PPid"))
     os.kill(parent, signal.SIGKILL)
@@ -139,7 +139,7 @@ def test_a_server_that_has_ended_is_replaced(pool, tmp_path):
 
 
 @pytest.mark.thorough
-def test_who_asks_for_nothing_keeps_nobody_waiting_for_long(pool, tmp_path):
+def test_silent_client_does_not_block_others(pool, tmp_path):
     first, _, node = start_task(tmp_path)  # imports the framework, which may take longer than the timed part
     node.supervisor.stop(0.0)
     first.close()
@@ -152,7 +152,7 @@ def test_who_asks_for_nothing_keeps_nobody_waiting_for_long(pool, tmp_path):
     server.close()
 
 
-def test_nothing_outlives_the_process_that_has_started_it(tmp_path):
+def test_nothing_outlives_the_starting_process(tmp_path):
     script = tmp_path / "owner.py"
     script.write_text(
         "import os, sys, time\n"

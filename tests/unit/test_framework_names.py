@@ -25,7 +25,7 @@ def texts(tree):
             yield node.value
 
 
-def test_nothing_decides_by_the_name_of_a_framework(repository):
+def test_no_other_file_names_a_framework(repository):
     files = set()
     for package in tomllib.loads((repository / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]:
         for path in repository.joinpath(*package.split(".")[1:]).glob("*.py"):

@@ -19,7 +19,7 @@ def test_no_function_is_longer_than_sixty_lines(repository):
     assert [function for path in paths for function in long_functions(path)] == []
 
 
-def test_a_long_function_is_found(tmp_path):
+def test_long_function_is_detected(tmp_path):
     path = tmp_path / "module.py"
     path.write_text("class A:\n    def short(self): pass\n\n    def long(self):\n" + "        x = 1\n" * MAX_LINES)
     assert list(long_functions(path)) == [f"module.py: long ({MAX_LINES + 1} lines)"]

@@ -116,7 +116,7 @@ def test_every_field_with_an_invalid_value(capsys, monkeypatch, source, field):
         ("profile", {"profile": 5}, "got '5', which backend least-toy does not support; supported there: 0."),
     ],
 )
-def test_what_is_found_out_later(capsys, monkeypatch, source, field, settings, words):
+def test_later_errors_name_the_source(capsys, monkeypatch, source, field, settings, words):
     Path("runs/taken").mkdir(parents=True)
     err = error_of_run(capsys, monkeypatch, source, settings, "--backend", "least-toy")
     start, has = expected_beginning(source, field)
@@ -126,7 +126,7 @@ def test_what_is_found_out_later(capsys, monkeypatch, source, field, settings, w
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_what_torchrun_says_otherwise(capsys, monkeypatch, source):
+def test_conflict_with_torchrun_names_the_source(capsys, monkeypatch, source):
     contract = {
         "RANK": "0",
         "WORLD_SIZE": "2",
@@ -157,7 +157,7 @@ def build(data):
 
 
 @pytest.mark.parametrize("backend", ["tf", "torch"])
-def test_more_parameter_servers_than_the_model_has_numbers(capsys, monkeypatch, tmp_path, backend):
+def test_too_many_parameter_servers_name_the_source(capsys, monkeypatch, tmp_path, backend):
     package = tmp_path / f"own_{backend}/tiny"
     package.mkdir(parents=True)
     for file in ("../__init__.py", f"{backend}.py"):
@@ -182,7 +182,7 @@ def test_a_sweep_names_its_options(capsys):
 
 
 @given(st.text(max_size=40), st.dictionaries(st.sampled_from(sorted(Job.model_fields)), st.sampled_from(["flag", "default"])))
-def test_only_what_begins_with_a_known_field_changes(message, sources):
+def test_only_messages_about_known_fields_change(message, sources):
     assert named(message, sources) == message or message.partition(": ")[0] in {
         *sources,
         *(f"{a} and {b}" for a in sources for b in sources),
@@ -204,6 +204,6 @@ def test_each_source_has_its_form(field, rest):
         assert named(named(message, {field: origin}), {field: origin}) == f"{key}: {rest}"
 
 
-def test_a_broken_value_of_two_fields():
+def test_invalid_value_of_two_fields_names_both():
     with pytest.raises(UsageError, match=r"^TRAINER_NESTEROV: got 'true'; needs momentum greater than 0\.$"):
         resolve({"backend": "toy"}, {"TRAINER_NESTEROV": "true"})

@@ -46,7 +46,7 @@ def shown(assignment):
     return {name: gpu.visible_as for name, gpu in assignment.of_task.items()}
 
 
-def test_each_worker_gets_one_in_the_order_of_its_node():
+def test_each_worker_gets_a_gpu_in_node_order():
     """Different numbers of workers per node, and GPUs in another order."""
     assignment = assigned([host("a", 0), host("b", 3, 1, 2)], "gpu", procs_per_node=(1, 2))
     assert shown(assignment) == {"worker-0": "0", "worker-1": "3", "worker-2": "1"}
@@ -60,28 +60,28 @@ def test_each_worker_gets_one_in_the_order_of_its_node():
     assert set(assignment.on_node(1, ranks_placement(Job(nodes=2, procs_per_node=(1, 2))))) == {"worker-1", "worker-2"}
 
 
-def test_nodes_of_one_machine_share_its_gpus_out():
+def test_nodes_of_one_machine_divide_its_gpus():
     assignment = assigned([host("a", 0, 1, 2, 3)] * 2, procs_per_node=2)
     assert shown(assignment) == {"worker-0": "0", "worker-1": "1", "worker-2": "2", "worker-3": "3"}
 
 
-def test_containers_of_one_machine_with_gpus_of_their_own_count_alike():
+def test_containers_with_separate_gpus_have_equal_numbers():
     both = [{**host("a", 0), "visible_gpus": [{"visible_as": "0", "uuid": uuid, "gpu": 0}]} for uuid in ("GPU-x", "GPU-y")]
     assert shown(assigned(both, "gpu")) == {"worker-0": "0", "worker-1": "0"}
 
 
-def test_tasks_that_compute_nothing_see_none():
+def test_tasks_without_computation_see_no_gpu():
     assignment = assigned([host("a", 0), host("b", 0)], mode="async", ps=2)
     assert shown(assignment) == {"chief-0": "-1", "ps-0": "-1", "ps-1": "-1", "worker-0": "0", "worker-1": "0"}
     assert assignment.document["gpu_of_task"]["ps-0"] is None
 
 
-def test_on_cpus_every_gpu_is_hidden_and_nothing_is_recorded():
+def test_device_cpu_hides_gpus_and_records_nothing():
     assignment = assigned([host("a", 0, 1)], "cpu")
     assert (shown(assignment), assignment.document, assignment.notice) == ({"worker-0": "-1"}, {}, None)
 
 
-def test_a_node_without_any_or_whose_gpus_nobody_can_tell_is_left_as_it_is():
+def test_node_with_no_or_unknown_gpus_is_unchanged():
     for visible in ([], None):
         for device in ("auto", "cpu"):
             assignment = assigned([{**host("a"), "visible_gpus": visible}], device)
@@ -98,7 +98,7 @@ def test_a_node_without_any_or_whose_gpus_nobody_can_tell_is_left_as_it_is():
         ([host("a", 1, total=4)], {"procs_per_node": 3}, ["  node 0: 3 workers, 1 GPU"]),
     ],
 )
-def test_too_few_are_refused_with_the_nodes(hosts, job, lines):
+def test_too_few_gpus_are_refused_with_the_nodes(hosts, job, lines):
     with pytest.raises(UsageError) as refused:
         assigned(hosts, "gpu", **job)
     message_lines = str(refused.value).splitlines()
@@ -107,7 +107,7 @@ def test_too_few_are_refused_with_the_nodes(hosts, job, lines):
     assert "--procs-per-node" in message_lines[-1]
 
 
-def test_auto_takes_what_all_machines_have():
+def test_auto_takes_device_of_all_machines():
     assert set(shown(assigned([host("a", 0), host("b", 0)])).values()) == {"0"}
     with pytest.raises(UsageError, match=r"^device: got 'auto', and these nodes .* are not comparable:\n  node 1: 1 worker, no GPU\n"):
         assigned([host("a", 0), host("b")])
@@ -117,24 +117,24 @@ def test_auto_takes_what_all_machines_have():
     assert assigned([host("a", 0)] * 3).notice is not None  # three virtual nodes on a machine with one GPU
 
 
-def test_containers_of_one_machine_that_see_other_gpus_are_nodes_apart():
+def test_containers_that_see_other_gpus_are_separate():
     with pytest.raises(UsageError, match="node 1: 1 worker, no GPU\n"):
         assigned([host("a", 0), host("a")])
 
 
-def test_a_run_on_some_of_its_nodes_uses_the_gpus_of_those():
+def test_run_on_some_nodes_uses_their_gpus():
     hosts = [host("a", 0), host("b", 1), host("c", 2)]
     placed = [task for task in ranks_placement(Job(nodes=3)) if task.node != 1]
     assignment = assign_gpus("gpu", placed, [0, 2], hosts, "node {}".format)
     assert shown(assignment) == {"worker-0": "0", "worker-2": "2"}
 
 
-def test_what_a_single_task_finds_is_left_to_its_framework():
+def test_single_task_leaves_choice_to_framework():
     placed = ranks_placement(Job())
     assert assign_gpus("gpu", placed, [0], [host("a")], "node {}".format, strict=False) == GpuAssignment({})
 
 
-def test_only_backends_that_know_gpus_are_asked():
+def test_asked_device_needs_backend_with_gpu_support():
     assert asked_device(Job(backend="torch", device="auto")) == "auto"
     assert asked_device(Job(backend="tf", device="gpu")) == "gpu"
 
@@ -153,7 +153,7 @@ NODES = st.lists(
 
 
 @given(st.sampled_from(["auto", "cpu", "gpu"]), NODES)
-def test_no_two_workers_have_the_same_and_all_have_one_or_none(device, nodes):
+def test_gpus_are_unique_and_all_workers_have_one_or_none(device, nodes):
     plan = plan_gpus(device, nodes)
     if plan.refused:
         assert device != "cpu"
@@ -172,7 +172,7 @@ def test_no_two_workers_have_the_same_and_all_have_one_or_none(device, nodes):
 
 
 @given(VISIBLE, st.lists(st.integers(1, 3), min_size=1, max_size=3), st.sampled_from(["auto", "cpu", "gpu"]))
-def test_workers_that_start_early_see_what_they_are_given_later(visible, workers, device):
+def test_expected_gpus_equal_assigned_gpus(visible, workers, device):
     """On one machine, and on equal hosts: processes started before the driver decides are used."""
     description = host("a", *visible)
     job = Job(backend="torch", nodes=len(workers), procs_per_node=tuple(workers) if len(workers) > 1 else workers[0], device=device)
@@ -195,7 +195,7 @@ def test_a_tasks_environment(tmp_path):
     assert task_environment(ordered, tmp_path, "1")["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"  # the indices follow that order
 
 
-def test_workers_on_different_devices_are_refused_and_unused_gpus_told():
+def test_mixed_devices_are_refused_and_unused_gpus_noted():
     assignment = GpuAssignment({"worker-0": VisibleGpu("0", "u", 0), "worker-1": VisibleGpu("1", "v", 1)})
     assert check_devices({"worker-0": "gpu", "worker-1": "gpu"}, assignment, "") == ("gpu", None)
     assert check_devices({"worker-0": None}, assignment, "") == (None, None)
@@ -211,7 +211,7 @@ def rows(hosts, device=None, workers=()):
     return [[(row.state, row.found) for row in findings] for findings in gpu_findings(reports, device, workers)]
 
 
-def test_the_table_of_hosts_says_what_each_has():
+def test_table_of_hosts_shows_gpus():
     first, second = host("a", 0), host("b", 1, total=2)
     has_one, has_two = f"1 × {H100} (79.6 GiB), driver 580.65.06", f"2 × {H100} (79.6 GiB), driver 580.65.06"
     limited = f"{has_two}; its processes may use 1 (CUDA_VISIBLE_DEVICES, MIG)"
@@ -228,12 +228,12 @@ def test_the_table_of_hosts_says_what_each_has():
     ]
 
 
-def test_hosts_without_gpus_have_no_row_unless_they_are_asked_for():
+def test_hosts_without_gpus_have_row_only_if_requested():
     assert rows([host("a"), host("b")]) == rows([host("a"), host("b")], "auto", [1, 1]) == [[], []]
     assert rows([host("a")], "gpu", [1]) == [[("bad", "1 worker, no GPU (no NVIDIA GPU)")]]
 
 
-def test_gpus_that_cannot_be_read_are_told():
+def test_unreadable_gpus_are_reported():
     problem = host("a", gpu_problem="the NVIDIA driver does not answer", visible_gpus=None)
     assert rows([problem]) == [[("odd", "the NVIDIA driver does not answer"), ("ok", "not known")]]
     assert described_gpus({"gpus": None, "visible_gpus": [{}, {}]}) == "2 NVIDIA GPUs"

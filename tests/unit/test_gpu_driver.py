@@ -50,12 +50,12 @@ def test_each_device_with_its_partitions(library, tmp_path):
     assert problem == "nvmlDeviceGetUtilizationRates: Not Supported"
 
 
-def test_a_library_without_a_driver_is_no_problem(library, tmp_path):
+def test_library_without_driver_is_no_problem(library, tmp_path):
     variables = environment(library, tmp_path / "gpus", [], FAKE_NVIDIA_ML=str(tmp_path / "nowhere"))
     assert describe_in_process(variables) == [{"gpus": None, "gpu_driver": None, "gpu_problem": None, "visible_gpus": []}, None, None]
 
 
-def test_device_files_are_counted_where_nothing_tells_more(tmp_path):
+def test_device_files_are_counted_without_library(tmp_path):
     (tmp_path / "dev/dri").mkdir(parents=True)
     if os.path.exists("/dev/nvidiactl"):
         pytest.skip("this machine has a GPU of its own")

@@ -36,7 +36,7 @@ def sections(command, width=80):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_option_stands_once_and_headings_in_the_order_of_topics(name):
+def test_options_are_listed_once_in_topic_order(name):
     listed_sections = sections(COMMANDS[name])
     headings = [topic.value for topic in Topic]
     assert list(listed_sections) == [heading for heading in headings if heading in listed_sections]
@@ -49,14 +49,14 @@ def test_the_ten_most_used_options_of_a_run_come_first():
     assert sections(run)["Most used"] == MOST_USED
 
 
-def test_a_setting_stands_under_the_topic_that_it_is_declared_with_in_run_and_sweep():
+def test_run_and_sweep_list_settings_under_declared_topic():
     of_run, of_sweep = sections(run), sections(sweep)
     for field in Job.model_fields:
         assert flag_name(field) in of_run[DECLARED[field].topic.value], field
         assert flag_name(field) in of_sweep[DECLARED[field].topic.value], field
 
 
-def test_an_option_without_a_topic_is_refused_when_the_command_is_made():
+def test_option_without_topic_is_refused_at_definition():
     with pytest.raises(TypeError, match="--late of 'some' has no topic"):
 
         @click.command("some", cls=GroupedCommand)
@@ -66,7 +66,7 @@ def test_an_option_without_a_topic_is_refused_when_the_command_is_made():
             pass
 
 
-def test_a_setting_is_not_declared_without_a_topic():
+def test_setting_without_topic_is_refused():
     from crosstrain.core.job import setting
 
     with pytest.raises(TypeError):
@@ -74,7 +74,7 @@ def test_a_setting_is_not_declared_without_a_topic():
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
-def test_lines_are_wrapped_at_the_width_and_texts_stand_below_each_other(width):
+def test_help_is_wrapped_and_aligned(width):
     text = CliRunner().invoke(run, ["--help"], terminal_width=width, max_content_width=width).output
     flags = re.compile(r" *(-h, )?--\S+( \S+)?")
     assert all(len(line) <= width or flags.fullmatch(line) for line in text.splitlines())

@@ -26,7 +26,7 @@ LIMIT = 10.0
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.booleans()), max_size=200))
-def test_silence_is_the_sum_of_ticks_since_something_arrived_and_a_long_tick_counts_as_a_short_one(ticks):
+def test_silence_is_sum_of_capped_ticks_since_arrival(ticks):
     counter = SilenceCounter(LIMIT, 0.0)
     counter.tick(0.0, {1: 0})
     now, arrived, expected = 0.0, 0, 0.0
@@ -41,7 +41,7 @@ def test_silence_is_the_sum_of_ticks_since_something_arrived_and_a_long_tick_cou
 
 
 @given(st.integers(1, 18), st.floats(0, 1e9))
-def test_whoever_was_stopped_gives_the_others_nearly_the_whole_time_again(ticks_before, absence_seconds):
+def test_stopped_process_grants_peers_most_of_the_timeout(ticks_before, absence_seconds):
     counter, now = SilenceCounter(LIMIT, 0.0), 0.0
     counter.tick(now, {1: 0, 2: 0})
     for _ in range(ticks_before):
@@ -51,7 +51,7 @@ def test_whoever_was_stopped_gives_the_others_nearly_the_whole_time_again(ticks_
     assert counter.tick(now + absence_seconds + 0.25, {1: 1, 2: 0}) == []
 
 
-def test_each_peer_is_counted_by_itself_and_one_that_is_not_looked_at_begins_anew():
+def test_each_peer_is_counted_separately():
     counter = SilenceCounter(1.0, 0.0)
     silent_peers = [counter.tick(0.5 * tick, {1: 0, 2: tick, **({3: 0} if tick != 2 else {})}) for tick in range(5)]
     assert silent_peers == [[], [], [1], [1], [1]]
@@ -77,7 +77,7 @@ def arrives(stream, before):
     return stream.arrivals
 
 
-def test_a_part_of_an_array_is_an_arrival_and_so_is_what_nobody_has_read(pair):
+def test_partial_and_unread_data_are_arrivals(pair):
     (ours, _), (_, theirs) = pair
     before = ours.arrivals
     theirs.sendall(b'{"kind":"x","arrays":[["a","|u1",[100000000],100000000]]}\n')
@@ -129,7 +129,7 @@ def test_closing_waits_for_no_reader_and_no_writer(pair):
     assert ended == [None, None]
 
 
-def test_the_system_ends_a_connection_that_nothing_acknowledges(pair):
+def test_silence_limit_sets_tcp_timeouts(pair):
     (ours, theirs), (end, other_end) = pair
     ours.limit_silence(20.0)
     assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
@@ -193,7 +193,7 @@ class Nodes:
 
 @pytest.mark.quick_cases("False")
 @pytest.mark.parametrize("victim", [False, True])
-def test_a_silent_node_is_lost_and_blamed_even_where_its_victim_falls_first(victim):
+def test_silent_node_is_blamed_if_its_victim_fails_first(victim):
     with ExitStack() as files:
         nodes = Nodes(files, 3, 3.0)
         for node in (0, 1):
@@ -230,13 +230,13 @@ def test_several_silent_nodes_are_all_named():
         )
 
 
-def test_an_agent_of_another_protocol_is_told_apart():
+def test_agent_of_other_protocol_is_refused():
     with ExitStack() as files, pytest.raises(RunFailedError, match=f"node 0 speaks protocol 3, this driver {PROTOCOL}: install the same"):
         Nodes(files, 1, None).greet(protocol=3)
 
 
 @pytest.mark.parametrize(("fields", "spoken"), [({}, "a protocol from before it had a number"), ({"protocol": 99}, "protocol 99")])
-def test_who_joins_with_another_protocol_and_a_driver_of_another_one_are_told(pair, fields, spoken):
+def test_other_protocol_is_reported_to_both_sides(pair, fields, spoken):
     place = detect({}, "10.0.0.1:29400", 0, 2)
     launcher = ExternalLauncher(Job(nodes=2), place, b"x" * 16, {})
     problem = launcher._problem(Message("join", {"node": 1, "local_rank": 0, "asked": {}, **fields}), {}, set())

@@ -46,7 +46,7 @@ def test_a_file_of_either_mpi(tmp_path):
     assert read_hostfile(path) == [Host("node0", 1), Host("node1", 2), Host("node2", 3), Host("node3"), Host("node4")]
 
 
-def test_a_host_with_two_numbers_and_what_is_no_file_are_refused(tmp_path):
+def test_repeated_slots_and_irregular_files_are_refused(tmp_path):
     (tmp_path / "twice").write_text("a slots=2 slots=3\n")
     os.mkfifo(tmp_path / "pipe")
     for name, message in (("twice", "line 1: says slots= twice"), ("pipe", "is a pipe, not a file"), ("none", "No such file")):
@@ -86,7 +86,7 @@ def test_a_host_with_two_numbers_and_what_is_no_file_are_refused(tmp_path):
         ("a,me@[fe80::1]", "IPv6 addresses are written without brackets"),
     ],
 )
-def test_what_is_no_list(text, named):
+def test_invalid_list_is_refused(text, named):
     with pytest.raises(UsageError, match=r"^--hosts: ") as caught:
         parse_hosts(text)
     assert named in str(caught.value)
@@ -102,7 +102,7 @@ def test_what_is_no_list(text, named):
         (b"a" * (1 << 21), "larger than 1 MiB"),
     ],
 )
-def test_what_is_no_file_of_hosts(tmp_path, text, named):
+def test_invalid_host_file_is_refused(tmp_path, text, named):
     path = tmp_path / "hosts"
     path.write_bytes(text)
     with pytest.raises(UsageError, match="--hostfile") as caught:
@@ -119,7 +119,7 @@ def test_what_is_no_file_of_hosts(tmp_path, text, named):
     ],
     ids=["PBS", "any-order", "with-numbers"],
 )
-def test_a_host_that_a_file_repeats_has_so_many_processes(tmp_path, text, expected):
+def test_repeated_host_has_as_many_processes(tmp_path, text, expected):
     path = tmp_path / "nodes"
     path.write_text(text)
     assert read_hostfile(path) == expected
@@ -138,7 +138,7 @@ def test_a_byte_order_mark_is_no_part_of_a_secret(tmp_path):
         assert read_secret(tmp_path / encoding) == b"0123456789abcdef"
 
 
-def test_a_file_that_is_not_there(tmp_path):
+def test_missing_file_is_refused(tmp_path):
     with pytest.raises(UsageError, match="No such file"):
         read_hostfile(tmp_path / "nowhere")
 
@@ -147,7 +147,7 @@ NUMBERS = st.lists(st.integers(0, 2000), min_size=1, max_size=30, unique=True)
 
 
 @given(numbers=NUMBERS, width=st.integers(1, 6))
-def test_a_list_that_is_folded_into_ranges_is_the_list(numbers, width):
+def test_folded_ranges_equal_the_list(numbers, width):
     whole = [f"n{number:0{width}d}" for number in sorted(numbers)]
     ranges, previous = [], None
     for number in sorted(numbers):
@@ -161,7 +161,7 @@ def test_a_list_that_is_folded_into_ranges_is_the_list(numbers, width):
 
 
 @given(st.text(alphabet="ab01[]-,:@. \t*é$", max_size=30))
-def test_whatever_is_typed_is_a_list_of_hosts_or_refused(text):
+def test_any_text_is_host_list_or_refused(text):
     try:
         hosts = parse_hosts(text)
     except UsageError:
@@ -183,7 +183,7 @@ def test_whatever_is_typed_is_a_list_of_hosts_or_refused(text):
         ("\n".join(f"n{place}" for place in range(100_000)), "names more than 4,096 hosts"),
     ],
 )
-def test_a_file_of_very_many_hosts_is_refused_before_they_are_made(tmp_path, line, named):
+def test_huge_host_file_is_refused_before_expansion(tmp_path, line, named):
     path = tmp_path / "hosts"
     path.write_text(line)
     assert path.stat().st_size <= 1 << 20
@@ -200,7 +200,7 @@ def test_a_file_of_very_many_hosts_is_refused_before_they_are_made(tmp_path, lin
         tracemalloc.stop()
 
 
-def test_as_many_hosts_as_a_run_may_have_are_taken(tmp_path):
+def test_maximum_number_of_hosts_is_accepted(tmp_path):
     path = tmp_path / "hosts"
     path.write_text("n[0-2047] slots=2\nm[0-2047]\n")
     hosts = read_hostfile(path)

@@ -210,7 +210,7 @@ def outcome(commands, work, *command):
 
 
 @pytest.mark.thorough
-def test_a_damaged_run_is_listed_beside_the_others(place, commands):
+def test_damaged_run_is_listed_with_others(place, commands):
     work = fresh(place)
     replace_by(work / "out" / "one" / "summary.json", "link to a device")
     replace_by(work / "out" / "two" / "status.json", "pipe")
@@ -224,7 +224,7 @@ def test_a_damaged_run_is_listed_beside_the_others(place, commands):
 
 @pytest.mark.quick_cases("folder")
 @pytest.mark.parametrize("kind", ["gone", "folder", "link in a loop", "link to nothing"])
-def test_a_run_without_a_status_is_not_watched_for_ever(place, commands, kind):
+def test_run_without_status_is_not_watched_forever(place, commands, kind):
     work = fresh(place)
     replace_by(work / "out" / "one" / "status.json", kind)
     code, output = outcome(commands, work, "watch", "out/one", "--wait", "0")
@@ -266,7 +266,7 @@ def test_slow_thousands_of_damages_are_errors_or_none(place, commands, undamaged
 
 
 @pytest.mark.slow
-def test_slow_each_field_may_be_null_or_missing_or_something_else(place, commands, request, capsys):
+def test_slow_any_field_may_be_null_missing_or_changed(place, commands, request, capsys):
     """Each field of a run's documents, the first two of a list, the first line of line files."""
     seed = requested_seed(request, capsys, SESSION_SEED)
     chance = random.Random(seed)

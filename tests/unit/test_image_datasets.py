@@ -77,7 +77,7 @@ class TestGlyphs:
             assert np.array_equal(labels[block * BLOCK :][:BLOCK], block_labels[: len(images) - block * BLOCK])
 
     @pytest.mark.thorough
-    def test_are_in_colour_and_tell_nothing_by_brightness(self):
+    def test_are_in_colour_and_uncorrelated_with_brightness(self):
         images, labels = render_split(GLYPHS.style, glyph_tiles(), 28, "train", 20 * BLOCK)
         means_nc = images.mean((2, 3)) / 255
         assert np.abs(np.corrcoef(means_nc.T)[np.triu_indices(3, 1)]).max() < 0.1  # channels vary independently
@@ -99,7 +99,7 @@ class TestGlyphs:
 
 
 class TestSyntheticImages:
-    def test_have_the_size_and_number_that_is_asked_for(self, cache):
+    def test_have_requested_size_and_number(self, cache):
         opened = stored_dataset.open_dataset("synthetic-images:size=20,classes=7,train=300,test=5")
         assert opened.info.input_shape == (3, 20, 20)
         assert (opened.info.classes, dict(opened.info.sizes)) == (7, {"train": 300, "test": 5})
@@ -114,12 +114,12 @@ class TestSyntheticImages:
         assert SYNTHETIC.name == "synthetic-images"
         assert (SYNTHETIC.size, SYNTHETIC.classes, SYNTHETIC.train, SYNTHETIC.test) == (224, 1000, 512, 128)
 
-    def test_one_meaning_has_one_name(self):
+    def test_equivalent_arguments_have_one_name(self):
         named = [SYNTHETIC.with_arguments(text).name for text in ("64", "size=64", "train=512,size=64", "size=64,channels=3")]
         assert named == ["synthetic-images:size=64"] * 4
         assert SYNTHETIC.with_arguments("224").name == SYNTHETIC.with_arguments("").name == "synthetic-images"
 
-    def test_more_begin_with_fewer(self):
+    def test_larger_set_begins_with_smaller(self):
         few, many = (SYNTHETIC.with_arguments(f"size=300,train={count}").load(None).blocks["train"] for count in (70, 140))
         first, second = (np.concatenate([images for images, _ in blocks()]) for blocks in (few, many))
         assert np.array_equal(first, second[:70])
@@ -141,7 +141,7 @@ class TestSyntheticImages:
             stored_dataset.open_dataset(f"synthetic-images:{text}")
 
     @pytest.mark.slow
-    def test_a_large_set_is_never_held_in_memory(self, tmp_path):
+    def test_large_set_is_never_in_memory(self, tmp_path):
         script = "import resource; from crosstrain.data.store import stored_dataset as store\n"
         script += "store.prepare('digits'); before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         script += "store.prepare('synthetic-images:size=224,train=2000,test=1')\n"
@@ -152,7 +152,7 @@ class TestSyntheticImages:
 
 
 class TestNamesWithArguments:
-    def test_lead_to_stores_of_their_own(self, cache):
+    def test_lead_to_separate_stores(self, cache):
         names = ["synthetic-images:size=8,classes=3,train=9,test=9", "synthetic-images:size=9,classes=3,train=9,test=9"]
         paths = [stored_dataset.prepare(name) for name in names]
         assert len(set(paths)) == 2
@@ -168,7 +168,7 @@ class TestNamesWithArguments:
         stored_dataset.prepare(names[0], again=True)
         assert not stored_dataset.verify(names[0])[0].damaged
 
-    def test_are_refused_where_a_dataset_has_none(self):
+    def test_are_refused_for_dataset_without_arguments(self):
         with pytest.raises(UsageError, match=r"'digits' takes no arguments. Leave ':3' out"):
             stored_dataset.open_dataset("digits:3")
 
@@ -195,7 +195,7 @@ def svhn_files(tmp_path):
 
 
 class TestSvhn:
-    def test_is_read_as_it_is_and_ten_is_zero(self, svhn_files, cache):
+    def test_is_read_unchanged_with_label_ten_as_zero(self, svhn_files, cache):
         folder, parts, checksums = svhn_files
         splits = stored(cache, SvhnSource(md5=checksums), folder)
         images, labels = splits["train"]
@@ -241,7 +241,7 @@ class TestSvhn:
             (lambda path: write_mat(path, 3, [0, 1, 2]), "its labels lie in 0…2"),
         ],
     )
-    def test_an_unusable_file_is_named_and_nothing_is_kept(self, svhn_files, cache, make, message):
+    def test_unusable_file_is_named_and_nothing_stored(self, svhn_files, cache, make, message):
         folder, _, checksums = svhn_files
         make(folder / "test_32x32.mat")
         cache.mkdir()
@@ -347,7 +347,7 @@ class TestCifar10:
         with pytest.raises(UsageError, match=message):
             source.load_in(folder, folder)
 
-    def test_a_torn_archive_is_named(self, cifar):
+    def test_truncated_archive_is_named(self, cifar):
         folder, _, write = cifar
         write("binary")
         path = folder / "cifar-10-binary.tar.gz"
@@ -355,7 +355,7 @@ class TestCifar10:
         with pytest.raises(UsageError, match=r"it is no whole archive|missing: "):
             Cifar10Source({path.name: md5(path)}).load_in(folder, folder)
 
-    def test_missing_files_are_told(self, tmp_path):
+    def test_missing_files_are_reported(self, tmp_path):
         with pytest.raises(UsageError, match=r"has no files of cifar10; give --data-dir.*cifar-10-python.tar.gz"):
             stored_dataset.open_dataset("cifar10", tmp_path)
 
@@ -363,7 +363,7 @@ class TestCifar10:
 @pytest.mark.thorough
 @pytest.mark.skipif(not HAS_TORCHVISION, reason="torchvision does the download")
 @pytest.mark.parametrize("name", ["cifar10", *(pytest.param(name, marks=pytest.mark.slow) for name in ("svhn", "svhn:extra"))])
-def test_a_download_that_fails_is_one_clear_error_and_leaves_nothing(cache, tmp_path, monkeypatch, name):
+def test_failed_download_is_one_error_and_leaves_nothing(cache, tmp_path, monkeypatch, name):
     for variable in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(variable, "http://127.0.0.1:9")  # no listener: no test reaches the internet
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
@@ -405,7 +405,7 @@ class TestImageFolder:
         assert opened.info.name == f"image-folder:{pictures}?size=16"
         assert stored_dataset.open_dataset("image-folder:?size=16", pictures).images("test").shape == (2, 3, 16, 16)
 
-    def test_sizes_and_folders_have_stores_of_their_own(self, pictures, cache):
+    def test_sizes_and_folders_have_separate_stores(self, pictures, cache):
         paths = {stored_dataset.prepare(f"image-folder:{pictures}{size}") for size in ("", "?size=224", "?size=8")}
         assert len(paths) == 2
         assert sorted(row.input_shape for row in dataset_list.list_datasets() if row.name.startswith("image-folder")) == [
@@ -414,7 +414,7 @@ class TestImageFolder:
         ]
         assert {report.name for report in stored_dataset.verify(f"image-folder:{pictures}?size=8")} == {f"image-folder:{pictures}?size=8"}
 
-    def test_a_changed_folder_leads_to_a_new_store(self, pictures, cache):
+    def test_changed_folder_gets_new_store(self, pictures, cache):
         name = f"image-folder:{pictures}?size=8"
         first = stored_dataset.open_dataset(name)
         assert stored_dataset.open_dataset(name).path == first.path
@@ -424,7 +424,7 @@ class TestImageFolder:
         picture(pictures / "train" / "dogs" / "new.png", (3, 2, 1))  # as many bytes as before
         assert stored_dataset.open_dataset(name).images("train")[3, :, 0, 0].tolist() == [3, 2, 1]
 
-    def test_what_a_changed_folder_left_can_be_removed(self, pictures, cache):
+    def test_stores_of_changed_folder_can_be_removed(self, pictures, cache):
         """Also without the pictures; stores of other folders and sizes stay."""
         name, other_name = f"image-folder:{pictures}?size=8", f"image-folder:{pictures}?size=16"
         first, other_store = stored_dataset.prepare(name), stored_dataset.prepare(other_name)
@@ -459,7 +459,7 @@ class TestImageFolder:
         (row,) = [row for row in dataset_list.list_datasets() if row.name == f"{name},skip-damaged=yes"]
         assert row.left_out == opened.left_out
 
-    def test_a_line_of_pixels_takes_no_more_memory_than_another_picture(self, pictures, tmp_path):
+    def test_line_of_pixels_takes_little_memory(self, pictures, tmp_path):
         for number, size in enumerate([(9000, 1), (1, 60_000), (1, 5_000_000), (2600, 1)]):
             Image.new("RGB", size, (9, 8, 7)).save(pictures / "train" / "cats" / f"line{number}.png")
         code = "import sys; from crosstrain.cli.main import main; main(sys.argv[1:]); print(open('/proc/self/status').read())"
@@ -469,7 +469,7 @@ class TestImageFolder:
         assert "7 + 2 examples in " in output
         assert int(re.search(r"VmHWM:\s+(\d+) kB", output)[1]) < 300 << 10  # one of them once took 580 MB
 
-    def test_a_picture_that_is_too_large_is_named_and_can_be_left_out(self, pictures, cache):
+    def test_too_large_picture_is_named_and_can_be_skipped(self, pictures, cache):
         Image.new("1", (10_000, 9_000)).save(pictures / "train" / "cats" / "wide.png")
         with (pictures / "train" / "cats" / "long.webp").open("wb") as file:
             file.truncate(600 << 20)
@@ -492,20 +492,20 @@ class TestImageFolder:
             stored_dataset.open_dataset(f"image-folder:{pictures}?size=8")
         assert not (tmp_path / "log").exists()
 
-    def test_damaged_notes_of_a_camera_are_no_matter(self, pictures, cache, recwarn):
+    def test_damaged_exif_is_ignored(self, pictures, cache, recwarn):
         notes = b"Exif\0\0II*\0\x08\0\0\0\x09\0" + b"\x12\x01\3\0\xff\xff\xff\0" * 2
         picture(pictures / "train" / "cats" / "noted.jpg", (1, 1, 1), exif=notes)
         stored_dataset.open_dataset(f"image-folder:{pictures}?size=8")
         assert [str(warning.message) for warning in recwarn if "EXIF" in str(warning.message)] == []
 
-    def test_of_many_classes_the_first_are_named(self, pictures, cache):
+    def test_first_of_many_classes_are_named(self, pictures, cache):
         for number in range(300):
             (pictures / "train" / f"{number:03d}").mkdir()
         with pytest.raises(UsageError, match=r"without a file: 000, 001, .*, 099, and 200 more\. Fill") as refused:
             stored_dataset.open_dataset(f"image-folder:{pictures}?size=8")
         assert len(str(refused.value)) < 2000
 
-    def test_links_in_a_circle_end_and_each_folder_is_read_once(self, pictures, cache):
+    def test_circular_links_are_read_once(self, pictures, cache):
         cats = pictures / "train" / "cats"
         for name, target in {"l1": ".", "l2": ".", "up": "..", "top": "../..", "again": "deep"}.items():
             (cats / name).symlink_to(target)
@@ -515,7 +515,7 @@ class TestImageFolder:
         assert stored_dataset.open_dataset(f"image-folder:{pictures}?size=8").labels("train").tolist() == [0, 0, 0, 1]
 
     @pytest.mark.parametrize("place", ["train/cats/more", "train/birds", "train/cats/one.png"])
-    def test_a_link_out_of_the_folder_is_taken_where_that_is_asked_for(self, pictures, cache, tmp_path, place):
+    def test_link_out_of_folder_needs_option(self, pictures, cache, tmp_path, place):
         picture(tmp_path / "elsewhere" / "x.png", (1, 2, 3))
         (pictures / place).symlink_to(tmp_path / "elsewhere" / ("x.png" if place.endswith(".png") else ""))
         name = f"image-folder:{pictures}?size=8"
@@ -524,7 +524,7 @@ class TestImageFolder:
         assert f"\n  {pictures / place}" in str(caught.value)
         assert stored_dataset.open_dataset(f"{name},links-outside=yes").info.sizes["train"] == 4
 
-    def test_where_nothing_can_be_read_the_files_are_named(self, pictures, cache):
+    def test_unreadable_folder_names_its_files(self, pictures, cache):
         for kind in ("cats", "dogs"):
             shutil.rmtree(pictures / "train" / kind)
             (pictures / "train" / kind).mkdir()
@@ -549,7 +549,7 @@ class TestImageFolder:
         assert note in capsys.readouterr().err
         assert np.isfinite(opened.inputs("train")).all()
 
-    def test_what_became_of_transparent_parts_is_noted(self, pictures, cache, capsys):
+    def test_transparent_parts_are_noted(self, pictures, cache, capsys):
         Image.new("RGBA", (8, 8), (0, 0, 0, 0)).save(pictures / "train" / "cats" / "clear.png")
         Image.new("RGBA", (8, 8), (5, 5, 5, 255)).save(pictures / "train" / "cats" / "full.png")
         name = f"image-folder:{pictures}?size=8"
@@ -565,7 +565,7 @@ class TestImageFolder:
         ):
             stored_dataset.open_dataset(f"{name},background=grey")
 
-    def test_what_is_no_file_is_named_and_not_waited_for(self, pictures, cache):
+    def test_irregular_file_is_named_without_waiting(self, pictures, cache):
         (pictures / "train" / "cats" / "nowhere.png").symlink_to("/nowhere/at/all")
         (pictures / "train" / "cats" / "round.png").symlink_to("round.png")
         (pictures / "val" / "dogs" / "outside.png").symlink_to(pictures / "train" / "dogs" / "c.jpg")
@@ -615,7 +615,7 @@ class TestImageFolder:
             (lambda root: picture(root / "val" / "birds" / "x.png", (1, 1, 1)), "classes that are missing in the train folder: birds"),
         ],
     )
-    def test_another_layout_is_told(self, pictures, spoil, message):
+    def test_other_layout_is_reported(self, pictures, spoil, message):
         spoil(pictures)
         with pytest.raises(UsageError, match=message):
             stored_dataset.open_dataset(f"image-folder:{pictures}")
@@ -713,7 +713,7 @@ class TestPictures:
     @pytest.mark.parametrize("number", range(len(WRITERS)))
     @settings(max_examples=4, deadline=None)
     @given(st.integers(0, 2**32))
-    def test_every_format_and_depth_is_seen_alike(self, tmp_path_factory, number, seed):
+    def test_every_format_and_depth_decodes_equally(self, tmp_path_factory, number, seed):
         channels, bits, write = WRITERS[number]
         path = tmp_path_factory.getbasetemp() / "any.picture"
         values_hwc = np.random.default_rng(seed).integers(0, 2**bits, (16, 16, channels))
@@ -732,7 +732,7 @@ class TestPictures:
         expected = np.where(clear[..., None], (255, 0, 0), values_hwc * 255 / (2**bits - 1)).transpose(2, 0, 1)
         assert np.abs(decode(path, 16, "ff0000") - expected).max() <= 1
 
-    def test_the_middle_of_the_shorter_side_is_kept(self, tmp_path):
+    def test_middle_square_is_cropped(self, tmp_path):
         columns = np.repeat(np.arange(0, 240, 2, dtype=np.uint8)[None, :, None], 40, 0).repeat(3, 2)  # 40 high, 120 wide
         Image.fromarray(columns).save(tmp_path / "wide.png")
         assert decode(tmp_path / "wide.png", 40)[0, 0].tolist() == list(range(80, 160, 2))
@@ -749,7 +749,7 @@ class TestPictures:
         assert decode(tmp_path / "clear.png", 4)[:, 0, 0].tolist() == [128, 128, 129]
         assert decode(tmp_path / "palette.png", 4).shape == (3, 4, 4)
 
-    def test_ink_on_transparency_is_not_one_square(self, tmp_path):
+    def test_transparency_is_filled_with_background(self, tmp_path):
         """In every way in which a file marks transparent parts."""
         ink = np.zeros((8, 8), np.uint8)
         ink[2:5, 2:5] = 255
@@ -768,7 +768,7 @@ class TestPictures:
 
     @settings(max_examples=60, deadline=None)
     @given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 250), st.integers(1, 8), st.sampled_from(["RGB", "L"]))
-    def test_the_middle_is_that_of_the_whole_picture_scaled(self, tmp_path_factory, width, height, size, turned, mode):
+    def test_crop_equals_middle_of_scaled_picture(self, tmp_path_factory, width, height, size, turned, mode):
         path = tmp_path_factory.getbasetemp() / "drawn.png"
         shape = (height, width, 3) if mode == "RGB" else (height, width)
         exif = Image.Exif()
@@ -783,7 +783,7 @@ class TestPictures:
         ).astype(int)
         assert np.abs(decode(path, size).transpose(1, 2, 0) - expected).max() <= 1
 
-    def test_are_turned_as_the_camera_noted(self, tmp_path):
+    def test_are_rotated_by_exif_orientation(self, tmp_path):
         upright = np.zeros((8, 4, 3), np.uint8)
         upright[:4] = 255
         turned = Image.fromarray(np.rot90(upright, 1).copy())
@@ -802,12 +802,12 @@ class TestPictures:
         ("image-folder:a/b?size=224", "image-folder:HERE/a/b"),
     ],
 )
-def test_a_job_names_its_data_in_full(tmp_path, monkeypatch, typed, full):
+def test_job_has_full_data_name(tmp_path, monkeypatch, typed, full):
     monkeypatch.chdir(tmp_path)
     assert written_out(Job(data=typed)).data == full.replace("HERE", str(tmp_path))
 
 
-def test_a_job_names_the_whole_path_of_its_folder(tmp_path, monkeypatch):
+def test_job_has_absolute_folder_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/someone")
     assert written_out(Job(data="svhn", data_dir=Path("files"))).data_dir == tmp_path / "files"

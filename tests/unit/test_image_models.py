@@ -69,7 +69,7 @@ def test_logits_are_those_of_plain_modules(results, case):
 
 @pytest.mark.parametrize("case", EMPTY, ids=str)
 @pytest.mark.parametrize("framework", ["passes_tf", "passes_torch"])
-def test_an_empty_slice_gives_nothing_and_moves_nothing(results, case, framework):
+def test_empty_batch_gives_zeros_and_keeps_buffers(results, case, framework):
     arrays = results(framework)
     assert arrays[f"{case}/trained"].shape == arrays[f"{case}/evaluated"].shape == (0, case.classes)
     gradients = part(arrays, case, "gradient/")
@@ -88,7 +88,7 @@ def test_one_example_can_be_normalised(results, case):
     assert torch[f"{case}/buffer/{name}"] == pytest.approx(0.9 * case.buffers[name], rel=1e-6)
 
 
-def test_a_forward_function_leaves_the_buffers_alone(results):
+def test_forward_function_does_not_change_buffers(results):
     assert all(results("passes_torch")[f"{case}/unchanged"] for case in CASES + EMPTY + SINGLE)
 
 
@@ -101,7 +101,7 @@ def test_low_precision_is_low_and_logits_are_float32(results):
 
 
 @pytest.mark.parametrize("model", ["alexnet", "resnet18"])
-def test_initial_values_spread_as_torchvisions(results, model):
+def test_initial_values_have_spread_of_torchvision(results, model):
     ours = Case(model, (3, 224, 224), 1, 1000).parameters
     theirs = {name.split("/")[2]: value for name, value in results("torchvision").items() if name.startswith(f"spread/{model}/")}
     assert len(theirs) > 10
@@ -118,13 +118,13 @@ def test_initial_values_spread_as_torchvisions(results, model):
     ],
     ids=str,
 )
-def test_size_and_cost_are_the_published_ones(case, parameters, millions):
+def test_size_and_cost_equal_published_ones(case, parameters, millions):
     """The cost is that documented by torchvision with its weights (0.71 and 1.81 billion)."""
     assert case.spec.size == parameters
     assert case.spec.multiply_adds / 1e6 == pytest.approx(millions, rel=1e-3)
 
 
-def test_too_small_an_image_is_refused_with_what_is_needed():
+def test_too_small_image_is_refused_with_minimum():
     with pytest.raises(UsageError, match="at least 8×8 pixels, but those of 'made' have 7×9"):
         _ = Case("cnn", (3, 7, 9), 1).spec
 

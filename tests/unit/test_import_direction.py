@@ -95,7 +95,7 @@ def package_folder(path):
     return path.rpartition("/")[0]
 
 
-def test_a_folder_imports_only_those_before_it(repository, sources):
+def test_folder_imports_only_earlier_folders(repository, sources):
     order = list(dict.fromkeys(package.split(".")[1] for package in packages(repository)))
     wrong = []
     for path, modules in sources.items():
@@ -109,7 +109,7 @@ def test_a_folder_imports_only_those_before_it(repository, sources):
     assert wrong == []
 
 
-def test_no_circle_of_files_exists(sources):
+def test_files_have_no_import_cycle(sources):
     assert cycles_in(files_imported(sources)) == []
 
 
@@ -124,7 +124,7 @@ def test_subfolders_import_one_way(sources):
     assert cycles_in(arrows) == []
 
 
-def test_packages_are_the_folders_that_there_are(repository):
+def test_packages_are_the_existing_folders(repository):
     tops = {package.split(".")[1] for package in packages(repository)}
     folders = {path.parent for top in tops for path in repository.joinpath(top).rglob("*.py")}
     assert {"crosstrain." + ".".join(path.relative_to(repository).parts) for path in folders} == set(packages(repository))
@@ -148,7 +148,7 @@ def test_the_documented_tree_is_that_of_the_packages(repository):
 
 
 @pytest.mark.thorough
-def test_what_the_guides_import_can_be_imported(repository):
+def test_modules_of_the_guides_can_be_imported(repository):
     """Modules that third-party models, datasets and backends import, before either framework."""
     guides = "\n".join(path.read_text(encoding="utf-8") for path in repository.glob("docs/*.md"))
     modules = sorted(set(re.findall(r"^ *from crosstrain[.]([\w.]+) import", guides, re.MULTILINE)))
@@ -161,12 +161,12 @@ def test_what_the_guides_import_can_be_imported(repository):
         assert done.returncode == 0, done.stderr
 
 
-def test_circles_are_seen():
+def test_import_cycles_are_detected():
     assert cycles_in({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set()}) == [["a", "b", "c"]]
     assert cycles_in({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
 
-def test_reports_read_files_alone(sources):
+def test_reports_import_no_other_packages(sources):
     allowed = {"core", "metrics", "records", "report"}
     wrong = [
         f"{path} imports {module}"
@@ -186,7 +186,7 @@ def adapter_backend(path):
     return name if name in FRAMEWORKS.values() else None
 
 
-def test_a_framework_is_imported_in_its_adapter_alone(sources):
+def test_framework_is_imported_only_in_its_adapter(sources):
     wrong = [
         f"{path} imports {module}"
         for path, modules in sources.items()
@@ -198,7 +198,7 @@ def test_a_framework_is_imported_in_its_adapter_alone(sources):
     assert wrong == []
 
 
-def test_no_module_beside_the_adapters_loads_a_framework(sources):
+def test_only_adapters_load_a_framework(sources):
     """All in one process, with backend packages, since the driver looks up backends."""
     modules = []
     for path in sources:
@@ -212,7 +212,7 @@ def test_no_module_beside_the_adapters_loads_a_framework(sources):
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
 
 
-def test_the_rules_see_every_way_to_import(tmp_path):
+def test_rules_detect_every_way_to_import(tmp_path):
     path = tmp_path / "x.py"
     path.write_text(
         "import torch.nn as nn\ndef f():\n    from ..engine import loop\n    from . import base\n    from ...core.job import Job\n"

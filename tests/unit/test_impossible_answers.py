@@ -44,7 +44,7 @@ def train(task, mode="sync", stall_timeout=5.0):
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_sound_answers_train(mode):
+def test_valid_answers_train(mode):
     assert train(Task(mode), mode).updates_reported == 24
 
 
@@ -72,14 +72,14 @@ def changed(kind, **fields):
         (lambda answers: [Phase("nothing"), *answers], "sync", "which the training loop does not know"),
     ],
 )
-def test_what_cannot_be_is_refused_and_the_task_blamed(change, mode, message):
+def test_impossible_answer_is_refused_and_task_blamed(change, mode, message):
     with pytest.raises(RefusedError, match=rf"^0: .*{message}"):
         train(Task(mode, change), mode)
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.sampled_from(["first_step", "examples", "worker"]), st.none() | st.integers(0, 2**53), st.sampled_from(["sync", "async"]))
-def test_whatever_number_steps_carry_the_loop_trains_on_or_refuses_them(field, value, mode):
+def test_steps_with_any_number_are_trained_or_refused(field, value, mode):
     if value is None and field != "worker":
         return
     with suppress(RefusedError):

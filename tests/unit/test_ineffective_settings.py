@@ -74,7 +74,7 @@ def enabling(field):
 
 
 @pytest.mark.parametrize("field", TAKES_EFFECT)
-def test_typed_it_is_refused_with_what_would_make_it_do_something(field, capsys):
+def test_typed_ineffective_setting_is_refused_with_remedy(field, capsys):
     more = make_options(WITHOUT.get(field, {}))
     typed, shown = ([flag_name(field)], "True") if is_boolean(field) else ([flag_name(field), sample_value(field)], sample_value(field))
     assert invoke(["run", "--print-config", *typed, *more]) == 2
@@ -85,7 +85,7 @@ def test_typed_it_is_refused_with_what_would_make_it_do_something(field, capsys)
 
 
 @pytest.mark.parametrize("field", TAKES_EFFECT)
-def test_it_is_taken_where_it_does_something(field):
+def test_effective_setting_is_accepted(field):
     for settings in enabling(field):
         resolved = resolve({field: sample_value(field), **settings}, {"TRAINER_BACKEND": "torch"})
         assert resolved.idle == {}
@@ -93,7 +93,7 @@ def test_it_is_taken_where_it_does_something(field):
 
 
 @pytest.mark.parametrize("field", TAKES_EFFECT)
-def test_from_a_file_or_a_variable_it_is_told(field, tmp_path):
+def test_ineffective_setting_from_file_or_variable_is_noted(field, tmp_path):
     path = tmp_path / "job.toml"
     text = sample_value(field)
     needed = [f"{name} = {json.dumps(json_value(value))}" for name, value in WITHOUT.get(field, {}).items()]
@@ -127,7 +127,7 @@ def test_keep_needs_a_run_that_saves_checkpoints(settings, idle):
 WITHOUT_ENVIRON = {field: {environment_name(name): value for name, value in needed.items()} for field, needed in WITHOUT.items()}
 
 
-def test_what_a_run_goes_on_with_is_neither_refused_nor_told():
+def test_ineffective_setting_of_resumed_run_is_accepted():
     fields = Job(schedule_gamma=0.5, monitor=False, backend="torch").model_dump()
     resolved = resolve({"steps": "+5"}, {}, None, ResumedRun(fields, "earlier", 10, 1, lambda fields: None))
     assert resolved.idle == {}
@@ -137,11 +137,11 @@ def test_what_a_run_goes_on_with_is_neither_refused_nor_told():
 
 
 @pytest.mark.parametrize("name", shipped())
-def test_no_shipped_configuration_has_such_a_setting(name):
+def test_shipped_configurations_have_no_ineffective_settings(name):
     assert resolve({"backend": "torch"}, {}, name).idle == {}
 
 
-def test_a_sweep_tells_and_hands_on_what_does_something(tmp_path, capsys):
+def test_sweep_notes_ineffective_settings_and_passes_others(tmp_path, capsys):
     grid = ["--grid", "schedule=constant,step", "--schedule-gamma", "0.5", "--beta1", "0.5", "--out", str(tmp_path)]
     assert invoke(["sweep", *grid, "--dry-run"]) == 0
     captured = capsys.readouterr()
@@ -181,7 +181,7 @@ def typed(words):
 
 
 @given(settings_of_jobs)
-def test_commands_that_are_made_for_a_run_are_never_refused_and_mean_the_same(fields):
+def test_generated_commands_are_accepted_and_equivalent(fields):
     job = Job.model_validate(fields)
     (point,) = plan(Grid({"seed": [0]}), {name: str(value) for name, value in fields.items()}, {}, None)
     commands = [

@@ -8,14 +8,14 @@ from crosstrain.backends.base import interface_of, set_nccl_interface
 from crosstrain.core.errors import RunFailedError
 
 
-def test_an_address_is_some_interfaces():
+def test_address_belongs_to_an_interface():
     assert interface_of("127.0.0.1") == interface_of("127.0.0.9") == "lo"
     with pytest.raises(RunFailedError, match=r"192\.0\.2\.1; there are: .*127\.0\.0\.1"):
         interface_of("192.0.2.1")
 
 
 @pytest.mark.parametrize(("user_value", "expected"), [(None, "=lo"), ("eth7", "eth7"), ("", "")])
-def test_nccl_is_told_the_nodes_own_unless_the_user_has_chosen(monkeypatch, user_value, expected):
+def test_nccl_interface_is_of_node_unless_set_by_user(monkeypatch, user_value, expected):
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "to be put back")
     if user_value is None:
         del os.environ["NCCL_SOCKET_IFNAME"]

@@ -30,7 +30,7 @@ with RememberedInterrupts() as interrupts:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_in_a_finaliser_is_not_forgotten(number):
+def test_interrupt_in_finaliser_is_not_lost(number):
     done = subprocess.run([sys.executable, "-c", SCRIPT, str(int(number))], capture_output=True, text=True)
     assert done.stdout == "continued\ninterrupted\n", done.stderr
     assert "Exception ignored in" in done.stderr
@@ -38,7 +38,7 @@ def test_an_interrupt_in_a_finaliser_is_not_forgotten(number):
 
 @pytest.mark.usefixtures("signals_as_before")
 @pytest.mark.parametrize(("inherited", "expected"), [(signal.SIG_DFL, ["in good order"]), (signal.SIG_IGN, [])])
-def test_a_terminal_that_is_closed_ends_a_run_unless_it_was_started_to_outlive_that(inherited, expected):
+def test_closed_terminal_ends_run_unless_nohup(inherited, expected):
     """``nohup trainer run … &``: a signal ignored when a command starts stays ignored."""
     signal.signal(signal.SIGHUP, inherited)
     did = []

@@ -30,7 +30,7 @@ def single_backend(request, tmp_path_factory, make_environment):
 
 
 @pytest.mark.thorough
-def test_backends_shows_one_and_how_to_get_the_other(single_backend):
+def test_backends_lists_one_and_installation_of_other(single_backend):
     backend, trainer = single_backend
     done = trainer("backends", "--json")
     rows = {row["name"]: row for row in json.loads(done.stdout)}
@@ -44,14 +44,14 @@ def test_backends_shows_one_and_how_to_get_the_other(single_backend):
 
 
 @pytest.mark.quick_cases("torch")
-def test_auto_takes_the_one_that_is_there(single_backend):
+def test_auto_takes_installed_backend(single_backend):
     backend, trainer = single_backend
     done = trainer("run", "--print-config", "--json")
     assert json.loads(done.stdout)["backend"]["value"] == backend
 
 
 @pytest.mark.quick_cases("torch")
-def test_asking_for_the_other_says_what_to_install(single_backend):
+def test_missing_backend_names_installation(single_backend):
     backend, trainer = single_backend
     done = trainer("run", "--backend", OTHER[backend])
     assert (done.returncode, done.stdout) == (2, "")
