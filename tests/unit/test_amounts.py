@@ -112,7 +112,7 @@ def test_amounts_with_units_are_bounded_too(field, value):
 
 @pytest.mark.parametrize("parse", [Cadence.parse, Target.parse, parse_bandwidth])
 @given(st.integers(1, 400), st.sampled_from(["", "steps", "epochs", "s", "kbit", "gbit", "e9", "e308"]), st.booleans())
-def test_no_amount_is_read_as_infinite(parse, digits, unit, of_loss):
+def test_amounts_are_never_infinite(parse, digits, unit, of_loss):
     text = f"{'loss<=' if of_loss else ''}{'9' * digits}{unit}"
     try:
         parsed = parse(text)
@@ -121,7 +121,7 @@ def test_no_amount_is_read_as_infinite(parse, digits, unit, of_loss):
     assert getattr(parsed, "amount", getattr(parsed, "value", parsed)) < math.inf
 
 
-def test_the_command_refuses_with_exit_2(capsys):
+def test_command_refuses_with_exit_2(capsys):
     assert invoke(["run", "--backend", "torch", "--batch-size", "9" * 24]) == 2
     expected = f"error: --batch-size: got '{'9' * 24}'; allowed: a whole number of at least 1 and at most 1000000000.\n"
     assert capsys.readouterr() == ("", expected)

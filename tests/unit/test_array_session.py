@@ -184,7 +184,7 @@ def test_calibration_repeats_components_and_keeps_weights(toy):
             np.testing.assert_array_equal(after.parameters[name], value)
 
 
-def test_a_single_worker_predicts(toy):
+def test_single_worker_predicts(toy):
     made = Made(toy)
 
     def act(session):

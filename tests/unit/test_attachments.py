@@ -83,7 +83,7 @@ def test_manifest_naming_foreign_files_is_refused(tmp_path, name):
 
 
 @pytest.mark.parametrize("bytes_", [-1, MAX_ATTACHMENT_BYTES + 1, 2**70])
-def test_a_manifest_with_impossible_sizes_is_refused(tmp_path, bytes_):
+def test_manifest_with_impossible_sizes_is_refused(tmp_path, bytes_):
     folder = build_made(tmp_path, Source())
     entry = read_manifest(folder).attachments["vocabulary.model"]
     changed(folder, attachments={"vocabulary.model": entry.model_copy(update={"bytes": bytes_})})

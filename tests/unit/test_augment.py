@@ -34,7 +34,7 @@ def info(height=32, width=32, flippable=True):
 
 
 class TestDraws:
-    def test_are_even_over_all_moves_and_both_sides(self):
+    def test_are_uniform_over_moves_and_sides(self):
         changes = BOTH.draws(1, 0, 90_000)
         assert (changes.dtype, changes.shape) == (np.int32, (90_000, 3))
         counts = np.zeros((9, 5, 2), dtype=np.int64)
@@ -50,10 +50,10 @@ class TestDraws:
         ranks = np.argsort(permutation(1, 0, 1000))
         assert abs(np.corrcoef(first[:, 0], ranks)[0, 1]) < 0.15  # five standard deviations
 
-    def test_of_one_example_do_not_depend_on_the_others(self):
+    def test_of_an_example_are_independent_of_others(self):
         assert np.array_equal(BOTH.draws(5, 3, 100), BOTH.draws(5, 3, 1000)[:100])
 
-    def test_are_the_same_on_every_machine_and_release(self):
+    def test_are_pinned(self):
         assert hashlib.sha256(BOTH.draws(3, 5, 10_000).astype("<i4").tobytes()).hexdigest() == GOLDEN
 
     def test_hold_requested_kinds_only(self):
@@ -67,7 +67,7 @@ class TestKinds:
         assert augmentation("crop+flip", info(63, 224)) == Augmentation(7, 28, flip=True)
         assert augmentation("none", info()) is None
 
-    def test_mirroring_is_refused_where_it_changes_the_class(self):
+    def test_mirroring_is_refused_for_unflippable_data(self):
         assert augmentation("crop", info(flippable=False)) == Augmentation(4, 4, flip=False)
         for kind in ("flip", "crop+flip"):
             with pytest.raises(UsageError, match=r"'pictures' must not be mirrored.*Allowed: none, crop"):

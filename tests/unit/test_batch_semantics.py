@@ -23,7 +23,7 @@ def test_batch_size_is_a_workers_micro_batch():
     assert base_learning_rate(job.model_copy(update={"mode": "async"})) == pytest.approx(0.1)
 
 
-def test_a_global_batch_is_the_whole_update():
+def test_global_batch_is_the_whole_update():
     job = Job(global_batch_size=100, accumulate=4, nodes=3)
     assert (job.micro_batch, job.per_worker_batch, job.global_batch) == (9, 34, 100)
 

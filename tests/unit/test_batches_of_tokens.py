@@ -74,7 +74,7 @@ def test_scaling_by_tokens_shows_mean_batch():
     assert "weak, batch per worker about 71 sentences" in text
 
 
-def test_batches_of_examples_stay_numbers():
+def test_example_batches_stay_numbers():
     comparison = compare_runs([filled(), made("two", nodes=2, batch_size=71)])
     (difference,) = (factor for factor in comparison.comparability.independent if factor.key == "global_batch_size")
     assert difference.values == ("about 142 sentences", "142")

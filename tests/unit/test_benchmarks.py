@@ -61,7 +61,7 @@ def test_reference_replaces_peer():
     assert json.loads(json.dumps(result.to_json()))["peer"]["median"] == 8112
 
 
-def test_memory_is_compared_in_copies_of_the_state():
+def test_memory_is_compared_in_state_copies():
     row = ROWS["checkpoint-alexnet-tf-memory"]
     saving = [measured(tree_memory_bytes=3_000, checkpoint_bytes=400, saves=1), measured(tree_memory_bytes=3_100, checkpoint_bytes=400)]
     plain = [measured(tree_memory_bytes=2_600), measured(tree_memory_bytes=2_500)]
@@ -78,7 +78,7 @@ def test_missing_figure_removes_repeat():
     assert compute("wait", row, runs).met is True
 
 
-def test_bounds_from_above_and_rows_without_a_target():
+def test_upper_bounds_and_rows_without_target():
     slow, quick = measured(first_step_seconds=5.0), measured(first_step_seconds=4.0)
     assert compute("start-tf-1", ROWS["start-tf-1"], {"tf": [slow], "tf fused loop": [quick]}).met is True
     assert compute("start-tf-1", ROWS["start-tf-1"], {"tf": [slow], "tf fused loop": [measured(first_step_seconds=3.9)]}).met is False
@@ -152,7 +152,7 @@ def test_rows_and_peer_files_correspond():
         assert row.figure in UNITS
 
 
-def test_runs_stay_comparable_where_a_quick_pass_shortens_them():
+def test_quick_pass_keeps_runs_comparable():
     loop = CONTESTANTS["torch AlexNet fp32 loop"]
     assert [steps_of(loop, work_of(loop), shorter) for shorter in (1, 10)] == [12, 6]
     assert steps_of(CONTESTANTS["tf"], work_of(CONTESTANTS["tf"]), 10) == 6000
@@ -183,7 +183,7 @@ def test_launch_variables_name_every_process_once():
     ]
 
 
-def test_neither_side_inherits_settings(monkeypatch):
+def test_contestants_inherit_no_settings(monkeypatch):
     steering = {"TRAINER_LR": "9", "OMP_NUM_THREADS": "1", "TF_CONFIG": "{}", "RANK": "3", "TRAINER_DATA_CACHE": "/data"}
     for name, value in steering.items():
         monkeypatch.setenv(name, value)
@@ -297,7 +297,7 @@ def main_rows(*arguments):
     return chosen_rows(parse(list(arguments)), gpu=False)
 
 
-def test_our_figures_come_from_the_run_directory(tmp_path):
+def test_figures_come_from_run_directory(tmp_path):
     records = [
         {"step": 0, "count": 2, "time_seconds": 0.5, "losses": [4.0, 3.0]},
         {"step": 4, "count": 2, "time_seconds": 1.0, "losses": [1.0, 1.0]},

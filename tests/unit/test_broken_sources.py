@@ -88,7 +88,7 @@ def test_valid_source_is_stored(tmp_path, made):
     assert (tmp_path / "made" / "manifest.json").exists()
 
 
-def test_a_constant_channel_is_scaled_by_one_with_a_note(tmp_path, capsys):
+def test_constant_channel_is_scaled_by_one_with_note(tmp_path, capsys):
     """The source counts its pixels itself; if pixels differ, a std of 0 is refused."""
     build(tmp_path, Source(images(mean=(0.0,), std=(0.0,))))
     assert read_manifest(tmp_path / "made").std == (1.0,)

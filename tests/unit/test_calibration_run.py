@@ -63,7 +63,7 @@ def test_independent_workers_repeat_for_the_same_time():
     assert [measured.tries for measured in figures.values()] == [[1 / 1024] * 2, [1 / 256] * 2]
 
 
-def test_at_least_three_repetitions_but_not_of_long_ones():
+def test_short_components_are_repeated_at_least_three_times():
     for seconds, counts in ((0.3, [0, 1, 1, 2]), (0.6, [0, 1, 1])):
         workers = Workers(seconds)
         CalibrationRun(workers, 0.2, 5.0, 2).measure("compute", lockstep=False)

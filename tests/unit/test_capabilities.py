@@ -105,7 +105,7 @@ def test_exactly_undeclared_capabilities_are_refused(fields, can):
 
 
 @pytest.mark.parametrize("backend", ["tf", "torch", "least-toy"])
-def test_every_job_on_every_backend(backend, monkeypatch):
+def test_every_job_is_checked_on_every_backend(backend, monkeypatch):
     for folder in TOYS:
         monkeypatch.syspath_prepend(folder)
     can = declared_capabilities(find("backend", backend))
@@ -115,7 +115,7 @@ def test_every_job_on_every_backend(backend, monkeypatch):
     assert refused == (set(FIELDS) if backend == "least-toy" else set())
 
 
-def test_the_default_is_the_least():
+def test_default_capabilities_are_minimal():
     refuse_unsupported(Job(), "some", Capabilities())
 
 
@@ -132,7 +132,7 @@ def test_every_capability_is_in_suite_and_docs(repository):
     assert set(OPTIONAL_CAPABILITIES) - {"mode"} <= set(re.findall(r"^\| `(\w+)`", guide.partition("\n### ")[0], re.MULTILINE))
 
 
-def test_suite_expects_the_refusals_of_the_command(tmp_path, monkeypatch):
+def test_suite_expects_refusals_of_command(tmp_path, monkeypatch):
     monkeypatch.setenv("CROSSTRAIN_CONFORMANCE", "full")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*TOYS, os.environ.get("PYTHONPATH", "")]))
     for folder in TOYS:

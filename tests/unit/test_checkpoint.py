@@ -97,7 +97,7 @@ class TestRoundTrip:
         values = {f"parameters/p{n}": np.full(shape, n, np.float32) for n, shape in enumerate(shapes)}
         assert same(read_checkpoint(save(tmp_path_factory.mktemp("run"), values=values, chunk=chunk)).arrays, values)
 
-    def test_the_values_begin_aligned(self, tmp_path):
+    def test_values_are_aligned(self, tmp_path):
         raw = (save(tmp_path) / "parameters.safetensors").read_bytes()
         assert (8 + int.from_bytes(raw[:8], "little")) % 8 == 0
 
@@ -109,16 +109,16 @@ class TestRoundTrip:
         assert loaded.scalars == {"loss_scale": 65536.0}
         json.loads((path / "checkpoint.json").read_text(), parse_constant=lambda name: pytest.fail(name))
 
-    def test_a_state_without_slots_has_no_file_for_them(self, tmp_path):
+    def test_state_without_slots_has_no_optimizer_file(self, tmp_path):
         path = save(tmp_path, values={"parameters/p": np.ones(3, np.float32)})
         assert not (path / "optimizer.safetensors").exists()
         assert list(read_checkpoint(path).arrays) == ["parameters/p"]
 
-    def test_the_arrays_are_read_only(self, tmp_path):
+    def test_arrays_are_read_only(self, tmp_path):
         with pytest.raises(ValueError, match="read-only"):
             read_checkpoint(save(tmp_path)).arrays["parameters/dense.bias"][0] = 1
 
-    def test_only_the_owner_reads_it(self, tmp_path):
+    def test_checkpoint_is_readable_only_by_owner(self, tmp_path):
         path = save(tmp_path)
         assert path.stat().st_mode & 0o077 == 0
         assert path.parent.stat().st_mode & 0o077 == 0
@@ -210,7 +210,7 @@ def flip(path, position):
 class TestDamage:
     @pytest.mark.parametrize("file", FILES)
     @pytest.mark.parametrize("where", [0.0, 0.1, 0.5, 0.9, 1.0])
-    def test_a_flipped_bit_anywhere(self, tmp_path, file, where):
+    def test_flipped_bit_anywhere(self, tmp_path, file, where):
         path = save(tmp_path)
         flip(path / file, int(where * ((path / file).stat().st_size - 2)))
         with pytest.raises(DamagedCheckpointError) as caught:
@@ -221,7 +221,7 @@ class TestDamage:
 
     @pytest.mark.parametrize("file", FILES)
     @pytest.mark.parametrize("left", [0, 10, -1])
-    def test_a_truncated_file(self, tmp_path, file, left):
+    def test_truncated_file(self, tmp_path, file, left):
         path = save(tmp_path)
         size = (path / file).stat().st_size
         os.truncate(path / file, left if left >= 0 else size - 3)
@@ -229,7 +229,7 @@ class TestDamage:
             read_checkpoint(path)
 
     @pytest.mark.parametrize("file", FILES)
-    def test_a_missing_file(self, tmp_path, file):
+    def test_missing_file(self, tmp_path, file):
         path = save(tmp_path)
         (path / file).unlink()
         with pytest.raises(DamagedCheckpointError, match=f"{file} is missing"):
@@ -302,14 +302,14 @@ class TestDamage:
         with pytest.raises(DamagedCheckpointError, match=r"optimizer\.safetensors"):
             find_checkpoint(older)
 
-    def test_a_schema_of_a_later_release(self, tmp_path):
+    def test_schema_of_a_later_release(self, tmp_path):
         path = save(tmp_path, schema_number=2)
         with pytest.raises(DamagedCheckpointError, match=r"checkpoint\.json has no schema 1"):
             read_checkpoint(path)
 
 
 class TestKeeping:
-    def test_the_newest_and_the_best(self, tmp_path):
+    def test_newest_and_the_best(self, tmp_path):
         for step, accuracy in ((1, 0.5), (2, 0.9), (3, 0.9), (4, math.nan), (10, 0.7), (1_000_000_000, 0.6)):
             save(tmp_path, step, metrics={"accuracy": accuracy, "loss": 1 - accuracy})
         removed = prune(tmp_path, 2, ACCURACY.info)
@@ -319,7 +319,7 @@ class TestKeeping:
         assert [path.name for path in prune(tmp_path, 1)] == ["step-000000002"]
         assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-1000000000"]
 
-    def test_the_newest_and_the_few_best(self, tmp_path):
+    def test_newest_and_the_few_best(self, tmp_path):
         """Neither removes what the other retains; the best are those of all."""
         figures = {1: 0.1, 2: 0.9, 3: 0.7, 4: 0.8, 5: 0.2, 6: math.nan, 7: 0.3}
         for step, accuracy in figures.items():
@@ -382,7 +382,7 @@ class TestKeeping:
 class TestSuddenDeath:
     @pytest.mark.quick_cases("new")
     @pytest.mark.parametrize("step", [200, 100], ids=["new", "again"])
-    def test_between_any_two_steps(self, tmp_path, step):
+    def test_kill_between_any_steps_leaves_sound_checkpoint(self, tmp_path, step):
         """Killed before each file system call of the writer, a run keeps a sound newest checkpoint."""
         before = save(tmp_path / "first", 100)
         shutil.copytree(before.parent, tmp_path / "whole" / "checkpoints")

@@ -73,7 +73,7 @@ def test_many_slot_kinds_take_no_time(tmp_path):
     assert time.monotonic() - began < 5
 
 
-def test_an_array_that_is_described_twice(tmp_path):
+def test_array_that_is_described_twice(tmp_path):
     model = {**meta().model, "buffers": [["dense.bias", [10]]]}
     with pytest.raises(DamagedCheckpointError, match=r"checkpoint\.json model: names an array twice"):
         read_checkpoint(save(tmp_path, model=model))

@@ -70,7 +70,7 @@ def test_worse_evaluation_that_ends_run_is_not_saved():
     assert saved([4, 3], steps=16, eval_every="4steps", patience=1) == [(4, 0.8)]
 
 
-def test_the_last_state_is_saved_once():
+def test_last_state_is_saved_once():
     assert saved([4, 5], steps=8, eval_every="4steps", save_final=True, until="accuracy>=0.9") == [(4, 0.8), (8, 1.0)]
     assert saved([4, 3], steps=8, eval_every="4steps", save_final=True, patience=1) == [(4, 0.8), (8, 0.6)]
 

@@ -82,7 +82,7 @@ def test_module_as_command_ignores_working_directory(hostile):
     assert (executed(hostile), done.returncode) == ("", 0), done.stderr
 
 
-def test_python_is_started_in_one_place_only(repository):
+def test_python_is_started_only_in_process_module(repository):
     """Only `core/process.py` knows the interpreter; other code gets the command from it."""
     packages = tomllib.loads((repository / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     lines_by_file = {}

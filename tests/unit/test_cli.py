@@ -141,7 +141,7 @@ def test_run_has_option_with_help_and_default_for_every_field(capsys):
             assert options[field].help.endswith(f"[default: {info.default}]")
 
 
-def test_no_command_shows_the_help_and_fails(capsys):
+def test_missing_command_shows_help_and_fails(capsys):
     code, out, err = call(capsys)
     assert (code, out) == (2, "")
     assert err.startswith("Usage: trainer ")
@@ -235,7 +235,7 @@ def test_closed_pipe_ends_command_quietly():
     assert (done.returncode, done.stderr) == (1, "")
 
 
-def test_ctrl_c_ends_a_command_with_130_and_one_line():
+def test_ctrl_c_ends_command_with_130_and_one_line():
     command = subprocess.Popen(
         [*TRAINER, "backends", "--fresh"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )

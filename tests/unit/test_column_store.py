@@ -71,7 +71,7 @@ def store(tmp_path):
     return build_made(tmp_path, Source({"train": [[1, 2, 3], [], [4]], "test": [[5]]}))
 
 
-def test_a_damaged_column_is_named(store):
+def test_damaged_column_is_named(store):
     path = store / "train.tokens.values.npy"
     path.chmod(0o644)
     path.write_bytes(path.read_bytes()[:-1] + b"\7")
@@ -163,7 +163,7 @@ def test_manifest_of_another_dataset_is_damage(store):
     assert "data prepare sequences" in report.remedy
 
 
-def test_a_manifest_without_examples_is_refused(store):
+def test_manifest_without_examples_is_refused(store):
     manifest = read_manifest(store)
     write_manifest(store, manifest.model_copy(update={"sizes": {"train": 0, "test": 1}}))
     with pytest.raises(DamagedStoreError, match="has no train example"):

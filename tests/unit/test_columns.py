@@ -35,7 +35,7 @@ def test_varying_column_is_list_of_examples(examples, data):
         np.testing.assert_array_equal(taken.padded(), taken.padded(width))
 
 
-def test_a_column_of_a_fixed_shape_is_an_array():
+def test_column_of_a_fixed_shape_is_an_array():
     column = Column(np.arange(24, dtype=np.uint8).reshape(4, 2, 3))
     assert column.wrong_with(ColumnSpec("image", "uint8", (2, 3))) is None
     assert len(column) == 4

@@ -257,7 +257,7 @@ def test_step_rate_is_not_compared_across_batches_and_modes(by, changes):
     assert conclude(comparison.runs).best
 
 
-def test_parameter_servers_are_compared_within_async_mode():
+def test_parameter_servers_are_compared_in_async_mode():
     comparison = compare_settings([made(mode="async"), made("two", mode="async", ps=2), made("three")])
     assert {difference.key: difference.values for difference in comparison.independent}["ps"] == ("1", "2", None)
 

@@ -73,7 +73,7 @@ def two_runs(folder):
     return [sync_run(folder), async_run(folder, until="accuracy>=0.9")]
 
 
-def test_the_table_of_one_run(tmp_path):
+def test_table_of_one_run_equals_expected(tmp_path):
     assert to_text(one_run(summary_of(sync_run(tmp_path)))) == ONE_RUN
 
 
@@ -328,13 +328,13 @@ def test_copies_of_run_are_labelled_by_directory(tmp_path):
     assert explain(Run(tmp_path / "copy")).to_json()["run"] == "copy"
 
 
-def test_a_run_is_found_by_its_name(tmp_path):
+def test_run_is_found_by_its_name(tmp_path):
     written(tmp_path, made("mine"), made("other", backend="tf"))
     result = CliRunner().invoke(compare, ["mine", "other", "--json"], env={"TRAINER_OUT": str(tmp_path)}, catch_exceptions=False)
     assert [run["run"] for run in json.loads(result.output)["runs"]] == ["mine", "other"]
 
 
-def test_the_command_prints_one_json_document(tmp_path):
+def test_command_prints_one_json_document(tmp_path):
     paths = two_runs(tmp_path)
     result = CliRunner().invoke(compare, [*map(str, paths), "--json"], catch_exceptions=False)
     document = json.loads(result.output)
@@ -349,7 +349,7 @@ def test_the_command_prints_one_json_document(tmp_path):
     assert "kernel" in document["comparability"]["not_recorded"]
 
 
-def test_runs_of_one_mode_need_no_warning_and_nodes_may_differ(tmp_path):
+def test_runs_of_one_mode_have_no_warning(tmp_path):
     runs = [sync_run(tmp_path), sync_run(tmp_path, name="three", nodes=3)]
     text = side_by_side([summary_of(path) for path in runs])
     assert ACROSS_MODES.splitlines()[0] not in text
@@ -437,7 +437,7 @@ def test_unfinished_run_of_folder_is_skipped_and_named(tmp_path):
         ({"per_node": [None]}, "per_node.0: input should be"),
     ],
 )
-def test_a_damaged_summary_is_named_and_ends_with_2(tmp_path, capsys, command, document, problem):
+def test_damaged_summary_is_named_with_exit_2(tmp_path, capsys, command, document, problem):
     path = sync_run(tmp_path)
     file = path / "summary.json"
     file.write_text(document if isinstance(document, str) else json.dumps({**json.loads(file.read_text()), **document}))

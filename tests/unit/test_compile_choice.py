@@ -103,7 +103,7 @@ def test_micro_batches_of_the_first_batch_are_compiled(size, most):
 
 
 @pytest.mark.parametrize(("compile_", "chosen"), [("off", False), ("on", False), ("auto", True)])
-def test_a_choice_is_made_with_auto(compile_, chosen):
+def test_auto_makes_a_choice(compile_, chosen):
     data = open_dataset("digits")
     assert should_time(Job(backend="tf", compile=compile_), build_model("logreg", data.info), data) == chosen
 

@@ -67,7 +67,7 @@ def test_closed_lists_are_completed_as_validated():
         (["run", "--lr", ""], set),
     ],
 )
-def test_values_and_names(words, expected):
+def test_values_and_names_are_completed(words, expected):
     assert set(offered(*words)) == expected()
 
 
@@ -113,7 +113,7 @@ def test_formats_of_every_backend_are_completed():
     assert set(offered("export", "apple", "--format", "")) == {"safetensors", "torch", "savedmodel", "tf-checkpoint"}
 
 
-def test_checkpoints_are_those_of_the_typed_run(folder):
+def test_checkpoints_of_typed_run_are_completed(folder):
     for name in ("step-000000500", "step-000001000", ".draft"):
         (folder / "runs/apple/checkpoints" / name).mkdir(parents=True)
     for command in ("evaluate", "export", "translate"):

@@ -18,7 +18,7 @@ TESTS = Path(__file__).parent.parent
 
 
 @pytest.mark.parametrize("options", CASES, ids=str)
-def test_a_computation_from_a_models_gradients(options, monkeypatch):
+def test_array_computation_passes_checks(options, monkeypatch):
     monkeypatch.syspath_prepend(str(TESTS / "toy"))
     from crosstrain_toy import ToyModel, logreg
 
@@ -26,7 +26,7 @@ def test_a_computation_from_a_models_gradients(options, monkeypatch):
 
 
 @pytest.mark.thorough
-def test_torchs_computation():
+def test_torch_computation_passes_checks():
     script = Path(__file__).parent / "computations_torch.py"
     environment = {**os.environ, "PYTHONPATH": str(script.parents[1])}
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=environment)

@@ -60,12 +60,12 @@ def commands(name):
     return [shlex.split(line, comments=True) for line in re.findall(r"^#     trainer (.*)$", comment(name), re.MULTILINE)]
 
 
-def test_the_experiments_are_there():
+def test_shipped_configs_are_the_experiments():
     assert set(shipped()) == EXPERIMENTS
 
 
 @pytest.mark.parametrize("name", sorted(EXPERIMENTS))
-def test_it_is_a_job_whose_names_exist(name):
+def test_config_is_job_with_existing_names(name):
     resolved = resolve({}, {}, name)
     job = resolved.job
     assert find("backend", job.backend)
@@ -75,7 +75,7 @@ def test_it_is_a_job_whose_names_exist(name):
 
 
 @pytest.mark.parametrize("name", sorted(EXPERIMENTS))
-def test_the_commands_in_its_comment_are_valid(name):
+def test_commands_in_its_comment_are_valid(name):
     shown = commands(name)
     assert (["sweep", name] if name in SWEEPS else ["run", "--config", name]) in shown
     for command, *arguments in shown:
@@ -92,7 +92,7 @@ def test_the_commands_in_its_comment_are_valid(name):
 
 
 @pytest.mark.parametrize("name", sorted(EXPERIMENTS))
-def test_all_of_its_points_are_jobs(name):
+def test_all_points_are_valid_jobs(name):
     grid = read_grid(name)
     if name in RUNS:
         assert grid == Grid()
@@ -105,7 +105,7 @@ def test_all_of_its_points_are_jobs(name):
 
 
 @pytest.mark.parametrize("name", sorted(EXPERIMENTS))
-def test_the_page_of_experiments_names_it(repository, name):
+def test_page_of_experiments_names_it(repository, name):
     assert f"`{name}`" in (repository / "docs/experiments.md").read_text(encoding="utf-8")
 
 

@@ -21,7 +21,7 @@ def test_version_2_takes_quota_and_period_in_one_file(tmp_path: Path, cores: flo
 
 
 @pytest.mark.parametrize(("cores", "quota", "period"), [(0.5, "10000", "20000"), (0.001, "1000", "1000000")])
-def test_version_1_takes_them_in_two(tmp_path: Path, cores: float, quota: str, period: str) -> None:
+def test_version_1_takes_quota_and_period_in_two_files(tmp_path: Path, cores: float, quota: str, period: str) -> None:
     group = CpuGroups(Hierarchy(1, tmp_path), os.getpid()).make(3, cores)
     assert group.folder.name.endswith("-node3")
     assert (group.folder / "cpu.cfs_quota_us").read_text() == quota

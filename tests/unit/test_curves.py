@@ -40,7 +40,7 @@ def curve_of_run(curve_set, name, smooth=False):
     raise AssertionError(name)
 
 
-def test_losses_lie_on_one_grid_and_end_with_their_run(tmp_path):
+def test_losses_share_a_grid_and_end_with_their_run(tmp_path):
     paths = [write_curve_run(tmp_path, "short", [4.0, 3.0, 2.0]), write_curve_run(tmp_path, "long", [8.0, 7.0, 6.0, 5.0, 4.0])]
     result = curves([*map(Run, paths)], "loss", "steps", points=5)
     assert result.grid.tolist() == [0, 1, 2, 3, 4]
@@ -89,7 +89,7 @@ def test_rate_is_mean_since_previous_point(tmp_path, over):
     assert curve_of_run(curves([*map(Run, paths)], "examples_per_second", over, points=5), "one") == [None, *[pytest.approx(20.0)] * 4]
 
 
-def test_a_rate_counts_the_updates_of_all_workers(tmp_path):
+def test_rate_counts_the_updates_of_all_workers(tmp_path):
     """Two workers whose groups overlap: together 16 updates in a second."""
     result = curves([Run(async_run(tmp_path))], "steps_per_second", "seconds", points=2)
     first, last = result.grid.tolist()
@@ -102,7 +102,7 @@ def test_unrecorded_quantity_is_refused(tmp_path):
         curves([Run(write_curve_run(tmp_path, "one", [1.0]))], "accuracy", "steps")
 
 
-def test_the_command_prints_csv_and_json(tmp_path):
+def test_command_prints_csv_and_json(tmp_path):
     paths = [str(sync_run(tmp_path)), str(async_run(tmp_path))]
     arguments = [*paths, "--curves", "loss", "--over", "steps", "--smooth", "0.9", "--points", "16"]
     result = CliRunner().invoke(compare, arguments, catch_exceptions=False)

@@ -37,7 +37,7 @@ def test_segments_of_any_shape_complete_the_epoch(size, seed, epoch, segments):
 
 @CALM
 @given(SIZES, SEEDS, EPOCHS, BATCHES, WORKERS, MODES, st.data())
-def test_a_stop_between_two_steps_changes_no_later_step(size, seed, epoch, batch, workers, mode, data):
+def test_stop_between_steps_changes_no_later_step(size, seed, epoch, batch, workers, mode, data):
     sampler = Sampler(size, seed, FixedCount(batch, workers, mode), workers)
     at = data.draw(st.integers(0, sampler.steps_per_epoch))
     if mode == "async":  # tickets restart with a new round, so only a stop between rounds keeps the cut
@@ -54,7 +54,7 @@ def test_a_stop_between_two_steps_changes_no_later_step(size, seed, epoch, batch
 
 @CALM
 @given(SIZES, SEEDS, EPOCHS, BATCHES, WORKERS, st.data())
-def test_the_slices_of_all_ranks_are_the_rest_of_the_epoch(size, seed, epoch, batch, workers, data):
+def test_slices_of_ranks_form_rest_of_epoch(size, seed, epoch, batch, workers, data):
     skip = data.draw(st.integers(0, size))
     sampler = Sampler(size, seed, FixedCount(batch, workers, "sync"), workers)
     steps = sampler.steps_in_epoch(skip)

@@ -117,7 +117,7 @@ class TestGlyphs:
         assert b"".join(blocks[block][0] for block in range(4)) == images.tobytes()
         assert b"".join(blocks[block][1] for block in range(4)) == labels.tobytes()
 
-    def test_fewer_are_the_beginning_of_more(self, tiles):
+    def test_smaller_set_is_beginning_of_larger(self, tiles):
         few, many = (render_split(GLYPHS28.style, tiles, 28, "test", count) for count in (BLOCK + 7, 2 * BLOCK))
         assert all(np.array_equal(short, long[: BLOCK + 7]) for short, long in zip(few, many, strict=True))
 
@@ -125,7 +125,7 @@ class TestGlyphs:
         drawn = [render_split(GLYPHS28.style, tiles, seed, split, BLOCK)[0] for seed, split in ((28, "train"), (28, "test"), (29, "train"))]
         assert len({image.tobytes() for images in drawn for image in images}) == 3 * BLOCK
 
-    def test_can_be_learned_but_not_by_heart(self, tiles):
+    def test_can_be_learned_but_not_perfectly(self, tiles):
         train, train_labels = render_split(GLYPHS28.style, tiles, 28, "train", 10_000)
         test, test_labels = render_split(GLYPHS28.style, tiles, 28, "test", 3_000)
         assert train.shape == (10_000, 1, 28, 28)
@@ -185,7 +185,7 @@ class TestMnistFiles:
         assert [path.name for path in MNIST.originals(folder)][1:3] == ["train-labels.idx1-ubyte", "t10k-images.idx3-ubyte"]
 
     @pytest.mark.parametrize("name", ["train-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte"])
-    def test_that_are_missing_are_named(self, idx_files, cache, name):
+    def test_missing_ones_are_named(self, idx_files, cache, name):
         (idx_files[0] / name).unlink()
         with pytest.raises(UsageError, match=f"has no file '{name.removesuffix('.gz')}'"):
             stored_dataset.open_dataset("mnist", idx_files[0])
@@ -226,7 +226,7 @@ class TestMnistFiles:
             ("train-images-idx3-ubyte.gz", gzip.compress(bytes(1000), mtime=0), "begins with 0x00000000"),
         ],
     )
-    def test_that_are_damaged_are_named(self, idx_files, cache, name, content, message):
+    def test_with_damage_are_named(self, idx_files, cache, name, content, message):
         (idx_files[0] / name).write_bytes(content)
         with pytest.raises(UsageError, match=message) as caught:
             stored_dataset.open_dataset("mnist", idx_files[0])
@@ -268,12 +268,12 @@ class TestMnistFiles:
             stored_dataset.open_dataset("mnist", idx_files[0])
         assert name in str(caught.value)
 
-    def test_in_more_dimensions_keep_their_order(self, tmp_path):
+    def test_in_several_dimensions_keep_their_order(self, tmp_path):
         array = np.arange(24).reshape(2, 3, 4)
         write_idx(tmp_path / "cube", array)
         assert np.array_equal(read_idx(tmp_path / "cube", 3), array)
 
-    def test_need_a_folder_that_exists(self, tmp_path):
+    def test_need_existing_folder(self, tmp_path):
         with pytest.raises(UsageError, match="is no folder"):
             stored_dataset.open_dataset("mnist", tmp_path / "nowhere")
 
@@ -281,7 +281,7 @@ class TestMnistFiles:
 class TestMnistDownload:
     @pytest.mark.thorough
     @pytest.mark.skipif(not HAS_TORCHVISION, reason="torchvision does the download")
-    def test_that_fails_is_one_clear_error_and_leaves_nothing(self, cache, tmp_path, monkeypatch):
+    def test_failure_is_one_error_and_leaves_nothing(self, cache, tmp_path, monkeypatch):
         for variable in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
             monkeypatch.setenv(variable, "http://127.0.0.1:9")  # no listener: no test reaches the internet
         monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))

@@ -121,7 +121,7 @@ def test_files_of_other_versions_are_removed(tmp_path, monkeypatch):
     assert sorted(path.name for path in folder.iterdir()) == ["debian-faq_1.0_all.deb", "gimp-data_1.0_all.deb"]
 
 
-def test_a_damaged_file_of_the_right_size_is_fetched_again(tmp_path, monkeypatch):
+def test_damaged_file_of_the_right_size_is_fetched_again(tmp_path, monkeypatch):
     folder = tmp_path / "fetched"
     folder.mkdir()
     with served(tmp_path / "archive") as (address, _):
@@ -143,7 +143,7 @@ def read(path):
     return [name for name, _ in archive.read_files(path, lambda name: True)]
 
 
-def test_a_whole_package_is_read_to_its_end(tmp_path):
+def test_complete_package_is_read_to_its_end(tmp_path):
     long_name = member("././@LongLink", b"x" * 300 + b"\0", tarfile.GNUTYPE_LONGNAME)
     packs = packed(*TWO, long_name, member("x", b"long")), packed(*TWO, bytes(4 << 20))
     for pack, more in zip(packs, (["x" * 300], []), strict=True):
@@ -195,7 +195,7 @@ def test_chain_of_long_names_is_damage(tmp_path):
         read(write_package(tmp_path / "some.deb", packed(row, *TWO)))
 
 
-def test_a_reader_that_stops_early_ends_dpkg_deb(tmp_path):
+def test_reader_that_stops_early_ends_dpkg_deb(tmp_path):
     large = member("./two", bytes(20 << 20))
     reading = archive.read_files(write_package(tmp_path / "some.deb", packed(TWO[0], large)), lambda name: True)
     assert next(reading) == ("one", b"first")

@@ -150,7 +150,7 @@ def test_packages_in_a_folder_become_a_dataset(tmp_path, capsys):
 
 
 @needs_apt
-def test_apt_fetches_them_from_its_archive(tmp_path, monkeypatch, capsys):
+def test_apt_fetches_packages_from_archive(tmp_path, monkeypatch, capsys):
     local_archive = LocalArchive(tmp_path, monkeypatch)
     local_archive.publish(packages(local_archive.folder))
     record = expect_whole(open_dataset("debian-text:en-de?vocabulary=400"))
@@ -166,13 +166,13 @@ def test_missing_apt_error_names_remedy(tmp_path, monkeypatch):
 
 
 @needs_apt
-def test_an_archive_without_the_packages_is_named(tmp_path, monkeypatch):
+def test_archive_without_the_packages_is_named(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match=r"apt knows none of the packages.*apt-get update"):
         archive.fetch(["no-such-package-at-all"], tmp_path)
 
 
 @needs_dpkg
-def test_a_damaged_package_is_named(tmp_path):
+def test_damaged_package_is_named(tmp_path):
     (path, _), *_ = packages(tmp_path / "debs")
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
@@ -207,7 +207,7 @@ def test_info_shows_text_digest(tmp_path):
     assert facts["path"] == str(dataset.path)
 
 
-def test_a_name_without_its_defaults_is_the_same():
+def test_name_without_defaults_is_equivalent():
     assert source.DATASET.with_arguments("en-de?vocabulary=8000").name == "debian-text"
     assert source.DATASET.with_arguments("en-de").with_vocabulary(4000).name == "debian-text:en-de?vocabulary=4000"
 
@@ -293,7 +293,7 @@ def test_mark_within_word_is_mnemonic_if_possible(source, target, clean):
 
 
 @needs_dpkg
-def test_paragraphs_of_manuals_have_neither_mnemonics_nor_tags(tmp_path):
+def test_manual_paragraphs_have_no_mnemonics_or_tags(tmp_path):
     english = ["The R&amp;D budget of a firm.", "Read apt_preferences for it.", "The &lt;pre&gt; element is wide.", "It is <b>bold</b> ."]
     german = ["Das F&amp;E-Budget der Firma.", "Lesen Sie apt_preferences.", "Das Element &lt;pre&gt; ist breit.", "Das ist <b>fett</b> ."]
     made = [
@@ -335,7 +335,7 @@ def test_pages_are_paired_by_markup_or_by_identifiers():
 
 
 @pytest.mark.thorough
-def test_hostile_pages_take_no_time():
+def test_hostile_pages_are_parsed_in_bounded_time():
     for text in ("<" * 200_000, "<!--" * 50_000, "<pre>" * 50_000, "<a " * 100_000, "<p>" + "&" * 200_000):
         assert len(blocks(text)) <= 1
     began = time.process_time()  # of this process only, which others cannot delay

@@ -41,7 +41,7 @@ def replaced(structure, place, part):
 
 
 @given(structures(tensors(3)), st.booleans())
-def test_nested_tuples_of_tensors_are_memory_and_cache(structure, known):
+def test_nested_tuples_of_tensors_are_accepted(structure, known):
     rows = 3 if known else None
     assert CHECKS.memory(structure, rows) is structure
     assert CHECKS.cache(structure, rows) is structure
@@ -65,7 +65,7 @@ def test_other_values_in_structures_are_named(structure, data):
 
 
 @given(st.lists(st.integers(0, 9), max_size=4))
-def test_logits_have_a_number_for_each_piece(shape):
+def test_logits_must_have_one_value_per_piece(shape):
     result = np.zeros(shape), ()
     if shape == [3, 7]:
         assert CHECKS.step(result, 3, ()) == result
@@ -79,7 +79,7 @@ def test_logits_have_a_number_for_each_piece(shape):
 
 
 @given(structures(tensors(3)), structures(tensors(3)))
-def test_a_cache_keeps_its_form(before, after):
+def test_cache_must_keep_its_structure(before, after):
     def form(structure):
         return tuple(map(form, structure)) if isinstance(structure, tuple) else None
 

@@ -87,7 +87,7 @@ def test_number_is_assigned_once(door):
 
 
 @pytest.mark.parametrize("end", [LateStream.cut, LateStream.close, LateStream.give_up_waiting])
-def test_the_wait_for_an_agent_can_be_ended(end):
+def test_wait_for_agent_can_be_ended(end):
     late = LateStream()
     raised = threading.Event()
 

@@ -132,7 +132,7 @@ def leads_somewhere(document, link):
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_links_and_paths_lead_somewhere(repository, document):
+def test_links_and_paths_exist(repository, document):
     path = repository / document
     text = path.read_text(encoding="utf-8")
     links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
@@ -159,7 +159,7 @@ def test_every_option_variable_and_command_exists(repository, document, every_op
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_every_run_that_is_shown_is_a_valid_job(repository, document, installed):
+def test_every_shown_run_is_a_valid_job(repository, document, installed):
     """Each `trainer run …` is resolved as if typed, with the page's packages installed."""
     write_package(repository / document, installed)
     for command, *arguments in shown_commands(repository / document):
@@ -176,7 +176,7 @@ def test_firewall_ports_are_those_of_tasks(repository):
     assert f"tcp dport {{ {FIRST_PORT}-{LAST_PORT}, 32768-60999 }} drop" in text
 
 
-def test_the_readme_shows_runs(repository):
+def test_readme_shows_runs(repository):
     assert len([arguments for arguments in shown_commands(repository / "README.md") if arguments[0] == "run"]) >= 8
 
 
@@ -196,7 +196,7 @@ def test_shown_output_equals_printed_output(repository, tmp_path):
     assert ACROSS_MODES in shown
 
 
-def test_the_run_directory_page_knows_every_field(repository, tmp_path):
+def test_run_directory_page_lists_every_field(repository, tmp_path):
     text = (repository / "docs/run-directory.md").read_text(encoding="utf-8")
     documented = set(re.findall(r"`(\w+)`", text)) | {"schema"}
     kinds = (schema.StepRecord, schema.EvalRecord, schema.EventRecord, schema.SystemRecord, schema.TaskSample)
@@ -228,7 +228,7 @@ def run_page(repository, tmp_path, monkeypatch):
     return execute
 
 
-def test_the_code_of_the_run_directory_page_runs(run_page, capsys):
+def test_code_of_the_run_directory_page_runs(run_page, capsys):
     summary, names = run_page("docs/run-directory.md", sync_run)
     assert str(summary["examples_per_second"]) in capsys.readouterr().out
     assert len(names["losses"]) == summary["steps"]
@@ -272,7 +272,7 @@ def test_every_python_block_compiles_and_is_executed(repository):
     assert (unnamed, packages) == (UNNAMED_BLOCKS, PACKAGE_BLOCKS)
 
 
-def test_the_code_of_the_checkpoints_page_reads_weights(repository, tmp_path, monkeypatch):
+def test_code_of_the_checkpoints_page_reads_weights(repository, tmp_path, monkeypatch):
     (code,) = blocks(repository / "docs/checkpoints.md", "python")
     (path,) = re.findall(r'"(runs/[^"]+)"', code)
     monkeypatch.chdir(tmp_path)
@@ -283,19 +283,19 @@ def test_the_code_of_the_checkpoints_page_reads_weights(repository, tmp_path, mo
     assert names["weights"]["dense.bias"].tolist() == [0, 1, 2]  # type: ignore[index]
 
 
-def test_the_code_of_the_report_page_reads_curves(run_page, capsys):
+def test_code_of_the_report_page_reads_curves(run_page, capsys):
     summary, _ = run_page("docs/report.md", async_run)
     assert capsys.readouterr().out.startswith(f"{summary['steps']} ")
 
 
-def test_the_code_of_the_translation_page_is_that_of_an_export(repository):
+def test_code_of_translation_page_equals_export(repository):
     """tests/cluster/test_text_export.py executes the code of an export's README."""
     (code,) = blocks(repository / "docs/translation.md", "python")
     assert code.splitlines() == EXPORT_FORMATS["torch"].text_usage.splitlines()
 
 
 class TestAddingADataset:
-    def test_blocks_and_columns_are_read_part_by_part(self, repository):
+    def test_blocks_and_columns_are_read_in_parts(self, repository):
         shown = blocks(repository / "docs/adding-a-dataset.md", "python")
         images, columns = (body for body in shown if "    def load(self, data_dir: Path | None) -> Prepared" in body and body[0] == " ")
         part = np.zeros((2, 3, 64, 64), np.uint8), np.zeros(2, np.int64)
@@ -310,7 +310,7 @@ class TestAddingADataset:
         (block,) = names["Sentences"]().load(None).blocks["test"]()
         assert (block["tokens"].values.tolist(), block["tags"].offsets.tolist()) == ([5, 6, 7], [0, 1, 3])
 
-    def test_the_source_can_be_prepared_and_verified(self, repository, installed, tmp_path):
+    def test_source_can_be_prepared_and_verified(self, repository, installed, tmp_path):
         assert write_package(repository / "docs/adding-a-dataset.md", installed)
         environment = {**os.environ, "TRAINER_DATA_CACHE": str(tmp_path / "cache")}
         for arguments in (["prepare", "stripes"], ["verify", "stripes"], ["list"]):
@@ -337,12 +337,12 @@ class TestAddingADataset:
         done = subprocess.run(["bash", "-c", shown], cwd=tmp_path, capture_output=True, text=True, timeout=60)
         assert re.search("^stripes .*horizontal and vertical stripes", done.stdout, re.MULTILINE), done.stderr
 
-    def test_a_source_without_files_refuses_a_folder(self, repository, installed, tmp_path):
+    def test_source_without_files_refuses_folder(self, repository, installed, tmp_path):
         write_package(repository / "docs/adding-a-dataset.md", installed)
         with pytest.raises(plugins.UsageError, match="'stripes' reads no files; remove --data-dir"):
             open_dataset("stripes", tmp_path)
 
-    def test_a_listed_file_that_is_missing_is_named(self, repository, tmp_path):
+    def test_missing_listed_file_is_named(self, repository, tmp_path):
         (method,) = (body for body in blocks(repository / "docs/adding-a-dataset.md", "python") if body.startswith("    def originals("))
         names: dict[str, object] = {"Path": Path}
         exec("class Listed:\n    name = 'listed'\n" + method, names)
@@ -352,7 +352,7 @@ class TestAddingADataset:
         (tmp_path / "test.bin").touch()
         assert originals_fingerprint(names["Listed"](), tmp_path)  # type: ignore[operator]
 
-    def test_the_arrays_repeat(self, repository, installed):
+    def test_arrays_are_reproducible(self, repository, installed):
         write_package(repository / "docs/adding-a-dataset.md", installed)
         source = plugins.load(plugins.find("dataset", "stripes"), "dataset")
         first, second = source.load(None), source.load(None)
@@ -361,7 +361,7 @@ class TestAddingADataset:
 
 
 class TestAddingAModel:
-    def test_its_entry_points_make_it_known(self, repository, installed):
+    def test_its_entry_points_register_it(self, repository, installed):
         write_package(repository / "docs/adding-a-model.md", installed)
         assert plugins.available("model")["perceptron"].target == "my_models.perceptron:build"
         done = subprocess.run([sys.executable, "-m", "crosstrain.cli.main", "models"], capture_output=True, text=True, timeout=60)
@@ -369,7 +369,7 @@ class TestAddingAModel:
             r"^perceptron +A perceptron with one hidden layer\. 2,410 parameters on digits; backends: tf, torch$", done.stdout, re.MULTILINE
         )
 
-    def test_the_tables_of_layers_are_their_signatures(self, repository):
+    def test_tables_of_layers_are_their_signatures(self, repository):
         """Every function is listed, with its arguments in order and their defaults."""
         text = (repository / "docs/adding-a-model.md").read_text(encoding="utf-8")
         documented = sorted(re.findall(r"^\| `(\w+\([^)]*\))` \|", text, re.MULTILINE))
@@ -382,7 +382,7 @@ class TestAddingAModel:
         public = [convolved, *(method for method in layers if not method.__name__.startswith("_"))]
         assert documented == sorted(f"{function.__name__}({arguments(function)})" for function in public)
 
-    def test_the_parameters_of_its_layers_fit(self, repository, installed):
+    def test_parameters_of_its_layers_fit(self, repository, installed):
         write_package(repository / "docs/adding-a-model.md", installed)
         build = plugins.load(plugins.find("model", "my_models.convolutional"), "model")
         spec = build(DataInfo.of_images("d", {"train": 1, "test": 1}, ImageFeatures((3, 9, 7), 5, (0.0,) * 3, (1.0,) * 3)))
@@ -394,7 +394,7 @@ class TestAddingAModel:
         }
         assert spec.multiply_adds == 9 * 7 * 8 * 3 * 9 + 8 * 4 * 3 * 5
 
-    def test_the_tagger_refuses_text_without_its_columns(self, repository, installed):
+    def test_tagger_refuses_text_without_its_columns(self, repository, installed):
         write_package(repository / "docs/adding-a-model.md", installed)
         columns = ColumnSpec("source", "uint16", (None,)), ColumnSpec("tags", "uint16", (None,))
         data = DataInfo("pairs", {"train": 1, "test": 1}, columns, TextFeatures({"source": 9, "tags": 9}))

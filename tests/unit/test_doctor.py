@@ -111,7 +111,7 @@ def test_free_space_is_measured_at_nearest_existing_folder(tmp_path):
 
 
 @pytest.mark.thorough
-def test_this_machine():
+def test_doctor_reports_this_machine():
     done = subprocess.run(
         [sys.executable, "-m", "crosstrain.cli.main", "doctor", "--json"],
         capture_output=True,

@@ -19,7 +19,7 @@ def mask(seed=1, step=2, layer=0, indices=(3, 4), width=9, rate=0.5):
 
 
 @given(seed=st.integers(0, 2**63 - 1), step=WHOLE, layer=st.integers(0, 99), index=WHOLE, width=st.integers(1, 70))
-def test_an_examples_mask_does_not_depend_on_its_batch(seed, step, layer, index, width):
+def test_examples_mask_does_not_depend_on_its_batch(seed, step, layer, index, width):
     single = mask(seed, step, layer, [index], width)
     among = mask(seed, step, layer, [7, index, 8], width)
     wider = mask(seed, step, layer, [index], width + 5)
@@ -29,7 +29,7 @@ def test_an_examples_mask_does_not_depend_on_its_batch(seed, step, layer, index,
 
 
 @pytest.mark.parametrize("change", [{"seed": 9}, {"step": 9}, {"layer": 9}, {"indices": (9, 10)}], ids=str)
-def test_each_coordinate_changes_it(change):
+def test_each_coordinate_changes_mask(change):
     assert not np.array_equal(mask(width=200), mask(width=200, **change))
 
 
@@ -51,12 +51,12 @@ def test_examples_and_columns_are_independent():
     assert np.abs(between_columns).max() < 6.5 / np.sqrt(200)
 
 
-def test_the_values_are_pinned():
+def test_values_are_pinned():
     """Resumed runs depend on masks, which must not change between versions."""
     assert np.packbits(mask(seed=2**63 - 1, step=10**6, layer=1, indices=[59_999], width=32)).tolist() == PINNED
 
 
-def test_an_empty_slice():
+def test_empty_slice_has_empty_mask():
     assert mask(indices=()).shape == (0, 9)
 
 
@@ -74,7 +74,7 @@ def positions_mask(seed=1, step=2, layer=0, indices=(3, 4), positions=5, width=9
         (0xFFFFFFFF, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
     ],
 )
-def test_the_generator_gives_the_published_numbers(word, expected):
+def test_generator_equals_published_numbers(word, expected):
     """Random123's known answers for philox4x32 with ten rounds."""
     numbers = philox_4x32([np.array([word], np.uint64)] * 4, [word, word])
     assert tuple(int(number[0]) for number in numbers) == expected
@@ -130,18 +130,18 @@ def test_chunked_masks_equal_single_masks():
     assert np.array_equal(whole[299], positions_mask(indices=[299], positions=40, width=64)[0])
 
 
-def test_the_values_of_positions_are_pinned():
+def test_values_of_positions_are_pinned():
     masks = positions_mask(seed=2**63 - 1, step=10**6, layer=1, indices=[59_999], positions=2, width=16)
     assert np.packbits(masks).tolist() == PINNED_POSITIONS
 
 
-def test_an_empty_slice_of_positions():
+def test_empty_slice_of_positions_has_empty_mask():
     assert positions_mask(indices=()).shape == (0, 5, 9)
     assert positions_mask(positions=0).shape == (2, 0, 9)
 
 
 @given(rate=st.floats(0.0, 1.0, exclude_max=True), nines=st.integers(0, 16), shape=st.lists(st.integers(0, 5), min_size=2, max_size=4))
-def test_no_rate_below_one_is_too_large(rate, nines, shape):
+def test_rates_just_below_one_are_valid(rate, nines, shape):
     for near_one in (rate, 1 - 10.0**-nines * (1 - rate), np.nextafter(1.0, 0.0)):
         near_one = min(near_one, np.nextafter(1.0, 0.0))
         keep_mask = keep_mask_of_shape(1, 2, 3, np.arange(shape[0]), shape, near_one)

@@ -101,7 +101,7 @@ class TwoTasks(Task):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("slower", [0.5, 1.0, 3.0])
-def test_translating_takes_as_long_as_the_slowest_task(slower):
+def test_translation_time_is_that_of_slowest_task(slower):
     tasks = TwoTasks(slower)
     outcome = run_to_end(training_loop({"epochs": 3, "eval_every": "end"}, tasks, Records(), Saver(), OBJECTIVE, SENTENCES))
     orders = -(-SENTENCES // 128)  # of both
@@ -110,7 +110,7 @@ def test_translating_takes_as_long_as_the_slowest_task(slower):
     assert outcome.eval_seconds == pytest.approx(0.1 * (1 + max(1.0, slower) * decoded))
 
 
-def test_a_failure_of_the_translations_costs_no_state():
+def test_failed_translation_keeps_saved_state():
     def fail(loop, number):
         raise RunFailedError("out of memory")
 
@@ -167,7 +167,7 @@ def test_returning_nodes_do_not_pause_final_translation():
     assert run.records.events["translated"]["step"] == STEPS
 
 
-def test_a_pause_while_training_stops_it_with_a_checkpoint():
+def test_pause_during_training_stops_with_checkpoint():
     run = Run(checkpoint_every="10steps")
     run.tasks.before = lambda command: run.loop.pause() if command.kind == "train" else None
     outcome = run_to_end(run.loop)

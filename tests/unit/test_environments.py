@@ -24,7 +24,7 @@ def tf_config(role, index, cluster=None):
     return {"TF_CONFIG": json.dumps({"cluster": cluster or CLUSTER, "task": {"type": role, "index": index}})}
 
 
-def test_nothing_set_is_no_contract():
+def test_empty_environment_has_no_contract():
     assert detect({}, None, None, 3) is None
 
 
@@ -215,7 +215,7 @@ def test_ports_of_two_blocks_never_overlap():
         second.release()
 
 
-def test_a_port_in_use_is_skipped():
+def test_port_in_use_is_skipped():
     import socket
 
     block = PortBlock()
@@ -234,7 +234,7 @@ def test_indexed_job_pod_has_index_and_rendezvous():
     assert all(place.shape == {"nodes": 3} and place.starts_again and place.loss_exit_code == 75 for place in places)
 
 
-def test_an_indexed_job_without_a_rendezvous_is_an_array_of_runs():
+def test_indexed_job_without_a_rendezvous_is_an_array_of_runs():
     assert detect({"JOB_COMPLETION_INDEX": "1"}, None, None, 3) is None
 
 
@@ -295,7 +295,7 @@ def test_torchrun_overrides_kubeflow():
     assert detect(train_job(1) | TORCHRUN, None, None, 1).contract == "torchrun"
 
 
-def test_a_kubeflow_job_of_one_pod_is_no_contract():
+def test_kubeflow_job_of_one_pod_has_no_contract():
     assert detect(train_job(0, PET_NNODES="1"), None, None, 1) is None
 
 
@@ -330,7 +330,7 @@ def test_tf_job_of_workers_has_one_node_per_pod():
     assert 2222 not in places[1].rendezvous[1]
 
 
-def test_a_tf_job_with_a_chief_counts_it_as_a_node():
+def test_tf_job_with_a_chief_counts_it_as_a_node():
     places = [detect(tf_job(role, index, chief=1, worker=2), None, None, 1) for role, index in [("chief", 0), ("worker", 0), ("worker", 1)]]
     assert [place.node for place in places] == [0, 1, 2]
 

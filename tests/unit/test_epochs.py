@@ -75,7 +75,7 @@ def test_example_budget_ends_with_completing_update(size, before, shape, done, b
 
 
 @pytest.mark.parametrize("schedule", ["constant", "step", "cosine"])
-def test_learning_rates_are_equal_to_the_bit_after_a_stop(schedule):
+def test_learning_rates_after_resume_are_bit_identical(schedule):
     job = Job(lr=0.1, schedule=schedule, schedule_step_epochs=1.5, warmup_steps=5, epochs=4)
     whole, expected = rates(job, DataCursor(0, 0, 0))
     for step in (1, 17, 44, 45, 46, 100):
@@ -108,7 +108,7 @@ def test_schedule_continues_by_examples_with_another_batch(schedule, batch):
         )
 
 
-def test_evaluations_and_checkpoints_stop_a_plan():
+def test_evaluations_and_checkpoints_end_a_plan():
     _, calendar = make_epoch_index(100, (10, 1, "sync"))
     budget = Triggers(Job(epochs=3, eval_every="7steps", checkpoint_every="1epoch"), calendar)
     assert [step for step in range(1, 31) if budget.evaluation_due(step)] == [7, 14, 21, 28, 30]
@@ -124,7 +124,7 @@ def test_epochs_are_counted_from_start_of_run():
     assert [step for step in range(50, 72) if budget.evaluation_due(step)] == [51, 71]
 
 
-def test_the_end_of_an_epoch_is_the_start_of_the_next():
+def test_end_of_an_epoch_is_the_start_of_the_next():
     _, calendar = make_epoch_index(100, (10, 1, "sync"), DataCursor(10, 0, 100))
     assert calendar.start == DataCursor(10, 1, 0)
     with pytest.raises(ValueError, match="before this part"):

@@ -67,7 +67,7 @@ def test_falling_times_give_no_negative_slope():
         fit([1, 2], [1.0, 0.0])
 
 
-def test_sizes_go_from_a_kibibyte_to_256_mebibytes_by_default():
+def test_default_sizes_are_1_kib_to_256_mib():
     defaults = sizes(1 << 10, parse([]).most, 4)
     assert (len(defaults), defaults[0], defaults[-1]) == (10, 1024, 256 << 20)
 
@@ -101,7 +101,7 @@ def test_table_layout():
     assert [time_text(seconds) for seconds in (3.14e-5, 0.0026, 150.0)] == ["31.4 µs", "2.60 ms", "150 s"]
 
 
-def test_the_picture_is_the_same_for_the_same_figures(tmp_path):
+def test_picture_is_deterministic(tmp_path):
     for name in ("a.svg", "b.svg"):
         draw({"three nodes": SERIES}, tmp_path / name)
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
@@ -124,7 +124,7 @@ TRACE = """\
 """
 
 
-def test_a_trace_is_cut_at_the_marks():
+def test_trace_is_cut_at_the_marks():
     calls = read(TRACE.splitlines())
     assert [call.name for call in calls].count("write") == 4
     first, second = cut(calls)

@@ -83,7 +83,7 @@ def test_slow_calibration_leaves_exchange_unknown(step, slower, whole, spread):
     assert "100% of a worker's step is forward" not in output
 
 
-def test_a_calibrated_step_is_the_estimate(tmp_path):
+def test_calibrated_step_is_the_estimate(tmp_path):
     explanation = explain_run(tmp_path, message_seconds=2 * MS, direct={"direct_step_seconds": 1 * MS, "direct_spread": 0.0})
     costs = explanation.exchange_costs
     assert costs.direct_exchange_steps_per_second_estimate == pytest.approx(1000)

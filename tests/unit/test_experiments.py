@@ -120,7 +120,7 @@ def test_ratios():
     assert share_of_the_others("network_received_bytes")(uneven) is None
 
 
-def test_a_measured_place():
+def test_measured_place_has_table_and_comparison():
     experiment = Experiment(
         "eecs598-batch",
         ("run time", "examples/s", "staleness", "CPU cores"),
@@ -185,7 +185,7 @@ def test_page_is_filled_from_runs(tmp_path):
         assert place(after, name) == place(before, name)
 
 
-def test_a_page_without_the_place_is_refused():
+def test_page_without_the_place_is_refused():
     with pytest.raises(ValueError, match="0 places for 'x'"):
         fill("text", "x", "y")
 

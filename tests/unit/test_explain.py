@@ -46,7 +46,7 @@ def judged(out, workers, **options):
         ({"compute": 1, "network": 1, "data": 8}, "data", "data"),
     ],
 )
-def test_the_largest_part_of_the_step_is_the_verdict(tmp_path, mode, parts, verdict, limit):
+def test_largest_part_of_step_is_the_verdict(tmp_path, mode, parts, verdict, limit):
     explanation = judged(tmp_path, steps(**parts), mode=mode)
     assert (explanation.verdict, explanation.candidates, explanation.slow_node) == (verdict, (verdict,), None)
     assert [node.limit for node in explanation.nodes] == [limit, limit]
@@ -262,7 +262,7 @@ def test_restarts_are_noted_with_their_cost(tmp_path, figures, events, texts):
     assert ("restarts took 0.75 s of it" in headline(explanation)) is ("restart_seconds_lost" in figures)
 
 
-def test_workers_without_tickets_are_idle_and_not_computing(tmp_path):
+def test_workers_without_tickets_are_idle(tmp_path):
     updates = {"updates_by_worker": [20, 20]}  # of 10 ms each, in one second
     explanation = judged(tmp_path, steps(compute=10), mode="async", figures=updates)
     assert (explanation.verdict, explanation.run_fractions["idle"]) == ("idle", pytest.approx(0.8))
@@ -282,7 +282,7 @@ def test_lead_within_spread_is_unclear(tmp_path):
     assert sure.verdict == "compute"
 
 
-def test_whether_a_node_is_slow_can_be_unclear(tmp_path):
+def test_straggler_within_spread_is_unclear(tmp_path):
     workers = [{"compute": 6 * MS, "peers": 3.2 * MS, "spread": 0.1}, {"compute": 9.2 * MS, "spread": 0.1}]
     explanation = judged(tmp_path, workers)
     assert (explanation.verdict, set(explanation.candidates)) == ("unclear", {"compute", "peers"})
@@ -308,14 +308,14 @@ def test_unclear_straggler_is_no_waiting_in_async_mode(tmp_path):
     assert "waiting" not in headline(explanation)
 
 
-def test_nothing_dominates(tmp_path):
+def test_mixed_run_has_no_dominant_part(tmp_path):
     figures = {"run_seconds": 1.5, "train_seconds": 1.0, "eval_seconds": 0.35}
     explanation = judged(tmp_path, steps(compute=5, network=3, data=2), figures=figures)
     assert explanation.verdict == "mixed"
     assert headline(explanation).startswith("nothing dominates: computation 33%, ")
 
 
-def test_without_calibration_nothing_is_guessed(tmp_path):
+def test_without_calibration_there_is_no_verdict(tmp_path):
     path = explained_run(tmp_path, steps(compute=9), calibrated=False, figures={"data_wait_seconds": 0.25})
     explanation = explain(Run(path))
     assert (explanation.verdict, explanation.calibrated, [node.limit for node in explanation.nodes]) == ("unknown", False, [None, None])
@@ -334,7 +334,7 @@ def test_summary_without_calibration_is_read(tmp_path):
     assert diagnose(Run(path)).verdict == "unknown"
 
 
-def test_a_run_that_has_recorded_nothing_is_refused(tmp_path):
+def test_run_without_records_is_refused(tmp_path):
     writer = open_run(a_job(tmp_path, name="going"))
     with pytest.raises(
         UsageError, match=r"going' has no summary.json and no record of an update, for it is running; wait until it trains\."
@@ -343,7 +343,7 @@ def test_a_run_that_has_recorded_nothing_is_refused(tmp_path):
     writer.close()
 
 
-def test_nodes_that_share_cores_are_named(tmp_path):
+def test_nodes_sharing_cores_are_noted(tmp_path):
     explanation = judged(tmp_path, steps(compute=9), figures={"nodes_sharing_cores": 2})
     assert "2 nodes share the same cores and compete for them" in to_text(page(explanation, []))
 
@@ -451,14 +451,14 @@ def slow_run(out):
     return explained_run(out, SLOW_SYNC, node_figures=node_figures, bandwidth="100mbit", cores_per_node="1,0.2", half_fraction=0.55)
 
 
-def test_the_page(tmp_path):
+def test_page_equals_expected_text(tmp_path):
     result = CliRunner().invoke(command, ["explained", "--out", str(slow_run(tmp_path).parent)], catch_exceptions=False)
     shown = [" ".join(line.split()) for line in result.output.splitlines() if set(line) - set("─ ")]
     expected = [" ".join(line.split()) for line in PAGE.splitlines() if set(line) - set("-")]
     assert shown[: len(expected)] == expected
 
 
-def test_one_json_document(tmp_path):
+def test_command_prints_one_json_document(tmp_path):
     result = CliRunner().invoke(command, [str(slow_run(tmp_path)), "--json"], catch_exceptions=False)
     document = json.loads(result.output)
     assert (document["run"], document["verdict"], document["slow_node"], document["calibrated"]) == ("explained", "peers", 1, True)

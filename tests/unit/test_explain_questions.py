@@ -302,7 +302,7 @@ def test_nodes_with_separate_cores(tmp_path):
     assert "communication 40%" in answer.text
 
 
-def test_full_cores_wait_for_nothing(tmp_path):
+def test_fully_used_cores_have_no_waiting(tmp_path):
     assert used(tmp_path, [(1.9, 2.0), (1.8, 2.0)]).text == "cores fully used: node 0 1.9 of 2 cores (95%), node 1 1.8 of 2 cores (90%)"
 
 
@@ -356,7 +356,7 @@ def test_core_use_is_unknown_if_only_gpus_were_sampled(tmp_path):
     assert (answer.figures["cpu_fraction_least"], answer.figures["cpus_fully_used"]) == (None, None)
 
 
-def test_gpus_come_first(tmp_path):
+def test_gpus_are_listed_first(tmp_path):
     figures = [{**using((1.0, 2.0))[0], "gpus": [{"name": "X", "utilization": {"mean": 0.6, "max": 1.0}}]}]
     run = explained_run(tmp_path, [{"compute": 9 * MS}], node_figures=figures)
     answer = hardware_use(explain(Run(run)))

@@ -226,7 +226,7 @@ def test_any_text_as_signature_is_one_line(text):
     assert Searched.of([text]).in_brackets().count("\n") == 0
 
 
-def test_the_names_are_those_of_the_metrics():
+def test_score_names_equal_metric_names():
     assert tuple(metric.name for metric in language.metrics("13a")) == language.NAMES
 
 

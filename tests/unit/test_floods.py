@@ -156,7 +156,7 @@ def test_log_of_any_size_is_sent_once_in_pieces(tmp_path, monkeypatch, size):
     assert len(sent) == max(1, -(-size // FILE_PIECE_BYTES))
 
 
-def test_a_header_is_bounded():
+def test_header_is_bounded():
     with streams() as (driver, node):
         sending = threading.Thread(target=node.send, args=(Message("x", {"text": "x" * MAX_HEADER_BYTES}),), daemon=True)
         sending.start()

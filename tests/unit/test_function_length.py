@@ -12,7 +12,7 @@ def long_functions(path):
             yield f"{path.name}: {node.name} ({lines} lines)"
 
 
-def test_no_function_is_longer_than_sixty_lines(repository):
+def test_functions_have_at_most_sixty_lines(repository):
     packages = tomllib.loads((repository / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     paths = [path for package in packages for path in repository.joinpath(*package.split(".")[1:]).glob("*.py")]
     assert len(paths) > 100

@@ -86,7 +86,7 @@ SOURCES = ["flag", "environment", "file"]
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("field", [field for field in Job.model_fields if field not in ("backend",)])
-def test_every_field_with_an_invalid_value(capsys, monkeypatch, source, field):
+def test_invalid_value_of_any_field_names_the_source(capsys, monkeypatch, source, field):
     if source == "flag" and is_boolean(field):
         return  # a switch has no invalid value
     more = [] if field == "backend" else ["--backend", "toy"]
@@ -174,7 +174,7 @@ def test_too_many_parameter_servers_name_the_source(capsys, monkeypatch, tmp_pat
     assert not Path("runs").exists()
 
 
-def test_a_sweep_names_its_options(capsys):
+def test_sweep_names_its_options(capsys):
     Path("runs/taken").mkdir(parents=True)
     Path("runs/taken/file").touch()
     assert main(["sweep", "--backend", "toy", "--grid", "lr=0.1,0.2", "--name", "taken", "--dry-run"]) == 2

@@ -186,7 +186,7 @@ def test_expected_gpus_equal_assigned_gpus(visible, workers, device):
     assert guessed == [assignment.get(f"worker-{rank}") for rank in range(sum(workers))]
 
 
-def test_a_tasks_environment(tmp_path):
+def test_task_environment_has_assigned_gpu(tmp_path):
     variables = {"PATH": "/bin", "TF_CONFIG": "{}", "CUDA_VISIBLE_DEVICES": "3,1", "TRAINER_SECRET": "s"}
     common = {"PATH": "/bin", "TMPDIR": str(tmp_path)}
     assert task_environment(variables, tmp_path, None) == {**common, "CUDA_VISIBLE_DEVICES": "3,1"}

@@ -28,7 +28,7 @@ def describe_in_process(variables):
     return json.loads(done.stdout)
 
 
-def test_each_device_with_its_partitions(library, tmp_path):
+def test_devices_are_described_with_partitions(library, tmp_path):
     gpus = [
         FakeGpu("GPU-a", WITHOUT_MIG, 24_564),
         FakeGpu("GPU-b", used_mib=512, utilization_percent=40),

@@ -45,7 +45,7 @@ def test_options_are_listed_once_in_topic_order(name):
     assert sorted(flags) == sorted(["--help", *(option.opts[0] for option in options)])
 
 
-def test_the_ten_most_used_options_of_a_run_come_first():
+def test_most_used_options_of_run_come_first():
     assert sections(run)["Most used"] == MOST_USED
 
 

@@ -101,7 +101,7 @@ def test_partial_and_unread_data_are_arrivals(pair):
     assert ours.arrivals[1] == 0
 
 
-def test_closing_waits_for_no_reader_and_no_writer(pair):
+def test_close_does_not_wait_for_reader_or_writer(pair):
     """The peer neither writes nor reads."""
     (ours, _), _ = pair
     ended = []

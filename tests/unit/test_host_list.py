@@ -32,7 +32,7 @@ def names(text):
         ("::1,b,me@::ffff:10.0.0.1", ["::1", "b", "me@::ffff:10.0.0.1"]),
     ],
 )
-def test_lists(text, expected):
+def test_list_is_expanded(text, expected):
     assert names(text) == expected
 
 
@@ -40,7 +40,7 @@ def test_processes_of_each_host():
     assert parse_hosts("a:1,b[1-2]:2,c") == [Host("a", 1), Host("b1", 2), Host("b2", 2), Host("c", None)]
 
 
-def test_a_file_of_either_mpi(tmp_path):
+def test_host_file_of_either_mpi_is_read(tmp_path):
     path = tmp_path / "hosts"
     path.write_text("# the cluster\nnode0 slots=1\r\n\nnode1 slots=2 max_slots=4  # two cards\nnode2:3\nnode[3-4]\n")
     assert read_hostfile(path) == [Host("node0", 1), Host("node1", 2), Host("node2", 3), Host("node3"), Host("node4")]
@@ -125,13 +125,13 @@ def test_repeated_host_has_as_many_processes(tmp_path, text, expected):
     assert read_hostfile(path) == expected
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_host(tmp_path):
+def test_byte_order_mark_is_not_part_of_first_host(tmp_path):
     path = tmp_path / "nodes"
     path.write_text("node0 slots=2\nnode1\n", encoding="utf-8-sig")
     assert read_hostfile(path) == [Host("node0", 2), Host("node1")]
 
 
-def test_a_byte_order_mark_is_no_part_of_a_secret(tmp_path):
+def test_byte_order_mark_is_not_part_of_secret(tmp_path):
     """Files from different editors hold the same secret."""
     for encoding in ("utf-8", "utf-8-sig"):
         (tmp_path / encoding).write_text("0123456789abcdef\n", encoding=encoding)

@@ -66,7 +66,7 @@ def stored(cache, source, data_dir):
 
 
 class TestGlyphs:
-    def test_do_not_depend_on_the_threads_that_render_them(self):
+    def test_do_not_depend_on_rendering_threads(self):
         tiles = glyph_tiles()
         images, labels = render_split(GLYPHS.style, tiles, 28, "train", 5 * BLOCK + 7)
         assert (images.shape, images.dtype) == ((5 * BLOCK + 7, 3, 32, 32), np.uint8)
@@ -85,7 +85,7 @@ class TestGlyphs:
         assert np.ptp(brightness) < 0.03
 
     @pytest.mark.slow
-    def test_a_linear_model_learns_nothing(self):
+    def test_linear_model_learns_nothing(self):
         tiles = glyph_tiles()
         (x, y), (v, w) = (render_split(GLYPHS.style, tiles, 28, split, count) for split, count in (("train", 12_000), ("test", 2_000)))
         x, v = ((images.reshape(len(images), -1) / np.float32(255) - 0.5) for images in (x, v))
@@ -172,7 +172,7 @@ class TestNamesWithArguments:
         with pytest.raises(UsageError, match=r"'digits' takes no arguments. Leave ':3' out"):
             stored_dataset.open_dataset("digits:3")
 
-    def test_the_base_name_is_looked_up(self):
+    def test_base_name_is_looked_up(self):
         with pytest.raises(UsageError, match=r"'synthetic-image'.*Did you mean 'synthetic-images'"):
             stored_dataset.open_dataset("synthetic-image:64")
 
@@ -212,13 +212,13 @@ class TestSvhn:
         assert (source.name, images.shape[0], len(labels)) == ("svhn:extra", 70, 70)
         assert np.array_equal(images[40:], parts["extra"][0].transpose(3, 2, 0, 1))
 
-    def test_the_published_checksums_hold(self, svhn_files, cache):
+    def test_published_checksums_hold(self, svhn_files, cache):
         folder, _, checksums = svhn_files
         with pytest.raises(UsageError, match=rf"train_32x32.mat' is not the published file: its md5 is {checksums['train']}, not e26dedcc"):
             stored_dataset.open_dataset("svhn", folder)
         assert not list(cache.iterdir())
 
-    def test_a_missing_file_is_named(self, svhn_files):
+    def test_missing_file_is_named(self, svhn_files):
         folder = svhn_files[0]
         (folder / "extra_32x32.mat").unlink()
         assert len(SVHN.originals(folder)) == 2
@@ -317,13 +317,13 @@ class TestCifar10:
     @pytest.mark.parametrize(
         ("form", "published"), [("python", "c58f30108f718f92"), ("binary", "c32a1d4ab5d03f12"), ("folder", "c99cafc15224")]
     )
-    def test_the_published_checksums_hold(self, cifar, cache, form, published):
+    def test_published_checksums_hold(self, cifar, cache, form, published):
         folder, _, write = cifar
         write(form)
         with pytest.raises(UsageError, match=f"is not the published file: its md5 is [0-9a-f]+, not {published}"):
             stored_dataset.open_dataset("cifar10", folder)
 
-    def test_a_pickle_runs_nothing(self, cifar, cache):
+    def test_pickle_executes_nothing(self, cifar, cache):
         folder, _, write = cifar
         harmful = b"cos\nsystem\n(S'touch " + str(folder / "harm").encode() + b"'\ntR."
         source = write("python", dict.fromkeys(NAMES, harmful))
@@ -395,7 +395,7 @@ def pictures(tmp_path):
 
 
 class TestImageFolder:
-    def test_is_decoded_to_one_size_and_labelled_by_folder(self, pictures, cache):
+    def test_is_decoded_to_size_and_labelled_by_folder(self, pictures, cache):
         opened = stored_dataset.open_dataset(f"image-folder:{pictures}?size=16")
         assert opened.info.input_shape == (3, 16, 16)
         assert (opened.info.classes, dict(opened.info.sizes), opened.info.images.flippable) == (2, {"train": 3, "test": 2}, True)
@@ -537,7 +537,7 @@ class TestImageFolder:
             assert str(caught.value).count(".heic") == 100
             assert str(caught.value).endswith("\n  and 60 more")
 
-    def test_a_constant_channel_is_not_scaled(self, pictures, cache, capsys):
+    def test_constant_channel_is_not_scaled(self, pictures, cache, capsys):
         for number, (split, kind) in enumerate([("train", "cats"), ("train", "dogs"), ("val", "cats"), ("val", "dogs")]):
             shutil.rmtree(pictures / split / kind)
             picture(pictures / split / kind / "a.png", (number, 7, 0))
@@ -578,7 +578,7 @@ class TestImageFolder:
         opened = stored_dataset.open_dataset(f"{name},skip-damaged=yes")
         assert (dict(opened.info.sizes), len(opened.left_out)) == ({"train": 3, "test": 3}, 3)
 
-    def test_a_class_whose_name_is_not_utf8_is_refused(self, pictures, cache):
+    def test_class_whose_name_is_not_utf8_is_refused(self, pictures, cache):
         """Checkpoints and exports contain class names, and could not be written."""
         (pictures / "train" / "cats").rename(pictures / "train" / os.fsdecode(b"caf\xe9"))
         (pictures / "val" / "cats").rename(pictures / "val" / os.fsdecode(b"caf\xe9"))
@@ -586,14 +586,14 @@ class TestImageFolder:
             stored_dataset.open_dataset(f"image-folder:{pictures}?size=8")
         assert not list(cache.glob("*"))
 
-    def test_a_picture_whose_name_is_not_utf8_is_read(self, pictures, cache):
+    def test_picture_whose_name_is_not_utf8_is_read(self, pictures, cache):
         (pictures / "train" / "cats" / "a.png").rename(pictures / "train" / "cats" / os.fsdecode(b"caf\xe9.png"))
         (pictures / "train" / "cats" / os.fsdecode(b"bad\xe9.png")).write_bytes(b"")
         opened = stored_dataset.open_dataset(f"image-folder:{pictures}?size=8,skip-damaged=yes")
         assert opened.info.sizes["train"] == 3
         assert [line.partition(":")[0].rpartition("/")[2] for line in opened.left_out] == [r"bad\xe9.png"]
 
-    def test_a_folder_whose_path_is_not_utf8_is_refused(self, pictures, cache, monkeypatch):
+    def test_folder_whose_path_is_not_utf8_is_refused(self, pictures, cache, monkeypatch):
         """A run identifies its data by name; a link to the folder works as well."""
         odd = pictures.parent / os.fsdecode(b"caf\xe9")
         pictures.rename(odd)
@@ -620,14 +620,14 @@ class TestImageFolder:
         with pytest.raises(UsageError, match=message):
             stored_dataset.open_dataset(f"image-folder:{pictures}")
 
-    def test_a_folder_may_have_a_question_mark_in_its_name(self, pictures):
+    def test_folder_name_may_have_question_mark(self, pictures):
         folder = pictures.rename(pictures.with_name("which one?"))
         source = IMAGE_FOLDER.with_arguments(str(folder))
         assert (source.folder, source.name) == (folder, f"image-folder:{folder}?")
         for written in (source, IMAGE_FOLDER.with_arguments(f"{folder}?size=32")):
             assert IMAGE_FOLDER.with_arguments(written.name.partition(":")[2]) == written
 
-    def test_a_folder_is_needed_once(self, pictures, tmp_path):
+    def test_folder_is_required_exactly_once(self, pictures, tmp_path):
         with pytest.raises(UsageError, match="needs a folder; write image-folder:PATH"):
             stored_dataset.open_dataset("image-folder")
         with pytest.raises(UsageError, match=r"^data: .*there is no folder"):
@@ -723,7 +723,7 @@ class TestPictures:
 
     @settings(max_examples=40, deadline=None)
     @given(st.integers(0, 2**32), st.sampled_from([(1, 1), (1, 2), (1, 4), (1, 8), (1, 16), (3, 8), (3, 16)]))
-    def test_a_transparent_colour_has_the_depth_of_its_file(self, tmp_path_factory, seed, kind):
+    def test_transparent_colour_has_depth_of_file(self, tmp_path_factory, seed, kind):
         channels, bits = kind
         path = tmp_path_factory.getbasetemp() / "key.png"
         values_hwc = np.random.default_rng(seed).integers(0, 2**bits, (16, 16, channels))

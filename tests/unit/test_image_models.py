@@ -59,7 +59,7 @@ def test_both_frameworks_compute_the_same(results, case):
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.plain], ids=str)
-def test_logits_are_those_of_plain_modules(results, case):
+def test_logits_equal_plain_modules(results, case):
     for framework in ("passes_tf", "passes_torch"):
         assert difference(results(framework), results("torchvision"), case, "evaluated") <= LOGITS_TOLERANCE
         if case.buffers:
@@ -79,7 +79,7 @@ def test_empty_batch_gives_zeros_and_keeps_buffers(results, case, framework):
 
 
 @pytest.mark.parametrize("case", SINGLE, ids=str)
-def test_one_example_can_be_normalised(results, case):
+def test_single_example_is_normalised(results, case):
     tf, torch = results("passes_tf"), results("passes_torch")
     assert difference(tf, torch, case, "trained") <= LOGITS_TOLERANCE
     assert difference(tf, torch, case, "buffer/") <= LOGITS_TOLERANCE

@@ -113,7 +113,7 @@ def test_files_have_no_import_cycle(sources):
     assert cycles_in(files_imported(sources)) == []
 
 
-def test_subfolders_import_one_way(sources):
+def test_subfolders_import_in_one_direction(sources):
     """An ``__init__.py`` may import later folders lazily."""
     arrows = defaultdict(set)
     for path, targets in files_imported(sources).items():
@@ -143,7 +143,7 @@ def tree(repository):
     return "\n".join(f"{name:<20}{says}" for name, says in rows)
 
 
-def test_the_documented_tree_is_that_of_the_packages(repository):
+def test_documented_tree_equals_packages(repository):
     assert tree(repository) in (repository / "docs/architecture.md").read_text(encoding="utf-8")
 
 

@@ -61,7 +61,7 @@ def test_missing_backend_names_installation(single_backend):
 
 
 @pytest.mark.thorough
-def test_a_run_succeeds(single_backend):
+def test_run_succeeds(single_backend):
     _, trainer = single_backend
     done = trainer("run", "--steps", "20", "--eval-every", "end", "--json")
     assert done.returncode == 0, done.stderr
