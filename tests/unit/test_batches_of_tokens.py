@@ -47,7 +47,7 @@ def test_advice_doubles_tokens_and_is_valid(tmp_path, mode, accumulate):
     before = {entry.option: entry for entry in advise(diagnose(Run(path)))}["--batch-size 64"]
     described = json.loads((path / "job.json").read_text())
     write(path, "job.json", {**described, "accumulate": accumulate})
-    advice = {entry.option: entry for entry in advise(explain(Run(make_token_based(path, 1024, 71))))}
+    advice = {entry.option: entry for entry in advise(diagnose(Run(make_token_based(path, 1024, 71))))}
     assert not [option for option in advice if option.startswith(("--batch-size", "--global-batch-size"))]
     entry = advice["--batch-tokens 2048"]
     assert (entry.speedup, entry.bound) == (before.speedup, "about")

@@ -17,7 +17,7 @@ from crosstrain.core.bounded_json import MAX_BYTES, MAX_LINE_BYTES, NotJsonError
 
 OTHER_TEXTS = {
     "backends/tf/__init__.py": "a program that is shown to the reader of an export",
-    "cli/kept_commands.py": "the completion cache, read at each key without the reader's imports",
+    "cli/completion.py": "the completion cache, read at each key without the reader's imports",
     "cli/commands/run_repeats.py": "output of a trainer subprocess",
     "conformance/suite.py": "output of a trainer subprocess",
     "conformance/runs.py": "output of a trainer subprocess, and input from the suite that starts it",

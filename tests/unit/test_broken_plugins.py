@@ -111,7 +111,7 @@ def test_broken_plugin_hides_no_other():
     assert problems["torch"] is None
 
 
-def test_an_error_in_our_code_is_not_blamed_on_a_model_of_ours_named_by_its_path():
+def test_own_error_is_not_blamed_on_model_named_by_path():
     model = plugins.find("model", "crosstrain.models.logreg")
     build = plugins.load(model, "model")
     with pytest.raises(AttributeError) as caught:

@@ -110,7 +110,7 @@ def test_resumed_run_makes_the_same_batches(lengths, rule, data):
 def test_step_is_one_bucket_within_token_budget(lengths, tokens, workers, mode, parts, epoch):
     """Of each worker, and of each of its micro-batches."""
     sampler = make_sampler_of(lengths, BucketedTokens(tokens, workers, mode, parts))
-    buckets, example_lengths = Buckets.of(longest(np.array(lengths))), longest(np.array(lengths))
+    buckets, example_lengths = Buckets.from_lengths(longest(np.array(lengths))), longest(np.array(lengths))
     batches = sampler.whole(epoch, 0, sampler.steps_per_epoch)
     assert len(batches) == buckets.steps(tokens, parts * (workers if mode == "sync" else 1))
     for step in range(len(batches)):

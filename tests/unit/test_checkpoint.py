@@ -376,7 +376,8 @@ class TestKeeping:
         first = CheckpointWriter(tmp_path / "checkpoints", meta(1), entries(arrays(1)))
         save(tmp_path, 2)
         first.write(b"".join(value.tobytes() for value in arrays(1).values()))
-        assert same(read_checkpoint(first.finish()).arrays, sorted_by_file(arrays(1)))
+        first.seal()
+        assert same(read_checkpoint(first.publish()).arrays, sorted_by_file(arrays(1)))
 
 
 class TestSuddenDeath:

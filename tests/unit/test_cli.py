@@ -96,7 +96,7 @@ LOADED_WHERE_THEY_ARE_USED = {"matplotlib", "plotly", "pyroute2", "scipy", "pyar
 
 
 def test_commands_load_without_slow_libraries():
-    loaded = "".join(f"COMMANDS[{name!r}].load(); " for name in COMMANDS if name != "plot")  # plot draws with matplotlib
+    loaded = "".join(f"load_command({name!r}); " for name in COMMANDS if name != "plot")  # plot draws with matplotlib
     script = f"""
 import sys; from crosstrain.cli.group import load_command; load_command("run"); print("rich" in sys.modules); {loaded}
 import crosstrain.report.pages.live_server, crosstrain.launch.node.supervisor
@@ -131,7 +131,7 @@ def test_every_command_of_the_table_loads_and_has_help(capsys, name):
 
 
 def test_run_has_option_with_help_and_default_for_every_field(capsys):
-    options = {option.name: option for option in COMMANDS["run"].load().params}
+    options = {option.name: option for option in load_command("run").params}
     for field, info in Job.model_fields.items():
         assert options[field].opts == [flag_name(field)]
         assert options[field].help.startswith(info.description)

@@ -303,7 +303,7 @@ def test_diverged_loss_of_one_repeat_is_not_averaged():
 def test_step_rate_ranks_nothing_across_modes():
     busy = made("busy", mode="async", summary={"steps_per_second": 9e9, "examples_per_second": 900.0})
     comparison = compare_runs([made(), busy])
-    assert conclude(comparison.runs).verdicts[0].ratio.ratio == pytest.approx(1000 / 900)
+    assert conclude(comparison.runs).rankings[0].ratio.ratio == pytest.approx(1000 / 900)
     (line,) = (line for line in as_text(comparison).splitlines() if line.startswith("steps/s "))
     assert line.split()[1:] == ["31.2", "9,000,000,000†"]
 
@@ -325,7 +325,7 @@ def test_copies_of_run_are_labelled_by_directory(tmp_path):
     compared = compare_paths([tmp_path / "one", tmp_path / "copy"], fold=False)
     assert [entry.label for entry in compared.entries] == ["one", "copy"]
     assert [row["run"] for row in rows([tmp_path / "copy"])] == ["copy"]
-    assert explain(Run(tmp_path / "copy")).to_json()["run"] == "copy"
+    assert diagnose(Run(tmp_path / "copy")).to_json()["run"] == "copy"
 
 
 def test_run_is_found_by_its_name(tmp_path):

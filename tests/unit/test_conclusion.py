@@ -30,13 +30,13 @@ FAST, SLOW = (1000.0, 1010.0, 990.0), (500.0, 505.0, 495.0)
 
 
 def verdicts(runs):
-    return {(verdict.axis, verdict.figure): verdict for verdict in conclude(runs).verdicts}
+    return {(verdict.axis, verdict.figure): verdict for verdict in conclude(runs).rankings}
 
 
 def test_one_axis():
     conclusion = conclude([*repeated("t", FAST, backend="torch"), *repeated("f", SLOW, backend="tf")])
-    (verdict,) = conclusion.verdicts
-    assert (verdict.axis, verdict.winner, verdict.other) == ("backend", "torch", "tf")
+    (verdict,) = conclusion.rankings
+    assert (verdict.axis, verdict.winner, verdict.second) == ("backend", "torch", "tf")
     assert verdict.ratio.ratio == pytest.approx(2.0, rel=1e-3)
     assert verdict.ratio.sure
     (best,) = conclusion.best
@@ -68,15 +68,15 @@ def test_axis_is_judged_among_otherwise_equal_configurations():
 def test_settings_that_vary_together_are_one_axis():
     """All runs of one backend are async, so the effect of neither is known."""
     conclusion = conclude([*repeated("t", FAST, backend="torch", mode="async"), *repeated("f", SLOW, backend="tf")])
-    (verdict,) = conclusion.verdicts
-    assert (verdict.label, verdict.winner, verdict.other) == ("backend and mode", "torch, async", "tf, sync")
+    (verdict,) = conclusion.rankings
+    assert (verdict.label, verdict.winner, verdict.second) == ("backend and mode", "torch, async", "tf, sync")
     assert [best.configuration.label for best in conclusion.best] == ["torch, async"]
     more = [
         *repeated("t", FAST, backend="torch", mode="async"),
         *repeated("f", SLOW, backend="tf"),
         *repeated("g", SLOW, backend="tf", mode="async"),
     ]
-    assert {verdict.axis for verdict in conclude(more).verdicts} == {"backend", "mode"}
+    assert {verdict.axis for verdict in conclude(more).rankings} == {"backend", "mode"}
 
 
 def test_opposed_ratios_are_reported():
@@ -90,8 +90,8 @@ def test_opposed_ratios_are_reported():
     assert verdict.ratio.opposed
     assert verdict.depends
     line = next(line for line in told(conclude(runs)).axes if line.axis == "backend")
-    assert line.sure == "depends on other settings; reversed at global batch 64 (0.83 ×)"
-    assert not any(line.sure.startswith("significant") for line in told(conclude(runs)).axes if line.axis == "backend")
+    assert line.significance == "depends on other settings; reversed at global batch 64 (0.83 ×)"
+    assert not any(line.significance.startswith("significant") for line in told(conclude(runs)).axes if line.axis == "backend")
 
 
 def test_insignificant_pair_is_not_opposed():
@@ -135,7 +135,7 @@ def test_limits_of_time_to_target_are_noted():
         *repeated("t", FAST, times=(8.0, 8.1, 7.9), until="accuracy>=0.9"),
         *repeated("f", SLOW, times=(4.0, 4.1, 3.9), until="accuracy>=0.9", backend="tf"),
     ]
-    assert not any("Time to target has the resolution" in text for text in told(conclude(runs)).mind)  # no evaluations are recorded
+    assert not any("Time to target has the resolution" in text for text in told(conclude(runs)).caveats)  # no evaluations
     for run in runs:
         evaluated(run, run.summary["time_to_target_seconds"] / 2, run.summary["time_to_target_seconds"])
     mind = told(conclude(runs)).caveats
@@ -175,7 +175,7 @@ def test_final_accuracy_is_shown_without_target():
 
 def test_difference_within_noise_is_not_significant():
     conclusion = conclude([*repeated("t", (1000.0, 1100.0, 900.0)), *repeated("f", (1010.0, 920.0, 1120.0), backend="tf")])
-    (verdict,) = conclusion.verdicts
+    (verdict,) = conclusion.rankings
     assert not verdict.ratio.sure
     assert "not significant; needs more than 30 repeats each" in told(conclusion).best[0]
 
@@ -195,7 +195,7 @@ def test_configuration_that_missed_target_ranks_last():
         *repeated("f", SLOW, times=(4.0, 4.1, 3.9), reached=(True, False, True), until="accuracy>=0.9", backend="tf"),
     ]
     conclusion = conclude(runs)
-    assert {verdict.figure for verdict in conclusion.verdicts} == {"examples_per_second"}  # by the target there is no ratio
+    assert {verdict.figure for verdict in conclusion.rankings} == {"examples_per_second"}  # by the target there is no ratio
     best = told(conclusion).best
     assert (
         best[0]
@@ -222,8 +222,8 @@ def test_contended_run_is_excluded_from_speed_and_named():
         (3, 3),
         (4, 3),
     ]
-    assert conclusion.verdicts[0].ratio.ratio == pytest.approx(2.0, rel=1e-3)
-    assert any("other programs took 50% of the CPU time that busy needed" in text for text in told(conclusion).mind)
+    assert conclusion.rankings[0].ratio.ratio == pytest.approx(2.0, rel=1e-3)
+    assert any("other programs took 50% of the CPU time that busy needed" in text for text in told(conclusion).caveats)
 
 
 def test_three_repeats_are_not_suggested_again():
@@ -245,8 +245,8 @@ def test_incomparable_runs_have_no_verdict():
     runs = [*repeated("t", FAST), *repeated("f", SLOW, backend="tf", node={"cpu_model": "Other 1"})]
     conclusion = conclude(runs)
     assert conclusion.best == ()
-    assert conclusion.verdicts[0].ratio is None
-    assert "confounded with processor" in told(conclusion).axes[0].sure
+    assert conclusion.rankings[0].ratio is None
+    assert "confounded with processor" in told(conclusion).axes[0].significance
 
 
 def test_nodes_sharing_cores_are_compared():
@@ -257,10 +257,10 @@ def test_nodes_sharing_cores_are_compared():
         for seed, speed in enumerate(speeds)
     ]
     conclusion = conclude(runs)
-    (verdict,) = conclusion.verdicts
-    assert (verdict.axis, verdict.winner, verdict.other) == ("nodes", "1", "3")
+    (verdict,) = conclusion.rankings
+    assert (verdict.axis, verdict.winner, verdict.second) == ("nodes", "1", "3")
     assert verdict.ratio.sure
-    assert any("Nodes share cores" in text for text in told(conclusion).mind)
+    assert any("Nodes share cores" in text for text in told(conclusion).caveats)
 
 
 def test_superlinear_speed_up_is_no_verdict():
@@ -270,10 +270,10 @@ def test_superlinear_speed_up_is_no_verdict():
         for seed, speed in enumerate(speeds)
     ]
     conclusion = conclude(runs)
-    (verdict,) = (verdict for verdict in conclusion.verdicts if verdict.axis == "nodes")
+    (verdict,) = (verdict for verdict in conclusion.rankings if verdict.axis == "nodes")
     assert verdict.ratio is None
     assert "the speed-up exceeds the ideal" in verdict.why_not
-    assert any(line.startswith("2 nodes is 3.00 × as fast as 1 node, above the ideal 2 ×") for line in told(conclusion).mind)
+    assert any(line.startswith("2 nodes is 3.00 × as fast as 1 node, above the ideal 2 ×") for line in told(conclusion).caveats)
 
 
 DRAWN_RUN = st.fixed_dictionaries(
@@ -305,12 +305,12 @@ def test_any_runs_have_a_conclusion(jobs, speeds, reached):
         for number, (job, speed) in enumerate(zip(jobs, speeds, strict=False))
     ]
     conclusion = conclude(runs)
-    for verdict in conclusion.verdicts:
-        assert (verdict.ratio is None) == (verdict.why_not is not None)
-        assert len(verdict.each) == (0 if verdict.ratio is None else len(verdict.ratio.pairs))
+    for configuration in conclusion.rankings:
+        assert (configuration.ratio is None) == (configuration.why_not is not None)
+        assert len(configuration.ratios) == (0 if configuration.ratio is None else len(configuration.ratio.pairs))
     for best in conclusion.best:
         behind = [
-            times_as_good(best.configuration, configuration, best.figure)
+            speedup(best.configuration, configuration, best.figure)
             for configuration in conclusion.configurations.all_comparable(best.figure)
         ]
         assert all(times.ratio >= 1.0 - 1e-9 for times in behind)
@@ -342,7 +342,7 @@ def test_exchange_confounding_several_settings_has_no_winner():
     jobs = [("torch", 10, "native"), ("torch", 20, "direct"), ("tf", 10, "direct"), ("tf", 20, "native")]
     runs = [made(f"{b}-{n}", nodes=2, backend=b, batch_size=n, exchange=x) for b, n, x in jobs]
     conclusion = conclude(runs)
-    assert all(verdict.winner is None for verdict in conclusion.verdicts), conclusion.verdicts
+    assert all(verdict.winner is None for verdict in conclusion.rankings), conclusion.rankings
 
 
 def test_requested_threads_confound_backends():
@@ -351,7 +351,7 @@ def test_requested_threads_confound_backends():
     def verdict(**threads):
         jobs = [("torch", threads.get("torch"), 1), ("tf", threads.get("tf"), 2)]
         runs = [made(b, nodes=2, backend=b, threads=n, described={"threads_per_task": [used] * 2}) for b, n, used in jobs]
-        (only_verdict,) = conclude(runs).verdicts
+        (only_verdict,) = conclude(runs).rankings
         return only_verdict
 
     assert verdict().winner is not None

@@ -73,7 +73,7 @@ def test_slow_calibration_leaves_exchange_unknown(step, slower, whole, spread):
         measured = {"compute_seconds": slower * step * MS, "communicate_seconds": whole * MS, "message_seconds": MS}
         document["workers"] = [{**worker, **measured} for worker in document["workers"]]
         (path / "calibration.json").write_text(json.dumps(document))
-        explanation = explain(Run(path))
+        explanation = diagnose(Run(path))
         output = CliRunner().invoke(command, [str(path)], catch_exceptions=False).output
     costs = explanation.exchange_costs
     assert costs.messages_seconds_per_step is costs.bytes_seconds_per_step is costs.direct_exchange_speedup_estimate is None

@@ -82,7 +82,7 @@ def test_majority_of_step_decides_at_any_scale(four_nodes, mode, cause, share, r
     updates = {"updates_by_worker": [1000] * 4, "train_seconds": 1000 * step_seconds, "run_seconds": 1000 * step_seconds}
     summary = {**evidence.summary, **updates, "time_shares": time_shares(workers)}
     known = read_workers(summary)
-    explanation = judge(replace(evidence, summary=summary, workers=known, shares=read_shares(summary, known)))
+    explanation = diagnose_evidence(replace(evidence, summary=summary, workers=known, shares=read_shares(summary, known)))
     assert explanation.verdict == {"communicate": "network"}.get(cause, cause)
     assert sum(explanation.run_fractions.values()) == pytest.approx(1.0)
     assert sum(explanation.step_fractions.values()) == pytest.approx(1.0)
@@ -106,7 +106,7 @@ def test_straggler_of_four_is_named_at_any_scale(four_nodes, mode, times, slow, 
     updates = {"updates_by_worker": [1000 * rate / max(rates) for rate in rates], "train_seconds": 1000 / max(rates)}
     summary = {**evidence.summary, **updates, "run_seconds": updates["train_seconds"], "time_shares": shares}
     known = read_workers(summary)
-    explanation = judge(replace(evidence, summary=summary, workers=known, shares=read_shares(summary, known)))
+    explanation = diagnose_evidence(replace(evidence, summary=summary, workers=known, shares=read_shares(summary, known)))
     assert (explanation.verdict, explanation.slow_node, explanation.slowness) == ("peers", slow, pytest.approx(times))
 
 
@@ -189,9 +189,9 @@ def test_interface_speed_is_a_limit(tmp_path):
     (path / "env.json").write_text(
         json.dumps({"schema": 1, "nodes": [{"interfaces": {"eth0": interface}}, {"interfaces": {"eth0": without_speed}}]})
     )
-    explanation = explain(Run(path))
+    explanation = diagnose(Run(path))
     assert explanation.network_cause == "link"
-    assert (explanation.nodes[0].link.limit_source, explanation.nodes[0].link.sent_fraction) == ("eth0", pytest.approx(0.952))
+    assert (explanation.nodes[0].link.limit_source, explanation.nodes[0].link.fractions["sent_fraction"]) == ("eth0", pytest.approx(0.952))
     assert explanation.nodes[1].link.limit_bytes_per_second is None
 
 
@@ -254,7 +254,7 @@ def test_restarts_are_noted_with_their_cost(tmp_path, figures, events, texts):
     none = dict.fromkeys(("restarts", "restart_seconds_lost", "worker_restarts", "worker_absent_seconds"))
     path = explained_run(tmp_path, steps(compute=9, network=1), figures={**none, "train_seconds": 0.2, **figures})
     (path / "events.jsonl").write_text("".join(json.dumps({"schema": 1, **event}) + "\n" for event in events))
-    explanation = explain(Run(path))
+    explanation = diagnose(Run(path))
     losses = [text for text in notes(explanation) if "restarted" in text or "replaced" in text or "Cause" in text]
     assert [text for text in texts if text not in " ".join(losses)] == []
     assert len(losses) == min(1, len(texts))
@@ -317,7 +317,7 @@ def test_mixed_run_has_no_dominant_part(tmp_path):
 
 def test_without_calibration_there_is_no_verdict(tmp_path):
     path = explained_run(tmp_path, steps(compute=9), calibrated=False, figures={"data_wait_seconds": 0.25})
-    explanation = explain(Run(path))
+    explanation = diagnose(Run(path))
     assert (explanation.verdict, explanation.calibrated, [node.limit for node in explanation.nodes]) == ("unknown", False, [None, None])
     text = to_text(page(explanation, advise(explanation)))
     assert text.startswith("no verdict: the run was not calibrated.")
@@ -476,9 +476,9 @@ def test_summary_without_figures_of_worker_node_is_damaged(workers, num_figures)
         summary = summary_of(path)
         write_document(path / "summary.json", {**summary, "per_node": summary["per_node"][:num_figures]})
         if num_figures >= workers:
-            assert len(explain(Run(path)).nodes) == workers
+            assert len(diagnose(Run(path)).nodes) == workers
         else:
             with pytest.raises(
                 DamagedRunError, match=f"figures of {num_figures} nodes, but time_shares has workers on node {num_figures};"
             ):
-                explain(Run(path))
+                diagnose(Run(path))

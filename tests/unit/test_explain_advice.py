@@ -43,7 +43,7 @@ def test_batch_beyond_training_examples_is_not_advised(tmp_path, size, advised):
 
 def test_diverged_run_gets_no_advice(tmp_path):
     path = explained_run(tmp_path, steps(compute=2, network=8), figures={"non_finite_from_step": 3})
-    explanation = explain(Run(path))
+    explanation = diagnose(Run(path))
     assert advise(explanation) == []
     assert (
         notes(explanation)[0] == "The loss was not finite (NaN or infinite) from step 3 on: speed and resources are not those of training."
@@ -106,7 +106,7 @@ def test_single_node_estimate_keeps_step_overhead(tmp_path, mode, compute, seen,
     document = json.loads((path / "calibration.json").read_text())
     document["workers"] = [{**worker, "communicate_seconds": exchange * MS} for worker in document["workers"]]
     (path / "calibration.json").write_text(json.dumps(document))
-    advised = {entry.option: entry for entry in advise(explain(Run(path)))}
+    advised = {entry.option: entry for entry in advise(diagnose(Run(path)))}
     entry = advised.get("--nodes 1" if mode == "sync" else "--nodes 1 --mode sync")
     assert entry is None or (entry.bound == "at least" and entry.speedup <= measured)
 
@@ -244,7 +244,7 @@ TRANSLATES = {"train_seconds": 0.3, "eval_seconds": 0.1, "translate_seconds": 0.
 
 def test_final_translation_suggests_smaller_beam(tmp_path):
     path = explained_run(tmp_path, steps(compute=10), figures=TRANSLATES, eval_every="1epoch", beam=4)
-    explanation = explain(Run(path))
+    explanation = diagnose(Run(path))
     assert (explanation.verdict, explanation.run_fractions["translating"]) == ("translating", pytest.approx(0.6))
     assert [entry.option for entry in advise(explanation)] == ["--beam 1"]
     text = headline(explanation)

@@ -351,7 +351,7 @@ def test_known_use_of_shared_cores_is_summed(tmp_path):
 def test_core_use_is_unknown_if_only_gpus_were_sampled(tmp_path):
     unknown = {"cores_available": None, "cpu_cores_used": None, "cpu_fraction": None}
     figures = [{**unknown, "gpus": [{"name": "X", "utilization": {"mean": 0.9, "max": 1.0}}]}]
-    answer = hardware_use(explain(Run(explained_run(tmp_path, [{"compute": 9 * MS}], node_figures=figures))))
+    answer = hardware_use(diagnose(Run(explained_run(tmp_path, [{"compute": 9 * MS}], node_figures=figures))))
     assert answer.text.startswith("GPUs fully used: node 0 90% of the time; whether all cores were fully used is unknown")
     assert (answer.figures["cpu_fraction_least"], answer.figures["cpus_fully_used"]) == (None, None)
 
@@ -359,7 +359,7 @@ def test_core_use_is_unknown_if_only_gpus_were_sampled(tmp_path):
 def test_gpus_are_listed_first(tmp_path):
     figures = [{**using((1.0, 2.0))[0], "gpus": [{"name": "X", "utilization": {"mean": 0.6, "max": 1.0}}]}]
     run = explained_run(tmp_path, [{"compute": 9 * MS}], node_figures=figures)
-    answer = hardware_use(explain(Run(run)))
+    answer = hardware_use(diagnose(Run(run)))
     assert answer.question == "GPUs and CPUs"
     assert answer.text.startswith("GPUs not fully used: node 0 60% of the time; cores not fully used")
     assert answer.figures["gpus_fully_used"] is False

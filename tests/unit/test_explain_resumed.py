@@ -79,7 +79,7 @@ def resumed_run(out, *, nodes=(2, 1), changed=None, calibrated=True, compute=0.0
 @pytest.mark.parametrize("nodes", [(2, 1), (1, 2), (2, 2)])
 def test_verdict_follows_calibrated_segment(tmp_path, nodes):
     """With the first segment's steps of 1000 s, all time would be exchange."""
-    explanation = explain(Run(resumed_run(tmp_path, nodes=nodes)))
+    explanation = diagnose(Run(resumed_run(tmp_path, nodes=nodes)))
     assert (explanation.verdict, explanation.slow_node) == ("compute", None)
     assert explanation.step_fractions["compute"] == pytest.approx(1.0)
     assert explanation.run_fractions == pytest.approx(
@@ -91,7 +91,7 @@ def test_verdict_follows_calibrated_segment(tmp_path, nodes):
 
 @pytest.mark.parametrize("nodes", [(2, 1), (1, 2), (2, 2)])
 def test_node_and_link_figures_are_of_last_segment(tmp_path, nodes):
-    explanation = explain(Run(resumed_run(tmp_path, nodes=nodes)))
+    explanation = diagnose(Run(resumed_run(tmp_path, nodes=nodes)))
     assert [view.cpu_cores_used for view in explanation.nodes] == pytest.approx([0.9] * nodes[1])
     assert [view.sent_bytes_per_second for view in explanation.nodes] == pytest.approx([1e7] * nodes[1])
     assert [view.link.sent_bytes_per_second for view in explanation.nodes] == pytest.approx([6e7 / 5.6] * nodes[1])
@@ -103,7 +103,7 @@ def test_node_and_link_figures_are_of_last_segment(tmp_path, nodes):
 
 def test_async_segment_after_sync_one_has_no_idle_time_of_it(tmp_path):
     path = resumed_run(tmp_path, nodes=(2, 2), mode=("sync", "async"), changed={"mode": ["sync", "async"]})
-    explanation = explain(Run(path))
+    explanation = diagnose(Run(path))
     assert explanation.run_fractions["idle"] == pytest.approx(0.2 / 6)
     assert explanation.training_fraction == pytest.approx(5.6 / 6)
     summary = RunReader(path).summary()
@@ -115,7 +115,7 @@ def test_async_segment_after_sync_one_has_no_idle_time_of_it(tmp_path):
 @pytest.mark.parametrize("calibrated", [True, False])
 def test_changed_run_has_the_note_of_its_table(tmp_path, calibrated):
     path = resumed_run(tmp_path, calibrated=calibrated)
-    explanation = explain(Run(path))
+    explanation = diagnose(Run(path))
     beginning = "The run changed when it was resumed (nodes): "
     (note,) = [text for text in notes(explanation) if text.startswith(beginning)]
     table = " ".join(to_text(one_run(RunReader(path).summary(), RunReader(path).job())).split())
@@ -126,7 +126,7 @@ def test_changed_run_has_the_note_of_its_table(tmp_path, calibrated):
 
 
 def test_unchanged_run_has_no_note(tmp_path):
-    assert not [text for text in notes(explain(Run(resumed_run(tmp_path, nodes=(2, 2))))) if "resumed" in text]
+    assert not [text for text in notes(diagnose(Run(resumed_run(tmp_path, nodes=(2, 2))))) if "resumed" in text]
 
 
 def test_old_summary_of_changed_run_has_no_verdict(tmp_path):
@@ -136,6 +136,6 @@ def test_old_summary_of_changed_run_has_no_verdict(tmp_path):
         summary = json.loads((path / "summary.json").read_text())
         del summary["time_shares"]["part_began_seconds"]
         (path / "summary.json").write_text(json.dumps(summary))
-        explanation = explain(Run(path))
+        explanation = diagnose(Run(path))
         assert explanation.verdict == verdict
         assert ("only its last part was calibrated" in headline(explanation)) == (verdict == "unknown")
