@@ -92,7 +92,8 @@ def manifest() -> None:
 def manifest_kubernetes(
     config: str, more: tuple[str, ...], nodes: int, name: str | None, cpus: str | None, memory: str | None, gpus: int, **options: Any
 ) -> None:
-    """Print a Kubernetes manifest that trains CONFIG (a file, or the name of a shipped one) on pods as nodes.
+    """Print a Kubernetes manifest that trains CONFIG (a file, or the name of a shipped one) on
+    pods as nodes.
 
     With a volume claim the run resumes from its newest checkpoint after the loss of a pod: the other pods exit with 75, and the Job
     restarts all of them. Nothing is sent to a cluster: trainer manifest kubernetes … | kubectl apply -f -

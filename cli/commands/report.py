@@ -42,7 +42,8 @@ NICENESS = 10  # of `--live`, which then gets a tenth of a core that runs keep b
 @out_option("Folder for run directories.")
 @click.pass_context
 def report(ctx: click.Context, /, runs: tuple[str, ...], output: Path, live: bool, out: Path) -> int:
-    """Write one HTML page about runs that opens offline: tables, curves, resources, where the time went.
+    """Write one HTML page about runs that opens offline: tables, curves, resources, where the
+    time went.
 
     RUN is a run directory, or the name of one below --out; a folder of runs includes all of them. Failed and unfinished runs are marked as
     such. Prints the path of the page.

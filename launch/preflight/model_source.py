@@ -21,7 +21,7 @@ from typing import Any
 from ...core.bounded_json import UnreadableError, parse_json
 from ...core.errors import UsageError
 from ...core.plugins import BUILT_IN, NO_MODULE, find, forward_plugin, load, model_base, module_exists
-from ...core.process import command_ending_with_parent, python, there_to_work_in
+from ...core.process import child_working_directory, command_ending_with_parent, python
 
 MAX_BYTES = 64 * 2**20  # total size limit of a package's sources
 MAX_ENTRIES = 20_000  # limit of files and folders in a package: large Python packages have a few thousand
@@ -98,7 +98,7 @@ def import_problem(model: str, backend: str) -> str | None:
         return None
     command = command_ending_with_parent(python(__name__, model, backend))
     output: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "errors": "replace"}
-    child = subprocess.run(command, check=False, cwd=there_to_work_in(), **output)
+    child = subprocess.run(command, check=False, cwd=child_working_directory(), **output)
     if child.returncode == 0:
         with suppress(UnreadableError):  # the model's code may have ended the process in its own way
             problem = parse_json(child.stdout.encode())

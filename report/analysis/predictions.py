@@ -89,7 +89,7 @@ class Validation:
     machine: str
     judged: tuple[ValidationGroup, ...]
 
-    def of(self, backend: str, mode: str, runs: int) -> ValidationGroup | None:
+    def find(self, backend: str, mode: str, runs: int) -> ValidationGroup | None:
         """Return the validation for a backend, a mode and a number of fitted runs, if any."""
         key = (backend, mode, runs)
         return next((judged for judged in self.judged if (judged.backend, judged.mode, len(judged.fitted_on)) == key), None)
@@ -352,7 +352,7 @@ _LIMITS = {
 }
 
 
-def prediction_table(fitted: Fitted, question: Question, rows: Sequence[Row], validation: Validation) -> RenderableType:
+def render_predictions(fitted: Fitted, question: Question, rows: Sequence[Row], validation: Validation) -> RenderableType:
     """Return the predictions with their basis and remarks."""
     lines: list[RenderableType] = [*_basis(fitted, question)]
     first = fitted.first

@@ -14,7 +14,7 @@ import tensorflow as tf
 from mesh_ranks import in_rank_order, tasks_of, vectors_of
 
 from crosstrain.backends.tf.sync.direct import TcpCollectives
-from crosstrain.exchange.all_reduce import BUCKET_BYTES, buckets_of
+from crosstrain.exchange.all_reduce import BUCKET_BYTES, cut_into_buckets
 from crosstrain.exchange.mesh import Mesh
 
 RANKS = 3
@@ -31,7 +31,7 @@ def check(shapes, drawn):
     elements = [int(np.prod(shape)) for shape in shapes]
     vectors = vectors_of(RANKS, STEPS * sum(elements), np.float32, int(drawn.integers(2**32)))
     gradients = [[_cut(vector, shapes, elements) for vector in np.split(vectors[rank], STEPS)] for rank in range(RANKS)]
-    buckets = len(buckets_of([4 * size for size in elements]))
+    buckets = len(cut_into_buckets([4 * size for size in elements]))
     memories = buckets if buckets > 1 else 0
 
     def train(task):

@@ -70,7 +70,7 @@ class Puppet:
     """A worker's connections to all shards, the chief's first."""
 
     def __init__(self, cluster, model, job, place):
-        holders = [*cluster.of_role("chief"), *cluster.of_role("ps")]
+        holders = [*cluster.tasks_with_role("chief"), *cluster.tasks_with_role("ps")]
         self.bounds = shard_bounds(model, job.ps)
         self.links, self.values = [], []
         for holder, (start, stop) in zip(holders, self.bounds, strict=True):

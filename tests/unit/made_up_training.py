@@ -36,10 +36,10 @@ class LeadingTask:
         if command.kind == "train":
             plan = command.plan()
             self.updates += plan.count
-            yield Steps.of(self.trained(StepResult(plan.first_step, np.ones(plan.count, np.float32), plan.count * BATCH, 0.1)))
+            yield Steps.from_result(self.trained(StepResult(plan.first_step, np.ones(plan.count, np.float32), plan.count * BATCH, 0.1)))
         elif command.kind == "evaluate":
             sums = self.sums()
-            yield Evaluated.of(EvalResult("test", sums, 0.1, self.updates), command.sequence)
+            yield Evaluated.from_result(EvalResult("test", sums, 0.1, self.updates), command.sequence)
 
     def trained(self, result):
         return result

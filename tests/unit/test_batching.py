@@ -65,7 +65,7 @@ def consumed(sampler, calendar, first, count):
     for step in range(first, first + count):
         place = calendar.place(step)
         assert 0 <= place.first_in_epoch < place.first_in_epoch + place.left == sampler.steps_in_epoch(place.skip, place.epoch)
-        assert calendar.first_step_of(place.epoch) <= step < calendar.first_step_of(place.epoch + 1)
+        assert calendar.first_step_in_epoch(place.epoch) <= step < calendar.first_step_in_epoch(place.epoch + 1)
         indices = sampler.whole(place.epoch, place.first_in_epoch, 1, place.skip).indices
         examples += [(place.epoch, int(index)) for index in indices]
     return examples
@@ -93,11 +93,11 @@ def test_schedules_follow_the_epochs(weights, most, step):
     places = calendar.epochs_at(0, step + 1) / calendar.steps_per_epoch
     assert (np.diff(places) > 0).all()
     for epoch in range(3):
-        assert calendar.epochs(calendar.first_step_of(epoch)) == pytest.approx(epoch, abs=1e-12)
+        assert calendar.epochs(calendar.first_step_in_epoch(epoch)) == pytest.approx(epoch, abs=1e-12)
     resumed = EpochIndex(by_weight(weights, most), calendar.cursor(step))
     assert resumed.epochs(step) == pytest.approx(calendar.epochs(step), abs=1e-9)
     job = Job(lr=0.1, schedule="step", schedule_step_epochs=1, schedule_gamma=0.5)
-    total = calendar.first_step_of(3)
+    total = calendar.first_step_in_epoch(3)
     rates = learning_rates(job, 0, total, calendar.steps_per_epoch, total, calendar.epochs_at(0, total))
     expected = [0.1 * 0.5**epoch for epoch in range(3) for _ in range(sampler.steps_in_epoch(0, epoch))]
     assert rates == pytest.approx(expected)

@@ -42,7 +42,7 @@ def consumed(sampler, calendar, first, count):
         place = calendar.place(step)
         size = min(place.left, first + count - step)
         plan = Plan(step, size, place.epoch, place.first_in_epoch, np.full(size, 0.1), place.skip, place.arranged)
-        plan = Train.of(plan).plan()
+        plan = Train.from_plan(plan).plan()
         if sampler.rule.mode == "sync":
             parts = [
                 sampler.for_rank(plan.epoch, plan.first_in_epoch, plan.count, rank, plan.skip, plan.arranged)
@@ -72,7 +72,7 @@ def test_each_example_comes_once_per_epoch_across_resumes(lengths, parts):
         assert calendar.epochs(cursor.step) == pytest.approx(len(seen) / len(lengths)), "what an evaluation and a summary call the epochs"
     sampler = make_sampler_of(lengths, parts[-1][0])
     calendar = EpochIndex(sampler, cursor)
-    seen += consumed(sampler, calendar, cursor.step, calendar.first_step_of(cursor.epoch + 1) - cursor.step)
+    seen += consumed(sampler, calendar, cursor.step, calendar.first_step_in_epoch(cursor.epoch + 1) - cursor.step)
     for _, epoch in itertools.groupby(seen, key=lambda pair: pair[0]):
         assert sorted(index for _, index in epoch) == list(range(len(lengths)))
 
@@ -142,9 +142,9 @@ def test_micro_batches_and_workers_are_equivalent():
 
 
 def test_warm_up_batch_is_no_larger_than_training():
-    assert make_sampler_of([5, 9, 30], BucketedTokens(64, 1, "sync")).examples_at_once(64) == 2
-    assert make_sampler_of([5, 9, 30], BucketedTokens(20, 1, "sync")).examples_at_once(20) == 1
-    assert [Sampler(10, 0, FixedCount(8, 1, "sync"), 1).examples_at_once(most) for most in (4, 20)] == [4, 10]
+    assert make_sampler_of([5, 9, 30], BucketedTokens(64, 1, "sync")).examples_per_pass(64) == 2
+    assert make_sampler_of([5, 9, 30], BucketedTokens(20, 1, "sync")).examples_per_pass(20) == 1
+    assert [Sampler(10, 0, FixedCount(8, 1, "sync"), 1).examples_per_pass(most) for most in (4, 20)] == [4, 10]
 
 
 def test_batches_are_shuffled_each_epoch_not_sorted_by_length():

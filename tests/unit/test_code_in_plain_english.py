@@ -40,7 +40,7 @@ MAX_USES_OF_A_WORD = 40
 PRONOUNS = {"found", "own", "said", "asked", "told", "one", "other", "each", "there", "these", "those", "others", "given"}
 PREPOSITIONS_AND_ADVERBS = re.compile(
     "above|after|again|alone|along|anew|apart|as|at|away|back|before|behind|below|beside|between|beyond|by|down|during|for|forth|from"
-    "|in|into|later|near|of|off|on|onto|out|over|per|since|through|to|together|towards|under|until|up|upon|via|with|within|without"
+    "|in|into|later|near|of|off|on|onto|over|per|since|through|to|together|towards|under|until|up|upon|via|with|within|without"
 )
 INTERFACE = {
     ("backends/base.py", "of"): "`EvalResult.of` in docs/adding-a-backend.md",

@@ -11,7 +11,7 @@ from crosstrain.report.analysis.conclusion import conclude
 from crosstrain.report.compare.caveats import CAVEATS
 from crosstrain.report.compare.comparability import compare_settings
 from crosstrain.report.compare.comparison import compare_runs
-from crosstrain.report.compare.comparison_tables import above
+from crosstrain.report.compare.comparison_tables import difference_lines
 from crosstrain.report.compare.factors import RULES
 
 SPEED, STEPS, TIME, LOSS, METRICS, TRANSLATIONS, AT_THE_END, TARGET, RESOURCES = GROUPS
@@ -201,14 +201,14 @@ def test_irrelevant_setting_still_separates_configurations(key, value):
     comparison = compare_runs(runs)
     assert [[run.name for run in entry.runs] for entry in comparison.entries] == [["a0", "a1"], ["b0", "b1"]]
     assert (comparison.comparability.faults, comparison.marks) == ([], (frozenset(), frozenset()))
-    first, then = above(comparison)
+    first, then = difference_lines(comparison)
     assert first.startswith("Differences without effect on the figures: ")
     assert then.startswith("Nothing else differs: ")
 
 
 def test_compared_setting_is_not_listed_as_same():
     runs = [made(f"r{seed}", seed=seed) for seed in (0, 1)]
-    assert above(compare_runs(runs, by=["seed"])) == ["Compared: seed 0, 1.", "Nothing else differs."]
+    assert difference_lines(compare_runs(runs, by=["seed"])) == ["Compared: seed 0, 1.", "Nothing else differs."]
 
 
 @pytest.mark.parametrize(("key", "value"), PLACE.items())
@@ -239,13 +239,13 @@ def test_async_update_is_one_workers_batch():
     sync, two = made(batch_size=32), made("two", mode="async", nodes=2, batch_size=32)
     comparison = compare_settings([sync, two])
     assert "update_examples" not in [difference.key for difference in comparison.independent]
-    assert not [line for line in above(compare_runs([sync, two])) if "examples of an update" in line]
+    assert not [line for line in difference_lines(compare_runs([sync, two])) if "examples of an update" in line]
     four = made("four", mode="async", nodes=4, batch_size=32)
     assert compare_settings([two, four]).marks(1) == set()  # each worker's update is as large, so steps/s compare
     larger = compare_runs([two, made("larger", mode="async", nodes=2, batch_size=64)])
     assert larger.marks[1] == {STEPS}
     sentence = "  examples of an update: steps/s count other amounts of work; loss and metrics after as many epochs differ by design."
-    assert sentence in above(larger)
+    assert sentence in difference_lines(larger)
 
 
 @pytest.mark.parametrize(
@@ -342,17 +342,19 @@ def test_unrecorded_facts_are_reported_and_taken_as_equal():
     comparison = compare_settings([made(), made("two", node={"kernel": None, "packages": None})])
     assert comparison.unrecorded == {"kernel": ["two"], "framework version": ["two"], "trainer version": ["two"]}
     assert (comparison.faults, comparison.marks(1)) == ([], set())
-    lines = above(compare_runs([made(), made("two", node={"kernel": None})]))
+    lines = difference_lines(compare_runs([made(), made("two", node={"kernel": None})]))
     assert lines == ["No difference is known.", "Not recorded, so possibly different: kernel of two."]
 
 
 def test_equal_runs_are_reported_as_equal():
-    (line,) = above(compare_runs([made(), made("two", summary={"run_seconds": 16.0})], fold=False))
+    (line,) = difference_lines(compare_runs([made(), made("two", summary={"run_seconds": 16.0})], fold=False))
     assert line.startswith("Nothing differs: data, seeds, precision,")
 
 
 def test_differences_are_written_as_sentences():
-    assert above(compare_runs([made(), made("two", backend="tf", mode="async", seed=3, stall_timeout=60, node={"kernel": "7"})])) == [
+    assert difference_lines(
+        compare_runs([made(), made("two", backend="tf", mode="async", seed=3, stall_timeout=60, node={"kernel": "7"})])
+    ) == [
         "Compared: backend torch, tf; mode sync, async.",
         "  mode: an update is of the global batch in sync, of one worker's batch in async.",
         "Confounding differences:",

@@ -198,7 +198,7 @@ def test_figures_can_be_chosen(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("metric", "said", "unsaid"),
+    ("metric", "expected", "unexpected"),
     [
         ("accuracy", [": accuracy (seed).", "of several runs has their mean"], ["steps/s", "resources", "A step is"]),
         ("steps_per_second", ["steps/s (mode, kernel).", "A step is one update"], ["accuracy (seed)"]),
@@ -208,11 +208,11 @@ def test_figures_can_be_chosen(tmp_path):
         ("accuracy,loss", ["loss, accuracy (seed)."], ["kernel)"]),
     ],
 )
-def test_notes_concern_chosen_figures(metric, said, unsaid):
+def test_notes_concern_chosen_figures(metric, expected, unexpected):
     text = as_text(compare_runs(repeats_and_another()), [column(name) for name in metric.split(",")])
     notes = text.split("─\n")[-1]
-    assert [note for note in said if note not in notes] == []
-    assert [note for note in unsaid if note in notes] == []
+    assert [note for note in expected if note not in notes] == []
+    assert [note for note in unexpected if note in notes] == []
 
 
 def test_no_fold_keeps_repeats_apart(tmp_path):

@@ -35,11 +35,11 @@ def test_steps_are_compiled_if_all_can_and_time_is_saved(task_timings):
     ) <= GAIN * sum(timing.plain_seconds for timing in task_timings)
     assert compile_is_faster(task_timings) == fast_enough
     assert compile_is_faster(task_timings[::-1]) == fast_enough or len(task_timings) > 2  # order changes the last bit of sums
-    assert CompileChoice.of(task_timings).compiled == fast_enough
+    assert CompileChoice.from_timings(task_timings).compiled == fast_enough
 
 
 def test_choice_retains_reason():
-    choice = CompileChoice.of([Timing(1.0, 0.1), Timing(3.0, None, "no compiler")])
+    choice = CompileChoice.from_timings([Timing(1.0, 0.1), Timing(3.0, None, "no compiler")])
     assert choice == CompileChoice(compiled=False, plain_seconds=2.0, compiled_seconds=None, reason="no compiler")
 
 

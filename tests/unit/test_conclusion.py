@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from crosstrain.records.store.schema import EvalRecord
 from crosstrain.report.analysis.conclusion import conclude
 from crosstrain.report.analysis.configurations import SPEED_FIGURE, speedup
-from crosstrain.report.analysis.sentences import as_text, told
+from crosstrain.report.analysis.sentences import as_text, render_conclusion
 
 
 def repeated(name, speeds, *, times=None, until=None, reached=None, **job):
@@ -41,7 +41,7 @@ def test_one_axis():
     assert verdict.ratio.sure
     (best,) = conclusion.best
     assert (best.configuration.label, best.worst.label) == ("torch", "tf")
-    words = told(conclusion)
+    words = render_conclusion(conclusion)
     assert words.head == "6 runs: logreg on digits, 1 node, sync, global batch 32, 3 repeats each"
     assert words.best == (
         "torch has the highest throughput, 1,000 examples/s (geometric mean; 95 % CI 975–1,025, n = 3): 2.00 × as fast as tf "
@@ -89,9 +89,9 @@ def test_opposed_ratios_are_reported():
     verdict = verdicts(runs)["backend", "examples_per_second"]
     assert verdict.ratio.opposed
     assert verdict.depends
-    line = next(line for line in told(conclude(runs)).axes if line.axis == "backend")
+    line = next(line for line in render_conclusion(conclude(runs)).axes if line.axis == "backend")
     assert line.significance == "depends on other settings; reversed at global batch 64 (0.83 ×)"
-    assert not any(line.significance.startswith("significant") for line in told(conclude(runs)).axes if line.axis == "backend")
+    assert not any(line.significance.startswith("significant") for line in render_conclusion(conclude(runs)).axes if line.axis == "backend")
 
 
 def test_insignificant_pair_is_not_opposed():
@@ -103,7 +103,7 @@ def test_insignificant_pair_is_not_opposed():
     ]
     verdict = verdicts(runs)["backend", "examples_per_second"]
     assert (verdict.ratio.opposed, verdict.depends) == (True, False)
-    line = next(line for line in told(conclude(runs)).axes if line.axis == "backend")
+    line = next(line for line in render_conclusion(conclude(runs)).axes if line.axis == "backend")
     assert line.significance == "significant; not significant at global batch 64 (0.98 ×)"
 
 
@@ -116,7 +116,7 @@ def test_rivals_of_the_best_are_named():
     ]
     (best,) = conclude(runs).best
     assert [rival.label for rival in best.rivals] == ["learning rate 0.2"]
-    sentence = told(conclude(runs)).best[-1]
+    sentence = render_conclusion(conclude(runs)).best[-1]
     assert (
         "95 % CI 975–1,025, n = 3), not significantly more than learning rate 0.2 (979 examples/s, n = 3): 2.00 × as fast as " in sentence
     )
@@ -135,16 +135,16 @@ def test_limits_of_time_to_target_are_noted():
         *repeated("t", FAST, times=(8.0, 8.1, 7.9), until="accuracy>=0.9"),
         *repeated("f", SLOW, times=(4.0, 4.1, 3.9), until="accuracy>=0.9", backend="tf"),
     ]
-    assert not any("Time to target has the resolution" in text for text in told(conclude(runs)).caveats)  # no evaluations
+    assert not any("Time to target has the resolution" in text for text in render_conclusion(conclude(runs)).caveats)  # no evaluations
     for run in runs:
         evaluated(run, run.summary["time_to_target_seconds"] / 2, run.summary["time_to_target_seconds"])
-    mind = told(conclude(runs)).caveats
+    mind = render_conclusion(conclude(runs)).caveats
     assert "Time to target excludes start-up: 3.00 s with tf, 3.00 s with torch." in mind
     (sentence,) = (text for text in mind if "Time to target has the resolution" in text)
     assert "of evaluations (--eval-every 1epoch), 1.95 s to 4.05 s here" in sentence
     for run in runs:
         evaluated(run, *(run.summary["time_to_target_seconds"] * part / 20 for part in range(1, 21)))
-    assert not any("Time to target has the resolution" in text for text in told(conclude(runs)).caveats)
+    assert not any("Time to target has the resolution" in text for text in render_conclusion(conclude(runs)).caveats)
 
 
 def learnt(*accuracies, **more):
@@ -152,7 +152,7 @@ def learnt(*accuracies, **more):
         made(f"r{lr}", lr=lr, summary={"eval": {"examples": 360, "accuracy": accuracy, "loss": 1.0}}, **more)
         for lr, accuracy in zip((0.1, 0.2, 0.3), accuracies, strict=False)
     ]
-    return told(conclude(runs)).accuracy
+    return render_conclusion(conclude(runs)).accuracy
 
 
 def test_final_accuracy_is_shown_without_target():
@@ -163,7 +163,7 @@ def test_final_accuracy_is_shown_without_target():
     runs = [
         made(name, backend=name, summary={"eval": {"accuracy": value, "loss": 1.0}}) for name, value in (("tf", 0.819), ("torch", 0.809))
     ]
-    assert told(conclude(runs)).accuracy == (
+    assert render_conclusion(conclude(runs)).accuracy == (
         f"Final test accuracy: {both}. Rerun with --until 'accuracy>=0.8', which all runs reached, to compare time to accuracy.",
     )
     assert learnt(0.5, 0.5) == ("Final test accuracy: 0.5000 in all configurations.",)
@@ -177,11 +177,11 @@ def test_difference_within_noise_is_not_significant():
     conclusion = conclude([*repeated("t", (1000.0, 1100.0, 900.0)), *repeated("f", (1010.0, 920.0, 1120.0), backend="tf")])
     (verdict,) = conclusion.rankings
     assert not verdict.ratio.sure
-    assert "not significant; needs more than 30 repeats each" in told(conclusion).best[0]
+    assert "not significant; needs more than 30 repeats each" in render_conclusion(conclusion).best[0]
 
 
 def test_single_runs_have_unknown_significance():
-    words = told(conclude([made("a"), made("b", backend="tf", summary={"examples_per_second": 2000.0})]))
+    words = render_conclusion(conclude([made("a"), made("b", backend="tf", summary={"examples_per_second": 2000.0})]))
     (best,) = words.best
     assert best.startswith(
         "tf has the highest throughput, 2,000 examples/s (n = 1): 2.00 × as fast as torch; significance unknown (one run each)"
@@ -196,7 +196,7 @@ def test_configuration_that_missed_target_ranks_last():
     ]
     conclusion = conclude(runs)
     assert {verdict.figure for verdict in conclusion.rankings} == {"examples_per_second"}  # by the target there is no ratio
-    best = told(conclusion).best
+    best = render_conclusion(conclusion).best
     assert (
         best[0]
         == "torch reaches accuracy>=0.9 first, after 8.00 s (geometric mean; 95 % CI 7.75 s–8.25 s, n = 3); no other does in every run."
@@ -211,7 +211,7 @@ def test_target_reached_by_none_is_noted_once():
     ]
     conclusion = conclude(runs)
     assert [best.figure.key for best in conclusion.best] == ["examples_per_second"]
-    assert told(conclusion).best[-1] == "No configuration reached accuracy>=0.9 in every run: torch (0 of 3), tf (2 of 3)."
+    assert render_conclusion(conclusion).best[-1] == "No configuration reached accuracy>=0.9 in every run: torch (0 of 3), tf (2 of 3)."
 
 
 def test_contended_run_is_excluded_from_speed_and_named():
@@ -223,20 +223,22 @@ def test_contended_run_is_excluded_from_speed_and_named():
         (4, 3),
     ]
     assert conclusion.rankings[0].ratio.ratio == pytest.approx(2.0, rel=1e-3)
-    assert any("other programs took 50% of the CPU time that busy needed" in text for text in told(conclusion).caveats)
+    assert any("other programs took 50% of the CPU time that busy needed" in text for text in render_conclusion(conclusion).caveats)
 
 
 def test_three_repeats_are_not_suggested_again():
     """Neither if contention leaves one, nor if they scatter; then the number needed is shown."""
     busy = {"per_node": [starved_node(0.5)]}
     contended = [made(f"f{seed}", seed=seed, backend="tf", summary=busy if seed else {}) for seed in range(3)]
-    words = told(conclude([*repeated("t", FAST), *contended]))
+    words = render_conclusion(conclude([*repeated("t", FAST), *contended]))
     assert "; significance unknown (CPU contention leaves fewer than two repeats of some)" in words.best[0]
     assert "use --repeats" not in words.best[0]
-    missing = told(conclude([*repeated("t", FAST), contended[0]]))
+    missing = render_conclusion(conclude([*repeated("t", FAST), contended[0]]))
     assert "; significance unknown (not every configuration has repeats)" in missing.best[0]
     assert "use --repeats" not in missing.best[0]
-    scattered = told(conclude([*repeated("t", (1000.0, 1160.0, 1300.0)), *repeated("f", (1000.0, 1001.0, 1002.0), backend="tf")]))
+    scattered = render_conclusion(
+        conclude([*repeated("t", (1000.0, 1160.0, 1300.0)), *repeated("f", (1000.0, 1001.0, 1002.0), backend="tf")])
+    )
     assert scattered.best[0].endswith("; not significant; needs about 7 repeats each.")
 
 
@@ -246,7 +248,7 @@ def test_incomparable_runs_have_no_verdict():
     conclusion = conclude(runs)
     assert conclusion.best == ()
     assert conclusion.rankings[0].ratio is None
-    assert "confounded with processor" in told(conclusion).axes[0].significance
+    assert "confounded with processor" in render_conclusion(conclusion).axes[0].significance
 
 
 def test_nodes_sharing_cores_are_compared():
@@ -260,7 +262,7 @@ def test_nodes_sharing_cores_are_compared():
     (verdict,) = conclusion.rankings
     assert (verdict.axis, verdict.winner, verdict.second) == ("nodes", "1", "3")
     assert verdict.ratio.sure
-    assert any("Nodes share cores" in text for text in told(conclusion).caveats)
+    assert any("Nodes share cores" in text for text in render_conclusion(conclusion).caveats)
 
 
 def test_superlinear_speed_up_is_no_verdict():
@@ -273,7 +275,9 @@ def test_superlinear_speed_up_is_no_verdict():
     (verdict,) = (verdict for verdict in conclusion.rankings if verdict.axis == "nodes")
     assert verdict.ratio is None
     assert "the speed-up exceeds the ideal" in verdict.why_not
-    assert any(line.startswith("2 nodes is 3.00 × as fast as 1 node, above the ideal 2 ×") for line in told(conclusion).caveats)
+    assert any(
+        line.startswith("2 nodes is 3.00 × as fast as 1 node, above the ideal 2 ×") for line in render_conclusion(conclusion).caveats
+    )
 
 
 DRAWN_RUN = st.fixed_dictionaries(
@@ -317,7 +321,7 @@ def test_any_runs_have_a_conclusion(jobs, speeds, reached):
         assert {configuration.label for configuration in best.rivals} <= {
             configuration.label for configuration in conclusion.configurations.all
         }
-    words = told(conclusion)
+    words = render_conclusion(conclusion)
     assert all(words.sentences)
     assert conclusion.to_json(words.sentences)["sentences"] == words.sentences
 
@@ -380,6 +384,6 @@ def test_conclusion_fits_80_by_24_terminal(configurations, until, troubled):
             runs.append(
                 made(f"{backend}-{mode}-{seed}", seed=seed, until=until, summary=summary, backend=backend, mode=mode, nodes=2, **budget)
             )
-    lines = as_text(told(conclude(runs)), 80).rstrip().split("\n")
+    lines = as_text(render_conclusion(conclude(runs)), 80).rstrip().split("\n")
     assert len(lines) <= 24, "\n".join(lines)
     assert max(map(len, lines)) <= 80

@@ -14,7 +14,7 @@ from crosstrain.cli.options import given_options
 from crosstrain.core.plugins import find, forward_plugin, load
 from crosstrain.core.settings.sources import resolve, shipped
 from crosstrain.core.settings.sweeps import Grid, plan, read_grid
-from crosstrain.core.update_rules import refuse_without_width
+from crosstrain.core.update_rules import check_model_width
 from crosstrain.data.base import DataInfo, TextFeatures
 from crosstrain.data.columns import ColumnSpec
 from crosstrain.data.store.location import resolve as find_data
@@ -132,4 +132,4 @@ def test_noam_schedule_has_model_width(name):
     if job.schedule == "noam":
         pieces = ColumnSpec("source", "uint16", (None,)), ColumnSpec("target", "uint16", (None,))
         data = DataInfo("made", {"train": 1, "test": 1}, pieces, TextFeatures({"source": 9, "target": 9}))
-        refuse_without_width(job, build_model(job.model, data).width)
+        check_model_width(job, build_model(job.model, data).width)

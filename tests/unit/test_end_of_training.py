@@ -24,7 +24,7 @@ class Task(LeadingTask):
         self.before, self.commands = before, []
 
     def send(self, command):
-        self.before(command)
+        self.record_command(command)
         self.commands.append(command.kind)
         super().send(command)
 
@@ -46,7 +46,7 @@ class Run:
         job = {"epochs": 3, "eval_every": "end", **job}
         self.loop = training_loop(job, self.tasks, self.records, self.saver, OBJECTIVE, SENTENCES)
 
-    def before(self, command):
+    def record_command(self, command):
         if command.kind == "decode" and command.decoding.beam == 4:
             self.saved_before_orders.append(self.saver.written)
             self.at_order(self.loop, self.orders)

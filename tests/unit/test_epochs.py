@@ -54,7 +54,7 @@ def test_resumed_run_equals_uninterrupted_run(size, batch, step, more):
     assert resumed.cursor(step + more) == whole.cursor(step + more)
     np.testing.assert_array_equal(resumed.epochs_at(step, more + 1), np.arange(step, step + more + 1))
     assert resumed.place(step + more).left == whole.place(step + more).left
-    assert resumed.first_step_of(whole.cursor(step).epoch + 2) == whole.first_step_of(whole.cursor(step).epoch + 2)
+    assert resumed.first_step_in_epoch(whole.cursor(step).epoch + 2) == whole.first_step_in_epoch(whole.cursor(step).epoch + 2)
 
 
 @CALM
@@ -102,9 +102,9 @@ def test_schedule_continues_by_examples_with_another_batch(schedule, batch):
     resumed, resumed_rates = rates(job, whole.cursor(100), batch)
     assert resumed_rates[0] == pytest.approx(expected[100], rel=0.01)
     for epoch in (3, 4):
-        before_end = resumed.first_step_of(epoch) - resumed.start.step - 1
+        before_end = resumed.first_step_in_epoch(epoch) - resumed.start.step - 1
         assert resumed_rates[before_end] == pytest.approx(
-            expected[whole.first_step_of(epoch) - 1], rel=0.5 if schedule == "cosine" else 1e-12, abs=1e-3
+            expected[whole.first_step_in_epoch(epoch) - 1], rel=0.5 if schedule == "cosine" else 1e-12, abs=1e-3
         )
 
 
@@ -119,7 +119,7 @@ def test_evaluations_and_checkpoints_end_a_plan():
 def test_epochs_are_counted_from_start_of_run():
     _, calendar = make_epoch_index(100, (10, 1, "sync"), DataCursor(50, 3, 95))
     budget = Triggers(Job(epochs=6, eval_every="2epochs"), calendar)
-    assert calendar.first_step_of(4) == 51
+    assert calendar.first_step_in_epoch(4) == 51
     assert budget.total == 71
     assert [step for step in range(50, 72) if budget.evaluation_due(step)] == [51, 71]
 

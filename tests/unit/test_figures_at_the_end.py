@@ -22,7 +22,7 @@ from crosstrain.metrics.base import ACCURACY
 from crosstrain.records.store.jsonl import write_document
 from crosstrain.records.store.schema import EvalRecord
 from crosstrain.report.compare.comparison import compare_runs
-from crosstrain.report.compare.comparison_tables import above, below, default_tables
+from crosstrain.report.compare.comparison_tables import default_tables, difference_lines, table_notes
 from crosstrain.report.compare.formats import as_text
 from crosstrain.report.compare.ratios import aggregate
 from crosstrain.report.compare.run_tables import one_run, to_text
@@ -146,7 +146,7 @@ def test_eval_sentences_confound_only_eval_scores():
     comparison = compare_runs([translating(eval_sentences=500), translating("two", greedy=100, eval_sentences=100)])
     (_, marks) = comparison.comparability.to_json()["not_comparable_with_the_first"]
     assert marks == ["run time", "bleu", "chrf", "exact", "time to target"]  # translation takes time
-    (sentence,) = (line for line in above(comparison) if "how translations" in line)
+    (sentence,) = (line for line in difference_lines(comparison) if "how translations" in line)
     assert "): BLEU, chrF and exact matches are not comparable; " in sentence
     text = as_text(comparison, layout="columns")
     marked = [line.partition("  ")[0] for line in text.splitlines() if line.endswith("†")]
@@ -162,13 +162,13 @@ def test_eval_sentences_confound_only_eval_scores():
 def test_beam_confounds_only_final_scores():
     comparison = compare_runs([translating(beam=4), translating("two", beam=1)])
     assert comparison.comparability.to_json()["not_comparable_with_the_first"][1] == ["end_bleu", "end_chrf", "end_exact"]
-    assert any("BLEU at the end, chrF at the end, exact matches at the end (" in line for line in below(comparison))
+    assert any("BLEU at the end, chrF at the end, exact matches at the end (" in line for line in table_notes(comparison))
 
 
 def test_difference_of_missing_figures_marks_nothing():
     comparison = compare_runs([translating(bleu=None, beam=4), translating("two", bleu=None, beam=1)])
-    assert not any("not comparable with" in line for line in below(comparison))
-    (sentence,) = (line for line in above(comparison) if "at the end" in line)
+    assert not any("not comparable with" in line for line in table_notes(comparison))
+    (sentence,) = (line for line in difference_lines(comparison) if "at the end" in line)
     assert "not comparable;" not in sentence
 
 
@@ -217,13 +217,13 @@ def test_signature_is_parsed_to_search(beam, sentences, penalty):
     from crosstrain.models.decoding import Decoding
 
     signature = f"{SCORING}|{Decoding(beam, penalty).signature}|sentences:{sentences}"
-    assert Searched.of([signature, None, signature]) == Searched("greedy" if beam == 1 else f"beam {beam}", sentences)
+    assert Searched.from_signatures([signature, None, signature]) == Searched("greedy" if beam == 1 else f"beam {beam}", sentences)
 
 
 @settings(deadline=None, derandomize=True, database=None)
 @given(st.text())
 def test_any_text_as_signature_is_one_line(text):
-    assert Searched.of([text]).in_brackets().count("\n") == 0
+    assert Searched.from_signatures([text]).in_brackets().count("\n") == 0
 
 
 def test_score_names_equal_metric_names():

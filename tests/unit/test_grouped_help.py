@@ -19,7 +19,7 @@ from crosstrain.core.topics import Topic
 
 COMMANDS = {"run": run, "sweep": sweep, "submit slurm": submit.commands["slurm"], "manifest kubernetes": manifest.commands["kubernetes"]}
 
-MOST_USED = ["--config", "--backend", "--mode", "--model", "--data", "--nodes", "--batch-size", "--epochs", "--lr", "--name"]
+COMMON_COMMANDS = ["--config", "--backend", "--mode", "--model", "--data", "--nodes", "--batch-size", "--epochs", "--lr", "--name"]
 
 
 def sections(command, width=80):
@@ -46,7 +46,7 @@ def test_options_are_listed_once_in_topic_order(name):
 
 
 def test_most_used_options_of_run_come_first():
-    assert sections(run)["Most used"] == MOST_USED
+    assert sections(run)["Most used"] == COMMON_COMMANDS
 
 
 def test_run_and_sweep_list_settings_under_declared_topic():

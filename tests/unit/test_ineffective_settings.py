@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from crosstrain.cli.group import invoke
 from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
-from crosstrain.core.settings.job_fields import TAKES_EFFECT, environment_name, flag_name, flags_of, idle_settings, is_boolean
+from crosstrain.core.settings.job_fields import TAKES_EFFECT, environment_name, flag_name, idle_settings, is_boolean, requirement_flags
 from crosstrain.core.settings.sources import ResumedRun, resolve, shipped
 from crosstrain.core.settings.sweeps import Grid, plan
 from crosstrain.launch.sweep_folder import Entry, Request
@@ -81,7 +81,7 @@ def test_typed_ineffective_setting_is_refused_with_remedy(field, capsys):
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith(f"error: {flag_name(field)}: got '{shown}', which does nothing, as ")
-    assert captured.err.endswith(f"; it belongs to {flags_of(TAKES_EFFECT[field])}.\n")
+    assert captured.err.endswith(f"; it belongs to {requirement_flags(TAKES_EFFECT[field])}.\n")
 
 
 @pytest.mark.parametrize("field", TAKES_EFFECT)

@@ -4,14 +4,14 @@ import os
 
 import pytest
 
-from crosstrain.backends.base import interface_of, set_nccl_interface
+from crosstrain.backends.base import find_interface, set_nccl_interface
 from crosstrain.core.errors import RunFailedError
 
 
 def test_address_belongs_to_an_interface():
-    assert interface_of("127.0.0.1") == interface_of("127.0.0.9") == "lo"
+    assert find_interface("127.0.0.1") == find_interface("127.0.0.9") == "lo"
     with pytest.raises(RunFailedError, match=r"192\.0\.2\.1; there are: .*127\.0\.0\.1"):
-        interface_of("192.0.2.1")
+        find_interface("192.0.2.1")
 
 
 @pytest.mark.parametrize(("user_value", "expected"), [(None, "=lo"), ("eth7", "eth7"), ("", "")])
