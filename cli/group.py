@@ -118,8 +118,9 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(package_name="crosstrain", message="trainer %(version)s")
 def trainer() -> None:
-    """Train one job on TensorFlow or PyTorch, synchronously or asynchronously, on one or many
-    nodes, with results that can be compared.
+    """Train one job on TensorFlow or PyTorch, with results that can be compared.
+
+    Training is synchronous or asynchronous, on one or many nodes.
 
     Data goes to standard output, progress and errors to standard error. Exit codes: 0 done, 1 the run failed, 2 the request was wrong,
     130 interrupted, 75 interrupted with a checkpoint to resume from. Where output cannot be printed, commands that write files end as

@@ -74,11 +74,10 @@ def compare(
     latex: bool,
     out: Path,
 ) -> None:
-    """Compare finished runs: which configuration is better, its significance, confounding
-    differences, and tables.
+    """Compare finished runs and rank their configurations.
 
-    RUN is a run directory, the name of one in the folder with the runs, or a folder of runs. Ratios are relative to the first run; † marks
-    figures that are not comparable with the first run's.
+    Prints the significance of differences, confounding differences, and tables. RUN is a run directory, the name of one in the folder with
+    the runs, or a folder of runs. Ratios are relative to the first run; † marks figures that are not comparable with the first run's.
     """
     forms = [name for name, is_given in (("--json", as_json), ("--csv", csv_too), ("--markdown", markdown), ("--latex", latex)) if is_given]
     if len(forms) > 1:

@@ -31,10 +31,10 @@ from ..streams import echo_wrapped
 @click.option("--planned-epochs", type=IntegerRange(1, MAX_AMOUNT), help="The same in epochs.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def explain(run: str, out: Path, planned_steps: int | None, planned_epochs: int | None, as_json: bool) -> None:
-    """Explain a run's bottleneck: computation, communication, data loading, stragglers,
-    evaluation or checkpoints, and what would help.
+    """Explain a run's bottleneck, and what would help.
 
-    Also answers common questions: remaining time, convergence, use of processors and network, learning rate, training set, checkpoints.
+    Bottlenecks are computation, communication, data loading, stragglers, evaluation and checkpoints. Also answers common questions:
+    remaining time, convergence, use of processors and network, learning rate, training set, checkpoints.
 
     RUN is a run directory, or the name of one below --out. For a run that is in progress or was killed, the answers cover its records so
     far. For a SWEEP or another folder of runs there is one line per run, and the effect of each setting in which they differ.

@@ -44,10 +44,10 @@ def _inches(_ctx: click.Context, _param: click.Parameter, value: str) -> float:
 @click.option("--font-size", type=NumberRange(4, 30), default=9.0, show_default=True, metavar="POINTS", help="Font size.")
 @out_option("Folder for run directories.")
 def plot(runs: tuple[str, ...], output: Path, image: Format, picked: tuple[str, ...], width: float, font_size: float, out: Path) -> None:
-    """Write plots of runs for papers and slides: loss, metrics, speed, resources, where the
-    time went.
+    """Write plots of runs for papers and slides.
 
-    RUN is a run directory, or the name of one below --out; a folder of runs includes all of them. Prints one path per line.
+    They show loss, metrics, speed, resources, and where the time went. RUN is a run directory, or the name of one below --out; a folder of
+    runs includes all of them. Prints one path per line.
     """
     output_is_a_copy()
     drawn = pictures(started_runs(readable_runs(runs, out)))

@@ -180,11 +180,10 @@ def show_command(run: str, as_json: bool, out: Path) -> None:
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @_out
 def delete_command(names: Sequence[str], yes: bool, out: Path) -> None:
-    """Delete run directories with their checkpoints, after confirmation. Rejects a run in
-    progress.
+    """Delete run directories with their checkpoints, after confirmation.
 
-    RUN may also be the folder of a sweep: all of its runs are deleted, then the folder, unless it holds other files. Each run is removed
-    atomically; the next deletion cleans up after an interrupted one.
+    Rejects a run in progress. RUN may also be the folder of a sweep: all of its runs are deleted, then the folder, unless it holds other
+    files. Each run is removed atomically; the next deletion cleans up after an interrupted one.
     """
     output_is_a_copy()
     sweeps = {name: find_sweep(name, out) for name in names}
@@ -200,10 +199,10 @@ def delete_command(names: Sequence[str], yes: bool, out: Path) -> None:
 @click.option("--overwrite", is_flag=True, help="Replace files that exist.")
 @_out
 def export_command(names: Sequence[str], file_format: str, what: str | None, output: str | None, overwrite: bool, out: Path) -> None:
-    """Export the records of runs as tables for other programs: one row per update, evaluation,
-    node sample or run.
+    """Export the records of runs as tables for other programs.
 
-    RUN may also be a folder of runs, such as a sweep's. Column names have units; the first column is the run.
+    There is one row per update, evaluation, node sample or run. RUN may also be a folder of runs, such as a sweep's. Column names have
+    units; the first column is the run.
     """
     exported = [Run(path) for path in find_runs(names, out)]
     check_choice("--format", file_format, FORMATS)

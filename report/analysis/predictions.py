@@ -170,7 +170,7 @@ def validation_for(fitted: Fitted, topology: Topology, validation: Validation) -
     mode = MODES[topology]
     runs = [run for run in fitted.runs if run.mode == mode and run.communicates]
     different = len({run.bytes_per_second for run in runs if run.bytes_per_second is not None}) > 1
-    return validation.of(str(fitted.first.same["backend"]), mode, 2 if different else 1)
+    return validation.find(str(fitted.first.same["backend"]), mode, 2 if different else 1)
 
 
 MAX_LATENCY = 0.1  # share of the step above which there is no band: latency was never validated
