@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from ..core.cluster import Task, TaskSpec, nodes_of_workers
+from ..core.cluster import Task, TaskSpec, node_by_worker
 from ..core.errors import RunFailedError, UsageError
 from ..core.job import Job
 from ..core.update_rules import weights_to_evaluate
@@ -342,7 +342,7 @@ def calibration_batches(sampler: Sampler, rank: int | None = None) -> Batches:
     return sampler.whole(0, 0, count) if rank is None else sampler.for_rank(0, 0, count, rank)
 
 
-def interface_of(address: str) -> str:
+def find_interface(address: str) -> str:
     """Return the network interface that has the address (all of 127.0.0.0/8 are the loopback's).
 
     Raises RunFailedError where none has.
@@ -360,12 +360,12 @@ def set_nccl_interface(address: str) -> None:
     Raises RunFailedError without one.
     """
     if "NCCL_SOCKET_IFNAME" not in os.environ:
-        os.environ["NCCL_SOCKET_IFNAME"] = f"={interface_of(address)}"  # = is exact: plain eth1 also matches eth10
+        os.environ["NCCL_SOCKET_IFNAME"] = f"={find_interface(address)}"  # = is exact: plain eth1 also matches eth10
 
 
 def ranks_placement(job: Job) -> list[TaskSpec]:
     """Place sync workers: consecutive ranks on each node, all leading."""
-    return [TaskSpec("worker", rank, node, leading=True) for rank, node in enumerate(nodes_of_workers(job.workers_by_node))]
+    return [TaskSpec("worker", rank, node, leading=True) for rank, node in enumerate(node_by_worker(job.workers_by_node))]
 
 
 def parameter_server_placement(job: Job, *, chief_is_first_ps: bool) -> list[TaskSpec]:
@@ -376,7 +376,7 @@ def parameter_server_placement(job: Job, *, chief_is_first_ps: bool) -> list[Tas
     chief = [TaskSpec("chief", 0, 0, leading=True)]
     first = 1 if chief_is_first_ps else 0
     servers = [TaskSpec("ps", index, index % job.nodes, leading=False) for index in range(first, job.ps)]
-    workers = [TaskSpec("worker", index, node, leading=False) for index, node in enumerate(nodes_of_workers(job.workers_by_node))]
+    workers = [TaskSpec("worker", index, node, leading=False) for index, node in enumerate(node_by_worker(job.workers_by_node))]
     return chief + servers + workers
 
 

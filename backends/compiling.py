@@ -38,7 +38,7 @@ Decide = Callable[[Timing, int], bool]  # (timing, number of tasks that time) ->
 
 def compile_is_faster(timings: Iterable[Timing]) -> bool:
     """Return whether compiling is faster: it works on each task, and saves time in total."""
-    return CompileChoice.of(list(timings)).compiled
+    return CompileChoice.from_timings(list(timings)).compiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class CompileChoice:
     reason: str | None
 
     @classmethod
-    def of(cls, timings: Sequence[Timing]) -> CompileChoice:
+    def from_timings(cls, timings: Sequence[Timing]) -> CompileChoice:
         """Decide by the timings of all tasks."""
         plain = [timing.plain_seconds for timing in timings]
         compiled = [timing.compiled_seconds for timing in timings if timing.compiled_seconds is not None]

@@ -41,7 +41,7 @@ class DecodingFunctions:
         return DecodingFunctions(partial(call, self.encode), self.empty_cache, partial(call, self.decode_step))
 
     @classmethod
-    def of(cls, module: Any) -> DecodingFunctions:
+    def from_module(cls, module: Any) -> DecodingFunctions:
         """Find them in a forward module. Raises UsageError where one is missing."""
         if missing := [name for name in _NAMES if not hasattr(module, name)]:
             raise UsageError(f"model: its objective translates, and {module.__name__} has no function {' and no '.join(missing)}.")
@@ -70,7 +70,7 @@ class ModelFunctions:
         if name != CROSS_ENTROPY and not hasattr(module, name):
             raise UsageError(f"model: its objective names the loss {name!r}, which is no function of {module.__name__}.")
         losses = None if name == CROSS_ENTROPY else _checked(name, getattr(module, name), shape_of)
-        decoding = None if objective.translation is None else DecodingFunctions.of(module)
+        decoding = None if objective.translation is None else DecodingFunctions.from_module(module)
         return cls(module, losses, getattr(module, "example_sums", None), decoding)
 
 

@@ -278,12 +278,12 @@ EVALUATION_BYTES = 2**25  # of images per pass: 55 of 224 × 224; AlexNet's acti
 def evaluation_batch(spec: ModelSpec) -> int:
     """Return the maximum of examples in an evaluation's pass.
 
-    For sequences see `examples_at_once`.
+    For sequences see `examples_per_pass`.
     """
     return max(1, min(EVALUATION_BATCH, EVALUATION_BYTES // (4 * math.prod(spec.input_shape))))
 
 
-def examples_at_once(spec: ModelSpec, longest: int, most: int) -> int:
+def examples_per_pass(spec: ModelSpec, longest: int, most: int) -> int:
     """Return how many of `most` examples an evaluation's pass takes, at least one.
 
     `longest` is the maximum of their lengths.
@@ -298,7 +298,7 @@ def evaluation_passes(spec: ModelSpec, longest: Callable[[int, int], int], start
     """
     while start < stop:
         most = min(evaluation_batch(spec), stop - start)
-        end = start + examples_at_once(spec, longest(start, start + most), most)
+        end = start + examples_per_pass(spec, longest(start, start + most), most)
         yield start, end
         start = end
 

@@ -118,7 +118,9 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(package_name="crosstrain", message="trainer %(version)s")
 def trainer() -> None:
-    """Train one job on TensorFlow or PyTorch, synchronously or asynchronously, on one or many nodes, with results that can be compared.
+    """Train one job on TensorFlow or PyTorch, with results that can be compared.
+
+    Training is synchronous or asynchronous, on one or many nodes.
 
     Data goes to standard output, progress and errors to standard error. Exit codes: 0 done, 1 the run failed, 2 the request was wrong,
     130 interrupted, 75 interrupted with a checkpoint to resume from. Where output cannot be printed, commands that write files end as
@@ -191,9 +193,9 @@ def _long_options(ctx: click.Context | None) -> list[str]:
 
 
 def _misses_working_directory() -> bool:
-    from ..core.process import there_to_work_in
+    from ..core.process import child_working_directory
 
-    return there_to_work_in() != "."
+    return child_working_directory() != "."
 
 
 def _fail(message: str, code: int) -> int:

@@ -34,10 +34,10 @@ from ..launch.launchers.registry import (
     LaunchRequest,
     allocated,
     launcher_plugin,
+    launcher_taking,
     name_of_launcher,
     placed_without,
     takes_option,
-    who_takes,
 )
 from ..launch.launchers.ssh import shape_of_hosts
 from ..records.store.jsonl import DamagedRunError
@@ -49,7 +49,7 @@ from .options import FURTHER_PLACES, given_hosts, given_options, given_python
 
 def find_run_or_checkpoint(path: Path) -> Path:
     """Return a run or checkpoint by path, also below TRAINER_OUT or ``runs``. Raises UsageError."""
-    out = _out()
+    out = _output_directory()
     for folder in (path, out / path):
         if is_checkpoint(folder) or list_checkpoints(folder):
             return folder
@@ -60,13 +60,13 @@ def find_run_or_checkpoint(path: Path) -> Path:
     return find_run(str(path), out)
 
 
-def _out() -> Path:
+def _output_directory() -> Path:
     return Path(os.environ.get("TRAINER_OUT") or "runs")
 
 
 def recorded_start_timeout(path: Path) -> float | None:
     """Return a run's start timeout, None if not on this node. Raises DamagedRunError."""
-    for folder in (path, _out() / path):
+    for folder in (path, _output_directory() / path):
         run = folder.parent.parent if is_checkpoint(folder) else folder
         if not (run / "job.json").is_file():
             continue
@@ -222,7 +222,7 @@ def _check_started_nodes(typed: TypedRun, job: Job) -> None:
         if typed.hosts:
             raise UsageError(f"{flag_name(name)} and --hosts: both say where the nodes are; give one of them")
         if name not in launcher.takes:
-            _reject_unused(typed, name, f"--launcher {job.launcher} does not take it", f"--launcher {who_takes(name)}")
+            _reject_unused(typed, name, f"--launcher {job.launcher} does not take it", f"--launcher {launcher_taking(name)}")
 
 
 def _reject_unused(typed: TypedRun, option: str, why: str, belongs_to: str) -> None:

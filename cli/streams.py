@@ -74,7 +74,7 @@ def _guard(stream: TextIO | None, original: TextIO | None, kind: type[_Output], 
         _occupy(descriptor, null_flags)
     elif stream is not original:
         return stream
-    return _over(kind(descriptor), stream)
+    return _text_stream(kind(descriptor), stream)
 
 
 def output_is_a_copy() -> None:
@@ -91,7 +91,7 @@ def _occupy(descriptor: int, flags: int) -> None:
         os.close(null)
 
 
-def _over(raw: _Output, like: TextIO | None = None) -> io.TextIOWrapper:
+def _text_stream(raw: _Output, like: TextIO | None = None) -> io.TextIOWrapper:
     buffer = io.BufferedWriter(raw)
     if not isinstance(like, io.TextIOWrapper):
         return io.TextIOWrapper(buffer, "utf-8", "backslashreplace")

@@ -16,7 +16,7 @@ from typing import Self
 
 from ..core.job import Job
 from ..core.process import die_with_parent, ignore_interrupts, python
-from ..launch.node.fork_server_client import ForkServerProcess, inherited_state, is_own_user, receive_packet
+from ..launch.node.fork_server_client import ForkServerProcess, inherited_state, is_same_user, receive_packet
 
 REQUEST_SECONDS = 5.0
 
@@ -61,7 +61,7 @@ class _Servers:
 
     def answer(self, launcher: socket.socket) -> None:
         """Send a launcher its server, or refuse. Raises OSError where it is gone or silent."""
-        if not is_own_user(launcher):
+        if not is_same_user(launcher):
             return
         received = receive_packet(launcher)
         if received is None:

@@ -90,7 +90,7 @@ class _Passes:
 
     def stepwise(self, source: str, target: str) -> Array:
         """Return the logits of each target position, decoded piece by piece."""
-        functions = DecodingFunctions.of(self.module)
+        functions = DecodingFunctions.from_module(self.module)
         memory = functions.encode(self.parameters, self.inputs([source], 0), self.context)
         targets_bt = self.tensors.array(self.inputs([target], 0)[target])
         cache, tokens_b, logits = functions.empty_cache(memory), np.full(self.count, BEGIN), []

@@ -126,7 +126,7 @@ class BackendConformance:
             np.testing.assert_array_equal(fused.weights[name], value)
 
     @pytest.mark.parametrize(("declared", "among"), [("survives", {"sync", "async"}), ("rejoins", {"async"})])
-    def test_the_tasks_that_may_be_lost_are_tasks_of_its_own_and_do_not_lead(self, declared: str, among: Collection[str]) -> None:
+    def test_tasks_that_survive_losses_exist_and_do_not_lead(self, declared: str, among: Collection[str]) -> None:
         """The placement of jobs in these modes has every declared role, none on a leading task."""
         roles, modes = getattr(self.capabilities, declared), self.capabilities.modes & {*among}
         jobs = [Job.model_validate({"backend": self.backend, "mode": mode, "nodes": 2}) for mode in sorted(modes)]
@@ -153,7 +153,7 @@ class BackendConformance:
     @pytest.mark.cluster
     @pytest.mark.faults
     @pytest.mark.slow
-    def test_a_worker_that_is_killed_rejoins_and_no_update_is_lost_or_applied_twice(self, tmp_path: Path) -> None:
+    def test_killed_worker_rejoins_and_each_update_counts_once(self, tmp_path: Path) -> None:
         """A killed worker rejoins, if declared; each update is recorded and applied once."""
         if "worker" not in self.capabilities.rejoins:
             pytest.skip(f"{self.backend} does not declare that a worker rejoins")

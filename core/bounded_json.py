@@ -205,7 +205,7 @@ MAX_DOTS = 10_000  # per line: the time for a dotted key grows with the square o
 MAX_BITS = 64  # of a whole number; a hexadecimal one can have a million
 
 
-def hand_written(data: bytes) -> str:
+def decode_text(data: bytes) -> str:
     """Return a hand-written text without byte-order mark. Raises UnicodeDecodeError."""
     return data.decode("utf-8-sig")
 
@@ -216,7 +216,7 @@ def parse_toml(data: bytes, key: str, place: str) -> dict[str, Any]:
     if any(line.count(b".") > MAX_DOTS for line in data.splitlines()):
         raise UsageError(f"{wrong} has a line with more than {MAX_DOTS:,} dots, the most that is read of one.")
     try:
-        values = tomllib.loads(hand_written(data))
+        values = tomllib.loads(decode_text(data))
         _check_toml(values)
     except RecursionError:
         raise UsageError(f"{wrong} is not valid TOML: it is nested too deep.") from None

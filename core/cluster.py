@@ -34,7 +34,7 @@ class Cluster:
     ports: Mapping[str, int]  # by task name
     secret: str  # 32 bytes in hex for handshakes between tasks
 
-    def of_role(self, role: Role) -> tuple[TaskSpec, ...]:
+    def tasks_with_role(self, role: Role) -> tuple[TaskSpec, ...]:
         """Return the tasks of one role in index order."""
         return tuple(sorted((task for task in self.tasks if task.role == role), key=lambda task: task.index))
 
@@ -45,7 +45,7 @@ class Cluster:
     @property
     def workers(self) -> int:
         """Number of tasks that compute gradients (sync mode: world size)."""
-        return len(self.of_role("worker"))
+        return len(self.tasks_with_role("worker"))
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-ready value; `from_json` reads it back."""
@@ -112,12 +112,12 @@ def workers_by_node(procs_per_node: ProcsPerNode, nodes: int) -> tuple[int, ...]
     return tuple(procs_per_node)
 
 
-def procs_per_node_of(by_node: Sequence[int]) -> ProcsPerNode:
+def to_procs_per_node(by_node: Sequence[int]) -> ProcsPerNode:
     """Return the setting for these numbers of workers: one number if all are equal."""
     return tuple(by_node) if len(set(by_node)) > 1 else by_node[0]
 
 
-def nodes_of_workers(by_node: Sequence[int]) -> tuple[int, ...]:
+def node_by_worker(by_node: Sequence[int]) -> tuple[int, ...]:
     """Return the node of each worker: ``(0, 1, 1)`` for one worker on node 0 and two on node 1."""
     return tuple(node for node, count in enumerate(by_node) for _ in range(count))
 
@@ -143,6 +143,6 @@ MAX_RANKS = 64  # each rank has two connections to each other one, and sends sma
 MAX_FURTHER_BYTES = 32 << 10  # additional bytes that save a message when a rank sends vectors whole
 
 
-def sent_whole(size_bytes: float, ranks: int) -> bool:
+def sends_whole_vectors(size_bytes: float, ranks: int) -> bool:
     """Return whether ranks send whole vectors of this size instead of reduce-scatter/all-gather."""
     return (ranks - 1) * (ranks - 2) * size_bytes <= ranks * MAX_FURTHER_BYTES

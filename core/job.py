@@ -570,7 +570,7 @@ class Job(BaseModel):
         return saved_every(self.checkpoint_every, self.max_restarts)
 
     @property
-    def saves_on_the_way(self) -> bool:
+    def saves_intermediate_checkpoints(self) -> bool:
         """Whether checkpoints are saved before the end: at intervals, or of the best evaluations."""
         return self.keep_best is not None or (self.saved_every is not None and Cadence.parse(self.saved_every).unit != "end")
 

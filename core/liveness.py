@@ -155,7 +155,7 @@ _OUT_OF_MEMORY = re.compile(  # messages of torch, TensorFlow, the C++ library, 
 _TF_WORKER = re.compile(r"/job:worker/replica:\d+/task:(\d+)/")
 
 
-def told_of(error: BaseException | None) -> str | None:
+def memory_error_line(error: BaseException | None) -> str | None:
     """Return the line about exhausted memory of an error or its causes; None if there is none."""
     seen: set[int] = set()  # an error may be its own cause
     while error is not None and id(error) not in seen:

@@ -25,7 +25,7 @@ def python(module: str, *arguments: str, interpreter: str | None = None) -> list
     return [interpreter or sys.executable, "-P", "-m", module, *arguments]
 
 
-def there_to_work_in() -> str:
+def child_working_directory() -> str:
     """Return a child's working directory: ours, or ``/`` if it was removed, as MKL needs one."""
     try:
         os.getcwd()
@@ -39,7 +39,7 @@ def isolated_python(*arguments: str) -> list[str]:
     return [sys.executable, "-I", "-S", *arguments]
 
 
-def ending_in_words(code: int) -> str:
+def exit_description(code: int) -> str:
     """Describe how a process ended, by its exit code as in `subprocess`: below 0 for a signal."""
     return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
 

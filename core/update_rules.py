@@ -44,7 +44,7 @@ def averaging_rates(decay: float, updates: Any, minimum: Callable[[Any, float], 
     return 1.0 - minimum((1.0 + updates) / (10.0 + updates), decay)
 
 
-def refuse_without_width(job: Job, width: int | None) -> None:
+def check_model_width(job: Job, width: int | None) -> None:
     """Raise UsageError if the schedule needs the width of a model without one."""
     if SCHEDULES[job.schedule].needs_width and width is None:
         raise UsageError(
@@ -93,7 +93,7 @@ def learning_rates(
     return rates
 
 
-def explained_schedule(job: Job, total_steps: int | None) -> str:
+def schedule_text(job: Job, total_steps: int | None) -> str:
     """Explain the learning rate's peak, warm-up and decay; unknown `total_steps` are None."""
     base, schedule = f"{base_learning_rate(job):.3g}", SCHEDULES[job.schedule]
     if job.scale_lr != "none":

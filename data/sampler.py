@@ -143,7 +143,7 @@ class Sampler:
             return skip
         return int(self._bounds_after(skip, epoch, arranged)[step_in_epoch])
 
-    def examples_at_once(self, most: int) -> int:
+    def examples_per_pass(self, most: int) -> int:
         """Return how many of any training examples, 1 to `most`, fit into a worker's warm-up batch."""
         if self.rule.buckets is not None:
             most = min(most, self.rule.buckets.tokens // int(self._by_length.edges[-1]))

@@ -15,7 +15,7 @@ from ..backends.base import Availability
 from ..backends.loading import declared_capabilities, load_backend
 from ..core.errors import UsageError
 from ..core.plugins import available, find, missing_packages
-from ..core.process import python, there_to_work_in
+from ..core.process import child_working_directory, python
 
 TIMEOUT_SECONDS = 120.0  # beyond a cold import from a slow disk, the framework hangs
 
@@ -36,7 +36,7 @@ def probe(name: str) -> Availability:
             timeout=TIMEOUT_SECONDS,
             stdin=subprocess.DEVNULL,
             check=False,
-            cwd=there_to_work_in(),
+            cwd=child_working_directory(),
         )
     except subprocess.TimeoutExpired:
         hint = f"ask again while the machine has less to do; if that does not help, {_reinstall(plugin.install)}"

@@ -52,7 +52,7 @@ class EpochIndex:
         self._first_positions = self._positions_after(start.examples)
         self._starts = [start.step + self._first]  # of later epochs, computed on demand
 
-    def first_step_of(self, epoch: int) -> int:
+    def first_step_in_epoch(self, epoch: int) -> int:
         """Return the number of an epoch's first update; the run's first for an epoch already begun."""
         if epoch <= self.start.epoch:
             return self.start.step
@@ -71,7 +71,7 @@ class EpochIndex:
         if done < self._first:
             return StepPosition(self.start.epoch, done, self.start.examples, self._first - done, self.start.arranged)
         epoch = self._epoch_of(step)
-        in_epoch = step - self.first_step_of(epoch)
+        in_epoch = step - self.first_step_in_epoch(epoch)
         return StepPosition(epoch, in_epoch, 0, self._steps_in(epoch) - in_epoch)
 
     def cursor(self, step: int) -> DataCursor:
@@ -87,7 +87,7 @@ class EpochIndex:
         begun = epoch == self.start.epoch
         if epoch < self.start.epoch or (begun and rest <= self.start.examples):
             return self.start.step
-        first, count = self.first_step_of(epoch), self._first if begun else self._steps_in(epoch)
+        first, count = self.first_step_in_epoch(epoch), self._first if begun else self._steps_in(epoch)
         skip, arranged = (self.start.examples, self.start.arranged) if begun else (0, ())
         return first + bisect_left(range(count), rest, key=lambda step: self._sampler.examples_before(step, skip, epoch, arranged))
 
@@ -120,7 +120,7 @@ class EpochIndex:
         if self._sampler.constant_steps:
             return self.start.epoch + 1 + (step - self._starts[0]) // self.steps_per_epoch
         while self._starts[-1] <= step:
-            self.first_step_of(self.start.epoch + 1 + len(self._starts))
+            self.first_step_in_epoch(self.start.epoch + 1 + len(self._starts))
         return self.start.epoch + bisect_right(self._starts, step)
 
     def _positions_after(self, skip: int) -> NDArray[np.float64]:

@@ -187,12 +187,12 @@ class TrainingLoop:
         self._pause_requested = True
         return True
 
-    def worker_absent(self, worker: int) -> None:
+    def on_worker_absent(self, worker: int) -> None:
         """Note the restart of an async worker, which counts as activity for the stall time-out."""
         self._messages_received += 1
         self._workers.on_absent(worker)
 
-    def worker_back(self, worker: int) -> None:
+    def on_worker_back(self, worker: int) -> None:
         """Note that the worker participates again."""
         self._workers.on_back(worker)
 
@@ -254,7 +254,7 @@ class TrainingLoop:
         self._plans.add(plan)
         self._next_step += count
         self.outcome.updates_scheduled += count
-        self._send(Train.of(plan), count)
+        self._send(Train.from_plan(plan), count)
 
     def _send(self, message: Command, updates: int) -> None:
         self._sequence += 1
@@ -362,7 +362,7 @@ class TrainingLoop:
             self._workers.on_updates(result.worker)
             self.outcome.seconds_by_worker[result.worker] = self.outcome.seconds_by_worker.get(result.worker, 0.0) + result.seconds
         self.recorder.step(step_record(result, plan.epoch, now, rates))
-        while self.outcome.updates_reported >= self.epochs.first_step_of(self._epochs_ended + 1):
+        while self.outcome.updates_reported >= self.epochs.first_step_in_epoch(self._epochs_ended + 1):
             self._epochs_ended += 1
             self.recorder.event("epoch_ended", epoch=self._epochs_ended)
         self._losses.trained(result.first_step, result.losses, rates)

@@ -49,7 +49,7 @@ def total_steps(job: Job, epochs: EpochIndex) -> int:
     """Return the updates of a job without a target or early stopping."""
     if job.steps is not None:
         return job.steps
-    return epochs.first_step_of(job.epochs or DEFAULT_EPOCHS) if job.examples is None else epochs.steps_until(job.examples)
+    return epochs.first_step_in_epoch(job.epochs or DEFAULT_EPOCHS) if job.examples is None else epochs.steps_until(job.examples)
 
 
 def _next(cadence: Cadence, epochs: EpochIndex, step: int) -> int | None:
@@ -58,7 +58,7 @@ def _next(cadence: Cadence, epochs: EpochIndex, step: int) -> int | None:
     if cadence.unit == "steps":
         return (step // every + 1) * every
     if cadence.unit == "epochs":
-        return epochs.first_step_of((epochs.place(step).epoch // every + 1) * every)
+        return epochs.first_step_in_epoch((epochs.place(step).epoch // every + 1) * every)
     return None
 
 
@@ -97,7 +97,7 @@ class CheckpointPolicy:
         self._last_seconds = 0.0
         self._in_flight: dict[int, PendingCheckpoint] = {}
         self._saves_last = job.save_final or job.checkpoint_every == "end"
-        self.saves_on_interrupt = job.saves_on_the_way
+        self.saves_on_interrupt = job.saves_intermediate_checkpoints
 
     def start_clock(self) -> None:
         """Start the interval of a cadence by time."""

@@ -145,7 +145,7 @@ class CommandLoop:
     def _evaluate(self, command: messages.Evaluate) -> None:
         result = self.session.evaluate(command.split)
         if self.reports:
-            self.stream.send(messages.Evaluated.of(result, command.sequence))
+            self.stream.send(messages.Evaluated.from_result(result, command.sequence))
 
     def _copy_state(self, command: messages.SendState) -> None:
         self.states.wait()  # the session's copy may still be in transfer
@@ -176,7 +176,7 @@ class CommandLoop:
 
     def _translate(self, command: messages.Translate) -> None:
         hypotheses = self.session.translating().translate(command.sources(), command.decoding, command.n_best)
-        self.stream.send(messages.Translated.of(hypotheses, command.sequence))
+        self.stream.send(messages.Translated.from_hypotheses(hypotheses, command.sequence))
 
     def _calibrate(self, command: messages.Calibrate) -> None:
         for calibrated in self.session.calibrate(command.order):
@@ -198,7 +198,7 @@ class CommandLoop:
         for result in results:
             now = time.perf_counter()
             if self.reports:
-                self.stream.send(messages.Steps.of(replace(result, profiled_seconds=now - since) if result.profiled else result))
+                self.stream.send(messages.Steps.from_result(replace(result, profiled_seconds=now - since) if result.profiled else result))
             since = now
         self._trained_seconds = time.perf_counter() - since
 
@@ -354,7 +354,7 @@ def _report_stuck(stream: Stream, message: str) -> None:
 
 def _report_error(stream: Stream, error: BaseException) -> None:
     try:
-        stream.send(Error.of(error, peer_lost=caused_by_peer_loss(error)))
+        stream.send(Error.from_exception(error, peer_lost=caused_by_peer_loss(error)))
     except OSError:
         traceback.print_exc()
 

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.cluster import sent_whole, split_evenly
+from ..core.cluster import sends_whole_vectors, split_evenly
 from .peer_links import HEAD_BYTES, Links, Stream, transfer
 
 BUCKET_BYTES = 4 << 20  # large enough for a link's speed, small enough to overlap with computing
 
 
-def buckets_of(sizes_bytes: Sequence[int]) -> list[list[int]]:
+def cut_into_buckets(sizes_bytes: Sequence[int]) -> list[list[int]]:
     """Return the places of gradients, last first, in buckets closed at `BUCKET_BYTES`.
 
     No gradient is cut.
@@ -113,7 +113,7 @@ class AllReduce:
         self._links, self._elements = links, elements
         self._size = elements * kind.itemsize
         self._peers = [(links.rank + step) % links.ranks for step in range(1, links.ranks)]
-        self._in_shares = not sent_whole(self._size, links.ranks)
+        self._in_shares = not sends_whole_vectors(self._size, links.ranks)
         self._shares = split_evenly(elements, links.ranks)
         start, stop = self._shares[links.rank]
         room = (stop - start) if self._in_shares else elements

@@ -121,7 +121,7 @@ def _await(task: Task, awaited: set[Place], arrivals: Arrivals, connected: dict[
 
 def _connect(task: Task, place: Place, deadline: float) -> socket.socket:
     peer, channel = place
-    placed = task.cluster.of_role("worker")[peer]
+    placed = task.cluster.tasks_with_role("worker")[peer]
     hello = _Hello(channel, task.rank, task.cluster.workers)
     return connect(task.cluster.endpoint(placed), task.cluster.secret, hello.packed(), deadline, placed.name)
 
@@ -240,7 +240,7 @@ def open_trial_mesh(
     ports = all_reduce(ports)
     mesh = None
     if listening is not None and ports.all():
-        named = {placed.name: int(ports[placed.index]) for placed in task.cluster.of_role("worker")}
+        named = {placed.name: int(ports[placed.index]) for placed in task.cluster.tasks_with_role("worker")}
         trial = replace(task, cluster=replace(task.cluster, ports={**task.cluster.ports, **named}))
         try:
             mesh = Mesh(trial, open_seconds, silence_seconds, listening)

@@ -27,7 +27,9 @@ class PeerLostError(ConnectionError):
 def rank_names(task: Task) -> Mapping[int, str]:
     """Return each rank's name, node and address for messages."""
     addresses = task.cluster.addresses
-    return {placed.index: f"{placed.name} on node {placed.node} ({addresses[placed.node]})" for placed in task.cluster.of_role("worker")}
+    return {
+        placed.index: f"{placed.name} on node {placed.node} ({addresses[placed.node]})" for placed in task.cluster.tasks_with_role("worker")
+    }
 
 
 # A byte a second on other connections distinguishes a long computation, unless it holds the interpreter's lock, from a lost rank.
@@ -173,7 +175,7 @@ class Stream:
     def send(self, connection: socket.socket) -> None:
         """Send what the system takes without waiting. Raises OSError."""
         try:
-            self.sent += connection.sendmsg(_between(self._out, self.sent, self.ready), (), _NOW)
+            self.sent += connection.sendmsg(_buffers_between(self._out, self.sent, self.ready), (), _NOW)
         except BlockingIOError:
             return
 
@@ -183,7 +185,7 @@ class Stream:
         Return False if the peer has closed. Raises OSError.
         """
         try:
-            got = connection.recvmsg_into(_between(self._into, self.received, self.to_receive), 0, flags)[0]
+            got = connection.recvmsg_into(_buffers_between(self._into, self.received, self.to_receive), 0, flags)[0]
         except BlockingIOError:
             return True
         self.received += got
@@ -262,7 +264,7 @@ def _move_side_by_side(links: Links, streams: Mapping[int, Stream], advance: Cal
             advance()
 
 
-def _between(buffers: Sequence[memoryview], start: int, stop: int) -> list[memoryview]:
+def _buffers_between(buffers: Sequence[memoryview], start: int, stop: int) -> list[memoryview]:
     pieces, position = [], 0
     for buffer in buffers:
         first, last = max(start - position, 0), min(stop - position, len(buffer))

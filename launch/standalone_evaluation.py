@@ -99,7 +99,7 @@ def translated(task: StandaloneTask, sources: Sequence[Sequence[int]], decoding:
     """Return the best hypotheses of each sentence, which ends with END."""
     hypotheses: list[list[Hypothesis]] = []
     for part in _parts(sources, decoding, n_best):
-        message = task.ask(Translate.of(part, decoding, n_best))
+        message = task.ask(Translate.from_sentences(part, decoding, n_best))
         try:
             hypotheses += message.hypotheses(len(part))
         except ValueError as error:

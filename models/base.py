@@ -147,7 +147,7 @@ class ForwardContext(Generic[Tensor]):
     settings: Any = None
 
 
-DRAWN_AT_ONCE = 1 << 18  # bounds the memory of `initial_values`
+DRAW_CHUNK = 1 << 18  # bounds the memory of `initial_values`
 
 
 def initial_values(parameters: tuple[ParameterSpec, ...], seed: int) -> dict[str, Array]:
@@ -162,8 +162,8 @@ def initial_values(parameters: tuple[ParameterSpec, ...], seed: int) -> dict[str
 def _draw(parameter: ParameterSpec, generator: np.random.Generator) -> Array:
     """In pieces, as the float64 draws of the largest dense layers would take 10⁸ × 8 bytes."""
     drawn = np.full(parameter.size, parameter.constant, np.float32)
-    for begin in range(0, parameter.size if parameter.bound or parameter.deviation else 0, DRAWN_AT_ONCE):
-        piece = drawn[begin : begin + DRAWN_AT_ONCE]
+    for begin in range(0, parameter.size if parameter.bound or parameter.deviation else 0, DRAW_CHUNK):
+        piece = drawn[begin : begin + DRAW_CHUNK]
         if parameter.bound:
             piece[:] = (2.0 * generator.random(len(piece)) - 1.0) * parameter.bound
         else:

@@ -17,7 +17,7 @@ ROUNDS = 10  # Philox 4×32 (Salmon et al. 2011)
 LOW_WORD = np.uint64(0xFFFFFFFF)
 HALF = np.uint64(32)
 FEATURES_OF_BLOCK = 8  # neighbouring features that share one counter
-BLOCKS_AT_ONCE = 1 << 15  # their words fit a second-level cache
+BLOCKS_PER_CHUNK = 1 << 15  # their words fit a second-level cache
 MAX_RATE = 1.0 - 2.0**-15  # higher rates would keep nothing, and their scale overflows fp16
 
 
@@ -71,7 +71,7 @@ def keep_mask_of_positions(
     key = np.random.SeedSequence([seed, step]).generate_state(2, np.uint32).tolist()
     threshold = np.uint16(round(drawn_rate(rate) * 2**16))
     features_f, positions_t1 = np.arange(blocks, dtype=np.uint64), np.arange(positions, dtype=np.uint64)[:, None]
-    rows = max(1, BLOCKS_AT_ONCE // max(1, positions * blocks))
+    rows = max(1, BLOCKS_PER_CHUNK // max(1, positions * blocks))
     for first in range(0, len(indices_b), rows):
         examples_b11 = np.asarray(indices_b[first : first + rows]).astype(np.uint64)[:, None, None]
         random = np.empty((len(examples_b11), positions, blocks, 4), np.dtype("<u4"))

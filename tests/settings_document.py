@@ -7,7 +7,7 @@ from pathlib import Path
 
 from crosstrain.core.job import Job
 from crosstrain.core.setting import ALL, GROUPS
-from crosstrain.core.settings.job_fields import DECLARED, allowed, flag_name, flags_of, is_boolean
+from crosstrain.core.settings.job_fields import DECLARED, allowed, flag_name, is_boolean, requirement_flags
 from crosstrain.core.settings.sweeps import value_text
 from crosstrain.core.topics import Topic
 
@@ -53,7 +53,7 @@ def logged(field: str) -> str:
 def row(field: str) -> str:
     declared, info = DECLARED[field], Job.model_fields[field]
     default = "" if info.default is None else f"`{value_text(info.default)}`"
-    needs = f"`{flags_of(declared.requires)}`" if declared.requires else ""
+    needs = f"`{requirement_flags(declared.requires)}`" if declared.requires else ""
     foreign = declared.foreign.format("VALUE") if declared.foreign else ""
     cells = [shown_option(field), default, allowed(field), info.description or "", needs, compared(field), logged(field), foreign]
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"

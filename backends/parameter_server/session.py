@@ -85,7 +85,7 @@ class AsyncSession:
         warm_rule(self._shard, job, make_rule)
         deadline = time.monotonic() + job.start_timeout
         self._listener = Listener(task, self._shard.elements, self._serve_peer)
-        self._servers = ShardLinks([self._connect(task, placed, deadline) for placed in task.cluster.of_role("ps")])
+        self._servers = ShardLinks([self._connect(task, placed, deadline) for placed in task.cluster.tasks_with_role("ps")])
         self._await_workers(deadline)
         if model.objective.translation is not None:
             self.translating().warm_up()

@@ -128,7 +128,7 @@ class Worker:
 
     def _connect(self, task: Task, model: ModelSpec) -> list[Remote]:
         deadline = time.monotonic() + self._job.start_timeout
-        holders: list[TaskSpec] = [*task.cluster.of_role("chief"), *task.cluster.of_role("ps")]
+        holders: list[TaskSpec] = [*task.cluster.tasks_with_role("chief"), *task.cluster.tasks_with_role("ps")]
         values, gradient = bytes_of(self._computation.values), bytes_of(self._computation.gradient)
         remotes = []
         for placed, (start, stop) in zip(holders, shard_bounds(model, self._job.ps), strict=True):

@@ -74,13 +74,13 @@ def changed(images_bhwc: tf.Tensor, changes: tf.Tensor) -> tf.Tensor:
     rows_bh = tf.range(height) - dy
     columns = tf.range(width)
     columns_bw = tf.where(flip > 0, width - 1 - columns, columns) - dx
-    inside_bhw = _within(rows_bh, height)[:, :, None] & _within(columns_bw, width)[:, None, :]
+    inside_bhw = _is_within(rows_bh, height)[:, :, None] & _is_within(columns_bw, width)[:, None, :]
     places_bhw = tf.clip_by_value(rows_bh, 0, height - 1)[:, :, None] * width + tf.clip_by_value(columns_bw, 0, width - 1)[:, None, :]
     taken = tf.gather(tf.reshape(images_bhwc, [-1, height * width, channels]), places_bhw, batch_dims=1)
     return tf.where(inside_bhw[..., None], taken, tf.zeros([], tf.uint8))
 
 
-def _within(positions: tf.Tensor, size: int) -> tf.Tensor:
+def _is_within(positions: tf.Tensor, size: int) -> tf.Tensor:
     return (positions >= 0) & (positions < size)
 
 

@@ -76,7 +76,7 @@ class _Translating(_Exported):
         return tf.function(self._translated, input_signature=[tf.TensorSpec([None, None], tf.int32, name="pieces")], autograph=False)
 
     def _translated(self, pieces: tf.Tensor) -> dict[str, tf.Tensor]:
-        functions, (parameters, context) = DecodingFunctions.of(self._functions), self._values()
+        functions, (parameters, context) = DecodingFunctions.from_module(self._functions), self._values()
         quality, extra = self._spec.objective.translation, GREEDY.extra_length
         if quality is None:
             raise ValueError(f"{self._spec.name!r} translates nothing")

@@ -223,7 +223,7 @@ class TfModel:
         return self.parameters(dict(zip(names[:count], pieces[:count], strict=True))), dict(zip(names[count:], pieces[count:], strict=True))
 
 
-def examples_at_once(spec: ModelSpec, longest: tf.Tensor, most: tf.Tensor) -> tf.Tensor:
+def examples_per_pass(spec: ModelSpec, longest: tf.Tensor, most: tf.Tensor) -> tf.Tensor:
     """Return how many of `most` examples an evaluation's pass takes, at least one, in ops.
 
     `longest` is the maximum of their lengths.
@@ -292,7 +292,7 @@ def summed(
     def body(begin: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         end = tf.minimum(begin + size, stop)
         if model.spec.logits_per_position:
-            end = begin + examples_at_once(model.spec, data.longest(begin, end), end - begin)
+            end = begin + examples_per_pass(model.spec, data.longest(begin, end), end - begin)
         batch = data.micro_batches(*data.laid_batch(tf.range(begin, end)), micro_batches)
         return end, sums + model.sums(parameters, batch, context)
 

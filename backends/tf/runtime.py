@@ -124,7 +124,7 @@ def set_tf_config(task: Task) -> None:
     os.environ["TF_CONFIG"] = json.dumps(config)
 
 
-def within(seconds: float, what: str, call: Callable[[], Result]) -> Result:
+def call_within(seconds: float, what: str, call: Callable[[], Result]) -> Result:
     """Return `call()`; raise RunFailedError after `seconds`.
 
     The process then has to end, as the call continues in a thread.

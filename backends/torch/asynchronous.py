@@ -55,7 +55,7 @@ class TorchComputation:
         startup_phase("warming up")
         first, timing = sampler.whole(0, 0, 1), should_time(job, model, data)
         choose(job, self._model, self._splits["train"], first, lambda: self._measure_step(sampler), job.workers, timing=timing)
-        self._warm_up(sampler.examples_at_once(job.micro_batch))
+        self._warm_up(sampler.examples_per_pass(job.micro_batch))
 
     def _measure_step(self, sampler: Sampler) -> float:
         return measure_step(self.calibrator(calibration_batches(sampler), None).run)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from ...core.cluster import Task
 from ...core.job import Job
-from ..base import interface_of, set_nccl_interface
+from ..base import find_interface, set_nccl_interface
 
 
 class Collectives:
@@ -47,7 +47,7 @@ class NativeCollectives(Collectives):
 
         Raises OSError with EADDRINUSE, or DistError for missing ranks.
         """
-        os.environ["GLOO_SOCKET_IFNAME"] = interface_of(task.address)
+        os.environ["GLOO_SOCKET_IFNAME"] = find_interface(task.address)
         store = _store(task, job)
         collectives = _choose_backend(store, task, device)
         if collectives == "nccl":
@@ -83,7 +83,7 @@ def _store(task: Task, job: Job) -> dist.TCPStore:
 
     The first rank serves it, on its address only.
     """
-    host, port = task.cluster.endpoint(task.cluster.of_role("worker")[0])
+    host, port = task.cluster.endpoint(task.cluster.tasks_with_role("worker")[0])
     waits = timedelta(seconds=job.start_timeout)
     if task.rank:
         return dist.TCPStore(host, port, task.cluster.workers, is_master=False, timeout=waits)

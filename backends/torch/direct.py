@@ -12,7 +12,7 @@ import torch
 
 from ...core.cluster import Task
 from ...core.job import Job
-from ...exchange.all_reduce import buckets_of
+from ...exchange.all_reduce import cut_into_buckets
 from ...exchange.authentication import gpu_error
 from ...exchange.mesh import Mesh
 from ..base import StepComponent
@@ -110,7 +110,7 @@ class TcpGradients(LocalGradients):
 class _Buckets:
     def __init__(self, shapes: Sequence[tuple[int, ...]]) -> None:
         sizes = [torch.Size(shape).numel() for shape in shapes]
-        buckets = buckets_of([4 * size for size in sizes])
+        buckets = cut_into_buckets([4 * size for size in sizes])
         self.flat = [torch.zeros(sum(sizes[place] for place in bucket)) for bucket in buckets]
         self.of = [0] * len(shapes)
         views: list[torch.Tensor] = [torch.empty(0)] * len(shapes)

@@ -16,7 +16,7 @@ import torch
 
 from ...data.sampler import Batches
 from .data import Columns, Tensors
-from .model import Context, MicroBatch, Model, apart, cut_batch
+from .model import Context, MicroBatch, Model, cut_batch, in_separate_memory
 from .optimizers import LossScale
 
 Computed = tuple[torch.Tensor, Tensors]  # loss, gradients in the order of the model's leaves
@@ -90,7 +90,7 @@ class DdpGradients(LocalGradients):
             with nullcontext() if number == count else self._distributed.no_sync():
                 losses.append(self._backward(x, y, scale, context))
             if number == 1 < count:  # what follows is added to these, in place
-                for leaf, gradient in zip(leaves, apart([leaf.grad for leaf in leaves]), strict=True):
+                for leaf, gradient in zip(leaves, in_separate_memory([leaf.grad for leaf in leaves]), strict=True):
                     leaf.grad = gradient
         return torch.stack(losses).sum(), [leaf.grad for leaf in leaves]
 

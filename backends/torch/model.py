@@ -217,7 +217,7 @@ class Model:
         The check takes 3 µs of 115.
         """
         gradients = torch.autograd.grad(loss, self.leaves)
-        return apart(gradients) if self._overwritten else list(gradients)
+        return in_separate_memory(gradients) if self._overwritten else list(gradients)
 
     def keep_updated(self, context: Context) -> None:
         """Take over the buffers that a training pass has changed."""
@@ -259,7 +259,7 @@ class Model:
             yield outputs, x, y
 
 
-def apart(gradients: Tensors) -> list[torch.Tensor]:
+def in_separate_memory(gradients: Tensors) -> list[torch.Tensor]:
     """Return gradients in separate memory.
 
     Autograd may return one tensor or overlapping views for several.

@@ -91,7 +91,7 @@ class SyncSession(RankSession[StateMemory]):
 
         They run first kernels, and DDP's rebuild of buckets, which changes the order of summation.
         """
-        count = self._sampler.examples_at_once(self._job.micro_batch)
+        count = self._sampler.examples_per_pass(self._job.micro_batch)
         x, y = self._splits["train"].span(0, count)
         for _ in range(2):
             began = time.perf_counter()

@@ -110,7 +110,7 @@ def markdown(validation: Validation) -> str:
     ]
     lines += ["| backend | mode | nodes | link | batch | measured | from one run | from two runs |", "|---|---|---|---|---|---|---|---|"]
     for first in (judged for judged in validation.judged if len(judged.fitted_on) == 1):
-        lines += _points(first, validation.of(first.backend, first.mode, 2))
+        lines += _points(first, validation.find(first.backend, first.mode, 2))
     return "\n".join(lines) + "\n"
 
 

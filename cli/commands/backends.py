@@ -8,7 +8,7 @@ import click
 
 from ...backends.base import Availability
 from ...core.console import json_text
-from ...launch.preflight.interview import probe_kept
+from ...launch.preflight.interview import probe_with_cache
 
 
 @click.command("backends", short_help="List frameworks with versions and devices.")
@@ -20,7 +20,7 @@ def backends(as_json: bool, fresh: bool) -> None:
     Each framework is imported in a separate process, which takes a few seconds. Results are cached until the installation, the GPUs or
     their driver change.
     """
-    availabilities = probe_kept(fresh=fresh)
+    availabilities = probe_with_cache(fresh=fresh)
     click.echo(
         json_text([asdict(backend) for backend in availabilities], indent=2) if as_json else "\n".join(map(describe, availabilities))
     )

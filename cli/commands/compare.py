@@ -14,7 +14,7 @@ from ...core.errors import UsageError
 from ...core.setting import LEARNT, SPEED, STEPS, TARGET, TIME
 from ...report.analysis.conclusion import conclude
 from ...report.analysis.configurations import FIGURES, SPEED_FIGURE, TARGET_FIGURE
-from ...report.analysis.sentences import as_lines, closing_text, told
+from ...report.analysis.sentences import as_lines, closing_text, render_conclusion
 from ...report.analysis.sentences import as_text as conclusion_as_text
 from ...report.compare.comparison import compare_runs, setting_rule
 from ...report.compare.formats import as_csv, as_markdown, as_text
@@ -74,10 +74,10 @@ def compare(
     latex: bool,
     out: Path,
 ) -> None:
-    """Compare finished runs: which configuration is better, its significance, confounding differences, and tables.
+    """Compare finished runs and rank their configurations.
 
-    RUN is a run directory, the name of one in the folder with the runs, or a folder of runs. Ratios are relative to the first run; † marks
-    figures that are not comparable with the first run's.
+    Prints the significance of differences, confounding differences, and tables. RUN is a run directory, the name of one in the folder with
+    the runs, or a folder of runs. Ratios are relative to the first run; † marks figures that are not comparable with the first run's.
     """
     forms = [name for name, is_given in (("--json", as_json), ("--csv", csv_too), ("--markdown", markdown), ("--latex", latex)) if is_given]
     if len(forms) > 1:
@@ -102,7 +102,7 @@ def compare(
     groups = {shown.group for shown in columns}
     figures = FIGURES if as_json or not columns else tuple(figure for figure in FIGURES if groups & _RANKED_FOR[figure])
     concluded = conclude(comparison.runs, figures=figures)
-    words = told(concluded) if concluded.concludes and (figures or groups & LEARNT) else None
+    words = render_conclusion(concluded) if concluded.is_conclusive and (figures or groups & LEARNT) else None
     if as_json:
         conclusion = None if words is None else concluded.to_json(words.sentences)
         click.echo(json_text({"conclusion": conclusion, **comparison.to_json()}, indent=1))

@@ -127,9 +127,9 @@ def verify_command(names: Sequence[str], as_json: bool) -> None:
 @data.command("remove")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 def remove_command(names: Sequence[str]) -> None:
-    """Remove prepared datasets, including those of earlier versions and interrupted preparations.
+    """Remove prepared datasets.
 
-    Original files stay; a run prepares its dataset again.
+    Includes those of earlier versions and interrupted preparations. Original files stay; a run prepares its dataset again.
     """
     output_is_a_copy()
     stores = {folder: name for name in names for folder in find_stores(name)}  # all are known before one is removed

@@ -40,7 +40,7 @@ from ..options import (
 @click.option("--timeout", type=NumberRange(1, 86_400), default=30.0, show_default=True, help="Seconds for the hosts to answer.")
 @click.pass_context
 def doctor(ctx: click.Context, /, as_json: bool, fresh: bool, launcher: str | None, timeout: float, **_personal: Any) -> None:
-    """Check this machine: frameworks, GPUs, cores and memory with their limits, virtual nodes, disk space.
+    """Check this machine: frameworks, GPUs, cores, memory, virtual nodes, disk space.
 
     Exits 0 if at least one backend can train, 1 otherwise. The first call takes a few seconds, as each framework is imported; results are
     cached, as by `trainer backends`.

@@ -130,7 +130,7 @@ def _print(figures: Mapping[str, Any], infos: Sequence[MetricInfo], *, as_json: 
     examples = f"{figures['examples']:,} examples of {figures['data']} ({figures['split']}{synthetic})"
     lines.append(("on", f"{examples}, {figures['backend']}, {figures['precision_used']}, {figures['seconds']:.2f} s"))
     if figures["translation_signature"] is not None:
-        how = Searched.of([figures["translation_signature"]])
+        how = Searched.from_signatures([figures["translation_signature"]])
         lines.append(("decoded", f"{count_text(how.sentences)} sentences of these, {how.method or 'as its signature says'}"))
         lines.append(("signature", figures["translation_signature"]))
     width = max(len(label) for label, _ in lines)

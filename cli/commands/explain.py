@@ -14,7 +14,7 @@ from ...core.units import MAX_AMOUNT
 from ...records.store.jsonl import finite_json
 from ...report.analysis.advice import advise
 from ...report.analysis.diagnosis import diagnose as explain_run
-from ...report.analysis.diagnosis_text import answers, answers_json, answers_page, explain_several, headline, notes, page
+from ...report.analysis.diagnosis_text import answers, answers_json, diagnose_several, headline, notes, page, render_answers
 from ...report.analysis.duration import Wanted
 from ...report.compare.run_tables import to_text
 from ...report.runs.locate import find_run, is_run, run_names
@@ -31,9 +31,10 @@ from ..streams import echo_wrapped
 @click.option("--planned-epochs", type=IntegerRange(1, MAX_AMOUNT), help="The same in epochs.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def explain(run: str, out: Path, planned_steps: int | None, planned_epochs: int | None, as_json: bool) -> None:
-    """Explain a run's bottleneck: computation, communication, data loading, stragglers, evaluation or checkpoints, and what would help.
+    """Explain a run's bottleneck, and what would help.
 
-    Also answers common questions: remaining time, convergence, use of processors and network, learning rate, training set, checkpoints.
+    Bottlenecks are computation, communication, data loading, stragglers, evaluation and checkpoints. Also answers common questions:
+    remaining time, convergence, use of processors and network, learning rate, training set, checkpoints.
 
     RUN is a run directory, or the name of one below --out. For a run that is in progress or was killed, the answers cover its records so
     far. For a SWEEP or another folder of runs there is one line per run, and the effect of each setting in which they differ.
@@ -43,7 +44,7 @@ def explain(run: str, out: Path, planned_steps: int | None, planned_epochs: int 
     if (folder := _folder_of_runs(run, out)) is not None:
         if planned_steps is not None or planned_epochs is not None:
             raise UsageError("planned-steps and planned-epochs: are about one run; name one of the sweep")
-        explained = explain_several(finished_runs([str(folder)], out))
+        explained = diagnose_several(finished_runs([str(folder)], out))
         if as_json:
             click.echo(json_text(explained.to_json(), indent=1))
         else:
@@ -60,7 +61,7 @@ def explain(run: str, out: Path, planned_steps: int | None, planned_epochs: int 
         click.echo(json_text(finite_json(document), indent=1))
     else:
         echo_wrapped(to_text(page(explanation, advice)))
-        echo_wrapped(to_text(answers_page(answered)))
+        echo_wrapped(to_text(render_answers(answered)))
 
 
 def _folder_of_runs(text: str, out: Path) -> Path | None:

@@ -19,7 +19,7 @@ from ...checkpoint.selection import ChosenWeights, Selection, locked_weights
 from ...core.console import json_text, note
 from ...core.errors import TrainerError, UsageError
 from ...core.plugins import Plugin, available
-from ...core.process import python, there_to_work_in
+from ...core.process import child_working_directory, python
 from ...launch.driver.resumption import LINK, refuse_foreign
 from ...launch.node.scratch import make_scratch, remove_scratch
 from ...records.store.run_directory import UNKNOWN, describe_folder
@@ -150,7 +150,7 @@ def _run_exporter(backend: str, format_name: str, chosen: ChosenWeights, folder:
     command = python("crosstrain.backends.export", backend, format_name, *written)
     try:
         environment = {**os.environ, "TMPDIR": str(scratch)}
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=there_to_work_in())
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=child_working_directory())
         message = error.read_text(encoding="utf-8") if error.exists() else ""
     finally:
         remove_scratch(scratch)

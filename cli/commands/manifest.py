@@ -92,10 +92,11 @@ def manifest() -> None:
 def manifest_kubernetes(
     config: str, more: tuple[str, ...], nodes: int, name: str | None, cpus: str | None, memory: str | None, gpus: int, **options: Any
 ) -> None:
-    """Print a Kubernetes manifest that trains CONFIG (a file, or the name of a shipped one) on pods as nodes.
+    """Print a Kubernetes manifest that trains CONFIG on pods as nodes.
 
-    With a volume claim the run resumes from its newest checkpoint after the loss of a pod: the other pods exit with 75, and the Job
-    restarts all of them. Nothing is sent to a cluster: trainer manifest kubernetes … | kubectl apply -f -
+    CONFIG is a file, or the name of a shipped one. With a volume claim the run resumes from its newest checkpoint after the loss of a pod:
+    the other pods exit with 75, and the Job restarts all of them. Nothing is sent to a cluster: trainer manifest kubernetes … | kubectl
+    apply -f -
     """
     chosen = name if name is not None else re.sub(r"[^a-z0-9-]+", "-", Path(config).stem.lower()).strip("-")
     resolved = check_settings("`trainer manifest kubernetes`", config, more, nodes, chosen, {}, DECIDED)

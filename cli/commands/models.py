@@ -41,7 +41,10 @@ class ModelRow:
 @click.command("models", short_help="Show the models and the backends they run on.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document to standard output.")
 def models(as_json: bool) -> None:
-    """Show models with their sizes and backends, for the default dataset, or for text if they read sequences."""
+    """Show models with their sizes and backends.
+
+    Sizes are for the default dataset, or for text if a model reads sequences.
+    """
     rows = describe_models()
     click.echo(json_text([asdict(row) for row in rows], indent=2) if as_json else "\n".join(map(_line, rows)))
 

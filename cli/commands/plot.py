@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from ...report.pages.matplotlib_renderer import FORMATS, NARROWEST_INCHES, Format, Look, write_figures
+from ...report.pages.matplotlib_renderer import FORMATS, MIN_WIDTH_INCHES, Format, Look, write_figures
 from ...report.pages.pictures import pictures
 from ...report.runs.run import started_runs
 from ..options import NumberRange, check_choice, out_option
@@ -21,7 +21,7 @@ WIDEST_INCHES = 200 / 2.54
 def _inches(_ctx: click.Context, _param: click.Parameter, value: str) -> float:
     match = re.fullmatch(r"([0-9]{1,4}(?:\.[0-9]{1,4})?)(cm|mm|in)", value)
     inches = 0.0 if match is None else float(match[1]) * INCHES[match[2]]
-    if not NARROWEST_INCHES <= inches <= WIDEST_INCHES:
+    if not MIN_WIDTH_INCHES <= inches <= WIDEST_INCHES:
         raise click.BadParameter(f"{value!r} is no width; allowed: 5.08cm to 200cm, in cm, mm or in, such as 8.5cm.")
     return inches
 
@@ -44,9 +44,10 @@ def _inches(_ctx: click.Context, _param: click.Parameter, value: str) -> float:
 @click.option("--font-size", type=NumberRange(4, 30), default=9.0, show_default=True, metavar="POINTS", help="Font size.")
 @out_option("Folder for run directories.")
 def plot(runs: tuple[str, ...], output: Path, image: Format, picked: tuple[str, ...], width: float, font_size: float, out: Path) -> None:
-    """Write plots of runs for papers and slides: loss, metrics, speed, resources, where the time went.
+    """Write plots of runs for papers and slides.
 
-    RUN is a run directory, or the name of one below --out; a folder of runs includes all of them. Prints one path per line.
+    They show loss, metrics, speed, resources, and where the time went. RUN is a run directory, or the name of one below --out; a folder of
+    runs includes all of them. Prints one path per line.
     """
     output_is_a_copy()
     drawn = pictures(started_runs(readable_runs(runs, out)))

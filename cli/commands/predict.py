@@ -15,7 +15,7 @@ from ...core.units import parse_bandwidth
 from ...records.store.jsonl import finite_json
 from ...report.analysis.cost_model import Exchange, Link, Topology
 from ...report.analysis.fit import Observed, fit, observe
-from ...report.analysis.predictions import Question, Scaling, document, prediction_table, read_validation
+from ...report.analysis.predictions import Question, Scaling, document, read_validation, render_predictions
 from ...report.analysis.predictions import predict as predicted
 from ...report.compare.run_tables import to_text
 from ...report.runs.locate import find_run
@@ -92,7 +92,7 @@ def predict(
         predictions: dict[str, Any] = finite_json(document(fitted, question, rows, validation))
         click.echo(json_text(predictions, indent=1))
     else:
-        echo_wrapped(to_text(prediction_table(fitted, question, rows, validation)))
+        echo_wrapped(to_text(render_predictions(fitted, question, rows, validation)))
 
 
 def _without_diverged(runs: Sequence[Run]) -> Sequence[Run]:

@@ -42,10 +42,10 @@ NICENESS = 10  # of `--live`, which then gets a tenth of a core that runs keep b
 @out_option("Folder for run directories.")
 @click.pass_context
 def report(ctx: click.Context, /, runs: tuple[str, ...], output: Path, live: bool, out: Path) -> int:
-    """Write one HTML page about runs that opens offline: tables, curves, resources, where the time went.
+    """Write one HTML page about runs that opens offline.
 
-    RUN is a run directory, or the name of one below --out; a folder of runs includes all of them. Failed and unfinished runs are marked as
-    such. Prints the path of the page.
+    It has tables, curves, resources, and where the time went. RUN is a run directory, or the name of one below --out; a folder of runs
+    includes all of them. Failed and unfinished runs are marked as such. Prints the path of the page.
 
     With --live a browser on this machine shows the same page during the runs, including runs that appear later in a folder. Only someone
     with the address can read it. Ctrl-C ends it with exit code 130.

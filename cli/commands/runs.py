@@ -21,7 +21,7 @@ from ...checkpoint.writer import rename_hidden
 from ...core.console import json_text, note, one_line
 from ...core.drafts import lock
 from ...core.errors import TrainerError, UsageError
-from ...core.process import there_to_work_in
+from ...core.process import child_working_directory
 from ...core.settings.sweeps import EARLIER, SWEEP_FILE
 from ...core.suggestions import did_you_mean
 from ...records.store.jsonl import finite_json
@@ -105,7 +105,7 @@ def list_command(
     earliest = parse_since(since, datetime.now().astimezone()) if since is not None else None
     _check_closed(settings)
     check_readable(out)
-    if not out.is_dir() and (ctx.get_parameter_source("out") != ParameterSource.DEFAULT or there_to_work_in() != "."):
+    if not out.is_dir() and (ctx.get_parameter_source("out") != ParameterSource.DEFAULT or child_working_directory() != "."):
         raise UsageError(f"--out: there is no folder {str(out)!r}. Give the folder with the runs.")
     known = list_runs(out) if out.is_dir() else []
     metrics = metric_figures(known)
@@ -180,10 +180,10 @@ def show_command(run: str, as_json: bool, out: Path) -> None:
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @_out
 def delete_command(names: Sequence[str], yes: bool, out: Path) -> None:
-    """Delete run directories with their checkpoints, after confirmation. Rejects a run in progress.
+    """Delete run directories with their checkpoints, after confirmation.
 
-    RUN may also be the folder of a sweep: all of its runs are deleted, then the folder, unless it holds other files. Each run is removed
-    atomically; the next deletion cleans up after an interrupted one.
+    Rejects a run in progress. RUN may also be the folder of a sweep: all of its runs are deleted, then the folder, unless it holds other
+    files. Each run is removed atomically; the next deletion cleans up after an interrupted one.
     """
     output_is_a_copy()
     sweeps = {name: find_sweep(name, out) for name in names}
@@ -199,9 +199,10 @@ def delete_command(names: Sequence[str], yes: bool, out: Path) -> None:
 @click.option("--overwrite", is_flag=True, help="Replace files that exist.")
 @_out
 def export_command(names: Sequence[str], file_format: str, what: str | None, output: str | None, overwrite: bool, out: Path) -> None:
-    """Export the records of runs as tables for other programs: one row per update, evaluation, node sample or run.
+    """Export the records of runs as tables for other programs.
 
-    RUN may also be a folder of runs, such as a sweep's. Column names have units; the first column is the run.
+    There is one row per update, evaluation, node sample or run. RUN may also be a folder of runs, such as a sweep's. Column names have
+    units; the first column is the run.
     """
     exported = [Run(path) for path in find_runs(names, out)]
     check_choice("--format", file_format, FORMATS)

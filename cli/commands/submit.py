@@ -73,10 +73,10 @@ def submit_slurm(
     python: Path | None,
     dry_run: bool,
 ) -> None:
-    """Write and submit the script of a Slurm job that trains CONFIG (a file, or the name of a shipped one).
+    """Write and submit the script of a Slurm job that trains CONFIG.
 
-    Before the time limit the run saves a checkpoint and ends, and the job is requeued: the next one resumes in the same run
-    directory. The script is kept next to the runs, as NAME.sbatch.
+    CONFIG is a file, or the name of a shipped one. Before the time limit the run saves a checkpoint and ends, and the job is requeued: the
+    next one resumes in the same run directory. The script is kept next to the runs, as NAME.sbatch.
     """
     resolved = check_settings("the script of `trainer submit slurm`", config, more, nodes, name, os.environ)
     job = resolved.job

@@ -18,7 +18,7 @@ from ...core.console import json_text, note
 from ...core.errors import InterruptedRunError, RunFailedError, UsageError
 from ...core.job import Job
 from ...core.setting import NOTHING, Requirement
-from ...core.settings.job_fields import flags_of, idle_settings
+from ...core.settings.job_fields import idle_settings, requirement_flags
 from ...core.settings.personal import resolve_personal
 from ...core.settings.sources import resolve, shipped
 from ...core.settings.sweeps import MAX_REPEATS, SWEEP_FILE, Grid, Point, read_axis, read_grid, value_text
@@ -34,7 +34,7 @@ from ...records.store.jsonl import finite_json
 from ...records.store.run_directory import RunReader, name_part
 from ...report.analysis.conclusion import conclude
 from ...report.analysis.sentences import as_text as conclusion_as_text
-from ...report.analysis.sentences import closing_text, told
+from ...report.analysis.sentences import closing_text, render_conclusion
 from ...report.compare.comparison import compare_runs, setting_name
 from ...report.compare.factors import BY_FIELD, Factor, natural
 from ...report.compare.formats import as_text
@@ -52,7 +52,7 @@ def points_conclusion(points: Sequence[tuple[Path, Mapping[str, Any]]]) -> dict[
     if not settings:
         return None
     conclusion = conclude([finished_run(path) for path in settings], _axes(_swept_settings(settings)))
-    return conclusion.to_json(told(conclusion).sentences) if conclusion.concludes else None
+    return conclusion.to_json(render_conclusion(conclusion).sentences) if conclusion.is_conclusive else None
 
 
 def points_text(
@@ -64,7 +64,7 @@ def points_text(
     axes = _axes(by)
     comparison = compare_runs([finished_run(path) for path in settings], fold=repeats, by=by, by_confounds=True)
     conclusion = conclude(comparison.runs, axes)
-    words = told(conclusion) if conclusion.concludes else None
+    words = render_conclusion(conclusion) if conclusion.is_conclusive else None
     text = "" if words is None else conclusion_as_text(words, width)
     if tables or words is None or len(comparison.entries) == 1:
         text += as_text(comparison, layout="rows", width=width)
@@ -224,7 +224,7 @@ def _note_idle(points: Sequence[Point], request: Request) -> None:
             if name in request.flags or name in point.settings:
                 requirements.setdefault(name, []).append(needed)
     for name, without in requirements.items():
-        note(f"{name}: does nothing in {len(without)} of {len(points)} points; it belongs to {flags_of(without[0])}")
+        note(f"{name}: does nothing in {len(without)} of {len(points)} points; it belongs to {requirement_flags(without[0])}")
 
 
 def _note_unequal_budgets(points: Sequence[Point]) -> None:

@@ -65,10 +65,11 @@ LINE_SECONDS = 2.0  # default of --interval: time between two pictures, or betwe
     "--json", "as_json", is_flag=True, help="Write JSON lines to standard output: one document per interval, the last one with the summary."
 )
 def watch(run: str, out: Path, interval: float | None, wait_seconds: float, as_json: bool) -> int:
-    """Show live progress of a run, or its final status: loss, speed, time left, evaluations, nodes. RUN is a directory or a name.
+    """Show live progress of a run, or its final status.
 
-    It only reads the run's files, so it can start and stop at any time; Ctrl-C ends only the display. When the run ends, its
-    summary goes to standard output. Exits 0 if the run succeeded, 1 if it failed, was interrupted or died.
+    Shows loss, speed, time left, evaluations and nodes. RUN is a directory or a name. It only reads the run's files, so it can start and
+    stop at any time; Ctrl-C ends only the display. When the run ends, its summary goes to standard output. Exits 0 if the run succeeded, 1
+    if it failed, was interrupted or died.
     """
     path = _await_run(run, out, wait_seconds)
     watched = WatchedRun(RunReader(path))

@@ -107,7 +107,7 @@ def fields_with_role(*roles: Role) -> tuple[str, ...]:
     return tuple(name for name, declared in DECLARED.items() if declared.role in roles)
 
 
-def flags_of(needed: Requirement) -> str:
+def requirement_flags(needed: Requirement) -> str:
     """Return the option that meets a requirement: ``--scale-lr linear or sqrt``."""
     if is_boolean(needed.field):
         return flag_name(needed.field)

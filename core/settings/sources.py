@@ -40,10 +40,10 @@ from .job_fields import (
     as_usage_error,
     environment_name,
     flag_name,
-    flags_of,
     idle_settings,
     is_boolean,
     merge_layers,
+    requirement_flags,
     takes_list,
     value_shown,
 )
@@ -103,7 +103,7 @@ def named(message: str, sources: Mapping[str, str]) -> str:
     return f"{' and '.join(setting_key(field, sources[field]) for field in fields)}: {rest}"
 
 
-TOLD_VARIABLES: Mapping[str, str] = {  # for --on-failure; empty: unknown
+NOTIFICATION_VARIABLES: Mapping[str, str] = {  # for --on-failure; empty: unknown
     "TRAINER_RUN_EVENT": "failed",
     "TRAINER_RUN_TEXT": "all of it in a sentence",
     "TRAINER_RUN_NAME": "the run's name",
@@ -125,7 +125,7 @@ RESERVED_VARIABLES: Mapping[str, str] = {  # variables with our prefix that are 
     "TRAINER_NODE_RANK": "number of a node that is started by hand",
     "TRAINER_PROFILE_DIR": "folder for traces, for every task",
     **{option.variable: option.help for option in PERSONAL_OPTIONS.values()},
-    **{name: f"for the command of --on-failure: {what}" for name, what in TOLD_VARIABLES.items()},
+    **{name: f"for the command of --on-failure: {what}" for name, what in NOTIFICATION_VARIABLES.items()},
 }
 _SWITCHES = ("TRAINER_PEER_MEMORY",)  # on or off
 SWEEP_KEYS: Mapping[str, str] = {  # keys of ``[sweep]``, and fixes for them outside
@@ -270,7 +270,7 @@ def _find_idle(job: Job, given_values: Mapping[str, GivenValue]) -> dict[str, st
             place = f" (from {value.place})" if value.place else ""
             problems[name] = (
                 f"{value.key}: got {str(value.value)!r}{place}, which does nothing, as {needed.field} is {has}; "
-                f"it belongs to {flags_of(needed)}."
+                f"it belongs to {requirement_flags(needed)}."
             )
     return problems
 

@@ -101,7 +101,7 @@ class _Draws:
         unit = (self._bits.random_raw(int(np.prod(shape))) >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
         return (np.float32(low) + np.float32(high - low) * unit).reshape(shape)
 
-    def below(self, limit: int, count: int) -> NDArray[np.int64]:
+    def integers(self, limit: int, count: int) -> NDArray[np.int64]:
         """Return integers in range(limit), int64 [count]."""
         return ((self._bits.random_raw(count) >> np.uint64(32)) * np.uint64(limit) >> np.uint64(32)).astype(np.int64)
 
@@ -135,13 +135,13 @@ def render_block(
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Return one block: images uint8 [BLOCK, c, h, w] and labels int64 [BLOCK]."""
     draws = _Draws(seed, split, block)
-    labels = draws.below(10, BLOCK)
+    labels = draws.integers(10, BLOCK)
     canvas = _background(style, draws)
     for _ in range(style.clutter):
         _paint(canvas, _clutter_mask(style, tiles, draws), _colour(draws, style, (0.0, style.clutter_strength)))
     _paint(canvas, _digit_mask(style, tiles, labels, draws), _colour(draws, style, style.ink))
     if style.inverted:
-        negative_nc11 = (draws.below(2, BLOCK * style.channels) == 1).reshape(BLOCK, style.channels, 1, 1)
+        negative_nc11 = (draws.integers(2, BLOCK * style.channels) == 1).reshape(BLOCK, style.channels, 1, 1)
         np.subtract(np.float32(1), canvas, out=canvas, where=negative_nc11)
     canvas += np.float32(style.noise) * draws.triangle(*canvas.shape)
     return np.rint(np.clip(canvas, 0, 1) * np.float32(255)).astype(np.uint8), labels
@@ -169,16 +169,16 @@ def _digit_mask(style: GlyphStyle, tiles: NDArray[np.uint8], labels: NDArray[np.
     cosine, sine = _direction(draws.uniform(-style.half_turn, style.half_turn, BLOCK))
     shift_x, shift_y = draws.uniform(-style.shift, style.shift, 2, BLOCK)
     scale = draws.uniform(*style.scale, BLOCK)
-    return _sample(style, tiles[draws.below(len(FACES), BLOCK), labels], cosine, sine, scale, shift_x, shift_y)
+    return _sample(style, tiles[draws.integers(len(FACES), BLOCK), labels], cosine, sine, scale, shift_x, shift_y)
 
 
 def _clutter_mask(style: GlyphStyle, tiles: NDArray[np.uint8], draws: _Draws) -> Real:
     turn_cosine, turn_sine = _direction(draws.uniform(-1, 1, BLOCK))
     cosine, sine = _direction(draws.uniform(-1, 1, BLOCK))
     distance = draws.uniform(*style.clutter_distance, BLOCK)
-    side = np.where(draws.below(2, BLOCK) == 0, np.float32(-1), np.float32(1))
+    side = np.where(draws.integers(2, BLOCK) == 0, np.float32(-1), np.float32(1))
     scale = draws.uniform(*style.scale, BLOCK)
-    chosen = tiles[draws.below(len(FACES), BLOCK), draws.below(10, BLOCK)]
+    chosen = tiles[draws.integers(len(FACES), BLOCK), draws.integers(10, BLOCK)]
     return _sample(style, chosen, turn_cosine, turn_sine, scale, side * cosine * distance, sine * distance)
 
 

@@ -64,7 +64,7 @@ def iterate_blocks(function: Callable[[], Iterable[T]], name: str) -> Iterator[T
 
 
 def call_named_source(name: str, function: Callable[..., T], *arguments: object) -> T:
-    """Call a function of the source `name`; see `call_source`. Raises UsageError if its code fails."""
+    """Call a function of the source `name` as `call_source` does. Raises UsageError."""
     try:
         return call_source(function, *arguments)
     except FailedSourceError as error:

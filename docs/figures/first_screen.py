@@ -1,4 +1,4 @@
-"""Makes a picture of the first screen of a report: ``python docs/figures/first_screen.py report.html docs/figures/report.png``.
+"""Draw the first screen of a report: ``first_screen.py report.html report.png``.
 
 The page is one of `trainer report`, of real runs. Chromium and chromedriver draw its first screen, and a little more; the picture has few
 colours, so that it stays small. Needs the extra `dev`.
@@ -30,7 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("page", type=Path)
     parser.add_argument("picture", type=Path)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if chromium is None or driver is None:
         parser.error("chromium and chromedriver are needed (Debian: apt-get install chromium chromium-driver)")
@@ -43,17 +43,17 @@ def main() -> None:
         try:
             screen = {"width": WIDTH_PIXELS, "height": HEIGHT_PIXELS, "deviceScaleFactor": 1, "mobile": False}
             browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
-            browser.get(given.page.resolve().as_uri())
+            browser.get(arguments.page.resolve().as_uri())
             until = time.monotonic() + PATIENCE_SECONDS
             while not browser.execute_script(DRAWN):
                 if time.monotonic() > until:
-                    raise SystemExit(f"{given.page}: its plots were not drawn within {PATIENCE_SECONDS:.0f} s")
+                    raise SystemExit(f"{arguments.page}: its plots were not drawn within {PATIENCE_SECONDS:.0f} s")
                 time.sleep(0.05)
             image = browser.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})["data"]
         finally:
             browser.quit()
     drawn = Image.open(io.BytesIO(base64.b64decode(image))).convert("RGB")
-    drawn.quantize(COLOURS).save(given.picture, optimize=True)
+    drawn.quantize(COLOURS).save(arguments.picture, optimize=True)
 
 
 if __name__ == "__main__":

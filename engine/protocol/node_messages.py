@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypedDict
 import msgspec
 
 from ...core.errors import TrainerError
-from ...core.liveness import told_of
+from ...core.liveness import memory_error_line
 from ...monitor.gpu import VisibleGpu
 from ...records.store.schema import MAX_PROBLEM_CHARACTERS, MAX_PROBLEMS, Count, GpuSample, SystemRecord, TaskSample, line_fields
 from .messages import FILE_PIECE_BYTES, MAX_ERROR_CHARACTERS, MAX_PEERS_PROBED, MAX_STACK_CHARACTERS, WireMessage
@@ -309,9 +309,9 @@ class Error(TaskReport):
     out_of_memory: ErrorText | None = None
 
     @classmethod
-    def of(cls, error: BaseException, *, peer_lost: bool) -> Error:
+    def from_exception(cls, error: BaseException, *, peer_lost: bool) -> Error:
         """Return the message about an exception."""
-        out_of_memory = told_of(error)
+        out_of_memory = memory_error_line(error)
         return cls(
             type=_sendable(type(error).__name__),
             message=_sendable(str(error)),

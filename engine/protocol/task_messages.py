@@ -79,7 +79,7 @@ class Steps(TaskReport):
     profiled_seconds: Duration | None
 
     @classmethod
-    def of(cls, result: StepResult) -> Steps:
+    def from_result(cls, result: StepResult) -> Steps:
         """Return the message of a result."""
         arrays: dict[str, NDArray[Any]] = {"losses": np.asarray(result.losses, dtype=np.float32)}
         if result.staleness is not None:
@@ -125,7 +125,7 @@ class Evaluated(TaskReport):
     updates_applied: Count
 
     @classmethod
-    def of(cls, result: EvalResult, sequence: int) -> Evaluated:
+    def from_result(cls, result: EvalResult, sequence: int) -> Evaluated:
         """Return the message of a result."""
         sums = {name: value if math.isfinite(value) else str(float(value)) for name, value in result.sums.items()}
         return cls(sequence=sequence, split=result.split, sums=sums, seconds=result.seconds, updates_applied=result.updates_applied)  # type: ignore[arg-type]
@@ -176,7 +176,7 @@ class Translated(TaskReport):
     order: Count
 
     @classmethod
-    def of(cls, translations: Sequence[Sequence[Hypothesis]], order: int) -> Translated:
+    def from_hypotheses(cls, translations: Sequence[Sequence[Hypothesis]], order: int) -> Translated:
         """Return the message of each sentence's hypotheses."""
         every = [hypothesis for hypotheses in translations for hypothesis in hypotheses]
         arrays = {
@@ -251,7 +251,7 @@ class Train(Command):
     arranged: tuple[tuple[int, int, int], ...]
 
     @classmethod
-    def of(cls, plan: Plan) -> Train:
+    def from_plan(cls, plan: Plan) -> Train:
         """Return the command of a plan."""
         fields = {name: getattr(plan, name) for name in Plan.__dataclass_fields__ if name != "learning_rates"}
         return cls(**fields, arrays={"learning_rates": _distinct(np.asarray(plan.learning_rates, np.float64))})
@@ -306,7 +306,7 @@ class Translate(Command):
     n_best: int
 
     @classmethod
-    def of(cls, sources: Sequence[Sequence[int]], decoding: Decoding, n_best: int) -> Translate:
+    def from_sentences(cls, sources: Sequence[Sequence[int]], decoding: Decoding, n_best: int) -> Translate:
         """Return the command for sentences."""
         lengths = np.array([len(source) for source in sources], np.int64)
         pieces = np.concatenate([np.zeros(0, np.int64), *(np.asarray(source, np.int64) for source in sources)])

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ...core.errors import UsageError
 from ...core.listener import PROOF_SECONDS, Exchange
-from ...core.process import there_to_work_in
+from ...core.process import child_working_directory
 from .messages import (
     HEADER_WEIGHT,
     MAX_HEADER_BYTES,
@@ -55,13 +55,13 @@ class WrongSecretError(HandshakeError):
 def read_secret(secret_file: Path | None) -> bytes:
     """Return the secret from a file or ``TRAINER_SECRET``. Raises UsageError."""
     if secret_file is not None:
-        from ...core.bounded_json import UnreadableError, hand_written, open_regular
+        from ...core.bounded_json import UnreadableError, decode_text, open_regular
 
         shown = f"--secret-file: {str(secret_file)!r}"
         try:
             with open_regular(secret_file) as file:
                 data = file.read(MAX_SECRET_BYTES + 1)
-            text = hand_written(data).strip()
+            text = decode_text(data).strip()
         except OSError as error:
             raise UsageError(f"--secret-file: cannot read {str(secret_file)!r}: {error.strerror}") from error
         except UnicodeDecodeError as error:
@@ -90,7 +90,7 @@ def start_over_stdio(
     """
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        process = popen(command, stdin=subprocess.PIPE, stdout=theirs, start_new_session=True, cwd=there_to_work_in())
+        process = popen(command, stdin=subprocess.PIPE, stdout=theirs, start_new_session=True, cwd=child_working_directory())
         reader = ours.makefile("rb")  # keeps this end open
     assert process.stdin is not None
     return process, Stream(reader, process.stdin, begins_after)

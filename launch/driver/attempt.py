@@ -225,7 +225,7 @@ class Attempt:
         task = str(failure.task)
         self._recording.event("task_failed", task=task, cause=failure.cause)
         self._message(f"{failure.cause}; {task} restarts while training continues")
-        self.loop.worker_absent(self._worker_of(task))
+        self.loop.on_worker_absent(self._worker_of(task))
         self.tasks.failures.replace(task, failure.cause, after_seconds, self.training.job.start_timeout)
 
     def _report_restarted_tasks(self) -> None:
@@ -234,7 +234,7 @@ class Attempt:
             task, cause, absent_seconds = restarted.popleft()
             self._recording.event("task_restarted", task=task, absent_seconds=absent_seconds)
             self._message(f"{task} takes part again, after {absent_seconds:.1f} s")
-            self.loop.worker_back(self._worker_of(task))
+            self.loop.on_worker_back(self._worker_of(task))
             self._notify(cause, task)
             self.keep_spares([self.tasks.node_of[task]])
 

@@ -26,7 +26,7 @@ from ...core.console import one_line
 from ...core.errors import DiskError, InterruptedRunError, TrainerError
 from ...core.process import command_ending_with_parent
 from ...core.settings.personal import GivenOption
-from ...core.settings.sources import TOLD_VARIABLES
+from ...core.settings.sources import NOTIFICATION_VARIABLES
 from ...records.store.jsonl import LineFile
 from ...records.store.run_directory import RunState
 from ...records.store.schema import EventRecord
@@ -191,7 +191,7 @@ class RunNews:
     def variables(self) -> dict[str, str]:
         """Return the document as environment variables; unknown values are empty."""
         document = self.document()
-        values = {name: document[name.removeprefix("TRAINER_RUN_").lower()] for name in TOLD_VARIABLES}
+        values = {name: document[name.removeprefix("TRAINER_RUN_").lower()] for name in NOTIFICATION_VARIABLES}
         return {name: "" if value is None else str(value) for name, value in values.items()}
 
 

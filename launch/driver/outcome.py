@@ -150,7 +150,7 @@ def resume_hint(job: Job, run: Path) -> str:
     """Describe from what an interrupted run can resume."""
     if saved := list_checkpoints(run):
         return f"saved last: {saved[0].name}. To go on: trainer run --resume {shlex.quote(str(run))}{trust_flag(job.model_dump())}"
-    remedy = " (--checkpoint-every saves some on the way)" if not job.saves_on_the_way else ""
+    remedy = " (--checkpoint-every saves some on the way)" if not job.saves_intermediate_checkpoints else ""
     return f"no checkpoint was saved{remedy}. Run directory: {str(run)!r}"
 
 

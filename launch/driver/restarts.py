@@ -79,7 +79,7 @@ class RestartCoordinator:
         answering = sorted(self._nodes.answering)
         self._report_replaced(node for node in answering if node not in attempt.training.places)
         self._seek_others(answering)
-        return self._on(answering, attempt.training)
+        return self._resized(answering, attempt.training)
 
     def _seek_others(self, answering: Collection[int]) -> None:
         job = self._training.requested
@@ -114,7 +114,7 @@ class RestartCoordinator:
         fewest = decision.min_nodes if isinstance(decision, Restart) else None
         if fewest is not None and fewest <= len(answering):
             self._seek_others(answering)
-            return self._on(answering, before)
+            return self._resized(answering, before)
         enough = set(before.places) <= nodes.answering if isinstance(decision, Restart) else decision.nodes <= len(answering)
         if not enough:
             gone = attempt.initial_nodes.union(before.places) - nodes.answering
@@ -124,9 +124,9 @@ class RestartCoordinator:
             raise RunFailedError(f"the restart policy wants {wanted} nodes, and there are {len(answering)}: {error}") from error
         if isinstance(decision, Restart):
             return before
-        return self._on(answering[: decision.nodes], before)
+        return self._resized(answering[: decision.nodes], before)
 
-    def _on(self, places: Sequence[int], before: TrainingJob) -> TrainingJob:
+    def _resized(self, places: Sequence[int], before: TrainingJob) -> TrainingJob:
         training = self._training.resized(places)
         if training.places != before.places:
             self._recording.event("run_resized", nodes=places)

@@ -272,7 +272,7 @@ class TaskGroup:
         self._timings[message.task] = Timing(message.plain_seconds, message.compiled_seconds, message.reason)
         if len(self._timings) < message.tasks or self.compile_choice is not None:
             return
-        self.compile_choice = CompileChoice.of(list(self._timings.values()))
+        self.compile_choice = CompileChoice.from_timings(list(self._timings.values()))
         for task in self._timings:
             self._send_to(task, Compile(self.compile_choice.compiled))
 

@@ -15,12 +15,12 @@ from ...backends.base import batch_lengths, refuse_unweighted
 from ...backends.capabilities import Exchange, refuse_unsupported
 from ...backends.loading import load_backend
 from ...checkpoint import described_data
-from ...core.cluster import Role, TaskSpec, procs_per_node_of
+from ...core.cluster import Role, TaskSpec, to_procs_per_node
 from ...core.errors import RunFailedError, TrainerError
 from ...core.job import Job
 from ...core.plugins import forward_plugin
 from ...core.units import Target
-from ...core.update_rules import refuse_without_width
+from ...core.update_rules import check_model_width
 from ...data.base import commonest_class_fraction, split_amounts
 from ...data.batching import longer_than
 from ...data.preprocessing import augmentation
@@ -70,7 +70,7 @@ class TrainingJob:
         refuse_uncomputable(model.objective)
         if model.objective.translation is not None:
             refuse_unscorable(data, model.objective.translation)
-        refuse_without_width(job, model.width)
+        check_model_width(job, model.width)
         forward_plugin(job.model, job.backend)
         model.refuse(job)
         refuse_empty_servers(job, model)
@@ -104,7 +104,7 @@ class TrainingJob:
             tokens = tokens if job.mode == "async" else tokens * job.workers * job.accumulate // (workers * accumulate)
         changed = {
             "nodes": len(places),
-            "procs_per_node": procs_per_node_of(by_node),
+            "procs_per_node": to_procs_per_node(by_node),
             "batch_size": batch[0],
             "global_batch_size": batch[1],
             "batch_tokens": tokens,

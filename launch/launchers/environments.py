@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ...core.cluster import ProcsPerNode, nodes_of_workers, procs_per_node_of, workers_by_node
+from ...core.cluster import ProcsPerNode, node_by_worker, to_procs_per_node, workers_by_node
 from ...core.console import note
 from ...core.errors import InterruptedRunError, ResumableRunError, RunFailedError, UsageError
 
@@ -93,9 +93,9 @@ class NameResolver:
             try:
                 return socket.gethostbyname(host)
             except OSError as error:
-                self.again(host, f"has no address: {error.strerror}")
+                self.wait_for_retry(host, f"has no address: {error.strerror}")
 
-    def again(self, host: str, why: str) -> None:
+    def wait_for_retry(self, host: str, why: str) -> None:
         """Wait before the next try, and log the reason once; raises as `address` does."""
         if self._interrupted():
             raise InterruptedRunError(f"interrupted by the user, while the host {host!r} {why}")
@@ -220,13 +220,13 @@ def _layout(procs_per_node: ProcsPerNode, size: int) -> tuple[int, tuple[int, ..
         if sum(procs_per_node) != size:
             listed = ",".join(map(str, procs_per_node))
             raise UsageError(f"--procs-per-node: got {listed}, {sum(procs_per_node)} in all, but WORLD_SIZE is {size}; make them agree")
-        return len(procs_per_node), nodes_of_workers(procs_per_node)
+        return len(procs_per_node), node_by_worker(procs_per_node)
     if size % procs_per_node:
         raise UsageError(
             f"--procs-per-node: got {procs_per_node}, but WORLD_SIZE is {size}; every node needs the same number of processes, "
             f"so that it divides {size}, or one number is given for each node, such as 1,{size - 1}"
         )
-    return size // procs_per_node, nodes_of_workers(workers_by_node(procs_per_node, size // procs_per_node))
+    return size // procs_per_node, node_by_worker(workers_by_node(procs_per_node, size // procs_per_node))
 
 
 def _rank_and_size(world: Variables) -> tuple[int, int]:
@@ -295,7 +295,7 @@ def tf_config(environment: Variables, options: Options) -> Membership | None:
     here = [entry for entry in everyone if entry[2] == entry_here[2]]
     used = {port for _, _, _, port in everyone}
     control = max(port for _, _, host, port in everyone if host == hosts[0])
-    shape: dict[str, int | tuple[int, ...]] = {"nodes": len(hosts), "procs_per_node": procs_per_node_of(by_node)}
+    shape: dict[str, int | tuple[int, ...]] = {"nodes": len(hosts), "procs_per_node": to_procs_per_node(by_node)}
     if "ps" in cluster:
         shape["ps"] = len(cluster["ps"])
     return Membership(

@@ -17,7 +17,7 @@ from itertools import product
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from ...core.bounded_json import UnreadableError, hand_written, open_regular
+from ...core.bounded_json import UnreadableError, decode_text, open_regular
 from ...core.errors import RunFailedError, UsageError
 from ...core.job import MAX_NODES, Job
 from ...core.plugins import find
@@ -54,7 +54,7 @@ def read_hostfile(path: str | os.PathLike[str]) -> list[Host]:
     try:
         with open_regular(Path(path)) as file:
             data = file.read(MAX_BYTES + 1)
-        text = hand_written(data)
+        text = decode_text(data)
     except OSError as error:
         raise UsageError(f"{where}: cannot be read: {error.strerror}.") from error
     except UnreadableError as error:

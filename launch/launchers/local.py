@@ -125,7 +125,7 @@ class LocalLauncher(LauncherDefaults):
         if self.job.network == "host":
             self._warn_about_host("as asked by --network host")
             return
-        if self._alone and not shaped and self.job.network == "auto":
+        if self._is_single_process and not shaped and self.job.network == "auto":
             return
         self._check_cores()
         from ..virtual.network import VirtualNetwork
@@ -158,11 +158,11 @@ class LocalLauncher(LauncherDefaults):
             raise UsageError.of("cores_per_node", f"{most:g}", allowed)
 
     @property
-    def _alone(self) -> bool:
+    def _is_single_process(self) -> bool:
         return self.job.workers == 1 and self.job.mode == "sync"
 
     def _warn_about_host(self, why: str) -> None:
-        if self._alone:
+        if self._is_single_process:
             return
         text = f"all nodes share 127.0.0.1 ({why}); traffic is counted per task from its sockets"
         from ...backends.loading import load_backend

@@ -26,7 +26,7 @@ from ...data.store.location import cache_root
 from ...monitor.gpu import GpuHardware, nvidia_hardware
 from ...monitor.host import describe_host
 from ..preflight.findings import described_gpus
-from ..preflight.interview import probe_kept
+from ..preflight.interview import probe_with_cache
 from ..virtual.namespaces import VirtualNodeCapability
 from ..virtual.network import Possibility, possible
 
@@ -48,7 +48,7 @@ class Check:
 def check_machine(*, fresh: bool = False) -> tuple[list[Check], bool]:
     """Return all checks, and whether a backend can train; `fresh` ignores cached probes."""
     with ThreadPoolExecutor(max_workers=1) as pool:
-        probing = pool.submit(probe_kept, fresh=fresh)
+        probing = pool.submit(probe_with_cache, fresh=fresh)
         host, hardware, virtual = describe_host({}), nvidia_hardware(), possible()
         backends = probing.result()
     checks = [

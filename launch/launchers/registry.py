@@ -87,7 +87,7 @@ def takes_option(launcher: str, option: str) -> bool:
     return launcher == AUTO or option in launcher_plugin(launcher).takes
 
 
-def who_takes(option: str) -> str:
+def launcher_taking(option: str) -> str:
     """Return the name of the built-in launcher that takes an option."""
     return next(plugin.name for plugin in BUILT_IN["launcher"] if option in _plugin(plugin).takes)
 

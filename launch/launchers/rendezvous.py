@@ -172,7 +172,7 @@ class ExternalLauncher(LauncherDefaults):
         """Listen at the rendezvous, whose name may still resolve to a former address."""
         host, ports = self.place.rendezvous
         while (listening := self._listen_on(self._names.address(host), ports)) is None:
-            self._names.again(host, "is not an address of this machine, and node 0 has to have it")
+            self._names.wait_for_retry(host, "is not an address of this machine, and node 0 has to have it")
         return listening
 
     def _listen_on(self, address: str, ports: Sequence[int]) -> socket.socket | None:

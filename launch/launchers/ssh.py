@@ -35,7 +35,7 @@ from .base import (
     StartedAgent,
     end_agents,
     end_lost,
-    ending_in_words,
+    exit_description,
     send_prepare,
 )
 from .host_list import Host, HostChecks, refuse, remote_python
@@ -215,11 +215,11 @@ def end_elsewhere(command: Sequence[str], code: int, error_lines: Sequence[str],
         return f"could not be started: there is no {interpreter}{lines}; --python PATH names the interpreter on the nodes"
     missing = [match[1] for line in error_lines if (match := _MISSING.search(line)) is not None]
     if not missing:
-        return f"{ending_in_words(code)}{by}{lines}"
+        return f"{exit_description(code)}{by}{lines}"
     install = f"{interpreter} -m pip install crosstrain=={version('crosstrain')}"
     return (
-        f"{ending_in_words(code)}{by}, as {missing[-1]} is not installed for {interpreter}{lines}; type `{install}` there, or name another "
-        "interpreter by --python PATH"
+        f"{exit_description(code)}{by}, as {missing[-1]} is not installed for {interpreter}{lines}; type `{install}` there, or name "
+        "another interpreter by --python PATH"
     )
 
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...core.process import ending_in_words, python, there_to_work_in
+from ...core.process import child_working_directory, exit_description, python
 from .scratch import task_environment
 
 if TYPE_CHECKING:  # agents load this file without it
@@ -33,7 +33,7 @@ def receive_packet(connection: socket.socket) -> tuple[dict[str, Any], list[int]
     return (json.loads(text), descriptors) if text else None
 
 
-def is_own_user(connection: socket.socket) -> bool:
+def is_same_user(connection: socket.socket) -> bool:
     """Return whether a local socket's peer is this user (unix(7), SO_PEERCRED). For Linux."""
     _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     return bool(user == os.geteuid())
@@ -121,10 +121,10 @@ def _shared_server(pool: str, job: Job) -> ForkServer | None:
         "state": inherited_state(),
         "variables": {key: value for key, value in task_environment(os.environ, None, None).items() if is_transferred(key)},
     }
-    directory = os.open(there_to_work_in(), os.O_PATH | os.O_DIRECTORY)
+    directory = os.open(child_working_directory(), os.O_PATH | os.O_DIRECTORY)
     try:
         control.connect(f"\0{pool}")
-        if is_own_user(control):
+        if is_same_user(control):
             socket.send_fds(control, [json.dumps(request).encode()], [directory])
             if (answer := receive_packet(control)) is not None and answer[0]["lent"]:
                 control.settimeout(None)
@@ -212,7 +212,7 @@ class ForkServerProcess(ForkServer):
                 pass_fds=[theirs.fileno()],
                 env=task_environment(os.environ, None, None),
                 start_new_session=True,
-                cwd=there_to_work_in(),
+                cwd=child_working_directory(),
             )
         _send(self._control, {"job": job.model_dump(mode="json")})
 
@@ -224,7 +224,7 @@ class ForkServerProcess(ForkServer):
     def describe_end(self) -> str:
         """Describe the server's end; call after its tasks have ended."""
         try:
-            how = ending_in_words(self._process.wait(END_SECONDS))
+            how = exit_description(self._process.wait(END_SECONDS))
         except subprocess.TimeoutExpired:
             how = "has ended the connection to an agent"
         return f"the fork server (process {self._process.pid}) {how}"

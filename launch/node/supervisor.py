@@ -231,7 +231,7 @@ class Supervisor:
         child.ended.put(error)
 
     def _report_unstarted(self, name: str, error: OSError) -> None:
-        self._on_message(name, Message.from_typed(Error.of(error, peer_lost=False)))
+        self._on_message(name, Message.from_typed(Error.from_exception(error, peer_lost=False)))
         with self._changed:
             self._deaths += 1
             order = self._deaths

@@ -212,7 +212,7 @@ def cache_file() -> Path | None:
     return None if folder is None else folder / "probes.json"
 
 
-def probe_kept(names: Iterable[str] | None = None, *, fresh: bool = False) -> list[Availability]:
+def probe_with_cache(names: Iterable[str] | None = None, *, fresh: bool = False) -> list[Availability]:
     """Return the result of `probe_all`, from the cache unless `fresh`.
 
     Files that are unreadable or writable by others are ignored, and an unwritable folder stays as it is.

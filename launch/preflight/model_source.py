@@ -21,7 +21,7 @@ from typing import Any
 from ...core.bounded_json import UnreadableError, parse_json
 from ...core.errors import UsageError
 from ...core.plugins import BUILT_IN, NO_MODULE, find, forward_plugin, is_reference, load, model_base, module_exists
-from ...core.process import command_ending_with_parent, python, there_to_work_in
+from ...core.process import child_working_directory, command_ending_with_parent, python
 from ...models.imported.reference import local_sources, read_reference
 
 MAX_BYTES = 64 * 2**20  # total size limit of a package's sources
@@ -116,7 +116,7 @@ def import_problem(model: str, backend: str) -> str | None:
         return None  # the node's own process with torch says what is wrong with a reference's
     command = command_ending_with_parent(python(__name__, model, backend))
     output: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "errors": "replace"}
-    child = subprocess.run(command, check=False, cwd=there_to_work_in(), **output)
+    child = subprocess.run(command, check=False, cwd=child_working_directory(), **output)
     if child.returncode == 0:
         with suppress(UnreadableError):  # the model's code may have ended the process in its own way
             problem = parse_json(child.stdout.encode())

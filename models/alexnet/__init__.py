@@ -1,6 +1,6 @@
-"""AlexNet as in torchvision: five convolutions and three dense layers, with dropout; images below 63 pixels are enlarged.
+"""AlexNet as in torchvision: five convolutions and three dense layers, with dropout.
 
-Krizhevsky 2014, "One weird trick".
+Images below 63 pixels are enlarged. Krizhevsky 2014, "One weird trick".
 """
 
 from __future__ import annotations

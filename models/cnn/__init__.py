@@ -1,4 +1,4 @@
-"""A small convolutional network: two 5×5 convolutions, each with a 2×2 pool, and two dense layers.
+"""A small convolutional network: two 5×5 convolutions with 2×2 pools, two dense layers.
 
 Its sizes follow from the data: 3×32×32 pixels give 16×7×7 = 784 features before the dense layers.
 """

@@ -18,7 +18,7 @@ import numpy as np
 
 from ...core.drafts import replacing
 from ...core.errors import MissingPackageError, UsageError
-from ...core.process import command_ending_with_parent, python, there_to_work_in
+from ...core.process import child_working_directory, command_ending_with_parent, python
 from ...data.base import IMAGE, LABEL, DataInfo
 from ...data.store.location import cache_root
 from ..base import Array, ParameterSpec
@@ -114,7 +114,7 @@ def _ask(request: Request) -> None:
     """Have a process with torch write what is asked for. Raises UsageError with what it says is wrong."""
     Path(request.folder).mkdir(parents=True, exist_ok=True)
     command = command_ending_with_parent(python(CHILD))
-    output: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": there_to_work_in()}
+    output: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": child_working_directory()}
     try:
         child = subprocess.run(
             command,

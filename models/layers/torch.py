@@ -165,7 +165,7 @@ class _ConvWithPairedGradient(torch.autograd.Function):  # type: ignore[misc]
 
 LAYER_NORM_EPSILON = 1e-6  # added to the variance
 OUT_OF_REACH = -1e9  # added to masked scores: their share is 0 in float32
-CODES_AT_ONCE = 256  # position codes are cached for multiples of this length
+CODES_PER_CHUNK = 256  # position codes are cached for multiples of this length
 
 
 class SequenceLayers(SequenceNetworkLayers):
@@ -185,7 +185,7 @@ class SequenceLayers(SequenceNetworkLayers):
             exponents = torch.arange(width // 2, dtype=torch.float64, device=x_btd.device) * exponent_step(width)
             angles = places[:, None] * exponents.exp()
             return x_btd + torch.cat((angles.sin(), angles.cos()), 1).float()
-        return x_btd + _codes(-(-end // CODES_AT_ONCE) * CODES_AT_ONCE, width, x_btd.device)[start:end]
+        return x_btd + _codes(-(-end // CODES_PER_CHUNK) * CODES_PER_CHUNK, width, x_btd.device)[start:end]
 
     def shifted(self, tokens_bt: torch.Tensor, first: int) -> torch.Tensor:
         """Shift the tokens one place to the right."""

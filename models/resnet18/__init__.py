@@ -1,4 +1,4 @@
-"""ResNet-18 as in torchvision: seventeen convolutions in residual blocks with batch normalisation, and one dense layer.
+"""ResNet-18 as in torchvision: 17 convolutions, batch normalisation and a dense layer.
 
 He et al. 2016, for any image size.
 """

@@ -1,5 +1,6 @@
-"""Encoder–decoder Transformer, which translates a source into a target; one vocabulary for both, whose embedding is the output's too.
+"""Encoder–decoder Transformer, which translates a source into a target.
 
+Source and target share a vocabulary, and its embedding is also the output layer.
 Vaswani et al. 2017, in three sizes. Shapes: tokens_bt [batch, time]; x_btd [batch, time, width]; logits_btv [batch, target time, pieces];
 heads x_bhte.
 """
@@ -203,11 +204,11 @@ class _Pass:
         x_btd = self.layers.positions(self.layers.embedding(tokens_bt, EMBEDDING), start)
         return self.dropout(x_btd, self.settings.dropout_embedding)
 
-    def before(self, x_btd: Any, sublayer: str) -> Any:
+    def sublayer_input(self, x_btd: Any, sublayer: str) -> Any:
         """Return a sublayer's input."""
         return self.layers.layer_norm(x_btd, f"{sublayer}_norm") if self.settings.norm == "pre" else x_btd
 
-    def after(self, x_btd: Any, added_btd: Any, sublayer: str) -> Any:
+    def sublayer_result(self, x_btd: Any, added_btd: Any, sublayer: str) -> Any:
         """Return a sublayer's result, given its output `added_btd` for x_btd."""
         x_btd = x_btd + self.dropout(added_btd, self.settings.dropout_residual)
         return x_btd if self.settings.norm == "pre" else self.layers.layer_norm(x_btd, f"{sublayer}_norm")
@@ -228,20 +229,22 @@ class _Pass:
 
     def cross_attention(self, x_btd: Any, memory: Memory, layer: int) -> Any:
         name = f"decoder.{layer}.cross_attention"
-        (query,) = self.layers.heads(self.layers.linear(self.before(x_btd, name), f"{name}.query", low=True), 1, self.settings.heads)
-        return self.after(x_btd, self.attention(query, memory.pairs[layer], memory.attended, name), name)
+        (query,) = self.layers.heads(
+            self.layers.linear(self.sublayer_input(x_btd, name), f"{name}.query", low=True), 1, self.settings.heads
+        )
+        return self.sublayer_result(x_btd, self.attention(query, memory.pairs[layer], memory.attended, name), name)
 
     def feed_forward(self, x_btd: Any, layer: str) -> Any:
         name = f"{layer}.feed_forward"
-        inner_bti = self.layers.dense_relu(self.before(x_btd, name), f"{name}.inner", low=True)
-        return self.after(x_btd, self.layers.dense(self.dropout(inner_bti, self.settings.dropout_relu), f"{name}.output"), name)
+        inner_bti = self.layers.dense_relu(self.sublayer_input(x_btd, name), f"{name}.inner", low=True)
+        return self.sublayer_result(x_btd, self.layers.dense(self.dropout(inner_bti, self.settings.dropout_relu), f"{name}.output"), name)
 
     def encoded(self, source_bs: Any, lengths_b: Any) -> Memory:
         attended, x_bsd = self.layers.attended(lengths_b, source_bs), self.embedded(source_bs)
         for number in range(self.settings.layers):
             name = f"encoder.{number}.self_attention"
-            query, key, value = self.self_attention_heads(self.before(x_bsd, name), name)
-            x_bsd = self.after(x_bsd, self.attention(query, (key, value), attended, name), name)
+            query, key, value = self.self_attention_heads(self.sublayer_input(x_bsd, name), name)
+            x_bsd = self.sublayer_result(x_bsd, self.attention(query, (key, value), attended, name), name)
             x_bsd = self.feed_forward(x_bsd, f"encoder.{number}")
         x_bsd = self.end(x_bsd, "encoder")
         return Memory(attended, tuple(self._pair(x_bsd, number) for number in range(self.settings.layers)))
@@ -259,12 +262,12 @@ class _Pass:
         x_btd, pairs = self.embedded(tokens_bt, start), []
         for number in range(self.settings.layers):
             name = f"decoder.{number}.self_attention"
-            query, key, value = self.self_attention_heads(self.before(x_btd, name), name)
+            query, key, value = self.self_attention_heads(self.sublayer_input(x_btd, name), name)
             if cache is not None:
                 before_key, before_value = cache[number]
                 key, value = self.layers.appended(before_key, key), self.layers.appended(before_value, value)
             pairs.append((key, value))
-            x_btd = self.after(x_btd, self.attention(query, (key, value), None, name, causal=cache is None), name)
+            x_btd = self.sublayer_result(x_btd, self.attention(query, (key, value), None, name, causal=cache is None), name)
             x_btd = self.cross_attention(x_btd, memory, number)
             x_btd = self.feed_forward(x_btd, f"decoder.{number}")
         return self.layers.logits(self.end(x_btd, "decoder"), EMBEDDING), tuple(pairs)

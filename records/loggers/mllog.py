@@ -60,11 +60,11 @@ class MLLogWriter(RunLogger):
             began = record.time_seconds - record.seconds
             if not self._in_epoch:
                 self._in_epoch = True
-                self._at(began, _START, "epoch_start", metadata=self._place(epoch_num=self._epochs_ended + 1))
+                self._log_at(began, _START, "epoch_start", metadata=self._place(epoch_num=self._epochs_ended + 1))
             if not self._in_block:
                 self._in_block = True
                 self._block_epoch = self._epochs_ended + 1
-                self._at(began, _START, "block_start", metadata=self._place(first_epoch_num=self._block_epoch))
+                self._log_at(began, _START, "block_start", metadata=self._place(first_epoch_num=self._block_epoch))
             self._examples += record.examples
             self._time_seconds = record.time_seconds
 
@@ -78,15 +78,15 @@ class MLLogWriter(RunLogger):
             if self._target is not None and self._target.reached(record.figure(self._target.metric)):
                 self._target_reached = True
             self._end_block(began)
-            self._at(began, _START, "eval_start", metadata=place)
+            self._log_at(began, _START, "eval_start", metadata=place)
             for name, value in record.metrics.items():
-                self._at(record.time_seconds, _POINT, f"eval_{name}", value, place)
+                self._log_at(record.time_seconds, _POINT, f"eval_{name}", value, place)
             if record.metrics and "accuracy" not in record.metrics:  # MLPerf's key for any quality
                 name, value = next(iter(record.metrics.items()))
                 share = value / 100 if name in PERCENTAGES else value
-                self._at(record.time_seconds, _POINT, "eval_accuracy", share, {**place, "metric": name})
-            self._at(record.time_seconds, _POINT, "eval_loss", record.loss, place)
-            self._at(record.time_seconds, _STOP, "eval_stop", metadata=place)
+                self._log_at(record.time_seconds, _POINT, "eval_accuracy", share, {**place, "metric": name})
+            self._log_at(record.time_seconds, _POINT, "eval_loss", record.loss, place)
+            self._log_at(record.time_seconds, _STOP, "eval_stop", metadata=place)
             self._time_seconds = record.time_seconds
 
     def event(self, record: EventRecord) -> None:
@@ -95,12 +95,12 @@ class MLLogWriter(RunLogger):
             match record.event:
                 case "run_started":
                     self._running = True
-                    self._at(record.time_seconds, _STOP, "init_stop")
-                    self._at(record.time_seconds, _START, "run_start")
+                    self._log_at(record.time_seconds, _STOP, "init_stop")
+                    self._log_at(record.time_seconds, _START, "run_start")
                 case "epoch_ended":
                     self._epochs_ended = record.detail["epoch"]
                     self._in_epoch = False
-                    self._at(record.time_seconds, _STOP, "epoch_stop", metadata=self._place(epoch_num=self._epochs_ended))
+                    self._log_at(record.time_seconds, _STOP, "epoch_stop", metadata=self._place(epoch_num=self._epochs_ended))
                 case "run_ended":
                     self._ended_seconds = record.time_seconds
                 case "run_failed" | "run_interrupted":
@@ -131,7 +131,7 @@ class MLLogWriter(RunLogger):
                 ended = self._time_seconds if self._ended_seconds is None else self._ended_seconds
                 self._end_block(ended)
                 success = not self._aborted and (self._target is None or self._target_reached)
-                self._at(ended, _STOP, "run_stop", metadata=self._place(status="success" if success else "aborted"))
+                self._log_at(ended, _STOP, "run_stop", metadata=self._place(status="success" if success else "aborted"))
             self._file.close()
 
     def _describe(self, began_unix_seconds: float) -> None:
@@ -156,12 +156,12 @@ class MLLogWriter(RunLogger):
     def _end_block(self, time_seconds: float) -> None:
         if self._in_block:
             self._in_block = False
-            self._at(time_seconds, _STOP, "block_stop", metadata=self._place(first_epoch_num=self._block_epoch))
+            self._log_at(time_seconds, _STOP, "block_stop", metadata=self._place(first_epoch_num=self._block_epoch))
 
     def _place(self, **metadata: Any) -> dict[str, Any]:
         return {**metadata, "samples_count": self._examples}
 
-    def _at(self, time_seconds: float, kind: str, key: str, value: Any = None, metadata: Mapping[str, Any] | None = None) -> None:
+    def _log_at(self, time_seconds: float, kind: str, key: str, value: Any = None, metadata: Mapping[str, Any] | None = None) -> None:
         if self._zero is None:
             self._zero = time.time() - time_seconds
         self._line(self._zero + time_seconds, kind, key, value, metadata or {})

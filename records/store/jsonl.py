@@ -216,7 +216,7 @@ def _expect_agreement(record: StepRecord) -> None:
 
 
 def torn_line(path: Path, number: int) -> DamagedRunError:
-    """Return the error for a line that is no JSON object and not the last, which a crash may tear."""
+    """Return the error for a line that is no JSON object. A crash may only tear the last one."""
     return DamagedRunError(
         f"{path}, line {number}: not a whole JSON record, and more lines follow it. The file was damaged after it was written."
     )

@@ -241,7 +241,7 @@ class Conclusion:
     figures: tuple[Figure, ...] = FIGURES  # to rank by
 
     @property
-    def concludes(self) -> bool:
+    def is_conclusive(self) -> bool:
         """Whether there are several runs to conclude from."""
         return sum(len(config.runs) for config in self.configurations.all) > 1
 

@@ -16,7 +16,7 @@ from ..compare.caveats import LEARNT_UNDER_CONTENTION
 from ..compare.comparability import Comparability, Difference, compare_settings
 from ..compare.factors import RULES, Factor, setting_text
 from ..compare.ratios import USUAL_SCATTER, Ratio, Sample, better_by, interval_of_mean
-from ..compare.rows import Row, make_entries, tells_apart
+from ..compare.rows import Row, is_distinguishing, make_entries
 from ..runs.cpu_starvation import contention_judged, cpu_starvation, log_speed_lost, timed_runs
 from ..runs.run import Run, number
 from .evidence import STEP_COMPONENTS, read_workers
@@ -176,7 +176,7 @@ class ConfigurationSet:
             for group in timed
             for fewer, more in combinations(sorted(group, key=lambda config: int(config.values["nodes"])), 2)
             if (ideal := more.values["nodes"] / fewer.values["nodes"]) > 1
-            if (times := speedup(more, fewer, SPEED_FIGURE)).above(ideal)
+            if (times := speedup(more, fewer, SPEED_FIGURE)).is_above(ideal)
         ]
 
     def is_superlinear(self, first: Configuration, second: Configuration) -> bool:
@@ -209,7 +209,7 @@ def configuration_set(runs: Sequence[Run], swept: Sequence[Factor] = ()) -> Conf
     rows = make_entries(runs, by=swept)
     contended_runs = [run for row in rows for run in row.runs if cpu_starvation(run.summary) is not None]
     axes = find_axes(rows)
-    axes += [axis for axis in swept if tells_apart(rows, axes, axis)]
+    axes += [axis for axis in swept if is_distinguishing(rows, axes, axis)]
     firsts = [row.runs[0] for row in rows]
     keys = frozenset(key for axis in axes for key in axis.key.split(_JOINT))
     chosen = {rule.key for rule in RULES if rule.key in _INDEPENDENT and _is_varied(_rows_with(rows, rule), rule)}
@@ -223,7 +223,7 @@ def find_axes(rows: Sequence[Row], swept: Sequence[Factor] = ()) -> list[Factor]
     """Return the settings in which rows differ, the `swept` ones first; each adds a distinction."""
     axes = [axis for axis in swept if _is_varied(rows, axis)]
     for rule in RULES:
-        if rule.key not in {axis.key for axis in axes} and rule.key != "seed" and rule.matters and tells_apart(rows, axes, rule):
+        if rule.key not in {axis.key for axis in axes} and rule.key != "seed" and rule.matters and is_distinguishing(rows, axes, rule):
             axes.append(rule)
     return _join_implied(rows, axes, len(swept))
 
@@ -246,7 +246,7 @@ def _join_implied(rows: Sequence[Row], axes: Sequence[Factor], known: int) -> li
         rows_with_value = _rows_with(rows, rule)
         if rule.key not in _INDEPENDENT or rule.key in keys or not _is_varied(rows_with_value, rule):
             continue
-        place = next((index for index in range(known, len(joined)) if not tells_apart(rows_with_value, [joined[index]], rule)), None)
+        place = next((index for index in range(known, len(joined)) if not is_distinguishing(rows_with_value, [joined[index]], rule)), None)
         if place is not None:
             joined[place] = _join_axes(joined[place], rule)
     return joined

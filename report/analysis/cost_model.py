@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.cluster import sent_whole
+from ...core.cluster import sends_whole_vectors
 
 # Mean value analysis of a closed network with two classes of customers: exact for processor-sharing stations, such as TCP links and fair
 # schedulers, whatever the service times (Reiser and Lavenberg 1980; Baskett, Chandy, Muntz and Palacios 1975).
@@ -110,7 +110,7 @@ def traffic(exchange: Exchange, payload_bytes: float, workers: int) -> Traffic:
     shares = 2 * (workers - 1) / workers * payload_bytes
     if exchange == "native":
         return Traffic(2 * (workers - 1), shares, 2 * (workers - 1))
-    if sent_whole(payload_bytes, workers):
+    if sends_whole_vectors(payload_bytes, workers):
         return Traffic(workers - 1, (workers - 1) * payload_bytes, 1)
     return Traffic(2 * (workers - 1), shares, 2)
 

@@ -397,7 +397,7 @@ class SeveralDiagnoses:
         return plain
 
 
-def explain_several(runs: Sequence[Run]) -> SeveralDiagnoses:
+def diagnose_several(runs: Sequence[Run]) -> SeveralDiagnoses:
     """Explain each run and the changes along the axes. Raises UsageError without updates."""
     every = labelled([as_recorded(run) for run in runs])
     diagnosed = {id(run): diagnose(run) for run in every}
@@ -446,7 +446,7 @@ def answers(run: Run, diagnosis: Diagnosis, wanted: Wanted = AS_PLANNED) -> list
     return [answer for answer in answered if answer is not None]
 
 
-def answers_page(answered: Sequence[Answer]) -> RenderableType:
+def render_answers(answered: Sequence[Answer]) -> RenderableType:
     """Return the answers as lines, each after its question."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)

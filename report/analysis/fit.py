@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.cluster import nodes_of_workers, workers_by_node
+from ...core.cluster import node_by_worker, workers_by_node
 from ...core.errors import UsageError
 from ...core.units import parse_bandwidth
 from ...records.store.jsonl import DamagedRunError
@@ -190,7 +190,7 @@ def observe(run: Run) -> Observed:
 
 def _expect_agreement(run: Run, calibration: Mapping[str, Any]) -> None:
     nodes, by_node = run.job["nodes"], workers_by_node(run.job["procs_per_node"], run.job["nodes"])
-    places = nodes_of_workers(by_node)
+    places = node_by_worker(by_node)
     workers = len(places)
     counts = {"summary.json": run.summary["nodes"], "env.json": len(run.nodes), "summary.json's per_node": len(run.summary["per_node"])}
     wrong = {name: f"{count} nodes" for name, count in counts.items() if count != nodes}

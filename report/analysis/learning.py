@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ...core.console import one_line
-from ...core.update_rules import explained_schedule
+from ...core.update_rules import schedule_text
 from ...metrics import LOSS
 from ...records.store.schema import EvalRecord
 from ...records.summary import read_job
@@ -165,7 +165,7 @@ def _at_the_end(run: Run) -> float | None:
 def _search(run: Run) -> str:
     if run.metrics[0].name not in run.translation_metrics:
         return ""
-    training, end = Searched.while_training([run]), Searched.of([scored_at_the_end(run)])
+    training, end = Searched.while_training([run]), Searched.from_signatures([scored_at_the_end(run)])
     final = _at_the_end(run)
     return training.in_brackets() + (
         "" if final is None else f", at the end {figure_text(run.metrics[0].name, final)}{end.in_brackets('sentences')}"
@@ -251,7 +251,7 @@ def _why(run: Run) -> str:
     except ValueError:
         return "reason unknown: another version wrote job.json"
     changed = len(run.job.get("segments") or ()) > 1
-    text = explained_schedule(job, total)
+    text = schedule_text(job, total)
     return f"{text}; these are the settings since the run was resumed" if changed else text
 
 

@@ -89,7 +89,7 @@ class Validation:
     machine: str
     judged: tuple[ValidationGroup, ...]
 
-    def of(self, backend: str, mode: str, runs: int) -> ValidationGroup | None:
+    def find(self, backend: str, mode: str, runs: int) -> ValidationGroup | None:
         """Return the validation for a backend, a mode and a number of fitted runs, if any."""
         key = (backend, mode, runs)
         return next((judged for judged in self.judged if (judged.backend, judged.mode, len(judged.fitted_on)) == key), None)
@@ -170,7 +170,7 @@ def validation_for(fitted: Fitted, topology: Topology, validation: Validation) -
     mode = MODES[topology]
     runs = [run for run in fitted.runs if run.mode == mode and run.communicates]
     different = len({run.bytes_per_second for run in runs if run.bytes_per_second is not None}) > 1
-    return validation.of(str(fitted.first.same["backend"]), mode, 2 if different else 1)
+    return validation.find(str(fitted.first.same["backend"]), mode, 2 if different else 1)
 
 
 MAX_LATENCY = 0.1  # share of the step above which there is no band: latency was never validated
@@ -352,7 +352,7 @@ _LIMITS = {
 }
 
 
-def prediction_table(fitted: Fitted, question: Question, rows: Sequence[Row], validation: Validation) -> RenderableType:
+def render_predictions(fitted: Fitted, question: Question, rows: Sequence[Row], validation: Validation) -> RenderableType:
     """Return the predictions with their basis and remarks."""
     lines: list[RenderableType] = [*_basis(fitted, question)]
     first = fitted.first

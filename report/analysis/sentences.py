@@ -14,7 +14,7 @@ from ...core.console import one_line
 from ...metrics.base import MetricInfo
 from ...records.text import duration_text, figure_text, number_text, rate_text, seconds_text
 from ..compare.factors import RULES, some_of
-from ..compare.ratios import MAX_REPEATS_TOLD, USUAL_SCATTER, Ratio, geometric_mean
+from ..compare.ratios import MAX_LISTED_REPEATS, USUAL_SCATTER, Ratio, geometric_mean
 from ..runs.cpu_starvation import timed_runs
 from ..runs.run import Run, real_batch
 from .conclusion import AxisRanking, Best, Conclusion, ConfigurationDiagnosis, render_caveats
@@ -79,7 +79,7 @@ class ConclusionText:
         return [self.head, *self.best, *(line.sentence for line in self.axes), *parts]
 
 
-def told(conclusion: Conclusion) -> ConclusionText:
+def render_conclusion(conclusion: Conclusion) -> ConclusionText:
     """Return the sentences of a conclusion."""
     configs = conclusion.configurations
     unrepeated, many = _unrepeated(configs), len(configs.all)
@@ -279,7 +279,7 @@ def _significance_and_advice(ratio: Ratio, repeats: int | None, unrepeated: str,
         return significance
     if ratio.open_by_contention:
         return f"{significance}; repeat on a quiet machine"
-    needed = f"about {repeats} repeats each" if repeats else f"more than {MAX_REPEATS_TOLD} repeats each"
+    needed = f"about {repeats} repeats each" if repeats else f"more than {MAX_LISTED_REPEATS} repeats each"
     return f"{significance}; needs {needed}{' without CPU contention' * ratio.widened}"
 
 

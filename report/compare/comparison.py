@@ -18,7 +18,7 @@ from .cells import relative_to_first
 from .comparability import Comparability, compare_settings
 from .factors import CHOSEN, RULES, Factor, setting_text
 from .ratios import Ratio, ratio
-from .rows import Row, make_entries, tells_apart
+from .rows import Row, is_distinguishing, make_entries
 
 Kind = Literal["strong", "weak"]
 
@@ -106,7 +106,9 @@ def _point(index: int, row: Row, first_row: Row) -> ScalingPoint:
     steady = not any("nodes" in changed_on_resume(run) for run in (*row.runs, *first_row.runs))
     efficiency = speedup / (figures["nodes"] / first["nodes"]) if speedup is not None and steady else None
     times = _times(row, first_row) if efficiency is not None and row is not first_row else None
-    return ScalingPoint(index, figures["nodes"], speedup, efficiency, times is not None and times.above(figures["nodes"] / first["nodes"]))
+    return ScalingPoint(
+        index, figures["nodes"], speedup, efficiency, times is not None and times.is_above(figures["nodes"] / first["nodes"])
+    )
 
 
 def _times(row: Row, base: Row) -> Ratio | None:
@@ -209,7 +211,7 @@ def compare_runs(runs: Sequence[Run], *, fold: bool = True, by: Sequence[str | F
 def _called_by_difference(entries: list[Row]) -> list[Row]:
     rules: list[Factor] = []
     for rule in CHOSEN if any(len(entry.runs) > 1 for entry in entries) else ():
-        if rule.key != "seed" and tells_apart(entries, rules, rule):
+        if rule.key != "seed" and is_distinguishing(entries, rules, rule):
             rules.append(rule)
     if not rules:
         return entries
@@ -239,7 +241,7 @@ def setting_rule(text: str) -> Factor:
 def _grouped(entries: Sequence[Row], by: Sequence[Factor]) -> tuple[list[Row], list[dict[str, str]]]:
     columns = [*by]
     for rule in RULES:
-        if rule not in columns and rule.key != "seed" and tells_apart(entries, columns, rule):
+        if rule not in columns and rule.key != "seed" and is_distinguishing(entries, columns, rule):
             columns.append(rule)
     order = _in_order(entries, by, columns[len(by) :])
     settings = [{rule.label: _shown(rule, entry) for rule in columns} for entry in order]

@@ -137,7 +137,7 @@ _SAME = "data, seeds, precision, threads, machine, software versions, optimizer 
 _IMPLIED_BY = {"workers": ("nodes",), "update_examples": ("global_batch_size", "batch_size")}
 
 
-def above(comparison: Comparison) -> list[str]:
+def difference_lines(comparison: Comparison) -> list[str]:
     """Return lines on the differences of the rows, or on the caveats of a single row."""
     copies = [f"Copies of one run, which count once: {', '.join(names)}." for names in comparison.copies]
     if len(comparison.entries) < 2:
@@ -174,7 +174,7 @@ def _differences(comparison: Comparison) -> list[str]:
     return lines
 
 
-def below(comparison: Comparison, columns: Sequence[Column] = (), *, side_by_side: bool = False) -> list[str]:
+def table_notes(comparison: Comparison, columns: Sequence[Column] = (), *, side_by_side: bool = False) -> list[str]:
     """Return the notes below the tables, with `columns` only those on these figures."""
     lines = []
     shown = {column.group for column in columns} if columns else set(GROUPS)

@@ -19,7 +19,7 @@ from ...records.store.jsonl import finite_json
 from ..runs.columns import COLUMNS, Column
 from .cells import relative_to_first
 from .comparison import Comparison
-from .comparison_tables import ComparisonTable, above, below, default_tables, selected_table
+from .comparison_tables import ComparisonTable, default_tables, difference_lines, selected_table, table_notes
 from .run_tables import aligned, plain_table, side_by_side_table, to_text
 
 _MAX_COLUMNS = 4  # by default, more runs have rows instead of columns
@@ -35,9 +35,9 @@ def as_text(comparison: Comparison, columns: Sequence[Column] = (), *, layout: s
     table = None if columns or comparison.scaling is not None else _side_by_side(comparison, layout, width)
     parts: list[RenderableType] = [table] if table is not None else _fitting(blocks, width)
     paragraphs = [
-        _wrapped(above(comparison), prose),
+        _wrapped(difference_lines(comparison), prose),
         to_text(Group(*parts), width or 10_000),
-        *(_wrapped([text], prose) for text in below(comparison, columns, side_by_side=table is not None)),
+        *(_wrapped([text], prose) for text in table_notes(comparison, columns, side_by_side=table is not None)),
     ]
     return "\n".join(text for text in paragraphs if text)
 
@@ -96,11 +96,11 @@ def _only(block: ComparisonTable, columns: Sequence[int]) -> ComparisonTable:
 
 def as_markdown(comparison: Comparison, columns: Sequence[Column] = (), before: Sequence[str] = ()) -> str:
     """Return as Markdown the lines `before`, the differences, the tables and the notes."""
-    parts = ["\n".join(_markdown_text(line) for line in _items(lines)) for lines in (before, above(comparison))]
+    parts = ["\n".join(_markdown_text(line) for line in _items(lines)) for lines in (before, difference_lines(comparison))]
     for block in selected_table(comparison, columns) if columns else default_tables(comparison):
         rule = f"| {' | '.join('---:' if right else '---' for right in block.right)} |"
         parts.append("\n".join([_markdown_row(block.header), rule, *map(_markdown_row, block.rows)]))
-    parts += [_markdown_text(text.replace("\n", " ")) for text in below(comparison, columns)]
+    parts += [_markdown_text(text.replace("\n", " ")) for text in table_notes(comparison, columns)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

@@ -20,7 +20,7 @@ from ..runs.run import number
 
 CONFIDENCE = 0.95
 USUAL_SCATTER = 0.05  # usual relative difference between runs of one job on an otherwise idle machine
-MAX_REPEATS_TOLD = 30  # upper bound shown to users
+MAX_LISTED_REPEATS = 30  # upper bound shown to users
 Values = Sequence[float]  # a figure of each repeat of a configuration, at least one: finite, greater than 0
 
 
@@ -71,7 +71,7 @@ class Ratio:
         """Whether some pairs point the other way."""
         return min(self.pairs) < 1.0 < max(self.pairs)
 
-    def above(self, value: float) -> bool:
+    def is_above(self, value: float) -> bool:
         """Return whether the ratio exceeds `value` significantly; single runs: by the usual scatter."""
         return self.low > value if self.low is not None else self.ratio / _exp(self.leeway[0]) > value * (1.0 + USUAL_SCATTER)
 
@@ -154,13 +154,13 @@ def _mean(values: Values) -> float:
 
 
 def repeats_that_would_tell(pairs: Sequence[tuple[Values, Values]]) -> int | None:
-    """Return the repeats, up to `MAX_REPEATS_TOLD`, for a significant ratio with this scatter."""
+    """Return the repeats, up to `MAX_LISTED_REPEATS`, for a significant ratio with this scatter."""
     observed = ratio(pairs)
     if not observed.known:
         return None
     variances = [_variance(_logarithms(values)) / len(pairs) ** 2 for pair in pairs for values in pair]
     already = 1 if observed.sure else min(len(values) for pair in pairs for values in pair)  # were not enough
-    for repeats in range(already + 1, MAX_REPEATS_TOLD + 1):
+    for repeats in range(already + 1, MAX_LISTED_REPEATS + 1):
         if _half_width([(variance / repeats, repeats) for variance in variances]) < abs(math.log(observed.ratio)):
             return repeats
     return None

@@ -58,7 +58,7 @@ def make_entries(runs: Sequence[Run], *, fold: bool = True, by: Sequence[Factor]
     return _unique_labels([make_entry(group) for group in group_equal_runs(firsts, without={"seed"}, by=by)])
 
 
-def tells_apart(rows: Sequence[Row], settings: Sequence[Factor], factor: Factor) -> bool:
+def is_distinguishing(rows: Sequence[Row], settings: Sequence[Factor], factor: Factor) -> bool:
     """Return whether rows with equal values of some settings differ in another one."""
     values_by_settings: dict[tuple[Any, ...], set[Any]] = {}
     for entry in rows:

@@ -348,14 +348,16 @@ def curves(runs: Sequence[Run], quantity: Quantity, over: Axis, *, smooth: float
     rates = quantity.endswith("_per_second")
     if rates:
         inside = {name: known & np.append(False, known[:-1]) for name, known in inside.items()}  # a rate needs a previous point
-    shape: Callable[[Floats, Floats], Floats] = (lambda x, y: _rates(grid, x, y)) if rates else (lambda x, y: _between(grid, x, y))
+    shape: Callable[[Floats, Floats], Floats] = (
+        (lambda x, y: _rates(grid, x, y)) if rates else (lambda x, y: _interpolate_between(grid, x, y))
+    )
     raw = {name: shape(x, y) if len(x) else np.full(len(grid), np.nan) for name, (x, y) in points_of_run.items()}
     if rates:
         inside = {name: known & ~np.isnan(raw[name]) for name, known in inside.items()}
     even: dict[str, Floats] = {}
     if smooth is not None:
         for name, (x, y) in points_of_run.items():
-            even[name] = _smooth_rates(raw[name], inside[name], smooth) if rates else _between(grid, x, smoothed(y, smooth))
+            even[name] = _smooth_rates(raw[name], inside[name], smooth) if rates else _interpolate_between(grid, x, smoothed(y, smooth))
     return Curves(quantity, over, smooth, grid, raw, even, inside)
 
 
@@ -387,7 +389,7 @@ def _progress(steps: StepSeries, quantity: Quantity, over: Axis) -> tuple[Floats
     return where[over].astype(np.float64), np.stack([training_clock(seconds, steps.profile_pauses()), done], axis=1)
 
 
-def _between(grid: Floats, x: Floats, y: Floats) -> Floats:
+def _interpolate_between(grid: Floats, x: Floats, y: Floats) -> Floats:
     if not len(x):
         return np.full(len(grid), np.nan)
     values: Floats = np.interp(grid, x, y)

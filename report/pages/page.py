@@ -23,12 +23,12 @@ from ..analysis.advice import advise
 from ..analysis.conclusion import conclude
 from ..analysis.diagnosis import diagnose
 from ..analysis.diagnosis_text import HEADER as DIAGNOSIS_HEADER
-from ..analysis.diagnosis_text import answers, explain_several, headline, notes
+from ..analysis.diagnosis_text import answers, diagnose_several, headline, notes
 from ..analysis.sentences import QUESTION
-from ..analysis.sentences import told as sentences
+from ..analysis.sentences import render_conclusion as sentences
 from ..compare.cells import holds_figures
 from ..compare.comparison import compare_runs
-from ..compare.comparison_tables import ComparisonTable, above, below, default_tables
+from ..compare.comparison_tables import ComparisonTable, default_tables, difference_lines, table_notes
 from ..compare.run_tables import SYNTHETIC
 from ..runs.run import Run, as_recorded, config_text, lost_updates, repeat_command
 from .figure import REPEATS, Bars, Picture, Stroke, colour, dash, legend_curves, legend_marks, make_lines, marker
@@ -167,7 +167,7 @@ def render(runs: Sequence[Run]) -> str:
     environment.globals.update(environment=ENVIRONMENT, environment_right=environment_right)
     ended = [run for run in runs if run.has_summary]
     concluded = conclude(ended) if len(ended) > 1 else None
-    conclusion = sentences(concluded) if concluded is not None and concluded.concludes else None
+    conclusion = sentences(concluded) if concluded is not None and concluded.is_conclusive else None
     return environment.get_template("report.html").render(
         made_by=MADE_BY,
         version=version("crosstrain"),
@@ -179,7 +179,7 @@ def render(runs: Sequence[Run]) -> str:
         runs=descriptions,
         lines=lines.all,
         lines_note=REPEATS if lines.repeated else "",
-        explained=explain_several(ended) if len(ended) > 1 else None,
+        explained=diagnose_several(ended) if len(ended) > 1 else None,
         explained_header=DIAGNOSIS_HEADER,
         **_compared(ended),
         pictures=shown,
@@ -205,7 +205,7 @@ def _compared(ended: Sequence[Run]) -> dict[str, Any]:
     nodes = {run.summary.get("nodes") for run in ended}
     comparison = compare_runs(ended, by=("nodes",) if len(nodes) > 1 else ())
     blocks = [_labelled(block) for block in default_tables(comparison)]
-    return {"above": _nested(above(comparison)), "blocks": blocks, "below": below(comparison)}
+    return {"above": _nested(difference_lines(comparison)), "blocks": blocks, "below": table_notes(comparison)}
 
 
 def _nested(lines: Sequence[str]) -> list[tuple[str, list[str]]]:

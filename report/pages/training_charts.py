@@ -145,12 +145,12 @@ def _panels(
         for over, x_title, source, counts in (("steps", _STEPS, drawn[0], True), ("time", _SECONDS, drawn[1], False)):
             if part and counts:
                 continue
-            curves, bands = _together(source[number] for number in members if number in source)
+            curves, bands = _merge_drawn(source[number] for number in members if number in source)
             panels.append(Panel(part or f"{title} over {over}", x_title, height, curves, bands=bands, counts=counts, from_zero=from_zero))
     return tuple(panel for panel in panels if panel.curves)
 
 
-def _together(drawn: Iterable[Drawn]) -> tuple[tuple[Curve, ...], tuple[Band, ...]]:
+def _merge_drawn(drawn: Iterable[Drawn]) -> tuple[tuple[Curve, ...], tuple[Band, ...]]:
     drawn = [*drawn]
     curves = sorted((curve for curves, _ in drawn for curve in curves), key=lambda curve: curve.kind != "faint")
     return tuple(curves), tuple(band for _, bands in drawn for band in bands)
@@ -242,7 +242,7 @@ def _learning_rates(lines: Lines, trained: Mapping[int, Sequence[_Trained]]) -> 
         words.append(f"{line.label}: from {begin} to {end}, at most {most}")
     panels = []
     for part in lines.parts:
-        curves, bands = _together(drawn[line.number] for line in lines.all if line.part == part and line.number in drawn)
+        curves, bands = _merge_drawn(drawn[line.number] for line in lines.all if line.part == part and line.number in drawn)
         panels.append(Panel(part or "Learning rate over updates", _STEPS, "learning rate", curves, bands=bands, counts=True))
     return [Picture("learning-rate", "Learning rate", _RATES, "; ".join(words), tuple(panel for panel in panels if panel.curves))]
 

@@ -268,7 +268,7 @@ def metric_columns(runs: Iterable[Run]) -> list[Column]:
     known = list(runs)
     infos = {info.name: info for run in reversed(known) for info in reversed(run.metrics) if info != LOSS_INFO}
     translated = frozenset().union(*(run.translation_metrics for run in known))
-    training, end = Searched.while_training(known), Searched.of(map(scored_at_the_end, known))
+    training, end = Searched.while_training(known), Searched.from_signatures(map(scored_at_the_end, known))
     return [
         *(_evaluated(info, training if info.name in translated else None) for info in reversed(infos.values())),
         *(_final(info, end) for info in dict.fromkeys(info for run in known for info in run.metrics_at_the_end)),

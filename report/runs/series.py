@@ -85,13 +85,13 @@ def pace(series: StepSeries, stops: Sequence[tuple[float, float]], windows: int 
     counts = ~series.profiled[in_time]
     timed_examples = np.diff(series.examples, prepend=0)[in_time] * counts
     edges = np.linspace(0.0, trained[-1], min(windows, len(series.count)) + 1)
-    steps, examples = _until(edges, trained, np.cumsum(counts)), _until(edges, trained, np.cumsum(timed_examples))
+    steps, examples = _updates_until(edges, trained, np.cumsum(counts)), _updates_until(edges, trained, np.cumsum(timed_examples))
     spent = np.diff(edges) if counts.any() and trained[-1] > 0 else np.full(len(edges) - 1, np.nan)
-    done = _until(edges, trained, np.arange(1, n + 1))[1:]
+    done = _updates_until(edges, trained, np.arange(1, n + 1))[1:]
     return Pace(done, np.interp(edges[1:], trained, seconds), np.diff(steps) / spent, np.diff(examples) / spent)
 
 
-def _until(edges: Floats, trained: Floats, done: Integers) -> Floats:
+def _updates_until(edges: Floats, trained: Floats, done: Integers) -> Floats:
     return np.interp(edges, np.concatenate([[0.0], trained]), np.concatenate([[0], done]).astype(np.float64))
 
 

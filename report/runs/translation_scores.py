@@ -20,7 +20,7 @@ class Searched:
     split_sentences: int | None = None
 
     @classmethod
-    def of(cls, signatures: Iterable[str | None]) -> Self:
+    def from_signatures(cls, signatures: Iterable[str | None]) -> Self:
         """Parse signatures, such as ``…|beam4,penalty0.6,+50|sentences:2000``, or None."""
         known = {signature for signature in signatures if signature is not None}
         methods, counts = {_method(signature) for signature in known}, {_sentences(signature) for signature in known}
@@ -31,7 +31,7 @@ class Searched:
         """Return what the runs' evaluations in training have in common."""
         known = [run for run in runs if signature_while_training(run) is not None]
         sizes = {(((run.job.get("dataset") or {}).get("sizes")) or {}).get("test") for run in known}
-        return replace(cls.of(map(signature_while_training, known)), split_sentences=sizes.pop() if len(sizes) == 1 else None)
+        return replace(cls.from_signatures(map(signature_while_training, known)), split_sentences=sizes.pop() if len(sizes) == 1 else None)
 
     def in_brackets(self, unit: str = "") -> str:
         """Return a label's suffix: `` (greedy, 500 of 2,000)``, or with `unit`; may be empty."""

@@ -142,7 +142,7 @@ class HandWorker:
     """A worker that the test drives frame by frame over the real socket."""
 
     def __init__(self, chief, index, secret=None):
-        endpoint = chief.cluster.endpoint(chief.cluster.of_role("chief")[0])
+        endpoint = chief.cluster.endpoint(chief.cluster.tasks_with_role("chief")[0])
         self.size = build(torch_tasks.TinyData().info).size
         self.link = connect(endpoint, secret or chief.cluster.secret, Hello("worker", index, self.size), time.monotonic() + 60)
         self.link.connection.settimeout(60)
@@ -181,7 +181,7 @@ def test_parameter_server_refuses_strangers(tmp_path):
     with ExitStack() as stack:
         chief = Chief(stack, tmp_path, {"nodes": 2, "batch_size": 10})
         HandWorker(chief, 0).link.close()  # the chief listens by now
-        address = chief.cluster.endpoint(chief.cluster.of_role("chief")[0])
+        address = chief.cluster.endpoint(chief.cluster.tasks_with_role("chief")[0])
         with Strangers(address, 100):
             began = time.monotonic()
             workers = [HandWorker(chief, index) for index in range(2)]

@@ -20,7 +20,7 @@ from crosstrain.backends.torch import data as pixels_module
 from crosstrain.backends.torch import optimizers as precision
 from crosstrain.backends.torch.data import Normaliser, change, gather_changed
 from crosstrain.backends.torch.gradients import DdpGradients, LocalGradients, data_parallel
-from crosstrain.backends.torch.model import DistributedLoss, Dropout, Model, apart, cut_batch
+from crosstrain.backends.torch.model import DistributedLoss, Dropout, Model, cut_batch, in_separate_memory
 from crosstrain.backends.torch.optimizers import make_rule
 from crosstrain.backends.torch.sync_session import Updater
 from crosstrain.core.errors import RunFailedError, UsageError
@@ -275,10 +275,10 @@ def test_gradients_have_separate_memory():
     loss = ((a + b + c.view(3, 4)) * weights).sum() + (torch.cat([d, e]) * weights[1]).sum() + f.sum()
     gradients = torch.autograd.grad(loss, leaves)
     assert len({gradient.untyped_storage().data_ptr() for gradient in gradients}) < len(gradients)
-    expected, separate = [2.0 * gradient for gradient in gradients], apart(gradients)
+    expected, separate = [2.0 * gradient for gradient in gradients], in_separate_memory(gradients)
     torch._foreach_mul_(separate, 2.0)
     assert all(torch.equal(gradient, value) for gradient, value in zip(separate, expected, strict=True))
-    assert all(same is original for same, original in zip(apart(separate), separate, strict=True))  # nothing is copied in vain
+    assert all(same is original for same, original in zip(in_separate_memory(separate), separate, strict=True))  # nothing is copied in vain
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])

@@ -92,7 +92,7 @@ def test_stopped_worker_is_killed_and_restarted(tmp_path, saves, steps):
 
 
 @pytest.mark.usefixtures("signals_as_before")
-def test_interrupt_while_a_lone_restart_is_decided_saves_a_checkpoint(tmp_path):
+def test_interrupt_during_lone_restart_decision_saves_checkpoint(tmp_path):
     class InterruptedPolicy:
         def decide(self, failure, attempts, nodes):
             os.kill(os.getpid(), signal.SIGINT)

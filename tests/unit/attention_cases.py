@@ -1,6 +1,6 @@
-"""``python attention_cases.py BACKEND SEED FILE``: attends with a backend's layers, and writes what that gave and was given to FILE (npz).
+"""Run a backend's attention layers on random inputs and save inputs and outputs.
 
-Also what is said of masks that are none, and of dropout that the spec does not name.
+``python attention_cases.py BACKEND SEED FILE`` writes an npz file. It also holds the messages for invalid masks and unexpected dropout.
 """
 
 import os
@@ -18,7 +18,7 @@ RATE = 0.25
 
 
 def drawn(draw):
-    """Query, key, value and a mask that leaves each query the first key, of sizes that are drawn; the mask is of one of many shapes."""
+    """Return random query, key, value and mask; each query may attend to the first key."""
     batch, heads, queries, more, width = draw.integers([1, 1, 1, 0, 1], [4, 4, 6, 4, 5])
     keys = queries + more
     query, key, value = (draw.standard_normal((batch, heads, time, width)).astype(np.float32) for time in (queries, keys, keys))
@@ -28,7 +28,7 @@ def drawn(draw):
     return query, key, value, mask
 
 
-def said(function):
+def catch_message(function):
     try:
         function()
     except UsageError as error:
@@ -37,7 +37,7 @@ def said(function):
 
 
 def training_context(backend):
-    """A context of a training pass, of a model that has no dropout."""
+    """Return the context of a training pass of a model without dropout."""
     job, spec = Job(model="logreg"), ModelSpec("plain", (ParameterSpec("w", (2, 2)),))
     contexts = import_module(f"crosstrain.backends.{backend}.model").ForwardContexts
     return contexts(job, spec, 0).training({}, None, None) if backend == "tf" else contexts(job, spec, 0, {}, None).training(0, None, 0)
@@ -53,16 +53,18 @@ def main(backend, seed, file):
         tensors = [functions.tensor(array) for array in (query, key, value, mask)]
         for masked, causal, training in KINDS:
             context = ForwardContext(training, dropout=lambda x, rate, layer: x * (1 + rate))
-            given = (*tensors[:3], tensors[3] if masked else None, RATE if training else 0.0, 0)
-            results[f"{number}/{masked}/{causal}/{training}"] = functions.array(layers({}, context).attention(*given, causal=causal))
+            arguments = (*tensors[:3], tensors[3] if masked else None, RATE if training else 0.0, 0)
+            results[f"{number}/{masked}/{causal}/{training}"] = functions.array(layers({}, context).attention(*arguments, causal=causal))
     query, key, value, mask = map(functions.tensor, drawn(draw))
     context = ForwardContext(False)
     for kind in ("float32", "int32"):
-        other = import_module("tensorflow").cast(mask, kind) if backend == "tf" else mask.to(getattr(import_module("torch"), kind))
-        results[f"said of {kind}"] = said(lambda other=other: layers({}, context).attention(query, key, value, other, 0.0, 5))
+        numbers = import_module("tensorflow").cast(mask, kind) if backend == "tf" else mask.to(getattr(import_module("torch"), kind))
+        results[f"message for {kind}"] = catch_message(
+            lambda numbers=numbers: layers({}, context).attention(query, key, value, numbers, 0.0, 5)
+        )
     context = training_context(backend)
-    results["said of dropout"] = said(lambda: context.dropout(query, 0.1, 3))
-    results["said of no dropout"] = said(lambda: context.dropout(query, 0.0, 3))
+    results["message for dropout"] = catch_message(lambda: context.dropout(query, 0.1, 3))
+    results["message for no dropout"] = catch_message(lambda: context.dropout(query, 0.0, 3))
     np.savez(file, **results)
 
 

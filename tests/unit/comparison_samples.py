@@ -1,4 +1,4 @@
-"""Finished runs with figures that are easy to work with by hand, as they are described and as they lie on the disk."""
+"""Finished runs with figures that are easy to compute by hand, in memory and on disk."""
 
 from __future__ import annotations
 
@@ -46,26 +46,29 @@ def made(
     folder: Path = Path("runs"),
     **job: Any,
 ) -> Run:
-    """A run of 10 epochs at 1000 examples/s; the arguments change its job, its nodes, its data, its summary and what else job.json has."""
-    asked = Job.model_validate({"backend": "torch", "out": folder, **job})
-    own = {**NODE, **(node or {})}
+    """Return a run of 10 epochs at 1000 examples/s.
+
+    The arguments change its job, its nodes, its data, its summary and further fields of job.json.
+    """
+    settings = Job.model_validate({"backend": "torch", "out": folder, **job})
+    node_facts = {**NODE, **(node or {})}
     values = {
         "run": name,
         "state": "succeeded",
-        "backend": asked.backend,
-        "mode": asked.mode,
-        "model": asked.model,
-        "data": asked.data,
-        "nodes": asked.nodes,
-        "workers": asked.workers,
-        "parameter_servers": asked.ps if asked.mode == "async" else None,
-        "batch_size": asked.per_worker_batch,
-        "global_batch_size": asked.global_batch,
-        "optimizer": asked.optimizer,
-        "learning_rate": asked.lr,
-        "seed": asked.seed,
-        "precision": asked.precision,
-        "precision_used": asked.precision,
+        "backend": settings.backend,
+        "mode": settings.mode,
+        "model": settings.model,
+        "data": settings.data,
+        "nodes": settings.nodes,
+        "workers": settings.workers,
+        "parameter_servers": settings.ps if settings.mode == "async" else None,
+        "batch_size": settings.per_worker_batch,
+        "global_batch_size": settings.global_batch,
+        "optimizer": settings.optimizer,
+        "learning_rate": settings.lr,
+        "seed": settings.seed,
+        "precision": settings.precision,
+        "precision_used": settings.precision,
         "synthetic": False,
         "resumed": 0,
         "network_source": "interface",
@@ -82,18 +85,18 @@ def made(
         "final_train_loss": 0.25,
         "eval": {"split": "test", "examples": 360, "loss": 0.5, "accuracy": 0.875},
         "best_eval": {"accuracy": 0.9},
-        "target": asked.until,
-        "target_reached": None if asked.until is None else True,
-        "time_to_target_seconds": None if asked.until is None else 8.0,
-        "per_node": [used() for _ in range(asked.nodes)],
+        "target": settings.until,
+        "target_reached": None if settings.until is None else True,
+        "time_to_target_seconds": None if settings.until is None else 8.0,
+        "per_node": [used() for _ in range(settings.nodes)],
         **(summary or {}),
     }
-    written = {**asked.model_dump(mode="json"), "threads_per_task": [1] * asked.nodes, "dataset": {**DATASET, **(dataset or {})}}
-    return Run.of_documents(values, {**written, **(described or {})}, [own] * asked.nodes, path=folder / name)
+    written = {**settings.model_dump(mode="json"), "threads_per_task": [1] * settings.nodes, "dataset": {**DATASET, **(dataset or {})}}
+    return Run.of_documents(values, {**written, **(described or {})}, [node_facts] * settings.nodes, path=folder / name)
 
 
 def used(cores: float = 0.5, memory: int = 100_000_000, sent: float = 2e6, received: float = 4e6) -> dict[str, Any]:
-    """What a node used, as a summary has it; other programs took nothing."""
+    """Return a node's usage as in a summary, without other programs."""
     return {
         "node": 0,
         "cores_available": 2.0,
@@ -112,7 +115,10 @@ def used(cores: float = 0.5, memory: int = 100_000_000, sent: float = 2e6, recei
 
 
 def starved_node(fraction: float) -> dict[str, Any]:
-    """What a node used whose tasks lost such a part of their CPU time to other programs, which had 1.5 of its 2 cores."""
+    """Return usage of a node whose tasks lost this part of their CPU time to other programs.
+
+    The other programs had 1.5 of its 2 cores.
+    """
     return {**used(), "foreign_cpu_cores_used": 1.5, "cpu_cores_lost": 1.5, "starved_fraction": fraction}
 
 
@@ -122,7 +128,7 @@ def compare_paths(paths: list[str | Path], *, fold: bool = True) -> Comparison:
 
 
 def side_by_side(summaries: list[dict[str, Any]]) -> str:
-    """Compare runs of which nothing but these summaries is known, with a column each."""
+    """Compare runs known only by these summaries, with a column each."""
     runs = [Run.of_documents(summary, {}, label=summary["run"]) for summary in summaries]
     return as_text(compare_runs(runs, fold=False), layout="columns")
 

@@ -1,4 +1,4 @@
-"""What every `Computation` of the parameter server's workers has to do, checked with logistic regression on a few images."""
+"""Checks for every worker `Computation`, with logistic regression on a few images."""
 
 import numpy as np
 
@@ -41,7 +41,7 @@ def normalised(info, images):
 
 
 def passed(values, images, labels):
-    """Mean loss, its gradient as a flat vector, and how many were right, in float64."""
+    """Return mean loss, its gradient as a flat vector, and the number correct, in float64."""
     x = images.reshape(len(images), -1).astype(np.float64)
     weight, bias = values[:-3].reshape(3, -1), values[-3:]
     logits = x @ weight.T + bias
@@ -53,19 +53,22 @@ def passed(values, images, labels):
 
 
 def moved(image, change):
-    """An image moved by (dy, dx) pixels, with zeros behind it."""
+    """Move an image by (dy, dx) pixels and fill with zeros."""
     dy, dx, _ = change
     rows, columns = image.shape[1:]
-    found = np.zeros_like(image)
+    result = np.zeros_like(image)
     for row in range(rows):
         for column in range(columns):
             if 0 <= row - dy < rows and 0 <= column - dx < columns:
-                found[:, row, column] = image[:, row - dy, column - dx]
-    return found
+                result[:, row, column] = image[:, row - dy, column - dx]
+    return result
 
 
 def check(make, options):
-    """`make(job, spec, data, sampler)` returns the computation; `options` are the job's."""
+    """Check the computation that `make(job, spec, data, sampler)` returns.
+
+    `options` are the job's settings.
+    """
     job, data = Job.model_validate({"mode": "async", "batch_size": 5, **options}), Images()
     spec, sampler = build(data.info), make_sampler(job, data)
     computation = make(job, spec, data, sampler)
@@ -74,22 +77,22 @@ def check(make, options):
     assert values.shape == gradient.shape == (spec.size,)
     assert (computation.loss_scale, computation.precision_used, computation.device_used) == (None, "fp32", "cpu")
     batches, draw = sampler.whole(0, 0, 3), np.random.default_rng(1)
-    found = computation.gradients(batches, 17)
+    updates = computation.gradients(batches, 17)
     for position in range(3):
-        np.copyto(values, draw.normal(size=spec.size))  # new ones come before each update, and count
-        loss, overflowed = next(found)
+        np.copyto(values, draw.normal(size=spec.size))  # each update uses new values
+        loss, overflowed = next(updates)
         examples = slice(*batches.offsets[position : position + 2])
         indices = batches.indices[examples]
         images = data.images("train")[indices]
         if batches.changes is not None:
-            images = np.stack([moved(*one) for one in zip(images, batches.changes[examples], strict=True)])
+            images = np.stack([moved(*pair) for pair in zip(images, batches.changes[examples], strict=True)])
         expected_loss, expected, _ = passed(values.astype(np.float64), normalised(data.info, images), data.labels("train")[indices])
         if job.clip_norm:
             expected *= min(1.0, job.clip_norm / (np.linalg.norm(expected) + 1e-6))
         np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
         np.testing.assert_allclose(gradient, expected, atol=1e-5 * np.abs(expected).max())
         assert not overflowed
-    assert next(found, None) is None
+    assert next(updates, None) is None
     assert computation.values is values
     assert computation.gradient is gradient
     loss, _, correct = passed(values.astype(np.float64), normalised(data.info, data.images("test")[2:9]), data.labels("test")[2:9])
@@ -97,7 +100,10 @@ def check(make, options):
 
 
 class Counting:
-    """A model with one weight, whose gradient is the sum of a batch's labels, and a buffer that counts passes and examples."""
+    """A model with one weight and a buffer that counts passes and examples.
+
+    The gradient of the weight is the sum of a batch's labels.
+    """
 
     device_used = "cpu"
     spec = ModelSpec("counting", (ParameterSpec("weight", (1,)),), (2, 8, 4), 3, buffers=(ParameterSpec("seen", (2,), constant=1.0),))

@@ -1,4 +1,4 @@
-"""``python computations_torch.py``: torch's computation does what every one has to; in a process of its own, as it imports torch."""
+"""Check torch's computation in a process that imports torch."""
 
 import torch
 from computation_checks import CASES, check

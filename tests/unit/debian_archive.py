@@ -1,4 +1,7 @@
-"""An archive of packages in a folder, which apt is told of by a configuration of its own, so that nothing of this machine's apt is used."""
+"""A local package archive with its own apt configuration.
+
+Nothing of this machine's apt is used.
+"""
 
 import gzip
 import hashlib
@@ -11,8 +14,11 @@ import threading
 from contextlib import contextmanager
 
 
-class OwnArchive:
-    """An archive whose packages lie in ``archive`` below `folder`; `address` is where apt finds that folder, if not there."""
+class LocalArchive:
+    """An archive whose packages are in ``archive`` below `folder`.
+
+    `address` is where apt finds that folder, by default the folder itself.
+    """
 
     def __init__(self, folder, monkeypatch, address=None):
         self.folder = folder / "archive"
@@ -22,14 +28,14 @@ class OwnArchive:
             (folder / "apt" / name).mkdir(parents=True)
         (folder / "apt" / "status").touch()
         (folder / "apt" / "etc" / "sources.list").write_text(f"deb [trusted=yes] {address or f'file:{self.folder}'} ./\n")
-        own = {"Dir::Etc": "etc", "Dir::State": "state", "Dir::Cache": "cache", "Dir::State::status": "status"}
-        lines = [f'{key} "{folder}/apt/{value}";\n' for key, value in own.items()]
+        directories = {"Dir::Etc": "etc", "Dir::State": "state", "Dir::Cache": "cache", "Dir::State::status": "status"}
+        lines = [f'{key} "{folder}/apt/{value}";\n' for key, value in directories.items()]
         more = 'APT::Sandbox::User "root";\nAcquire::http::Proxy "DIRECT";\nAcquire::Retries "0";\n'
         (folder / "apt.conf").write_text("".join(lines) + more)
         monkeypatch.setenv("APT_CONFIG", str(folder / "apt.conf"))
 
     def publish(self, made):
-        """Have the archive name these packages alone, (file, control) each, and apt know of them."""
+        """Publish only these packages, (file, control) each, and update apt's index."""
         stanzas = []
         for path, control in made:
             size, digest = path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()
@@ -44,15 +50,15 @@ class OwnArchive:
 
 @contextmanager
 def served(folder):
-    """Give the address by which a folder is read over HTTP, and the list of what has been asked for."""
-    asked = []
+    """Serve a folder over HTTP; yield its address and the list of requested paths."""
+    requests = []
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def __init__(self, *args):
             super().__init__(*args, directory=folder)
 
         def do_GET(self):
-            asked.append(self.path)
+            requests.append(self.path)
             super().do_GET()
 
         def log_message(self, *_):
@@ -62,35 +68,38 @@ def served(folder):
         thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_address[1]}", asked
+            yield f"http://127.0.0.1:{server.server_address[1]}", requests
         finally:
             server.shutdown()
             thread.join()
 
 
-def package_of(path, data_tar_gz, name="some"):
-    """Write a package whose files are in any bytes at all, which dpkg-deb takes for a packed archive."""
+def write_package(path, data_tar_gz, name="some"):
+    """Write a package with arbitrary bytes that dpkg-deb takes for a packed archive."""
     control = io.BytesIO()
     with tarfile.open(fileobj=control, mode="w:gz") as archive:
-        said = f"Package: {name}\nVersion: 1\nArchitecture: all\nMaintainer: nobody <a@b.c>\nDescription: none\n".encode()
+        control_fields = f"Package: {name}\nVersion: 1\nArchitecture: all\nMaintainer: nobody <a@b.c>\nDescription: none\n".encode()
         header = tarfile.TarInfo("./control")
-        header.size = len(said)
-        archive.addfile(header, io.BytesIO(said))
+        header.size = len(control_fields)
+        archive.addfile(header, io.BytesIO(control_fields))
     members = (("debian-binary", b"2.0\n"), ("control.tar.gz", control.getvalue()), ("data.tar.gz", data_tar_gz))
     content = b"!<arch>\n"
-    for member, held in members:
-        content += f"{member:<16}{0:<12}{0:<6}{0:<6}{100644:<8}{len(held):<10}`\n".encode() + held + b"\n" * (len(held) % 2)
+    for member, data in members:
+        content += f"{member:<16}{0:<12}{0:<6}{0:<6}{100644:<8}{len(data):<10}`\n".encode() + data + b"\n" * (len(data) % 2)
     path.write_bytes(content)
     return path
 
 
 def member(name, content=b"", kind=tarfile.REGTYPE, size=None):
-    """A file of a tar archive: its header, which may state another size, and its content in whole blocks."""
+    """Return a file of a tar archive: its header and its content in whole blocks.
+
+    The header may state another size.
+    """
     header = tarfile.TarInfo(name)
     header.type, header.size = kind, len(content) if size is None else size
     return header.tobuf(tarfile.GNU_FORMAT) + content + bytes(-len(content) % tarfile.BLOCKSIZE)
 
 
 def packed(*members):
-    """A whole archive of these, packed."""
+    """Return a whole archive of these members, compressed."""
     return gzip.compress(b"".join(members) + bytes(2 * tarfile.BLOCKSIZE), compresslevel=1)

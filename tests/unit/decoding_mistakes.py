@@ -1,4 +1,7 @@
-"""``python decoding_mistakes.py BACKEND``: prints as JSON what a backend says of decoding functions that return something wrong."""
+"""Print as JSON a backend's messages for decoding functions with invalid results.
+
+``python decoding_mistakes.py BACKEND``
+"""
 
 import json
 import os
@@ -30,7 +33,7 @@ def numbers(backend):
 
 
 def mistakes(logits_v):
-    """Yield by name the three functions with one thing that is wrong in them, and those without."""
+    """Yield by name the three functions with one mistake in them, and those without."""
 
     def encode(inputs):
         return inputs["source"], (inputs["source_lengths"], ())
@@ -42,7 +45,7 @@ def mistakes(logits_v):
         return (tokens_b[:, None] * 0 + 1) * logits_v, (tokens_b,)
 
     right = {"encode": encode, "empty_cache": empty_cache, "decode_step": decode_step}
-    step = lambda change: {**right, "decode_step": lambda *given: change(*decode_step(*given))}  # noqa: E731
+    step = lambda change: {**right, "decode_step": lambda *arguments: change(*decode_step(*arguments))}  # noqa: E731
     yield "nothing", right
     yield "memory of a mapping", {**right, "encode": lambda inputs: inputs}
     yield "memory with a number", {**right, "encode": lambda inputs: (*encode(inputs), 3)}
@@ -62,7 +65,7 @@ def mistakes(logits_v):
     yield "no logits", step(lambda logits, cache: (None, cache))
 
 
-def said(backend, functions):
+def catch_message(backend, functions):
     try:
         decode(stepper(backend, DecodingFunctions(**functions)), SOURCES, Decoding(beam=2, extra_length=2))
     except UsageError as error:
@@ -71,4 +74,4 @@ def said(backend, functions):
 
 
 if __name__ == "__main__":
-    print(json.dumps({name: said(sys.argv[1], functions) for name, functions in mistakes(numbers(sys.argv[1]))}))
+    print(json.dumps({name: catch_message(sys.argv[1], functions) for name, functions in mistakes(numbers(sys.argv[1]))}))

@@ -1,4 +1,7 @@
-"""``python direct_ranks_tf.py SEED``: sums of random gradients, in graphs, over ranks of a mesh; two functions take turns on each rank."""
+"""Check all-reduce of random gradients in graphs; two functions alternate on each rank.
+
+``python direct_ranks_tf.py SEED``
+"""
 
 import os
 import sys
@@ -11,7 +14,7 @@ import tensorflow as tf
 from mesh_ranks import in_rank_order, tasks_of, vectors_of
 
 from crosstrain.backends.tf.sync.direct import TcpCollectives
-from crosstrain.exchange.all_reduce import BUCKET_BYTES, buckets_of
+from crosstrain.exchange.all_reduce import BUCKET_BYTES, cut_into_buckets
 from crosstrain.exchange.mesh import Mesh
 
 RANKS = 3
@@ -24,29 +27,29 @@ def _cut(vector, shapes, elements):
 
 
 def check(shapes, drawn):
-    """Every sum is the same to the bit on every rank, and buckets have memory once, however many functions send from it."""
+    """Check that sums are bit-identical on every rank and that functions share bucket memory."""
     elements = [int(np.prod(shape)) for shape in shapes]
     vectors = vectors_of(RANKS, STEPS * sum(elements), np.float32, int(drawn.integers(2**32)))
-    given = [[_cut(vector, shapes, elements) for vector in np.split(vectors[rank], STEPS)] for rank in range(RANKS)]
-    buckets = len(buckets_of([4 * size for size in elements]))
+    gradients = [[_cut(vector, shapes, elements) for vector in np.split(vectors[rank], STEPS)] for rank in range(RANKS)]
+    buckets = len(cut_into_buckets([4 * size for size in elements]))
     memories = buckets if buckets > 1 else 0
 
     def train(task):
         ranks = TcpCollectives(Mesh(task, 20.0, 10.0), "CPU:0", sequential=False)
         try:
             signature = [tf.TensorSpec(shape, tf.float32) for shape in shapes]
-            functions = [ranks.traced(lambda *own: tuple(ranks.all_reduce(own)), *signature) for _ in range(2)]
-            found = [[total.numpy() for total in functions[step % 2](*given[task.rank][step])] for step in range(STEPS)]
+            functions = [ranks.traced(lambda *vectors_tf: tuple(ranks.all_reduce(vectors_tf)), *signature) for _ in range(2)]
+            totals = [[total.numpy() for total in functions[step % 2](*gradients[task.rank][step])] for step in range(STEPS)]
             assert len(ranks._rooms) == memories, f"{len(ranks._rooms)} memories for {buckets} buckets"
         finally:
             ranks.leave()
-        return found
+        return totals
 
     with ThreadPoolExecutor(RANKS) as pool:
         everything = list(pool.map(train, tasks_of(RANKS)))
     for step in range(STEPS):
         for place in range(len(shapes)):
-            expected = in_rank_order([given[rank][step][place] for rank in range(RANKS)])
+            expected = in_rank_order([gradients[rank][step][place] for rank in range(RANKS)])
             for rank in range(RANKS):
                 assert np.array_equal(everything[rank][step][place], expected), (shapes, rank, step, place)
 

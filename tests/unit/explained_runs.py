@@ -1,4 +1,4 @@
-"""Run directories with time shares written by hand, for what explains them."""
+"""Run directories with hand-written time shares, for tests of `explain`."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ def explained_run(
     node_figures: list[dict[str, Any]] | None = None,
     **job: Any,
 ) -> Path:
-    """A run with one worker a node. Each of `workers` has seconds of a step: data, compute, peers, communicate, and maybe spread.
+    """Write a run with one worker per node.
 
-    A second of the run clock is all training unless `figures` (fields of the summary) say otherwise. `half_fraction` is what computing half
-    a batch takes of computing all of it. `direct`: what was calibrated of the direct exchange, or why it was not tried.
+    Each of `workers` has seconds of a step: data, compute, peers, communicate, and maybe spread. A second of the run clock is all
+    training unless `figures` (fields of the summary) say otherwise. `half_fraction` is the time of half a batch relative to a whole one.
+    `direct` is the calibration of the direct exchange, or why it was not tried.
     """
     job = {"name": "explained", "nodes": len(workers), "batch_size": BATCH, **job}
     path = (sync_run if mode == "sync" else async_run)(out, **job)
@@ -53,7 +54,7 @@ def explained_run(
 
 
 def using(*pairs: tuple[float, float]) -> list[dict[str, Any]]:
-    """Figures of nodes that used so many of the cores that they may use: (used, may use) of each."""
+    """Return figures of nodes that used so many of their usable cores: (used, usable) of each."""
     return [
         {"cores_available": cores, "cpu_cores_used": {"mean": used, "max": used}, "cpu_fraction": {"mean": used / cores, "max": 1.0}}
         for used, cores in pairs
@@ -61,7 +62,7 @@ def using(*pairs: tuple[float, float]) -> list[dict[str, Any]]:
 
 
 def time_shares(workers: list[dict[str, float]]) -> dict[str, Any]:
-    """The entry of a summary."""
+    """Return the summary's `time_shares`."""
     shares = [_shares(index, worker) for index, worker in enumerate(workers)]
     nodes = [{**worker, "worker": None} for worker in shares]
     return {"method": "calibration", "overlap_fraction": None, "run": {}, "workers": shares, "nodes": nodes, "native": {}}

@@ -1,4 +1,4 @@
-"""Whole runs, a sweep and a prepared dataset, and what can be done to their files; for tests of every command that reads them."""
+"""Runs, a sweep and a dataset, and ways to damage their files."""
 
 from __future__ import annotations
 
@@ -84,21 +84,24 @@ HOSTILE = (
     '"' + "x" * 200_000 + '"',
     '"' + "\u202e\u4e2d" * 2000 + '"',
 )
-"""Values as they stand in a file; not all of them are JSON."""
+"""Values as text of a file; not all of them are JSON."""
 
 KINDS = ("pipe", "socket", "folder", "link to a device", "link to a pipe", "link in a loop", "link to nothing", "hole", "empty", "gone")
 
 
 def build(root: Path) -> None:
-    """Make what commands read below `root`: runs ``out/one`` and ``out/two``, a sweep ``out/swept``, data in ``cache``."""
+    """Create input of commands below `root`: two runs, a sweep and data in ``cache``.
+
+    The runs are ``out/one`` and ``out/two``; the sweep is ``out/swept``.
+    """
     digits = open_dataset("digits")
     assert digits.path.is_relative_to(root)  # the cache of this test
     out = root / "out"
     for name, mode in (("one", "sync"), ("two", "async")):
         path = make_run(out, name, steps=80, mode=mode, calibrated=True, gpus=mode == "sync", cores_per_node=[1.0], bandwidth="100mbit")
-        _complete(path, mode)
+        _complete_run(path, mode)
         save_model(path, "logreg", (1, 8, 8), step=40, info=digits.info, digest=digits.digest)
-        _described(path / CHECKPOINT, json.loads((path / "job.json").read_text()))
+        _describe_checkpoint(path / CHECKPOINT, json.loads((path / "job.json").read_text()))
     request = Request(None, {"backend": "torch", "data": "digits"}, Grid({"batch_size": [5, 10]}))
     with SweepFolder(out / "swept", request, request.plan({}), ["trainer", "sweep"]) as sweep:
         for entry in sweep.entries:
@@ -107,8 +110,8 @@ def build(root: Path) -> None:
         sweep.write("succeeded")
 
 
-def _complete(path: Path, mode: str) -> None:
-    """Give a run what a real one has too, and tests of reports do without."""
+def _complete_run(path: Path, mode: str) -> None:
+    """Add what a real run has but tests of reports do not need."""
     job = json.loads((path / "job.json").read_text())
     tasks = [{"role": "worker", "index": node, "node": node, "leading": True} for node in range(2)]
     extra = {
@@ -141,7 +144,7 @@ def _complete(path: Path, mode: str) -> None:
         {"seconds": 1.0, "payload_bytes": 2600, "batch_size": 10, "half_batch_size": 5, "workers": workers, "native": {"x_seconds": 0.1}},
     )
     summary = json.loads((path / "summary.json").read_text())
-    shares = [{"worker": node, **each} for node, each in enumerate(summary["time_shares"]["nodes"])]
+    shares = [{"worker": node, **node_shares} for node, node_shares in enumerate(summary["time_shares"]["nodes"])]
     write_document(
         path / "summary.json",
         {
@@ -166,14 +169,17 @@ def _segment(step: int, examples: int, seconds: float) -> dict[str, Any]:
     return {"started_at": started, "command": ["trainer", "run"], "step": step, "epoch": 0, "examples": examples, "run_seconds": seconds}
 
 
-def _described(checkpoint: Path, job: dict[str, Any]) -> None:
-    """Give a checkpoint the job of its run, and figures as a real one has them."""
+def _describe_checkpoint(checkpoint: Path, job: dict[str, Any]) -> None:
+    """Give a checkpoint the job of its run, and realistic figures."""
     fields = json.loads((checkpoint / "checkpoint.json").read_text())
-    kept = {
+    settings = {
         name: value for name, value in job.items() if name in ("mode", "nodes", "batch_size", "optimizer", "momentum", "seed", "precision")
     }
     spent = {"init_seconds": 1.0, "train_seconds": 0.4, "eval_seconds": 0.5, "checkpoint_seconds": 0.0, "train_seconds_by_node": [0.4, 0.4]}
-    fields |= {"job": {**fields["job"], **kept, "model": "logreg", "data": "digits", "data_dir": None}, "spent": {**spent, "updates": 40}}
+    fields |= {
+        "job": {**fields["job"], **settings, "model": "logreg", "data": "digits", "data_dir": None},
+        "spent": {**spent, "updates": 40},
+    }
     fields |= {"run_seconds": 0.9, "epoch": 0, "examples": 800, "scalars": {"loss_scale": 1.0}}
     (checkpoint / "checkpoint.json").write_text(json.dumps(fields))
     sign_checkpoint(checkpoint)
@@ -183,25 +189,28 @@ def _described(checkpoint: Path, job: dict[str, Any]) -> None:
 
 
 def sign_checkpoint(folder: Path) -> None:
-    """Write the digests of a checkpoint's files into its manifest anew, as whoever alters one can."""
+    """Rewrite the digests in a checkpoint's manifest, as an attacker could."""
     listed = [path for path in folder.iterdir() if path.name != "manifest.json" and path.is_file()]
     files = {path.name: {"bytes": path.stat().st_size, ALGORITHM: xxhash.xxh3_128(path.read_bytes()).hexdigest()} for path in listed}
     sign(folder / "manifest.json", {"schema": 2, "files": files})
 
 
 def sign(path: Path, fields: dict[str, Any]) -> None:
-    """Write a manifest with its own digest."""
+    """Write a manifest with its digest."""
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     path.write_text(json.dumps({**fields, "manifest_sha256": hashlib.sha256(text.encode()).hexdigest()}))
 
 
 def damage(path: Path, how: str, chance: random.Random) -> str:
-    """Do something to a file, and say what. `how` is ``bytes``, ``value``, ``signed`` (a value, and digests to match) or ``kind``."""
+    """Damage a file and return a description.
+
+    `how` is ``bytes``, ``value``, ``signed`` (a value, with matching digests) or ``kind``.
+    """
     if how == "kind":
         return replace_by(path, chance.choice(KINDS))
     if how == "bytes" or path.suffix in (".npy",) or not path.exists():
-        return _bytes(path, chance)
-    said = _value(path, chance)
+        return _damage_bytes(path, chance)
+    change = _damage_value(path, chance)
     if how == "signed" and path.parent.name.startswith("step-"):
         if path.name == "manifest.json":
             _sign_loosely(path)
@@ -209,7 +218,7 @@ def damage(path: Path, how: str, chance: random.Random) -> str:
             sign_checkpoint(path.parent)
     elif how == "signed" and path.name == "manifest.json":
         _sign_loosely(path)
-    return f"{said}, {how}"
+    return f"{change}, {how}"
 
 
 def _sign_loosely(path: Path) -> None:
@@ -217,11 +226,11 @@ def _sign_loosely(path: Path) -> None:
         fields = json.loads(path.read_text())
         del fields["manifest_sha256"]
         sign(path, fields)
-    except (ValueError, RecursionError, TypeError, KeyError):  # it is no JSON object any more
+    except (ValueError, RecursionError, TypeError, KeyError):  # it is not a JSON object any more
         pass
 
 
-def _bytes(path: Path, chance: random.Random) -> str:
+def _damage_bytes(path: Path, chance: random.Random) -> str:
     data = bytearray(path.read_bytes()) if path.exists() else bytearray()
     do = chance.choice(("flip", "flip", "flip", "cut", "put", "repeat", "random", "zeros"))
     place = chance.randrange(len(data) + 1)
@@ -243,9 +252,9 @@ def _bytes(path: Path, chance: random.Random) -> str:
     return f"{path.name}: {do}"
 
 
-def _value(path: Path, chance: random.Random) -> str:
-    """Put a hostile value at a random place of a JSON file, a line of one, or the header of an array file; or take something away."""
-    before, text, after = _text(path, chance)
+def _damage_value(path: Path, chance: random.Random) -> str:
+    """Put a hostile value into a JSON file, a line or an array header; or remove one."""
+    before, text, after = _split_text(path, chance)
     tree = json.loads(text)
     places: list[tuple[Any, Any]] = []
     _walk(tree, places)
@@ -271,13 +280,13 @@ def _walk(tree: Any, places: list[tuple[Any, Any]]) -> None:
         _walk(item, places)
 
 
-def _text(path: Path, chance: random.Random) -> tuple[Callable[[str], bytes], str, bytes]:
-    """Return what comes before the JSON (given the new one), the JSON, and what follows."""
+def _split_text(path: Path, chance: random.Random) -> tuple[Callable[[str], bytes], str, bytes]:
+    """Return the bytes before the JSON (as a function of the new JSON), the JSON, and the rest."""
     data = path.read_bytes()
     if path.suffix == ".safetensors":
         (length,) = struct.unpack("<Q", data[:8])
-        said = chance.choice((0, 0, 0, 1, -1, 2**40, 2**63))
-        return lambda text: struct.pack("<Q", max(0, len(text) + said)), data[8 : 8 + length].decode(), data[8 + length :]
+        extra_bytes = chance.choice((0, 0, 0, 1, -1, 2**40, 2**63))
+        return lambda text: struct.pack("<Q", max(0, len(text) + extra_bytes)), data[8 : 8 + length].decode(), data[8 + length :]
     if path.suffix == ".jsonl":
         lines = data.splitlines(keepends=True)
         number = chance.randrange(len(lines))
@@ -286,7 +295,7 @@ def _text(path: Path, chance: random.Random) -> tuple[Callable[[str], bytes], st
 
 
 def replace_by(path: Path, kind: str) -> str:
-    """Put something else in the place of a file, one of `KINDS`, and say what."""
+    """Replace a file by one of `KINDS`, and return a description."""
     path.unlink(missing_ok=True)
     if kind == "pipe":
         os.mkfifo(path)

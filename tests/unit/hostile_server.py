@@ -1,8 +1,8 @@
-"""Runs commands of ``trainer``, each batch in a process of its own that is forked when everything is imported; for tests with many.
+"""Run batches of ``trainer`` commands, each in a process forked after all imports.
 
-    python hostile_server.py    < a JSON object a line: folder, commands, limit_seconds    > what came of each, a line
+    python hostile_server.py    < a JSON object per line: folder, commands, limit_seconds    > a line of results per line
 
-Evaluating, exporting and going on are real up to where a framework would start.
+Evaluating, exporting and resuming are real up to where a framework would start.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_MEMORY_BYTES = 3 << 30
 
 
 class StartsFrameworkError(Exception):
-    """From here on a framework would run."""
+    """Raised where a framework would start."""
 
 
 def evaluate(*_arguments, **_options):
@@ -42,7 +42,7 @@ def export(_backend, format_name, chosen, folder):
 
 
 def run(command):
-    """Run a command in this process and return what came of it."""
+    """Run a command in this process and return its result."""
     began = time.monotonic()
     sys.stdout, sys.stderr = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8")
     problem = None
@@ -58,8 +58,8 @@ def run(command):
         texts.append(stream.buffer.getvalue().decode(errors="replace"))
     if problem is None and "Traceback (most recent" in texts[1]:
         problem = texts[1]
-    if problem is None and (found := OBEYED.search("".join(texts))):
-        problem = f"sent {found[0]!r}"
+    if problem is None and (match := OBEYED.search("".join(texts))):
+        problem = f"sent {match[0]!r}"
     return {
         "code": code,
         "seconds": time.monotonic() - began,
@@ -70,7 +70,7 @@ def run(command):
 
 
 def serve(request):
-    """Run the request's commands in a child, and return what came of each, and the most memory that it had."""
+    """Run the request's commands in a child; return their results and its peak memory."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""Whether a piece of LaTeX is sound: by reading it, and by pdflatex where there is one."""
+"""Check pieces of LaTeX, by parsing and with pdflatex if it is installed."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _MATHEMATICS = re.compile(r"\$(?:-|\^|\{|\}|[0-9.]|\\[a-zA-Z]+)+\$")
 
 
 def problems(latex: str) -> list[str]:
-    """What is wrong with the groups of a piece of LaTeX without comments, and which special signs in it are not escaped."""
+    """Return unbalanced groups and unescaped special characters of LaTeX without comments."""
     unescaped = re.sub(r"\\[^a-zA-Z]", "", latex)
     depth = 0
     for sign in unescaped:
         depth += (sign == "{") - (sign == "}")
         if depth < 0:
             return ["a group ends that has not begun"]
-    found = ["a group does not end"] if depth else []
+    messages = ["a group does not end"] if depth else []
     rest = re.sub(r"\{[][*]\}", "", _MATHEMATICS.sub("", unescaped))
-    found += [f"raw {sign}" for sign in '$&#%_~^<>|"`[]*' if sign in rest]
-    return found + [f"raw {sign!r}" for sign in set(rest) if not " " <= sign <= "~" and sign != "\n"]
+    messages += [f"raw {sign}" for sign in '$&#%_~^<>|"`[]*' if sign in rest]
+    return messages + [f"raw {sign!r}" for sign in set(rest) if not " " <= sign <= "~" and sign != "\n"]
 
 
 def compiled(folder: Path, body: str, packages: str = "booktabs") -> str:
-    """Have pdflatex typeset a body; returns its log. Raises AssertionError with what it says where it fails."""
+    """Typeset a body with pdflatex; return the log. Raises AssertionError on failure."""
     source = folder / "paper.tex"
     source.write_text(f"\\documentclass{{article}}\n\\usepackage{{{packages}}}\n\\begin{{document}}\n{body}\n\\end{{document}}\n", "utf-8")
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "-no-shell-escape", source.name]

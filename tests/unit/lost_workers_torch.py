@@ -1,8 +1,8 @@
-"""``python lost_workers_torch.py SEED``: whatever workers die of, and wherever, each shard applies each update exactly once.
+"""Check that each shard applies each update exactly once, however workers die.
 
-The chief and the other parameter servers are the real ones, on sockets of this machine; the workers are puppets that speak their protocol,
-and end where hypothesis wants them to. The gradient of a step is a one at the step's own place in each shard, and the learning rate is one.
-So how often a shard has applied a step can be read from its values.
+``python lost_workers_torch.py SEED``. The chief and the other parameter servers are real, on local sockets; the workers are puppets that
+speak their protocol, and end where hypothesis decides. The gradient of a step is one at the step's place in each shard, and the learning
+rate is one, so a shard's values show how often it has applied a step.
 """
 
 import sys
@@ -33,7 +33,7 @@ STEPS, WORKERS, EXAMPLES = 36, 3, 30
 
 
 class Data:
-    """60 images of 2 × 3 × 4 pixels, of which nobody looks at one."""
+    """60 images of 2 × 3 × 4 pixels, which are never read."""
 
     def __init__(self):
         self.info = DataInfo.of_images("tiny", {"train": 60, "test": 9}, ImageFeatures((2, 3, 4), 5, (0.4, 0.6), (0.3, 0.2)))
@@ -45,10 +45,10 @@ class Data:
 
 @dataclass(frozen=True)
 class Fate:
-    """How a worker's process ends: after so many updates, having pushed the next one to the shards of these numbers alone.
+    """The end of a worker's process, after so many updates and a push to some shards.
 
-    At the end of a ticket it has awaited the others' answers before it pushes to the chief. `joins`: it comes so far. `late`: it still
-    pushes to the shards beyond the chief's when its place has been taken, as one does that was stopped and goes on.
+    At the end of a ticket it has awaited the other shards' answers before it pushes to the chief. `joins`: it joins before it ends.
+    `late`: it still pushes to the shards after the chief's when its place has been taken, like a process that was stopped and resumes.
     """
 
     updates: int
@@ -70,7 +70,7 @@ class Puppet:
     """A worker's connections to all shards, the chief's first."""
 
     def __init__(self, cluster, model, job, place):
-        holders = [*cluster.of_role("chief"), *cluster.of_role("ps")]
+        holders = [*cluster.tasks_with_role("chief"), *cluster.tasks_with_role("ps")]
         self.bounds = shard_bounds(model, job.ps)
         self.links, self.values = [], []
         for holder, (start, stop) in zip(holders, self.bounds, strict=True):
@@ -101,23 +101,23 @@ class Puppet:
         )
 
     def update(self, step, last):
-        """One whole update, in the order of `Worker._exchange`; return the chief's answer."""
-        others = range(1, len(self.links))
-        for shard in others:
+        """Send one whole update, in the order of `Worker._exchange`; return the chief's answer."""
+        later_shards = range(1, len(self.links))
+        for shard in later_shards:
             self.push(shard, step)
         if last:
-            for shard in others:
+            for shard in later_shards:
                 self.receive(shard)
         self.push(0, step)
         if not last:
-            for shard in others:
+            for shard in later_shards:
                 self.receive(shard)
         return self.receive(0)
 
     def begin_update(self, step, pushed_to, last):
-        """A part of an update: what arrives of it at these shards."""
-        others = range(1, len(self.links))
-        for shard in others:
+        """Send the part of an update that reaches these shards."""
+        later_shards = range(1, len(self.links))
+        for shard in later_shards:
             if shard in pushed_to or (last and 0 in pushed_to):
                 self.push(shard, step)
                 if last and 0 in pushed_to:
@@ -130,8 +130,11 @@ class Puppet:
             link.close()
 
 
-def live(puppet, fate):
-    """Work until the chief has no more tickets (True), or until the fate has come (False); return the step that was under way then, too."""
+def work_until_fate(puppet, fate):
+    """Work until the chief has no more tickets (True) or until the fate has come (False).
+
+    Also returns the step in progress.
+    """
     done = 0
     frame = puppet.receive(0)
     while (ticket := decode(puppet.links[0].receive_trailer(frame))) is not None:
@@ -151,12 +154,12 @@ def live(puppet, fate):
 
 
 def push_late(puppet, step):
-    """What a worker sends when it goes on after its lease has ended: each shard ends the connection instead of answering."""
+    """Push after the lease has ended: each shard closes the connection instead of answering."""
     for shard in range(1, len(puppet.links)):
         puppet.links[shard].connection.settimeout(3)
         try:
             puppet.push(shard, step)
-            while True:  # answers to what was pushed before come first
+            while True:  # answers to earlier pushes come first
                 puppet.receive(shard)
         except ConnectionError:
             continue
@@ -164,8 +167,11 @@ def push_late(puppet, step):
             raise AssertionError(f"shard {shard} has taken a push of a lease that had ended") from None
 
 
-def lives(cluster, model, job, place, fates, errors, over):
-    """The processes of one worker's place, one after another; the last one stays. After the run is `over` none can join any more."""
+def run_worker_processes(cluster, model, job, place, fates, errors, over):
+    """Run the processes of one worker's place, one after another; the last one stays.
+
+    After the run is `over` none can join any more.
+    """
     stopped = None
     try:
         for fate in [*fates, None]:
@@ -178,7 +184,7 @@ def lives(cluster, model, job, place, fates, errors, over):
                 push_late(*stopped)
                 stopped[0].close()
                 stopped = None
-            finished, step = live(puppet, fate)
+            finished, step = work_until_fate(puppet, fate)
             if finished:
                 for link in puppet.links[1:]:
                     link.send(Kind.END)
@@ -197,13 +203,13 @@ def lives(cluster, model, job, place, fates, errors, over):
             stopped[0].close()
 
 
-def cluster_of(job):
+def make_cluster(job):
     placed = BACKEND.placement(job)
     ports = {task.name: port for port, task in enumerate(placed, start=free_ports(len(placed)))}
     return Cluster(tuple(placed), ("127.0.0.1",) * job.nodes, ports, "5e" * 32)
 
 
-def task_of(cluster, name):
+def make_task(cluster, name):
     return Task(next(task for task in cluster.tasks if task.name == name), cluster, threads=1)
 
 
@@ -212,16 +218,21 @@ def task_of(cluster, name):
 def each_update_is_applied_once(ps, fates):
     job, data = Job(backend="torch", mode="async", nodes=WORKERS, batch_size=1, ps=ps, lr=1.0), Data()
     model, cluster = build(data.info), None
-    cluster = cluster_of(job)
-    errors, found, over, stop = [], {}, threading.Event(), threading.Event()
-    servers = [ShardServer(task_of(cluster, f"ps-{number}"), job, model, FlatRule) for number in range(1, ps)]
+    cluster = make_cluster(job)
+    errors, opened, over, stop = [], {}, threading.Event(), threading.Event()
+    servers = [ShardServer(make_task(cluster, f"ps-{number}"), job, model, FlatRule) for number in range(1, ps)]
     serving = [threading.Thread(target=server.serve, args=(stop,)) for server in servers]
-    opening = threading.Thread(target=lambda: found.update(session=AsyncSession(task_of(cluster, "chief-0"), job, model, data, FlatRule)))
-    working = [threading.Thread(target=lives, args=(cluster, model, job, place, fates[place], errors, over)) for place in range(WORKERS)]
+    opening = threading.Thread(
+        target=lambda: opened.update(session=AsyncSession(make_task(cluster, "chief-0"), job, model, data, FlatRule))
+    )
+    working = [
+        threading.Thread(target=run_worker_processes, args=(cluster, model, job, place, fates[place], errors, over))
+        for place in range(WORKERS)
+    ]
     for thread in (*serving, opening, *working):
         thread.start()
     opening.join()
-    session = found["session"]
+    session = opened["session"]
     try:
         before = session.state()
         initial = np.concatenate([value.ravel() for value in before.parameters.values()]).copy()

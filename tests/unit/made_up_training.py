@@ -1,4 +1,4 @@
-"""The real training loop with a single leading task that is made up: it answers at once, and computes nothing."""
+"""The real training loop with a simulated leading task that computes nothing."""
 
 import numpy as np
 
@@ -15,12 +15,12 @@ BATCH = 8
 
 
 def data_info(test_examples):
-    """64 examples to train on, which are eight batches, and so many to evaluate."""
+    """Return data of 64 training examples, in eight batches, and so many test examples."""
     return DataInfo.of_images("toy", {"train": 64, "test": test_examples}, ImageFeatures((1, 2, 2), 3, (0.0,), (1.0,)))
 
 
 class LeadingTask:
-    """Answers each command with what `work` gives, then its end, then a copy of the state where it is asked for one."""
+    """Answers each command with results of `work`, its end, and the state on request."""
 
     def __init__(self):
         self.answers = []
@@ -36,10 +36,10 @@ class LeadingTask:
         if command.kind == "train":
             plan = command.plan()
             self.updates += plan.count
-            yield Steps.of(self.trained(StepResult(plan.first_step, np.ones(plan.count, np.float32), plan.count * BATCH, 0.1)))
+            yield Steps.from_result(self.trained(StepResult(plan.first_step, np.ones(plan.count, np.float32), plan.count * BATCH, 0.1)))
         elif command.kind == "evaluate":
             sums = self.sums()
-            yield Evaluated.of(EvalResult("test", sums, 0.1, self.updates), command.sequence)
+            yield Evaluated.from_result(EvalResult("test", sums, 0.1, self.updates), command.sequence)
 
     def trained(self, result):
         return result
@@ -48,7 +48,7 @@ class LeadingTask:
         return {"loss_sum": 1.0, "correct": 3.0, "examples": 5.0}
 
     def state(self, command):
-        """It follows behind the command's end: whoever has copied it trains on."""
+        """Send the state after the command's end, since training continues once it is copied."""
         if command.kind == "state":
             yield StateBegin(command.sequence, [], 0, {}, PeerMemory.of_this_process(), [])
             yield StateEnd(command.sequence)
@@ -61,7 +61,7 @@ class LeadingTask:
 
 
 class Records:
-    """Keeps the events, and sees that what it is told can be."""
+    """Keeps the events, and checks that records are possible."""
 
     def __init__(self):
         self.events = {}
@@ -80,7 +80,7 @@ class Records:
 
 
 class Saver:
-    """Keeps after which update each checkpoint was, and the accuracy that it has; `written` counts those whose end was awaited."""
+    """Records the update and accuracy of each checkpoint; `written` counts completed saves."""
 
     active_at = 0.0
     ended = written = 0
@@ -102,7 +102,7 @@ class Saver:
 
 
 def training_loop(job, tasks, records=None, saver=None, objective=CLASSIFICATION, test_examples=5, start=None):
-    """The loop of a job, given by its settings, with a made-up leading task."""
+    """Return the loop of a job with these settings and a simulated leading task."""
     return TrainingLoop(
         Job(batch_size=BATCH, **job),
         Subject(data_info(test_examples), objective),
@@ -112,8 +112,8 @@ def training_loop(job, tasks, records=None, saver=None, objective=CLASSIFICATION
     )
 
 
-def to_the_end(loop):
-    """What a loop has done, once nothing is left to do."""
+def run_to_end(loop):
+    """Run a loop until nothing is left to do; return its outcome."""
     while loop.advance():
         pass
     return loop.outcome

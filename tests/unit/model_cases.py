@@ -1,4 +1,4 @@
-"""Passes through the image models that both frameworks are asked for, with inputs that both derive alike; imports no framework."""
+"""Cases of image models for both frameworks, with identical inputs; imports no framework."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Case:
 
     @property
     def plain(self):
-        """Whether a plain module takes it: torchvision's have three channels, and AlexNet at least 63 pixels."""
+        """Whether a plain module takes it: torchvision needs 3 channels, AlexNet at least 63 pixels."""
         return self.model == "cnn" or (self.shape[0] == 3 and min(self.shape[1:]) >= (63 if self.model == "alexnet" else 1))
 
     @property
@@ -54,7 +54,7 @@ class Case:
 
     @property
     def buffers(self):
-        """Running statistics that are neither 0 nor 1."""
+        """Return running statistics that are neither 0 nor 1."""
         rng = np.random.default_rng(3)
         return {
             name: (value + rng.uniform(0.1, 0.5, value.shape)).astype(np.float32) for name, value in self.spec.initial_buffers().items()
@@ -69,7 +69,10 @@ class Case:
 
 @lru_cache(maxsize=1)
 def initial(specs):
-    """Initial values of parameters, shared by cases of one model that follow one another: AlexNet has 57 million, at any size of image."""
+    """Return initial parameters, cached for consecutive cases of one model.
+
+    AlexNet has 57 million, at any size of image.
+    """
     return initial_values(specs, SEED)
 
 
@@ -87,18 +90,21 @@ CASES = [
 ]
 
 EMPTY = [Case("cnn", (3, 32, 32), 0), Case("alexnet", (3, 32, 32), 0), Case("resnet18", (3, 32, 32), 0), Case("resnet18", (3, 63, 40), 0)]
-"""Of sizes that CASES have, so that a framework that traces its functions traces none for these."""
+"""Sizes of CASES, so that a framework that traces its functions traces none for these."""
 
 SINGLE = [Case("resnet18", (3, 32, 32), 1)]
 """The last stage has one pixel: one value a channel to normalise."""
 
 
-def kept(layer, batch, width, rate):
-    """The mask of a dropout layer: that of examples 10, 11, …"""
+def dropout_mask(layer, batch, width, rate):
+    """Return the mask of a dropout layer for examples 10, 11, …"""
     return keep_mask(SEED, STEP, layer, np.arange(10, 10 + batch), width, rate)
 
 
 def thinned(gradient):
-    """A gradient, or of a large one every n-th element (n prime to any row's length), which is enough to compare by norm."""
+    """Return a gradient, or every n-th element of a large one, which is enough to compare norms.
+
+    n is prime to the length of any row.
+    """
     gradient = np.asarray(gradient)
     return gradient if gradient.size < LARGE else gradient.ravel()[::127]

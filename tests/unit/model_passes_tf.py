@@ -1,4 +1,7 @@
-"""``python model_passes_tf.py FILE``: carries out the cases with TensorFlow and writes logits, gradients and new buffers to FILE (npz)."""
+"""Run the cases with TensorFlow; write logits, gradients and new buffers to FILE (npz).
+
+``python model_passes_tf.py FILE``
+"""
 
 import os
 import sys
@@ -9,7 +12,7 @@ os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1")
 
 import numpy as np
 import tensorflow as tf
-from model_cases import CASES, EMPTY, SINGLE, kept, thinned
+from model_cases import CASES, EMPTY, SINGLE, dropout_mask, thinned
 
 from crosstrain.core.plugins import forward_plugin, load
 from crosstrain.models.base import ForwardContext
@@ -21,11 +24,11 @@ def tensors(values):
 
 @cache
 def functions(case, compute):
-    """Return a case's training and evaluation pass as traced functions, for any number of examples."""
+    """Return a case's training and evaluation pass as traced functions, for any batch size."""
     forward = load(forward_plugin(case.model, "tf"), "forward").forward
 
     def dropout(x_bi, rate, layer):
-        return x_bi * tf.constant(kept(layer, case.batch, x_bi.shape[1], rate), x_bi.dtype) / (1 - rate)
+        return x_bi * tf.constant(dropout_mask(layer, case.batch, x_bi.shape[1], rate), x_bi.dtype) / (1 - rate)
 
     images, labels = tf.TensorSpec([None, *case.shape]), tf.TensorSpec([None], tf.int32)
 
@@ -44,12 +47,12 @@ def functions(case, compute):
 
     shapes = {parameter.name: parameter.shape for parameter in case.spec.parameters}
     buffers = {name: value.shape for name, value in case.spec.initial_buffers().items()}
-    given = tuple({name: tf.TensorSpec(shape) for name, shape in part.items()} for part in (shapes, buffers))
-    return train.get_concrete_function(*given, images, labels), evaluate.get_concrete_function(*given, images)
+    signatures = tuple({name: tf.TensorSpec(shape) for name, shape in part.items()} for part in (shapes, buffers))
+    return train.get_concrete_function(*signatures, images, labels), evaluate.get_concrete_function(*signatures, images)
 
 
 def passes(case, compute=None):
-    # the masks of AlexNet's dropout are constants of its graph; the other models have one graph for all numbers of examples
+    # the masks of AlexNet's dropout are constants of its graph; other models have one graph for all batch sizes
     train, evaluate = functions(case if case.model == "alexnet" else replace(case, batch=1, raised=0.0), compute)
     x, y = case.examples
     state = tensors(case.parameters), tensors(case.buffers)

@@ -1,10 +1,13 @@
-"""``python model_passes_torch.py FILE``: carries out the cases with torch and writes logits, gradients and new buffers to FILE (npz)."""
+"""Run the cases with torch; write logits, gradients and new buffers to FILE (npz).
+
+``python model_passes_torch.py FILE``
+"""
 
 import sys
 
 import numpy as np
 import torch
-from model_cases import CASES, EMPTY, SINGLE, kept, thinned
+from model_cases import CASES, EMPTY, SINGLE, dropout_mask, thinned
 from torch.nn.functional import cross_entropy
 
 from crosstrain.core.plugins import forward_plugin, load
@@ -12,7 +15,7 @@ from crosstrain.models.base import ForwardContext
 
 
 def dropout(x, rate, layer):
-    return x * torch.from_numpy(kept(layer, len(x), x.shape[1], rate)) / (1 - rate)
+    return x * torch.from_numpy(dropout_mask(layer, len(x), x.shape[1], rate)) / (1 - rate)
 
 
 def passes(case, compute=None):

@@ -1,6 +1,6 @@
-"""``python model_torchvision.py FILE``: plain modules with our values; writes their logits and statistics to FILE (npz).
+"""Run plain modules with our initial values; write logits and statistics to FILE (npz).
 
-torchvision's models, and the CNN as its description reads: a convolution, ReLU, a pool, and so on.
+``python model_torchvision.py FILE``: torchvision's models, and the CNN as it is described: a convolution, ReLU, a pool, and so on.
 """
 
 import sys
@@ -54,7 +54,7 @@ def passes(case):
 
 
 def spread(model):
-    """Standard deviation of torchvision's own initial values, by name."""
+    """Return the standard deviation of torchvision's initial values, by name."""
     torch.manual_seed(0)
     return {
         name: value.detach().std(unbiased=False)

@@ -1,4 +1,4 @@
-"""Real processes for the monitor's tests: Python programs that say when they are ready and wait until they are let go."""
+"""Real processes for the monitor's tests: Python programs that report and wait."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def say(text="ready"):
 
 
 class Program:
-    """A Python program under our eyes. `line` reads what it says, `go` lets it continue, `reap` waits for its end."""
+    """A child program. `line` reads its output, `go` lets it continue, `reap` waits for its end."""
 
     def __init__(self, code: str, *arguments: str) -> None:
         source = BURN + textwrap.dedent(code)
@@ -39,7 +39,7 @@ class Program:
         assert self._popen.stdout is not None
         return self._popen.stdout.readline().strip()
 
-    def has_said_something(self) -> bool:
+    def has_output(self) -> bool:
         return bool(select.select([self._popen.stdout], [], [], 0)[0])
 
     def go(self, text: str = "") -> None:
@@ -48,7 +48,7 @@ class Program:
         self._popen.stdin.flush()
 
     def reap(self) -> resource.struct_rusage:
-        """Wait for the end as an agent does, and return what the kernel charged."""
+        """Wait for the end as an agent does, and return the kernel's resource usage."""
         _, status, usage = os.wait4(self.pid, 0)
         self._popen.returncode = os.waitstatus_to_exitcode(status)
         return usage

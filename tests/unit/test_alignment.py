@@ -1,4 +1,4 @@
-"""In every table columns of words stand left and columns of figures right; in the report's list what belongs to a line stands below it."""
+"""Alignment of tables (words left, figures right) and nesting of the report's lists."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ METRICS = ["state", "examples_per_second", "data", "time_to_target_seconds", "ta
     st.sampled_from([bytes_text, count_text, duration_text, number_text, rate_text, seconds_text]),
     st.sampled_from("† "),
 )
-def test_every_way_to_write_a_figure_is_known_as_one(value, show, mark):
+def test_figures_in_every_notation_are_recognized(value, show, mark):
     assert holds_figures([f"{show(value)}{mark}", "-", "not reached", f"{show(value)} ± {show(1.0)} (2 of 3)"])
     assert not holds_figures([show(value), "succeeded"])
 
@@ -38,12 +38,12 @@ def test_every_way_to_write_a_figure_is_known_as_one(value, show, mark):
 @pytest.mark.parametrize(
     "name", ["sync", "20261122-131600-logreg-torch-sync-3n-162d", "8_workers", "sync ×3", "true", "digits (synthetic)"]
 )
-def test_names_are_words_also_those_that_begin_with_a_digit(name):
+def test_names_with_leading_digit_are_words(name):
     assert not holds_figures([name, "-"])
 
 
 @pytest.mark.parametrize("otherwise", [True, False])
-def test_a_column_without_a_word_is_what_it_is_declared(otherwise):
+def test_column_without_words_follows_declaration(otherwise):
     assert holds_figures(["-", "", "not reached"], otherwise) is otherwise
     assert holds_figures([], otherwise) is otherwise
 
@@ -58,12 +58,12 @@ def aligned_as(comparison):
     return ["right" if marker.endswith(":") else "left" for marker in re.findall(r"-+:?", markers)]
 
 
-def test_words_that_were_asked_for_stand_left_in_every_form(comparison):
+def test_requested_text_columns_align_left_in_every_format(comparison):
     expected = ["left", "left", "right", "left", "right", "left"]  # run, state, examples/s, data, time to target, target
     assert aligned_as(comparison)[:5] == expected[:5]
     latex = as_latex(comparison.runs, [column(name) for name in METRICS])
     (sides,) = re.findall(r"begin\{tabular\}\{(\w+)\}", latex)
-    assert sides == "llrl"  # the set-up, then the figures that are known: there is no target
+    assert sides == "llrl"  # the configuration, then the known figures: there is no target
     text = as_text(comparison, [column(name) for name in METRICS], layout="rows").splitlines()
     header = next(line for line in text if line.startswith("run "))
     for line in text[text.index(header) + 2 :][:2]:
@@ -71,14 +71,14 @@ def test_words_that_were_asked_for_stand_left_in_every_form(comparison):
         assert line.index("digits") == header.index("data")
 
 
-def test_a_setting_that_is_a_number_stands_right(comparison):
+def test_numeric_setting_aligns_right(comparison):
     rows = as_markdown(comparison).split("\n\n")[1].splitlines()
     header, markers = ([cell.strip() for cell in row.strip("|").split("|")] for row in rows[:2])
     sides = dict(zip(header, markers, strict=True))
     assert (sides["run"], sides["mode"], sides["global batch"]) == ("---", "---", "---:")
 
 
-def test_a_text_that_the_list_of_runs_was_asked_for_stands_left():
+def test_list_of_runs_aligns_requested_text_left():
     text, _ = runs_table(many_rows(), None, ["optimizer", "steps"])
     header, *lines = text.splitlines()
     for line in lines:
@@ -88,7 +88,7 @@ def test_a_text_that_the_list_of_runs_was_asked_for_stands_left():
 
 
 def places(text):
-    """How many places of a terminal a text takes, by Unicode's own tables."""
+    """Return the terminal width of a text, by Unicode's tables."""
     return sum(0 if unicodedata.combining(sign) else 2 if unicodedata.east_asian_width(sign) in "WF" else 1 for sign in text)
 
 
@@ -99,7 +99,7 @@ WIDE = ["run", "训练-1", "日本語の実行", "한국어", "e\u0301te\u0301",
     st.integers(1, 5).flatmap(lambda count: st.lists(st.lists(st.sampled_from(WIDE), min_size=count, max_size=count), min_size=1)),
     st.data(),
 )
-def test_columns_stand_below_each_other_whatever_the_script(columns, data):
+def test_columns_align_in_any_script(columns, data):
     right = data.draw(st.lists(st.booleans(), min_size=len(columns), max_size=len(columns)))
     widest = [max(map(places, column)) for column in columns]
     for number, line in enumerate(plain_lines([*columns, ["|"] * len(columns[0])], [*right, False])):
@@ -113,7 +113,7 @@ def test_columns_stand_below_each_other_whatever_the_script(columns, data):
             begins += width + 2
 
 
-def test_runs_with_names_in_other_scripts_stand_in_columns():
+def test_runs_with_non_latin_names_align():
     first, second = many_rows()
     text, _ = runs_table([{**first, "path": "runs/训练-一号"}, second], None, ["optimizer", "steps"])
     assert len({places(line) for line in text.splitlines()[1:]}) == 1
@@ -132,11 +132,11 @@ def many_rows():
 
 
 class Items(HTMLParser):
-    """How deep each item of the lists lies whose text begins with a capital or is a setting."""
+    """The nesting depth of list items that are settings or begin with a capital."""
 
     def __init__(self):
         super().__init__()
-        self.depth, self.found, self.at = 0, [], False
+        self.depth, self.items, self.at = 0, [], False
 
     def handle_starttag(self, tag, attrs):
         self.depth += tag == "ul"
@@ -147,12 +147,12 @@ class Items(HTMLParser):
 
     def handle_data(self, data):
         if self.at:
-            self.found.append((self.depth, data.partition(" (")[0].partition(":")[0]))
+            self.items.append((self.depth, data.partition(" (")[0].partition(":")[0]))
         self.at = False
 
 
-def test_what_is_not_alike_stands_below_its_heading(tmp_path):
+def test_confounders_are_nested_below_heading(tmp_path):
     items = Items()
     items.feed(render(started_runs(map(Run, [make_run(tmp_path, "one", steps=8), make_run(tmp_path, "two", steps=8, lr=0.2)]))))
-    depths = {text: depth for depth, text in reversed(items.found)}
+    depths = {text: depth for depth, text in reversed(items.items)}
     assert (depths["Confounding differences"], depths["learning rate"]) == (1, 2)

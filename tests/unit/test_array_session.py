@@ -1,4 +1,4 @@
-"""Sync sessions from a model's gradients, with a sum over ranks that a backend brings itself: two ranks are one."""
+"""Sync sessions with a backend's gradient sum: two ranks equal one."""
 
 import threading
 from copy import deepcopy
@@ -31,7 +31,7 @@ def importable_toy(monkeypatch):
 
 
 class ThreadRanks:
-    """Ranks that are threads: the last to come adds up for all."""
+    """Ranks that are threads: the last to arrive sums for all."""
 
     def __init__(self, count):
         self.vectors, self.closed = {}, []
@@ -41,7 +41,7 @@ class ThreadRanks:
     def add(self):
         self.total = sum(self.vectors[rank].copy() for rank in sorted(self.vectors))
 
-    def of(self, rank):
+    def member(self, rank):
         outer = self
 
         class Rank:
@@ -58,15 +58,15 @@ class ThreadRanks:
 
 
 def on_ranks(job, make, act):
-    """What `act(session)` returns on each rank."""
+    """Return the result of `act(session)` on each rank."""
     placed = make.backend.placement(job)
     cluster = Cluster(tuple(placed), ("127.0.0.1",) * job.nodes, {task.name: 1 for task in placed}, "00")
-    ranks, found, errors = ThreadRanks(job.workers), {}, []
+    ranks, results, errors = ThreadRanks(job.workers), {}, []
 
     def run(task):
         try:
-            session = make(Task(task, cluster, threads=1), job, ranks.of(task.index) if job.wrapped else SingleRank())
-            found[task.index] = act(session)
+            session = make(Task(task, cluster, threads=1), job, ranks.member(task.index) if job.wrapped else SingleRank())
+            results[task.index] = act(session)
             session.close()
             session.close()
         except BaseException as error:
@@ -82,7 +82,7 @@ def on_ranks(job, make, act):
         thread.join(60)
     assert not errors
     assert sorted(ranks.closed) == ([(rank, True) for rank in range(job.workers)] if job.wrapped else [])
-    return [found[rank] for rank in range(job.workers)]
+    return [results[rank] for rank in range(job.workers)]
 
 
 class Made:
@@ -110,41 +110,46 @@ CASES = [
 
 @pytest.mark.parametrize("options", CASES, ids=str)
 @pytest.mark.parametrize(("workers", "batch"), [(2, 12), (3, 2)])
-def test_several_ranks_are_one(toy, options, workers, batch):
+def test_several_ranks_equal_one(toy, options, workers, batch):
     if batch < options.get("accumulate", 1) * workers:
         options = {**options, "accumulate": 1}
     ((losses, state, evaluated),) = on_ranks(Job(global_batch_size=batch, **options), Made(toy), trained)
-    for rank, (own, copied, counted) in enumerate(on_ranks(Job(nodes=workers, global_batch_size=batch, **options), Made(toy), trained)):
-        np.testing.assert_allclose(own, losses, rtol=1e-5)
+    for rank, (rank_losses, copied, counted) in enumerate(
+        on_ranks(Job(nodes=workers, global_batch_size=batch, **options), Made(toy), trained)
+    ):
+        np.testing.assert_allclose(rank_losses, losses, rtol=1e-5)
         assert counted.sums == pytest.approx(evaluated.sums, rel=1e-5)
         assert counted.updates_applied == copied.updates == 3
         if rank:
             assert copied.parameters == {}
             continue
-        for kind, theirs in ((copied.parameters, state.parameters), *((copied.slots[name], state.slots[name]) for name in state.slots)):
-            for name, value in theirs.items():
+        for kind, expected_values in (
+            (copied.parameters, state.parameters),
+            *((copied.slots[name], state.slots[name]) for name in state.slots),
+        ):
+            for name, value in expected_values.items():
                 np.testing.assert_allclose(kind[name], value, rtol=1e-4, atol=1e-6)
 
 
-def test_a_state_that_is_loaded_reaches_every_rank_and_absent_slots_begin_anew(toy):
+def test_loaded_state_reaches_all_ranks_and_resets_absent_slots(toy):
     def act(session):
         losses, state, _ = trained(session)
         session.load(replace(state, slots={}) if session._rank == 0 else None)
-        anew = deepcopy(session.state())
+        loaded = deepcopy(session.state())
         again = np.concatenate([result.losses for result in session.train(Plan(3, 1, 0, 3, np.array([0.1])))])
-        return losses, state, anew, again
+        return losses, state, loaded, again
 
     first, second = on_ranks(Job(nodes=2, global_batch_size=6, momentum=0.9, ema_decay=0.5), Made(toy), act)
     np.testing.assert_array_equal(first[3], second[3])
-    _, state, anew, _ = first
-    assert anew.updates == state.updates == 3
+    _, state, loaded, _ = first
+    assert loaded.updates == state.updates == 3
     for name, value in state.parameters.items():
-        np.testing.assert_array_equal(anew.parameters[name], value)
-        np.testing.assert_array_equal(anew.slots[EMA][name], value)
-        assert not anew.slots["momentum"][name].any()
+        np.testing.assert_array_equal(loaded.parameters[name], value)
+        np.testing.assert_array_equal(loaded.slots[EMA][name], value)
+        assert not loaded.slots["momentum"][name].any()
 
 
-def test_no_state_or_another_models_is_refused(toy):
+def test_missing_or_foreign_state_is_refused(toy):
     def act(session):
         with pytest.raises(ValueError, match="was given no state"):
             session.load(None)
@@ -154,32 +159,32 @@ def test_no_state_or_another_models_is_refused(toy):
     on_ranks(Job(), Made(toy), act)
 
 
-def test_buffers_are_each_ranks_own_until_they_are_averaged(toy):
+def test_buffers_are_local_until_averaged(toy):
     def act(session):
         list(session.train(Plan(0, 2, 0, 0, np.zeros(2))))
-        own = session._values.buffers["seen"].copy()
+        seen = session._values.buffers["seen"].copy()
         session.evaluate("test")
         session.state()
-        return own, session._values.buffers["seen"].copy()
+        return seen, session._values.buffers["seen"].copy()
 
-    (own, mean), (others, same) = on_ranks(Job(nodes=2, global_batch_size=3), Made(toy, Counting.spec, Counting()), act)
-    assert [own.tolist(), others.tolist()] == [[3.0, 5.0], [3.0, 3.0]]
+    (seen, mean), (other_seen, same) = on_ranks(Job(nodes=2, global_batch_size=3), Made(toy, Counting.spec, Counting()), act)
+    assert [seen.tolist(), other_seen.tolist()] == [[3.0, 5.0], [3.0, 3.0]]
     assert mean.tolist() == same.tolist() == [3.0, 4.0]
 
 
-def test_every_component_of_a_step_is_repeated_and_weights_stay(toy):
+def test_calibration_repeats_components_and_keeps_weights(toy):
     def act(session):
         before = deepcopy(session.state())
-        found = [session.calibrate(CalibrationOrder(name, 3))[0] for name in ("data", "compute", "half", "communicate", "message")]
-        return before, found, deepcopy(session.state())
+        timings = [session.calibrate(CalibrationOrder(name, 3))[0] for name in ("data", "compute", "half", "communicate", "message")]
+        return before, timings, deepcopy(session.state())
 
-    for before, found, after in on_ranks(Job(nodes=2, optimizer="adamw", weight_decay=0.1), Made(toy), act):
-        assert [(one.count, one.seconds > 0) for one in found] == [(3, True)] * 5
+    for before, timings, after in on_ranks(Job(nodes=2, optimizer="adamw", weight_decay=0.1), Made(toy), act):
+        assert [(timing.count, timing.seconds > 0) for timing in timings] == [(3, True)] * 5
         for name, value in before.parameters.items():
             np.testing.assert_array_equal(after.parameters[name], value)
 
 
-def test_a_single_worker_predicts(toy):
+def test_single_worker_predicts(toy):
     made = Made(toy)
 
     def act(session):
@@ -199,12 +204,12 @@ def test_several_workers_do_not_predict(toy):
     on_ranks(Job(nodes=2), Made(toy), act)
 
 
-def test_what_it_cannot_do_is_refused(toy):
+def test_unsupported_requests_are_refused(toy):
     made = Made(toy)
     (placed,) = toy.BACKEND.placement(Job())
     task = Task(placed, Cluster((placed,), ("127.0.0.1",), {placed.name: 1}, "00"), 1)
-    own = replace(made.spec, objective=Objective("own", "own_loss", ("loss_sum", "examples"), ()))
+    custom = replace(made.spec, objective=Objective("own", "own_loss", ("loss_sum", "examples"), ()))
     with pytest.raises(UsageError, match=r"^precision: got 'fp16'"):
         toy.BACKEND.open(task, Job(backend="toy", precision="fp16"), made.spec, made.data)
     with pytest.raises(UsageError, match=r"^model: 'logreg' has the loss 'own_loss'; backend toy knows cross_entropy alone"):
-        toy.BACKEND.open(task, Job(backend="toy"), own, made.data)
+        toy.BACKEND.open(task, Job(backend="toy"), custom, made.data)

@@ -1,4 +1,4 @@
-"""Files beside the arrays of a store: they come back as they were, and hostile or damaged ones are refused by name."""
+"""Attachments of a store: they round-trip, and hostile or damaged ones are refused by name."""
 
 import os
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ class Source:
         return PreparedColumns((ColumnSpec("source", "uint16", (None,)),), features, splits, attachments=lambda: self.attachments)
 
 
-def made(root, source):
+def build_made(root, source):
     build_store(root, "made", source.name, source, None, again=True)
     return root / "made"
 
@@ -41,8 +41,8 @@ def opened(folder):
     return stored_dataset._open(folder, "text", None, always=True)
 
 
-def test_they_come_back(tmp_path):
-    dataset = opened(made(tmp_path, Source()))
+def test_attachments_round_trip(tmp_path):
+    dataset = opened(build_made(tmp_path, Source()))
     assert dataset.attachments == ("vocabulary.model", "test.source.txt")
     assert dataset.attachment("vocabulary.model") == b"pieces"
     assert dataset.attachment("test.source.txt") == b""
@@ -56,15 +56,15 @@ NAMES = ["../outside", "a/b", "/etc/passwd", ".hidden", "", "manifest.json", "ve
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_names_that_lead_elsewhere_are_refused(tmp_path, name):
+def test_attachment_names_outside_folder_are_refused(tmp_path, name):
     with pytest.raises(UsageError, match="is no name for one"):
-        made(tmp_path, Source({name: b"x"}))
+        build_made(tmp_path, Source({name: b"x"}))
     assert not list(tmp_path.iterdir())
 
 
-def test_large_ones_are_refused(tmp_path):
+def test_large_attachments_are_refused(tmp_path):
     with pytest.raises(UsageError, match=r"vocabulary\.model has \d+ bytes, more than"):
-        made(tmp_path, Source({"vocabulary.model": bytes(MAX_ATTACHMENT_BYTES + 1)}))
+        build_made(tmp_path, Source({"vocabulary.model": bytes(MAX_ATTACHMENT_BYTES + 1)}))
 
 
 def changed(folder, **update):
@@ -74,8 +74,8 @@ def changed(folder, **update):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_manifest_that_names_other_files_is_refused(tmp_path, name):
-    folder = made(tmp_path, Source())
+def test_manifest_naming_foreign_files_is_refused(tmp_path, name):
+    folder = build_made(tmp_path, Source())
     entry = read_manifest(folder).attachments["vocabulary.model"]
     changed(folder, attachments={name: entry})
     with pytest.raises(DamagedStoreError, match="is no name for one"):
@@ -83,8 +83,8 @@ def test_a_manifest_that_names_other_files_is_refused(tmp_path, name):
 
 
 @pytest.mark.parametrize("bytes_", [-1, MAX_ATTACHMENT_BYTES + 1, 2**70])
-def test_a_manifest_with_impossible_sizes_is_refused(tmp_path, bytes_):
-    folder = made(tmp_path, Source())
+def test_manifest_with_impossible_sizes_is_refused(tmp_path, bytes_):
+    folder = build_made(tmp_path, Source())
     entry = read_manifest(folder).attachments["vocabulary.model"]
     changed(folder, attachments={"vocabulary.model": entry.model_copy(update={"bytes": bytes_})})
     with pytest.raises(DamagedStoreError, match="attachments"):
@@ -92,15 +92,15 @@ def test_a_manifest_with_impossible_sizes_is_refused(tmp_path, bytes_):
 
 
 @pytest.mark.parametrize("languages", [("e" * 50,), ("\x1b[31m",), ("en",) * 11])
-def test_a_manifest_with_strange_languages_is_refused(tmp_path, languages):
-    folder = made(tmp_path, Source())
+def test_manifest_with_invalid_languages_is_refused(tmp_path, languages):
+    folder = build_made(tmp_path, Source())
     changed(folder, languages=languages)
     with pytest.raises(DamagedStoreError, match="languages"):
         opened(folder)
 
 
 def test_verify_finds_damage(tmp_path):
-    folder = made(tmp_path, Source())
+    folder = build_made(tmp_path, Source())
     assert len(stored_dataset.verify_store("text", folder).files) == 1 + 4 + 2
     path = folder / "vocabulary.model"
     path.chmod(0o644)
@@ -108,8 +108,8 @@ def test_verify_finds_damage(tmp_path):
     path.write_bytes(b"Pieces")
     with pytest.raises(DamagedStoreError, match=r"vocabulary\.model differs from its sha256"):
         dataset.attachment("vocabulary.model")
-    (found,) = stored_dataset.verify_store("text", folder).damaged
-    assert found.name == "vocabulary.model"
+    (check,) = stored_dataset.verify_store("text", folder).damaged
+    assert check.name == "vocabulary.model"
     path.unlink()
     os.mkfifo(path)
     with pytest.raises(DamagedStoreError, match=r"vocabulary\.model is a pipe"):

@@ -1,4 +1,4 @@
-"""A mask and causality hold together in attention, on both frameworks; what is no mask is refused by both, and dropout without a word."""
+"""Attention under masks and causality, and refused masks and dropout, in both frameworks."""
 
 import subprocess
 import sys
@@ -16,21 +16,21 @@ CASES = 20
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory, seed):
-    """What each backend computed in a process of its own."""
+    """Return what each backend computed in a separate process."""
     folder, script = tmp_path_factory.mktemp("attention"), str(Path(__file__).parent / "attention_cases.py")
-    found = {}
+    results_by_backend = {}
     for backend in ("tf", "torch"):
         file = folder / f"{backend}.npz"
         done = subprocess.run(
             [sys.executable, script, backend, str(seed), str(file)], capture_output=True, text=True, timeout=120, check=False
         )
         assert done.returncode == 0, done.stderr
-        found[backend] = dict(np.load(file))
-    return found
+        results_by_backend[backend] = dict(np.load(file))
+    return results_by_backend
 
 
 def attended(query, key, value, reached, factor):
-    """Attention by its definition, float64, heads side by side."""
+    """Compute attention by its definition in float64, with heads next to each other."""
     query, key, value = (array.astype(np.float64) for array in (query, key, value))
     scores = np.where(reached, query @ key.swapaxes(2, 3) / np.sqrt(query.shape[3]), -np.inf)
     shares = np.exp(scores - scores.max(3, keepdims=True))
@@ -40,28 +40,28 @@ def attended(query, key, value, reached, factor):
 
 @BACKENDS
 @pytest.mark.parametrize(("masked", "causal", "training"), KINDS)
-def test_each_query_reaches_what_mask_and_causality_leave(results, backend, masked, causal, training):
-    found = results[backend]
+def test_attention_respects_mask_and_causality(results, backend, masked, causal, training):
+    arrays = results[backend]
     for number in range(CASES):
-        query, key, value, mask = (found[f"{number}/{name}"] for name in ("query", "key", "value", "mask"))
+        query, key, value, mask = (arrays[f"{number}/{name}"] for name in ("query", "key", "value", "mask"))
         reached = np.ones((*query.shape[:3], key.shape[2]), np.bool_)
         if masked:
             reached &= mask
         if causal:
             reached &= np.tri(query.shape[2], key.shape[2], dtype=np.bool_)
         expected = attended(query, key, value, reached, 1 + RATE if training else 1)
-        assert np.abs(found[f"{number}/{masked}/{causal}/{training}"] - expected).max() < 1e-5
+        assert np.abs(arrays[f"{number}/{masked}/{causal}/{training}"] - expected).max() < 1e-5
 
 
 @BACKENDS
 @pytest.mark.parametrize("kind", ["float32", "int32"])
-def test_a_mask_of_numbers_is_refused(results, backend, kind):
-    said = str(results[backend][f"said of {kind}"])
-    assert said.startswith(f"model: the attention with the dropout number 5 was given a mask of {kind}; bool is needed, [batch, heads,")
+def test_attention_with_numeric_mask_is_refused(results, backend, kind):
+    message = str(results[backend][f"message for {kind}"])
+    assert message.startswith(f"model: the attention with the dropout number 5 was given a mask of {kind}; bool is needed, [batch, heads,")
 
 
 @BACKENDS
-def test_dropout_that_the_spec_does_not_name_is_refused(results, backend):
-    said = "model: 'plain' drops with the rate 0.1 (dropout number 3) while it trains, but its ModelSpec does not set dropout=True"
-    assert str(results[backend]["said of dropout"]) == said
-    assert str(results[backend]["said of no dropout"]) == ""
+def test_dropout_missing_from_spec_is_refused(results, backend):
+    message = "model: 'plain' drops with the rate 0.1 (dropout number 3) while it trains, but its ModelSpec does not set dropout=True"
+    assert str(results[backend]["message for dropout"]) == message
+    assert str(results[backend]["message for no dropout"]) == ""

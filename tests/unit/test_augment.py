@@ -1,4 +1,4 @@
-"""Changes of training images: drawn from seed, epoch and example alone, exact on bytes, refused where they would change the class."""
+"""Augmentation of training images: deterministic, exact on bytes, refused where unsuitable."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def info(height=32, width=32, flippable=True):
 
 
 class TestDraws:
-    def test_are_even_over_all_moves_and_both_sides(self):
+    def test_are_uniform_over_moves_and_sides(self):
         changes = BOTH.draws(1, 0, 90_000)
         assert (changes.dtype, changes.shape) == (np.int32, (90_000, 3))
         counts = np.zeros((9, 5, 2), dtype=np.int64)
-        np.add.at(counts, tuple((changes + np.array([4, 2, 0])).T), 1)  # every value in range, else this fails
+        np.add.at(counts, tuple((changes + np.array([4, 2, 0])).T), 1)  # raises for a value out of range
         # 90 combinations, 1,000 of each expected; chi-squared with 89 degrees of freedom passes 150 once in 10,000 seeds
         assert ((counts - 1000.0) ** 2 / 1000.0).sum() < 150
 
@@ -50,13 +50,13 @@ class TestDraws:
         ranks = np.argsort(permutation(1, 0, 1000))
         assert abs(np.corrcoef(first[:, 0], ranks)[0, 1]) < 0.15  # five standard deviations
 
-    def test_of_one_example_do_not_depend_on_the_others(self):
+    def test_of_an_example_are_independent_of_others(self):
         assert np.array_equal(BOTH.draws(5, 3, 100), BOTH.draws(5, 3, 1000)[:100])
 
-    def test_are_the_same_on_every_machine_and_release(self):
+    def test_are_pinned(self):
         assert hashlib.sha256(BOTH.draws(3, 5, 10_000).astype("<i4").tobytes()).hexdigest() == GOLDEN
 
-    def test_hold_what_is_asked_for_only(self):
+    def test_hold_requested_kinds_only(self):
         crop, flip = (augmentation(kind, info()) for kind in ("crop", "flip"))
         assert np.abs(crop.draws(0, 0, 1000)).max(0).tolist() == [4, 4, 0]
         assert np.abs(flip.draws(0, 0, 1000)).max(0).tolist() == [0, 0, 1]
@@ -67,7 +67,7 @@ class TestKinds:
         assert augmentation("crop+flip", info(63, 224)) == Augmentation(7, 28, flip=True)
         assert augmentation("none", info()) is None
 
-    def test_mirroring_is_refused_where_it_changes_the_class(self):
+    def test_mirroring_is_refused_for_unflippable_data(self):
         assert augmentation("crop", info(flippable=False)) == Augmentation(4, 4, flip=False)
         for kind in ("flip", "crop+flip"):
             with pytest.raises(UsageError, match=r"'pictures' must not be mirrored.*Allowed: none, crop"):
@@ -110,7 +110,7 @@ class TestPixels:
 class TestBatches:
     @CALM
     @given(st.integers(1, 200), st.integers(1, 220), st.integers(1, 5), st.sampled_from(["sync", "async"]), st.data())
-    def test_an_example_is_changed_alike_in_any_batch(self, size, batch, workers, mode, data):
+    def test_example_changes_equally_in_any_batch(self, size, batch, workers, mode, data):
         sampler = Sampler(size, 11, FixedCount(batch, workers, mode), workers, BOTH)
         skip = data.draw(st.integers(0, size))
         expected = BOTH.draws(11, 2, size)

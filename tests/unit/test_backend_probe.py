@@ -1,4 +1,7 @@
-"""A backend that is absent, broken or noisy is an answer, not the end of the command. The backends here are real plugins in real files."""
+"""Probing absent, broken or noisy backends reports them and continues.
+
+The backends here are real plugins in real files.
+"""
 
 from __future__ import annotations
 
@@ -63,16 +66,16 @@ def plugins(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("plugins")
-def test_each_plugin_is_answered_for():
+def test_each_plugin_is_reported():
     loud, crashing, raising, gone, bare = probe_all(["loud", "crashing", "raising", "gone", "bare"])
     assert loud == Availability("loud", "1.0", ("cpu", "gpu:0 Y"))
     assert (crashing.version, crashing.problem) == (None, "probing it ended with SIGSEGV")
     assert raising.problem == "probing it ended with exit code 1: OSError: libcudart.so: cannot open shared object file"
     assert "backend 'gone' could not be loaded from 'some_plugin:gone'" in gone.problem
     assert "backend 'bare' (some_plugin:bare) is incomplete; missing: name, capabilities, placement, preload, open." in bare.problem
-    assert all(found.hint == "see the plugin's own documentation" for found in (crashing, raising, gone))
+    assert all(backend.hint == "see the plugin's own documentation" for backend in (crashing, raising, gone))
 
 
-def test_an_unknown_backend_is_a_wrong_request():
+def test_unknown_backend_is_usage_error():
     with pytest.raises(UsageError, match="got 'jax'"):
         probe("jax")

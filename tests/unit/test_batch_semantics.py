@@ -1,4 +1,4 @@
-"""How many examples an update is of, and how many a worker computes at once."""
+"""Examples per update, and per micro-batch of a worker."""
 
 import numpy as np
 import pytest
@@ -16,14 +16,14 @@ from crosstrain.report.compare.factor_values import budget, update_examples
 from crosstrain.report.runs.run import count_examples, real_batch
 
 
-def test_the_batch_is_what_a_worker_computes_at_once():
+def test_batch_size_is_a_workers_micro_batch():
     job = Job(batch_size=8, accumulate=4, nodes=3, procs_per_node=2, scale_lr="linear", lr=0.1, base_batch_size=32)
     assert (job.micro_batch, job.per_worker_batch, job.global_batch) == (8, 32, 192)
     assert base_learning_rate(job) == pytest.approx(0.6)
     assert base_learning_rate(job.model_copy(update={"mode": "async"})) == pytest.approx(0.1)
 
 
-def test_a_global_batch_is_the_whole_update():
+def test_global_batch_is_the_whole_update():
     job = Job(global_batch_size=100, accumulate=4, nodes=3)
     assert (job.micro_batch, job.per_worker_batch, job.global_batch) == (9, 34, 100)
 
@@ -36,7 +36,7 @@ def test_more_micro_batches_than_examples_are_refused():
         Job(batch_size=10**9, accumulate=65_536, nodes=4096)
 
 
-def test_the_average_of_the_weights_is_a_slot_of_its_own():
+def test_weight_average_is_a_separate_slot():
     assert slot_names(Job(ema_decay=0.9)) == ("ema",)
     assert slot_names(Job(ema_decay=0.9, optimizer="adam")) == ("first_moment", "second_moment", "ema")
     assert slot_names(Job(optimizer="adam")) == ("first_moment", "second_moment")
@@ -44,11 +44,11 @@ def test_the_average_of_the_weights_is_a_slot_of_its_own():
     assert averaging_rates(0.5, np.array([100])) == 0.5
 
 
-def test_a_state_says_what_is_evaluated():
-    """The moving average where there is one, never another slot; the buffers are the model's own."""
+def test_state_to_evaluate_uses_moving_average():
+    """The moving average if present, never another slot; the buffers are the model's."""
     trained, average, buffers = ({"w": np.full(2, value)} for value in (1.0, 2.0, 3.0))
-    found = State(trained, {"momentum": buffers, EMA: average}, 7, buffers).to_evaluate()
-    assert (found.parameters, found.slots, found.updates, found.buffers) == (average, {}, 7, buffers)
+    evaluated = State(trained, {"momentum": buffers, EMA: average}, 7, buffers).to_evaluate()
+    assert (evaluated.parameters, evaluated.slots, evaluated.updates, evaluated.buffers) == (average, {}, 7, buffers)
     assert State(trained, {"momentum": buffers}, 7, buffers).to_evaluate().parameters is trained
 
 
@@ -59,22 +59,22 @@ def test_a_state_says_what_is_evaluated():
     mode=st.sampled_from(["sync", "async"]),
     steps=st.integers(1, 200),
 )
-def test_the_examples_of_updates_are_those_that_the_order_of_the_data_gives_them(size, batch, nodes, mode, steps):
-    """Also where a batch is of more than all training examples. The order is the one that runs train on."""
+def test_update_examples_match_sampler(size, batch, nodes, mode, steps):
+    """Also where a batch exceeds all training examples; the order is that of real runs."""
     job = Job(batch_size=batch, accumulate=1, nodes=nodes, mode=mode, steps=steps)
     sampler = run_sampler(job, size)
-    given = sampler.whole(0, 0, sampler.steps_per_epoch).examples
+    sampled = sampler.whole(0, 0, sampler.steps_per_epoch).examples
     described = {"dataset": {"sizes": {"train": size}}}
-    asked = job.global_batch if mode == "sync" else job.per_worker_batch
-    assert real_batch(described, asked) == given.max()
-    assert count_examples(described, steps, asked) == sum(int(given[step % len(given)]) for step in range(steps))
-    per_worker = [sampler.for_rank(0, 0, 1, rank).offsets[-1] for rank in range(nodes)] if mode == "sync" else [given[0]]
+    requested_batch = job.global_batch if mode == "sync" else job.per_worker_batch
+    assert real_batch(described, requested_batch) == sampled.max()
+    assert count_examples(described, steps, requested_batch) == sum(int(sampled[step % len(sampled)]) for step in range(steps))
+    per_worker = [sampler.for_rank(0, 0, 1, rank).offsets[-1] for rank in range(nodes)] if mode == "sync" else [sampled[0]]
     assert max(per_worker) <= job.per_worker_batch
     assert updates(job.model_copy(update={"steps": None, "epochs": 3}), float(size)) == 3 * sampler.steps_per_epoch
 
 
 @pytest.mark.parametrize(("mode", "examples"), [("sync", 13), ("async", 6)])
-def test_a_run_on_less_data_than_a_global_batch_has_updates_of_that_data(mode, examples):
+def test_update_examples_are_capped_by_dataset_size(mode, examples):
     run = made(mode=mode, nodes=3, batch_size=3, accumulate=2, steps=10, dataset={"sizes": {"train": 13, "test": 4}})
     assert update_examples(run) == examples
     assert budget(run) == ("examples", 130 if mode == "sync" else 4 * 13 - 13 + 6)

@@ -1,4 +1,4 @@
-"""Runs whose batches are filled by tokens: what is advised can be asked for, and a mean number of sentences is not taken for a setting."""
+"""Token-based batches: advice is usable, and mean batch sizes are not taken for settings."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ STEP = {"compute": 0.002, "communicate": 0.008}
 
 
 def filled(name="one", worker=71, workers=2, tokens=1024, **job):
-    """A run whose workers had so many sentences in the mean."""
+    """Return a run whose workers had so many sentences on average."""
     mean = {"batch_size": worker, "global_batch_size": worker * workers, "batch_tokens": tokens}
     return made(name, nodes=workers, batch_tokens=tokens, summary=mean, **job)
 
 
-def by_tokens(path, tokens, mean):
-    """Make a run directory one of batches by tokens."""
+def make_token_based(path, tokens, mean):
+    """Convert a run directory to batches by tokens."""
     described, summary = (json.loads((path / file).read_text()) for file in ("job.json", "summary.json"))
     write(path, "job.json", {**described, "batch_size": None, "global_batch_size": None, "batch_tokens": tokens})
     write(path, "summary.json", {**summary, "batch_size": mean, "global_batch_size": 2 * mean, "batch_tokens": tokens})
@@ -42,14 +42,14 @@ def by_tokens(path, tokens, mean):
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("accumulate", [1, 4])
-def test_twice_the_tokens_are_advised_and_can_be_asked_for(tmp_path, mode, accumulate):
+def test_advice_doubles_tokens_and_is_valid(tmp_path, mode, accumulate):
     path = explained_run(tmp_path, [STEP] * 2, mode=mode, half_fraction=0.6, figures={"updates_by_worker": [100, 100]})
     before = {entry.option: entry for entry in advise(diagnose(Run(path)))}["--batch-size 64"]
     described = json.loads((path / "job.json").read_text())
     write(path, "job.json", {**described, "accumulate": accumulate})
-    found = {entry.option: entry for entry in advise(diagnose(Run(by_tokens(path, 1024, 71))))}
-    assert not [option for option in found if option.startswith(("--batch-size", "--global-batch-size"))]
-    entry = found["--batch-tokens 2048"]
+    advice = {entry.option: entry for entry in advise(diagnose(Run(make_token_based(path, 1024, 71))))}
+    assert not [option for option in advice if option.startswith(("--batch-size", "--global-batch-size"))]
+    entry = advice["--batch-tokens 2048"]
     assert (entry.speedup, entry.bound) == (before.speedup, "about")
     assert (entry.now, entry.reason) == ("now 1024", "halves the communication per token")
     assert "--scale-lr" in before.caution
@@ -61,38 +61,38 @@ def test_twice_the_tokens_are_advised_and_can_be_asked_for(tmp_path, mode, accum
 
 @settings(deadline=None, derandomize=True, database=None, max_examples=6)
 @given(st.integers(2, 5000), st.integers(1, 4), st.integers(1, 10**6))
-def test_every_table_says_that_a_batch_is_a_mean(worker, workers, tokens):
+def test_tables_show_mean_batch_size(worker, workers, tokens):
     run, whole = filled(worker=worker, workers=workers, tokens=tokens), f"about {worker * workers:,} sentences"
     assert f"global batch                {whole}\n" in to_text(one_run(run.summary, run.job))
-    other = filled("two", worker=worker + 1, workers=workers, tokens=tokens)
+    second = filled("two", worker=worker + 1, workers=workers, tokens=tokens)
     for layout in ("columns", "rows"):
-        assert whole in as_text(compare_runs([run, other], fold=False), layout=layout)
+        assert whole in as_text(compare_runs([run, second], fold=False), layout=layout)
 
 
-def test_a_scaling_of_batches_by_tokens_says_what_its_batch_is():
+def test_scaling_by_tokens_shows_mean_batch():
     text = as_text(compare_runs([filled("one", workers=1), filled("two")], by=["nodes"]))
     assert "weak, batch per worker about 71 sentences" in text
 
 
-def test_batches_of_examples_stay_numbers():
-    found = compare_runs([filled(), made("two", nodes=2, batch_size=71)])
-    (difference,) = (one for one in found.comparability.independent if one.key == "global_batch_size")
+def test_example_batches_stay_numbers():
+    comparison = compare_runs([filled(), made("two", nodes=2, batch_size=71)])
+    (difference,) = (factor for factor in comparison.comparability.independent if factor.key == "global_batch_size")
     assert difference.values == ("about 142 sentences", "142")
     plain = compare_runs([made("small"), made("large", batch_size=64)], by=["global_batch_size"])
-    assert [one["global batch"] for one in plain.settings] == ["32", "64"]
+    assert [row["global batch"] for row in plain.settings] == ["32", "64"]
 
 
-def test_the_list_of_runs_says_so(tmp_path):
+def test_list_of_runs_shows_mean_batch(tmp_path):
     written(tmp_path, filled(), made("two"))
     rows = {row["run"]: row for row in list_runs(tmp_path)}
     assert (rows["one"]["batch_tokens"], rows["two"]["batch_tokens"]) == (1024, None)
-    one, two = (line for line in runs_table(list(rows.values()))[0].splitlines() if line.startswith(("one", "two")))
-    assert "about 142 sentences" in one
-    assert "sentences" not in two
+    first, second = (line for line in runs_table(list(rows.values()))[0].splitlines() if line.startswith(("one", "two")))
+    assert "about 142 sentences" in first
+    assert "sentences" not in second
 
 
-def test_a_prediction_says_so(tmp_path):
-    path = str(by_tokens(calibrated_run(tmp_path), 1024, 71))
+def test_prediction_shows_mean_batch(tmp_path):
+    path = str(make_token_based(calibrated_run(tmp_path), 1024, 71))
     done = CliRunner().invoke(predict, [path, "--nodes", "1,2", "--scaling", "both"])
     assert "Batch of a worker stays about 32 sentences (weak scaling)" in done.stdout, done.output  # of the calibration
     assert "Global batch stays about 142 sentences (strong scaling)" in done.stdout

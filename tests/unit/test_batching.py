@@ -1,4 +1,4 @@
-"""Steps that are filled by weight: other numbers of steps in each epoch, schedules that follow the epochs, and losses weighted alike."""
+"""Steps filled by weight: varying steps per epoch, schedules and weighted losses."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ WEIGHTS = st.lists(st.integers(1, 9), min_size=1, max_size=40)
 
 @dataclass(frozen=True)
 class MostWeight:
-    """Examples in the epoch's order, as many in a step as weigh `most` together, one at least."""
+    """Examples in the epoch's order, up to a weight of `most` per step, and at least one."""
 
     weights: np.ndarray
     most: int
@@ -45,7 +45,7 @@ def by_weight(weights, most, workers=1):
 
 @CALM
 @given(WEIGHTS, st.integers(1, 30), st.integers(1, 4))
-def test_weights_are_those_of_the_whole_global_batch_on_every_rank(weights, most, workers):
+def test_step_weights_are_global_on_every_rank(weights, most, workers):
     sampler = by_weight(weights, most, workers)
     for epoch in range(2):
         steps = sampler.steps_in_epoch(0, epoch)
@@ -54,26 +54,26 @@ def test_weights_are_those_of_the_whole_global_batch_on_every_rank(weights, most
         assert whole.examples.tolist() == [len(whole.batch(step)) for step in range(steps)]
         assert whole.indices.tolist() == permutation(7, epoch, len(weights)).tolist()
         for rank in range(workers):
-            own = sampler.for_rank(epoch, 0, steps, rank)
-            np.testing.assert_array_equal(own.weights, whole.weights)
-            np.testing.assert_array_equal(own.examples, whole.examples)
-            np.testing.assert_array_equal(own.slice(steps - 1, 1).batch(0), own.batch(steps - 1))
+            rank_batches = sampler.for_rank(epoch, 0, steps, rank)
+            np.testing.assert_array_equal(rank_batches.weights, whole.weights)
+            np.testing.assert_array_equal(rank_batches.examples, whole.examples)
+            np.testing.assert_array_equal(rank_batches.slice(steps - 1, 1).batch(0), rank_batches.batch(steps - 1))
 
 
 def consumed(sampler, calendar, first, count):
-    found = []
+    examples = []
     for step in range(first, first + count):
         place = calendar.place(step)
         assert 0 <= place.first_in_epoch < place.first_in_epoch + place.left == sampler.steps_in_epoch(place.skip, place.epoch)
-        assert calendar.first_step_of(place.epoch) <= step < calendar.first_step_of(place.epoch + 1)
+        assert calendar.first_step_in_epoch(place.epoch) <= step < calendar.first_step_in_epoch(place.epoch + 1)
         indices = sampler.whole(place.epoch, place.first_in_epoch, 1, place.skip).indices
-        found += [(place.epoch, int(index)) for index in indices]
-    return found
+        examples += [(place.epoch, int(index)) for index in indices]
+    return examples
 
 
 @CALM
 @given(WEIGHTS, st.lists(st.tuples(st.integers(1, 30), st.integers(0, 12)), min_size=1, max_size=5))
-def test_no_example_is_seen_twice_or_skipped_where_epochs_differ_in_steps(weights, attempts):
+def test_each_example_is_seen_once_when_steps_per_epoch_vary(weights, attempts):
     cursor, seen = START, []
     for most, count in attempts:
         sampler = by_weight(weights, most)
@@ -93,19 +93,19 @@ def test_schedules_follow_the_epochs(weights, most, step):
     places = calendar.epochs_at(0, step + 1) / calendar.steps_per_epoch
     assert (np.diff(places) > 0).all()
     for epoch in range(3):
-        assert calendar.epochs(calendar.first_step_of(epoch)) == pytest.approx(epoch, abs=1e-12)
+        assert calendar.epochs(calendar.first_step_in_epoch(epoch)) == pytest.approx(epoch, abs=1e-12)
     resumed = EpochIndex(by_weight(weights, most), calendar.cursor(step))
     assert resumed.epochs(step) == pytest.approx(calendar.epochs(step), abs=1e-9)
     job = Job(lr=0.1, schedule="step", schedule_step_epochs=1, schedule_gamma=0.5)
-    total = calendar.first_step_of(3)
+    total = calendar.first_step_in_epoch(3)
     rates = learning_rates(job, 0, total, calendar.steps_per_epoch, total, calendar.epochs_at(0, total))
     expected = [0.1 * 0.5**epoch for epoch in range(3) for _ in range(sampler.steps_in_epoch(0, epoch))]
     assert rates == pytest.approx(expected)
 
 
-def test_two_rules_of_which_one_counts_agree_where_all_weigh_the_same():
-    ones = np.ones(23, dtype=np.int64)
-    by_weight_, by_count = Sampler(23, 7, MostWeight(ones, 5), 2, None, ones), Sampler(23, 7, FixedCount(5, 2, "sync"), 2)
+def test_weight_and_count_rules_agree_for_equal_weights():
+    weights = np.ones(23, dtype=np.int64)
+    by_weight_, by_count = Sampler(23, 7, MostWeight(weights, 5), 2, None, weights), Sampler(23, 7, FixedCount(5, 2, "sync"), 2)
     first, second = EpochIndex(by_weight_, DataCursor(3, 0, 11)), EpochIndex(by_count, DataCursor(3, 0, 11))
     for step in range(3, 40):
         assert first.place(step) == second.place(step)
@@ -114,6 +114,6 @@ def test_two_rules_of_which_one_counts_agree_where_all_weigh_the_same():
 
 
 @pytest.mark.parametrize(("weights", "words"), [([1, 0, 2], "example 1 has the weight 0"), ([1, 2], "there are 2")])
-def test_weights_that_would_divide_by_nothing(weights, words):
+def test_weights_that_divide_by_zero_are_refused(weights, words):
     with pytest.raises(ValueError, match=words):
         Sampler(3, 0, FixedCount(2, 1, "sync"), 1, None, np.array(weights))

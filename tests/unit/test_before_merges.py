@@ -1,7 +1,6 @@
-"""Runs, settings and JSON documents that were written before the files of the product were merged: all are read as they were.
+"""Golden runs, settings and JSON documents from before a merge of product files.
 
-A field that was added since is allowed, as a new setting or figure; a field that was there keeps its name, place and value.
-
+A field that was added since is allowed; a field that existed keeps its name, place and value.
 `golden/before-merges/commands.txt` has the command of each document `json/NN.json`, in its order.
 """
 
@@ -15,19 +14,19 @@ import pytest
 from crosstrain.checkpoint import list_checkpoints, read_checkpoint
 from crosstrain.conformance.runs import trainer
 
-KEPT = Path(__file__).parent / "golden/before-merges"
-COMMANDS = (KEPT / "commands.txt").read_text().splitlines()
-SETTINGS = sorted(path.stem for path in (KEPT / "settings").glob("*.toml"))
+GOLDEN = Path(__file__).parent / "golden/before-merges"
+COMMANDS = (GOLDEN / "commands.txt").read_text().splitlines()
+SETTINGS = sorted(path.stem for path in (GOLDEN / "settings").glob("*.toml"))
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return Path(shutil.copytree(KEPT, tmp_path_factory.mktemp("before") / "kept"))
+    return Path(shutil.copytree(GOLDEN, tmp_path_factory.mktemp("before") / "runs"))
 
 
 @pytest.fixture(autouse=True)
-def as_then(folder, monkeypatch):
-    """Work where the runs lie, with no settings but those that are typed."""
+def in_old_folder(folder, monkeypatch):
+    """Work in the folder of the runs, with no settings but the arguments."""
     monkeypatch.chdir(folder)
     for name in [name for name in os.environ if name.startswith("TRAINER_")]:
         monkeypatch.delenv(name)
@@ -39,41 +38,44 @@ def document(*arguments):
     return json.loads(done.stdout.replace(os.getcwd(), "/home/somebody"))
 
 
-def as_then_in(found, expected):
-    """Return `found` without the fields of mappings that `expected` lacks at the same place."""
-    if isinstance(found, dict) and isinstance(expected, dict):
-        return {key: as_then_in(value, expected[key]) for key, value in found.items() if key in expected}
-    if isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
-        return [as_then_in(*pair) for pair in zip(found, expected, strict=True)]
-    return found
+def restrict_to(actual, expected):
+    """Return `actual` without mapping fields that are missing in `expected` at the same place."""
+    if isinstance(actual, dict) and isinstance(expected, dict):
+        return {key: restrict_to(value, expected[key]) for key, value in actual.items() if key in expected}
+    if isinstance(actual, list) and isinstance(expected, list) and len(actual) == len(expected):
+        return [restrict_to(*pair) for pair in zip(actual, expected, strict=True)]
+    return actual
 
 
-def test_only_added_fields_are_left_out():
+def test_only_added_fields_are_ignored():
     expected = {"a": 1, "rows": [{"b": None}, 2], "gone": 3}
-    assert as_then_in({"a": 2, "new": 0, "rows": [{"b": 0, "new": 1}, 2]}, expected) == {"a": 2, "rows": [{"b": 0}, 2]}
-    assert as_then_in({"rows": [{"b": None}, 2, 3]}, expected) == {"rows": [{"b": None}, 2, 3]}
+    assert restrict_to({"a": 2, "new": 0, "rows": [{"b": 0, "new": 1}, 2]}, expected) == {"a": 2, "rows": [{"b": 0}, 2]}
+    assert restrict_to({"rows": [{"b": None}, 2, 3]}, expected) == {"rows": [{"b": None}, 2, 3]}
 
 
 @pytest.mark.parametrize("number", range(1, len(COMMANDS) + 1), ids=COMMANDS)
 def test_json_document_of_earlier_run_is_the_same(number):
-    expected = json.loads((KEPT / f"json/{number:02}.json").read_text())
-    assert as_then_in(document(*COMMANDS[number - 1].split()), expected) == expected
+    expected = json.loads((GOLDEN / f"json/{number:02}.json").read_text())
+    assert restrict_to(document(*COMMANDS[number - 1].split()), expected) == expected
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_settings_of_earlier_file_are_the_same(name):
-    expected = json.loads((KEPT / f"settings/{name}.json").read_text())
-    assert as_then_in(document("run", "--config", f"settings/{name}.toml", "--print-config"), expected) == expected
+    expected = json.loads((GOLDEN / f"settings/{name}.json").read_text())
+    assert restrict_to(document("run", "--config", f"settings/{name}.toml", "--print-config"), expected) == expected
 
 
 @pytest.mark.parametrize(("run", "steps"), [("torch-sync", [18, 12, 6]), ("tf-async", [12, 6]), ("tf-sync", [12, 6])])
 def test_checkpoints_of_earlier_run_load(run, steps):
-    found = [read_checkpoint(path) for path in list_checkpoints(KEPT / "runs" / run)]
-    assert [checkpoint.meta.step for checkpoint in found] == steps
+    checkpoints = [read_checkpoint(path) for path in list_checkpoints(GOLDEN / "runs" / run)]
+    assert [checkpoint.meta.step for checkpoint in checkpoints] == steps
 
 
 def keys(document, path=""):
-    """Return the path of every key of a JSON document; the elements of a list are one, and so are figures that a short run may lack."""
+    """Return the path of every key of a JSON document.
+
+    Elements of a list count as one, and so do figures that a short run may not have.
+    """
     if isinstance(document, dict) and not path.endswith(".memory_pss_bytes"):
         return {path} | {key for name, value in document.items() for key in keys(value, f"{path}.{name}")}
     return {path}.union(*(keys(value, f"{path}[]") for value in document)) if isinstance(document, list) else {path}
@@ -83,8 +85,8 @@ def keys(document, path=""):
 @pytest.mark.parametrize("run", ["tf-sync", "torch-async"])
 def test_json_document_of_new_run_has_all_fields(tmp_path, monkeypatch, run):
     monkeypatch.chdir(tmp_path)
-    command = json.loads((KEPT / f"runs/{run}/job.json").read_text())["command"]
-    expected = json.loads((KEPT / f"json/run-{run}.json").read_text())
+    command = json.loads((GOLDEN / f"runs/{run}/job.json").read_text())["command"]
+    expected = json.loads((GOLDEN / f"json/run-{run}.json").read_text())
     assert keys(expected) <= keys(document(*command[1:]))
 
 

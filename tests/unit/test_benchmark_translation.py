@@ -1,4 +1,4 @@
-"""The benchmark's translation rows: their text, their batches, and results that are kept from call to call."""
+"""Translation rows of the benchmark: text, batches, and results cached between calls."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MEASURED = Measured(10.0, None, 1.0, None, 1, 2, 3, (3.0, 2.0, 1.0), 1.5, 3, tar
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    """A short version of the corpus, and the name under which it is data."""
+    """Write a short version of the corpus, and return the name under which it is data."""
     with pytest.MonkeyPatch.context() as patch:
         prefix = tmp_path_factory.mktemp("text") / "generated"
         patch.setenv("TRAINER_DATA_CACHE", str(prefix.parent / "cache"))
@@ -42,7 +42,7 @@ def text(tmp_path_factory):
         yield data
 
 
-def test_the_generated_text_is_as_long_as_real_text_and_the_same_each_time(text, tmp_path, monkeypatch):
+def test_generated_text_is_realistic_and_deterministic(text, tmp_path, monkeypatch):
     prefix = generated_text.PREFIX
     lines = prefix.with_suffix(".en").read_text().splitlines()
     words = np.array([len(line.split()) for line in lines])
@@ -55,8 +55,8 @@ def test_the_generated_text_is_as_long_as_real_text_and_the_same_each_time(text,
     assert (tmp_path / "again.en").read_text().splitlines() == lines
 
 
-def test_the_peers_take_the_batches_of_the_product(text):
-    """Both count the target tokens of each update; the peers' are those of padded matrices, over two epochs."""
+def test_peers_use_product_batches(text):
+    """Both count target tokens per update; the peers count padded matrices, over two epochs."""
     work = replace(TINY, data=text, batch_tokens=512)
     script = f"""
 import json, types, sys
@@ -65,18 +65,18 @@ from text_batches import text_batches
 from crosstrain.data.store.stored_dataset import open_dataset
 data = open_dataset({text!r})
 work = types.SimpleNamespace(data=data, seed=0, batch_tokens=512, updates=60)
-found = text_batches(work)
-assert all(int((batch.target != 0).sum()) == batch.tokens for batch in found)
-assert all((batch.shifted[:, 1:] == batch.target[:, :-1]).all() and (batch.shifted[:, 0] == 1).all() for batch in found)
-assert all(batch.target.size <= 512 and batch.source.size <= 512 for batch in found)
-print(json.dumps([batch.tokens for batch in found]))
+batches = text_batches(work)
+assert all(int((batch.target != 0).sum()) == batch.tokens for batch in batches)
+assert all((batch.shifted[:, 1:] == batch.target[:, :-1]).all() and (batch.shifted[:, 0] == 1).all() for batch in batches)
+assert all(batch.target.size <= 512 and batch.source.size <= 512 for batch in batches)
+print(json.dumps([batch.tokens for batch in batches]))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == target_tokens(work, 1, 60).tolist()
 
 
-def test_tokens_per_second_are_those_of_the_updates_that_the_clock_saw(tmp_path):
+def test_tokens_per_second_count_timed_updates(tmp_path):
     records = [
         {"step": first, "count": 2, "time_seconds": seconds, "losses": [3.0, 2.0]} for first, seconds in ((0, 1.0), (2, 2.0), (4, 4.0))
     ]
@@ -86,74 +86,72 @@ def test_tokens_per_second_are_those_of_the_updates_that_the_clock_saw(tmp_path)
     (tmp_path / "job.json").write_text(json.dumps({"threads_per_task": [2]}))
     (tmp_path / "steps.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     (tmp_path / "events.jsonl").write_text("")
-    found = ours.read_run(tmp_path, 2, np.array([1.0, 2.0, 10.0, 20.0, 30.0, 40.0]))
-    assert (found.target_tokens_per_second, found.padding_share) == (100.0 / 3.0, 0.2)
+    measured = ours.read_run(tmp_path, 2, np.array([1.0, 2.0, 10.0, 20.0, 30.0, 40.0]))
+    assert (measured.target_tokens_per_second, measured.padding_share) == (100.0 / 3.0, 0.2)
 
 
-def test_without_dropout_the_losses_of_every_update_are_compared():
-    peers = {
-        name: found for name, found in CONTESTANTS.items() if isinstance(found, Peer) and CONTESTANTS[found.like].work.data == TINY.data
-    }
-    assert {found.losses for name, found in peers.items() if "no dropout" in name} == {"each"}
+def test_peers_without_dropout_compare_every_loss():
+    peers = {name: peer for name, peer in CONTESTANTS.items() if isinstance(peer, Peer) and CONTESTANTS[peer.like].work.data == TINY.data}
+    assert {peer.losses for name, peer in peers.items() if "no dropout" in name} == {"each"}
     assert {
-        found.losses for name, found in peers.items() if "no dropout" not in name and "decoding" not in name and "products" not in name
+        peer.losses for name, peer in peers.items() if "no dropout" not in name and "decoding" not in name and "products" not in name
     } == {"level"}
     assert BASE.most_repeats == 3
 
 
-def test_the_bound_of_an_exchange_is_that_of_all_parameters(text):
-    """The vocabulary of the rows has 8,000 pieces, 6,000 more than the one here, with a row of the embedding each."""
+def test_exchange_bound_counts_all_parameters(text):
+    """The rows' vocabulary has 6,000 more pieces, with an embedding row each, than the one here."""
     spec = build_model("transformer:base", open_dataset(text).info)
     assert spec.size + 6000 * spec.width == BASE_PARAMETERS
     assert pytest.approx(4 / 3 * 4 * BASE_PARAMETERS / 125e6) == RING.value
 
 
-def test_results_are_kept_for_the_same_machine_versions_and_definitions(tmp_path):
+def test_cached_results_require_same_machine_and_versions(tmp_path):
     name = "torch tiny fp32"
     scene = {name: CONTESTANTS[name]}
-    kept = KeptResults(tmp_path, FACTS, 1)
-    assert kept.find(scene, 0) is None
-    kept.keep(scene, 0, {name: MEASURED})
+    cache = KeptResults(tmp_path, FACTS, 1)
+    assert cache.find(scene, 0) is None
+    cache.keep(scene, 0, {name: MEASURED})
     assert KeptResults(tmp_path, {**FACTS, "load_before": 3.0}, 1).find(scene, 0) == {name: MEASURED}
-    assert kept.find(scene, 1) is None
+    assert cache.find(scene, 1) is None
     assert KeptResults(tmp_path, {**FACTS, "versions": {"torch": "2.15"}}, 1).find(scene, 0) is None
     assert KeptResults(tmp_path, FACTS, 10).find(scene, 0) is None
-    assert kept.find({name: replace(CONTESTANTS[name], steps=7)}, 0) is None
+    assert cache.find({name: replace(CONTESTANTS[name], steps=7)}, 0) is None
     assert KeptResults(None, FACTS, 1).find(scene, 0) is None
 
 
-def test_a_failed_repeat_is_not_kept_and_a_damaged_file_is_named(tmp_path):
+def test_cache_skips_failed_repeats_and_names_damaged_file(tmp_path):
     name = "torch tiny fp32"
-    kept, scene = KeptResults(tmp_path, FACTS, 1), {name: CONTESTANTS[name]}
-    kept.keep(scene, 0, {name: None})
+    cache, scene = KeptResults(tmp_path, FACTS, 1), {name: CONTESTANTS[name]}
+    cache.keep(scene, 0, {name: None})
     assert list(tmp_path.iterdir()) == []
-    kept.keep(scene, 0, {name: MEASURED})
+    cache.keep(scene, 0, {name: MEASURED})
     (path,) = tmp_path.iterdir()
     path.write_text("{}")
     with pytest.raises(UsageError, match=path.name):
-        kept.find(scene, 0)
+        cache.find(scene, 0)
 
 
-def test_a_session_takes_up_what_was_kept_and_starts_nothing_for_it(tmp_path):
+def test_session_reuses_cached_results_without_starting(tmp_path):
     names = ["torch tiny fp32", "torch tiny fp32 by hand"]
-    scene, kept, said = {name: CONTESTANTS[name] for name in names}, KeptResults(tmp_path, FACTS, 1), []
+    scene, cache, messages = {name: CONTESTANTS[name] for name in names}, KeptResults(tmp_path, FACTS, 1), []
     for repeat in range(2):
-        kept.keep(scene, repeat, {name: replace(MEASURED, steps=repeat) for name in names})
-    session = Session(2, 1, "host", None, 1.0, said.append, kept)
+        cache.keep(scene, repeat, {name: replace(MEASURED, steps=repeat) for name in names})
+    session = Session(2, 1, "host", None, 1.0, messages.append, cache)
     session.run(names)
     assert {name: [run.steps for run in runs] for name, runs in session.runs.items()} == {name: [0, 1] for name in names}
-    assert said == ["1/2 torch tiny fp32: kept from an earlier call", "2/2 torch tiny fp32: kept from an earlier call"]
+    assert messages == ["1/2 torch tiny fp32: kept from an earlier call", "2/2 torch tiny fp32: kept from an earlier call"]
     assert asdict(session.runs[names[0]][1]) == asdict(replace(MEASURED, steps=1))
 
 
-def test_who_has_had_its_turns_is_left_out_of_the_others_repeats(tmp_path):
+def test_peer_at_its_repeat_limit_is_skipped(tmp_path):
     ours, trainer = "torch tiny fp32", "Lightning tiny fp32"
     limit = CONTESTANTS[trainer].most_repeats
-    kept = KeptResults(tmp_path, FACTS, 1)
+    cache = KeptResults(tmp_path, FACTS, 1)
     for repeat in range(limit + 2):
         taking_turns = [ours, trainer] if repeat < limit else [ours]
-        kept.keep({name: CONTESTANTS[name] for name in taking_turns}, repeat, dict.fromkeys(taking_turns, MEASURED))
-    session = Session(limit + 2, 1, "host", None, 1.0, lambda said: None, kept)
+        cache.keep({name: CONTESTANTS[name] for name in taking_turns}, repeat, dict.fromkeys(taking_turns, MEASURED))
+    session = Session(limit + 2, 1, "host", None, 1.0, lambda message: None, cache)
     session.run([ours, trainer])
     assert session.runs == {ours: [MEASURED] * (limit + 2), trainer: [MEASURED] * limit + [None] * 2}
     assert compute("row", ROWS["translation-tiny-torch-fp32-lightning"], session.runs).repeats == limit

@@ -1,4 +1,4 @@
-"""The benchmark's arithmetic and its table of rows; the runs themselves are `python -m benchmarks`."""
+"""The benchmark's arithmetic and its table of rows; `python -m benchmarks` does the runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def measured(steps_per_second=100.0, **changes):
     return replace(run, **changes)
 
 
-def test_a_window_begins_with_the_result_that_completes_the_warm_up():
+def test_window_starts_after_warm_up():
     assert window([4, 8, 16, 32], [1.0, 2.0, 4.0, 8.0], 10) == (48, 6.0)
     assert window([4, 8, 16, 32], [1.0, 2.0, 4.0, 8.0], 12) == (48, 6.0)
     assert window([4, 8, 16, 32], [1.0, 2.0, 4.0, 8.0], 13) == (32, 4.0)
@@ -42,7 +42,7 @@ def test_a_window_begins_with_the_result_that_completes_the_warm_up():
         window([4, 8, 16, 32], [1.0, 2.0, 4.0, 8.0], 29)
 
 
-def test_the_ratio_is_the_median_of_neighbours_not_the_ratio_of_medians():
+def test_ratio_is_median_of_paired_ratios():
     runs = {"tf": [measured(rate) for rate in (100.0, 300.0, 200.0)], "model.fit": [measured(rate) for rate in (50.0, 60.0, 80.0)]}
     result = compute("tf-fit", ROWS["tf-fit"], runs)
     assert ratios([100.0, 300.0, 200.0], [50.0, 60.0, 80.0]) == [2.0, 5.0, 2.5]
@@ -51,7 +51,7 @@ def test_the_ratio_is_the_median_of_neighbours_not_the_ratio_of_medians():
     assert compute("tf-fit", replace(ROWS["tf-fit"], target=2.5), runs).met is True
 
 
-def test_a_reference_stands_in_for_a_peer():
+def test_reference_replaces_peer():
     row = Row("tf CNN ×3", Reference(8112, "three machines"), "examples_per_second")
     result = compute("cnn-tf-3", row, {"tf CNN ×3": [measured(examples_per_second=4056.0)]})
     assert (result.ratio, result.met) == (Spread(0.5, 0.5, 0.5), None)
@@ -61,7 +61,7 @@ def test_a_reference_stands_in_for_a_peer():
     assert json.loads(json.dumps(result.to_json()))["peer"]["median"] == 8112
 
 
-def test_memory_is_compared_in_copies_of_the_state():
+def test_memory_is_compared_in_state_copies():
     row = ROWS["checkpoint-alexnet-tf-memory"]
     saving = [measured(tree_memory_bytes=3_000, checkpoint_bytes=400, saves=1), measured(tree_memory_bytes=3_100, checkpoint_bytes=400)]
     plain = [measured(tree_memory_bytes=2_600), measured(tree_memory_bytes=2_500)]
@@ -71,14 +71,14 @@ def test_memory_is_compared_in_copies_of_the_state():
     assert "1.25 [1.00–1.50] copies" in render([result])
 
 
-def test_a_figure_that_was_not_taken_takes_its_repeat_out():
+def test_missing_figure_removes_repeat():
     row = ROWS["alexnet-tf-fp32-data-wait"]
     runs = {row.ours: [measured(data_wait_fraction=0.01), measured(), measured(data_wait_fraction=0.03)]}
     assert compute("wait", row, runs).ours == Spread(0.02, 0.01, 0.03)
     assert compute("wait", row, runs).met is True
 
 
-def test_bounds_from_above_and_rows_without_a_target():
+def test_upper_bounds_and_rows_without_target():
     slow, quick = measured(first_step_seconds=5.0), measured(first_step_seconds=4.0)
     assert compute("start-tf-1", ROWS["start-tf-1"], {"tf": [slow], "tf fused loop": [quick]}).met is True
     assert compute("start-tf-1", ROWS["start-tf-1"], {"tf": [slow], "tf fused loop": [measured(first_step_seconds=3.9)]}).met is False
@@ -88,7 +88,7 @@ def test_bounds_from_above_and_rows_without_a_target():
     assert result.ratio == Spread(0.5, 0.5, 0.5)
 
 
-def test_a_failed_run_takes_its_repeat_out_and_no_figures_meet_no_target():
+def test_failed_run_removes_repeat_and_misses_target():
     runs = {"tf": [measured(300.0), measured(100.0)], "model.fit": [measured(100.0), None]}
     assert compute("tf-fit", ROWS["tf-fit"], runs).ratio == Spread(3.0, 3.0, 3.0)
     empty = compute("tf-fit", ROWS["tf-fit"], {"tf": [None], "model.fit": [measured()]})
@@ -96,7 +96,7 @@ def test_a_failed_run_takes_its_repeat_out_and_no_figures_meet_no_target():
     assert "no figures" in render([empty])
 
 
-def test_the_table_reads_like_this():
+def test_table_layout():
     runs = {"tf": [measured(23456.0), measured(21000.0)], "model.fit": [measured(6360.0), measured(6000.0)]}
     watched = [measured(monitor_cores=0.0042)]
     results = [compute("tf-fit", ROWS["tf-fit"], runs), compute("monitor-cpu-tf-1", ROWS["monitor-cpu-tf-1"], {"tf, watched": watched})]
@@ -107,11 +107,11 @@ def test_the_table_reads_like_this():
     ]
 
 
-def test_a_peer_that_does_other_work_is_told_by_its_losses():
+def test_peer_with_other_work_is_detected_by_losses():
     ours = measured()
     assert differs(ours, measured(losses=ours.losses[:20]), "each", 1e-4, 1e-3) is None
-    other = (*ours.losses[:7], ours.losses[7] * 1.01, *ours.losses[8:20])
-    assert "at update 7" in differs(ours, measured(losses=other), "each", 1e-4, 1e-3)
+    changed_losses = (*ours.losses[:7], ours.losses[7] * 1.01, *ours.losses[8:20])
+    assert "at update 7" in differs(ours, measured(losses=changed_losses), "each", 1e-4, 1e-3)
     assert differs(ours, measured(mean_loss=ours.mean_loss * 1.0005), "each", 1e-4, 1e-3) is None
     assert "mean loss" in differs(ours, measured(mean_loss=ours.mean_loss * 1.01), "each", 1e-4, 1e-3)
     assert differs(ours, measured(mean_loss=ours.mean_loss * 1.01), "level", 1e-4, 1e-3) is None
@@ -121,7 +121,7 @@ def test_a_peer_that_does_other_work_is_told_by_its_losses():
 
 
 @pytest.mark.parametrize("name", CONTESTANTS)
-def test_every_peer_has_a_readable_file_and_its_own_match(name):
+def test_every_peer_has_readable_file_and_match(name):
     contestant = CONTESTANTS[name]
     if isinstance(contestant, Ours):
         return
@@ -133,12 +133,12 @@ def test_every_peer_has_a_readable_file_and_its_own_match(name):
     assert contestant.steps <= match.steps
 
 
-def test_every_row_has_its_contestants_and_every_file_its_row():
+def test_rows_and_peer_files_correspond():
     used = {name for row in ROWS.values() for name in row.contestants}
     assert used == set(CONTESTANTS)
     scripts = {contestant.path for contestant in CONTESTANTS.values() if isinstance(contestant, Peer)}
     assert scripts == {path for path in PEERS.rglob("*.py") if path.name not in ("workload.py", "text_batches.py", "decoding_sentences.py")}
-    for script in scripts:  # what it imports of the others' lies in its own folder, or where those of all do
+    for script in scripts:  # imports come from its folder, or from the shared one
         imported = {node.module for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))) if isinstance(node, ast.ImportFrom)}
         assert imported & {path.stem for path in PEERS.rglob("*.py")} <= {
             path.stem for path in (*PEERS.glob("*.py"), *script.parent.glob("*.py"))
@@ -152,19 +152,19 @@ def test_every_row_has_its_contestants_and_every_file_its_row():
         assert row.figure in UNITS
 
 
-def test_runs_stay_comparable_where_a_quick_pass_shortens_them():
+def test_quick_pass_keeps_runs_comparable():
     loop = CONTESTANTS["torch AlexNet fp32 loop"]
     assert [steps_of(loop, work_of(loop), shorter) for shorter in (1, 10)] == [12, 6]
     assert steps_of(CONTESTANTS["tf"], work_of(CONTESTANTS["tf"]), 10) == 6000
     assert work_of(CONTESTANTS["tf AlexNet bf16 loop"]) == CONTESTANTS["tf AlexNet bf16"].work
 
 
-def test_a_peer_brings_the_run_that_it_is_compared_with():
+def test_peer_adds_its_comparison_run():
     assert needed(["torch-lightning"]) == ["torch", "Lightning"]
     assert needed(["start-tf-1", "tf-fit"]) == ["tf", "tf fused loop", "model.fit"]
 
 
-def test_each_contract_names_every_process_once():
+def test_launch_variables_name_every_process_once():
     nodes = Nodes(("10.0.0.1", "10.0.0.2", "10.0.0.3"), "eth0", tuple(range(100, 108)), lambda node: None)
     tasks = places(CONTESTANTS["coordinator per step"], nodes)
     assert [(task.name, task.node) for task in tasks] == [("chief-0", 0), ("ps-0", 0), ("worker-0", 0), ("worker-1", 1), ("worker-2", 2)]
@@ -183,12 +183,12 @@ def test_each_contract_names_every_process_once():
     ]
 
 
-def test_neither_side_inherits_settings(monkeypatch):
+def test_contestants_inherit_no_settings(monkeypatch):
     steering = {"TRAINER_LR": "9", "OMP_NUM_THREADS": "1", "TF_CONFIG": "{}", "RANK": "3", "TRAINER_DATA_CACHE": "/data"}
     for name, value in steering.items():
         monkeypatch.setenv(name, value)
-    found = environment({"RANK": "0"})
-    assert {name: found.get(name) for name in steering} == {
+    variables = environment({"RANK": "0"})
+    assert {name: variables.get(name) for name in steering} == {
         "TRAINER_LR": None,
         "OMP_NUM_THREADS": None,
         "TF_CONFIG": None,
@@ -197,7 +197,7 @@ def test_neither_side_inherits_settings(monkeypatch):
     }
 
 
-def test_a_process_that_fails_ends_the_wait_and_says_why(tmp_path):
+def test_wait_reports_failed_process(tmp_path):
     with Group(tmp_path) as group:
         group.start("leader", [sys.executable, "-c", "import time; time.sleep(60)"], environment({}))
         group.start("other", [sys.executable, "-c", "raise SystemExit('no such port')"], environment({}))
@@ -222,8 +222,8 @@ with Group(Path(sys.argv[1])) as group:
 """
 
 
-def test_the_peak_is_that_of_the_largest_process_and_the_tree_adds_all_up(tmp_path):
-    """In a process of its own: the kernel hands a parent's peak on to what it starts, and a whole test session's is large."""
+def test_peak_is_largest_process_and_tree_is_sum(tmp_path):
+    """In a separate process, since the kernel passes a parent's peak on to its children."""
     command = [sys.executable, "-c", MEASURE_PEAKS, str(tmp_path)]
     peak, tree = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
     assert 150 * 2**20 < peak < 250 * 2**20
@@ -247,7 +247,7 @@ def saved(time_seconds, stall_seconds):
     return {"event": "checkpoint_saved", "time_seconds": time_seconds, "detail": detail}
 
 
-def test_saves_count_where_they_were_made_while_the_clock_ran(tmp_path):
+def test_saves_count_while_clock_runs(tmp_path):
     write_run(tmp_path, events=[saved(9.0, 0.9), saved(13.0, 0.02), saved(14.0, 0.03), saved(15.0, 0.8)])
     run = read_run(tmp_path, 2)
     assert (run.saves, run.stall_seconds, run.checkpoint_bytes, run.data_wait_fraction) == (2, 0.03, 1000, 0.02)
@@ -256,8 +256,8 @@ def test_saves_count_where_they_were_made_while_the_clock_ran(tmp_path):
     assert (run.saves, run.stall_seconds, run.checkpoint_bytes, run.data_wait_fraction) == (0, None, None, None)
 
 
-def test_a_save_costs_what_it_prolongs_the_results_beside_it():
-    """Updates of 1 s, two in some results; the saves prolong one result by 0.5 s and two by 0.3 s together."""
+def test_save_cost_is_prolonged_time():
+    """Updates of 1 s; saves prolong one result by 0.5 s and two by 0.3 s in all."""
     lasting = [9.0] * 5 + [1.0] * 12 + [1.5] + [1.0, 2.0] * 6 + [1.2, 2.1] + [1.0] * 12
     counts = [0, *([1] * 18), *([1, 2] * 6), 1, 2, *([1] * 12)]
     ends = [0.0, *np.cumsum(lasting).tolist()]
@@ -267,7 +267,7 @@ def test_a_save_costs_what_it_prolongs_the_results_beside_it():
     assert save_costs([0, 1, 1], [0.0, 1.0, 2.0], [(0.0, 2.0)]) == []
 
 
-def test_a_save_that_failed_and_a_run_too_short_give_no_figures(tmp_path):
+def test_failed_save_and_short_run_have_no_figures(tmp_path):
     write_run(tmp_path, events=[{"event": "checkpoint_failed", "time_seconds": 12.0, "detail": {"message": "No space left on device"}}])
     with pytest.raises(MeasurementError, match="No space left"):
         read_run(tmp_path, 2)
@@ -297,7 +297,7 @@ def main_rows(*arguments):
     return chosen_rows(parse(list(arguments)), gpu=False)
 
 
-def test_our_figures_come_from_the_run_directory(tmp_path):
+def test_figures_come_from_run_directory(tmp_path):
     records = [
         {"step": 0, "count": 2, "time_seconds": 0.5, "losses": [4.0, 3.0]},
         {"step": 4, "count": 2, "time_seconds": 1.0, "losses": [1.0, 1.0]},
@@ -331,7 +331,7 @@ with Group(Path(sys.argv[1])) as group:
 """
 
 
-def test_what_is_measured_ends_with_a_benchmark_that_is_killed(tmp_path):
+def test_measured_processes_end_with_killed_benchmark(tmp_path):
     with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         child = psutil.Process(int(process.stdout.readline()))

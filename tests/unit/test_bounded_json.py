@@ -17,19 +17,19 @@ from crosstrain.core.bounded_json import MAX_BYTES, MAX_LINE_BYTES, NotJsonError
 
 OTHER_TEXTS = {
     "backends/tf/__init__.py": "a program that is shown to the reader of an export",
-    "cli/completion.py": "a cache of its own, read at each key without what the reader imports",
-    "cli/commands/run_repeats.py": "what a trainer of its own printed",
-    "conformance/suite.py": "what a trainer of its own printed",
-    "conformance/runs.py": "what a trainer of its own printed, and what the suite that starts it has given it",
-    "conformance/launcher_suite.py": "what a process of its own printed",
+    "cli/completion.py": "the completion cache, read at each key without the reader's imports",
+    "cli/commands/run_repeats.py": "output of a trainer subprocess",
+    "conformance/suite.py": "output of a trainer subprocess",
+    "conformance/runs.py": "output of a trainer subprocess, and input from the suite that starts it",
+    "conformance/launcher_suite.py": "output of a subprocess",
     "core/bounded_json.py": "the reader",
     "engine/protocol/messages.py": "messages of tasks",
     "engine/task.py": "job and cluster in a message of the driver",
     "launch/node/agent.py": "job and cluster in a message of the driver",
     "engine/protocol/transport.py": "messages of agents",
-    "launch/node/dialled.py": "what its starter tells it",
+    "launch/node/dialled.py": "input from its starter",
     "launch/node/fork_server_client.py": "messages of and to the fork server",
-    "engine/backend_probe.py": "what a process of its own printed",
+    "engine/backend_probe.py": "output of a subprocess",
     "launch/launchers/environments.py": "an environment variable",
     "launch/virtual/namespace_holder.py": "messages of the driver",
     "launch/virtual/network.py": "messages of the holder",
@@ -40,7 +40,7 @@ NO_FILES = ["pipe", "socket", "folder", "device", "link to a device", "link to a
 
 
 def make(kind, path):
-    """Put something at `path` that is no file."""
+    """Create something at `path` that is not a regular file."""
     if kind == "pipe":
         os.mkfifo(path)
     elif kind == "socket":
@@ -49,7 +49,7 @@ def make(kind, path):
     elif kind == "folder":
         path.mkdir()
     elif kind in ("device", "link to a device"):
-        path.symlink_to("/dev/zero")  # a device of one's own takes privileges
+        path.symlink_to("/dev/zero")  # creating a device takes privileges
     elif kind == "link to a pipe":
         os.mkfifo(path.with_suffix(".pipe"))
         path.symlink_to(path.with_suffix(".pipe"))
@@ -58,7 +58,7 @@ def make(kind, path):
 
 
 @pytest.mark.parametrize("kind", NO_FILES)
-def test_what_is_no_file_is_refused_at_once(tmp_path, kind):
+def test_irregular_file_is_refused_immediately(tmp_path, kind):
     path = tmp_path / "a.json"
     make(kind, path)
     for read in (read_json, lambda path: next(read_lines(path))):
@@ -96,7 +96,7 @@ def test_links_to_files_are_followed(tmp_path):
         ("\ufeff{}", "^is not a whole JSON document"),
     ],
 )
-def test_what_is_out_of_bounds_is_named_by_its_field(text, problem):
+def test_out_of_bounds_value_is_named_by_field(text, problem):
     if problem is None:
         assert parse_json(text.encode()) == json.loads(text)
         return
@@ -104,7 +104,7 @@ def test_what_is_out_of_bounds_is_named_by_its_field(text, problem):
         parse_json(text.encode())
 
 
-def test_a_file_without_end_takes_neither_time_nor_memory(tmp_path):
+def test_endless_file_costs_no_time_or_memory(tmp_path):
     document, lines = tmp_path / "a.json", tmp_path / "a.jsonl"
     for path in (document, lines):
         path.touch()
@@ -130,14 +130,14 @@ values = st.recursive(
 @pytest.mark.thorough
 @given(value=values)
 @settings(max_examples=200, deadline=None)
-def test_any_value_within_the_bounds_comes_back(value):
+def test_any_bounded_value_round_trips(value):
     assert parse_json(json.dumps(value).encode()) == value
 
 
 @pytest.mark.thorough
 @given(data=st.binary(max_size=40) | values.map(lambda value: json.dumps(value)[:-1].encode()))
 @settings(max_examples=300, deadline=None)
-def test_any_bytes_are_a_sound_value_or_an_error(data):
+def test_any_bytes_are_valid_or_an_error(data):
     try:
         value = parse_json(data)
     except NotJsonError:
@@ -146,8 +146,8 @@ def test_any_bytes_are_a_sound_value_or_an_error(data):
     assert not isinstance(value, float) or math.isfinite(value)
 
 
-def test_no_other_module_reads_json_from_a_file(repository):
-    found = set()
+def test_only_bounded_json_reads_json_files(repository):
+    modules = set()
     for path in sorted(repository.glob("[a-z]*/**/*.py")):
         name = path.relative_to(repository).as_posix()
         if name.split("/")[0] in ("tests", "benchmarks", "build", "docs", "runs"):
@@ -155,7 +155,7 @@ def test_no_other_module_reads_json_from_a_file(repository):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             is_loads = isinstance(node, ast.Attribute) and node.attr in ("load", "loads", "JSONDecoder")
             if is_loads and isinstance(node.value, ast.Name) and node.value.id == "json":
-                found.add(name)
+                modules.add(name)
             if isinstance(node, ast.ImportFrom) and node.module == "json":
-                found.add(name)
-    assert found <= set(OTHER_TEXTS), "these read JSON by themselves; files are read by crosstrain.core.bounded_json"
+                modules.add(name)
+    assert modules <= set(OTHER_TEXTS), "these read JSON by themselves; files are read by crosstrain.core.bounded_json"

@@ -1,4 +1,7 @@
-"""A broken plug-in of another package is one error with its name, exit code 2 (1 once a run has started), and hides no other."""
+"""A broken third-party plug-in is one named error and hides no other.
+
+The exit code is 2, or 1 once a run has started.
+"""
 
 from __future__ import annotations
 
@@ -32,15 +35,15 @@ class Backend:
     def probe(self): return Availability("backend", "1", ("cpu",))
     def placement(self, job): raise LookupError("no place")
     def preload(self, job): ...
-    def open(self, *given): ...
+    def open(self, *arguments): ...
 
 class RaisingBackend(Backend):
     @property
     def capabilities(self):
         raise KeyError("no capabilities")
 
-def declares(**given):
-    return type("Declares", (Backend,), {"capabilities": Capabilities(**given)})()
+def declares(**fields):
+    return type("Declares", (Backend,), {"capabilities": Capabilities(**fields)})()
 
 def launcher(run): ...
 def raises(environment): raise LookupError("no allocation")
@@ -61,7 +64,7 @@ OPTIONS = {"backend": "--backend", "dataset": "--data", "launcher": "--launcher"
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """A folder with a distribution of broken plug-ins, and one plug-in of each kind whose module ends the process."""
+    """Create a distribution of broken plug-ins, with one of each kind that ends the process."""
     folder = tmp_path_factory.mktemp("site")
     (folder / "broken_plugins.py").write_text(BROKEN)
     (folder / "ends_process.py").write_text("import sys\nsys.exit(0)\n")
@@ -108,7 +111,7 @@ def test_broken_plugin_hides_no_other():
     assert problems["torch"] is None
 
 
-def test_an_error_in_our_code_is_not_blamed_on_a_model_of_ours_named_by_its_path():
+def test_own_error_is_not_blamed_on_model_named_by_path():
     model = plugins.find("model", "crosstrain.models.logreg")
     build = plugins.load(model, "model")
     with pytest.raises(AttributeError) as caught:

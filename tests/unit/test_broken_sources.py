@@ -1,4 +1,4 @@
-"""A source whose code fails, or that hands over something else than it has to, is one sentence; so is a translation that is none."""
+"""A source that fails or returns something invalid is one error, as is an invalid text."""
 
 import unicodedata
 from dataclasses import dataclass, field, replace
@@ -38,22 +38,22 @@ def translation(**changes):
 
 
 def images(**changes):
-    found = np.zeros((2, 1, 3, 3), np.uint8)
+    pixels = np.zeros((2, 1, 3, 3), np.uint8)
     both = lambda array: {"train": array, "test": array}  # noqa: E731
-    return replace(PreparedArrays(both(found), both(np.zeros(2, np.int64)), 1, (0.5,), (0.5,)), **changes)
+    return replace(PreparedArrays(both(pixels), both(np.zeros(2, np.int64)), 1, (0.5,), (0.5,)), **changes)
 
 
-def of_blocks(first, **changes):
+def block_source(first, **changes):
     return PreparedBlocks(
         **{"input_shape": (1, 3, 3), "classes": 1, "blocks": {split: lambda: [first] for split in ("train", "test")}, **changes}
     )
 
 
-def with_block(found):
-    return translation(blocks={split: lambda: iter([found]) for split in ("train", "test")})
+def single_block_source(columns):
+    return translation(blocks={split: lambda: iter([columns]) for split in ("train", "test")})
 
 
-def with_features(**changes):
+def source_with_features(**changes):
     return translation(features=replace(FEATURES, **changes))
 
 
@@ -83,19 +83,19 @@ def fails_later():
 
 
 @pytest.mark.parametrize("made", [translation(), images()], ids=["translation", "images"])
-def test_what_keeps_its_promises_is_stored(tmp_path, made):
+def test_valid_source_is_stored(tmp_path, made):
     build(tmp_path, Source(made))
     assert (tmp_path / "made" / "manifest.json").exists()
 
 
-def test_a_constant_channel_is_scaled_by_one_with_a_note(tmp_path, capsys):
-    """Of a source that counts its pixels itself; one of which the pixels differ is refused with a std of 0."""
+def test_constant_channel_is_scaled_by_one_with_note(tmp_path, capsys):
+    """The source counts its pixels itself; if pixels differ, a std of 0 is refused."""
     build(tmp_path, Source(images(mean=(0.0,), std=(0.0,))))
     assert read_manifest(tmp_path / "made").std == (1.0,)
     assert "data: bad: all train images have one value in channel 0, which is not scaled (std 1)" in capsys.readouterr().err
-    found = np.arange(18, dtype=np.uint8).reshape(2, 1, 3, 3)
+    pixels = np.arange(18, dtype=np.uint8).reshape(2, 1, 3, 3)
     with pytest.raises(UsageError, match="std greater than 0"):
-        build(tmp_path, Source(images(images={"train": found, "test": found}, std=(0.0,))))
+        build(tmp_path, Source(images(images={"train": pixels, "test": pixels}, std=(0.0,))))
 
 
 @pytest.mark.parametrize(
@@ -106,11 +106,11 @@ def test_a_constant_channel_is_scaled_by_one_with_a_note(tmp_path, capsys):
         translation(left_out=fails),
         translation(blocks={"train": fails, "test": fails}),
         translation(blocks={"train": fails_later, "test": fails_later}),
-        of_blocks((np.zeros((2, 1, 3, 3), np.uint8), np.zeros(2, np.int64)), left_out=fails),
+        block_source((np.zeros((2, 1, 3, 3), np.uint8), np.zeros(2, np.int64)), left_out=fails),
     ],
     ids=["load", "attachments", "left_out", "blocks", "a later block", "left_out of images"],
 )
-def test_what_its_code_raises_is_told_with_file_and_line(tmp_path, made):
+def test_error_in_source_is_reported_with_file_and_line(tmp_path, made):
     with pytest.raises(UsageError) as caught:
         build(tmp_path, Source(made))
     line = fails.__code__.co_firstlineno + 1
@@ -118,7 +118,7 @@ def test_what_its_code_raises_is_told_with_file_and_line(tmp_path, made):
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
 
 
-def test_what_it_says_to_people_comes_out_as_it_is(tmp_path):
+def test_trainer_error_of_source_is_unchanged(tmp_path):
     def refuse():
         raise TrainerError("the network is down")
 
@@ -126,7 +126,7 @@ def test_what_it_says_to_people_comes_out_as_it_is(tmp_path):
         build(tmp_path, Source(refuse))
 
 
-def test_what_it_had_done_is_kept_for_the_next_try(tmp_path, capsys):
+def test_partial_work_is_retained_for_retry(tmp_path, capsys):
     class InParts(Source):
         def load_in(self, work, data_dir):
             (work / "half").touch()
@@ -153,41 +153,41 @@ BROKEN = [
     (translation(blocks={"train": lambda: None, "test": fails}), "its blocks of train returned None"),
     (translation(columns=["source"]), "its columns are not a tuple of ColumnSpec"),
     (translation(features=None), "its features are None, not TextFeatures"),
-    (with_features(vocabulary_sizes={"source": "40", "target": 40}), "its vocabulary_sizes are"),
-    (with_block([1, 2]), "a train block is of the type list"),
-    (with_block(block(source=[1, 2])), "train source of a block is not a Column of an array"),
-    (with_block(block(source=Column([1, 2], None))), "train source of a block is not a Column of an array"),
-    (with_block(block(source=Column(np.uint16(3)))), "train source of a block is not a Column of an array"),
-    (with_block(block(source=Column(np.array([5, 2], np.uint16), [0, 2]))), "offsets that are no array"),
+    (source_with_features(vocabulary_sizes={"source": "40", "target": 40}), "its vocabulary_sizes are"),
+    (single_block_source([1, 2]), "a train block is of the type list"),
+    (single_block_source(block(source=[1, 2])), "train source of a block is not a Column of an array"),
+    (single_block_source(block(source=Column([1, 2], None))), "train source of a block is not a Column of an array"),
+    (single_block_source(block(source=Column(np.uint16(3)))), "train source of a block is not a Column of an array"),
+    (single_block_source(block(source=Column(np.array([5, 2], np.uint16), [0, 2]))), "offsets that are no array"),
     (images(images=None), "its images are None"),
     (images(labels={"train": np.zeros(2, np.int64)}), "its labels have the splits ['train'], not train and test"),
     (images(labels={"train": [0], "test": [0]}), "its labels have of the type list for train, not an array"),
     (images(mean=None), "mean None and std (0.5,) are not a number for each channel"),
-    (of_blocks(3), "a train block is of the type int, not two arrays"),
-    (of_blocks(3, input_shape=(3, 3)), "its input_shape is (3, 3), not (channels, height, width)"),
-    (of_blocks(3, classes="ten"), "its classes are 'ten'"),
+    (block_source(3), "a train block is of the type int, not two arrays"),
+    (block_source(3, input_shape=(3, 3)), "its input_shape is (3, 3), not (channels, height, width)"),
+    (block_source(3, classes="ten"), "its classes are 'ten'"),
     (
-        of_blocks((np.array([[[[1]]], [[[2]]]], np.uint8), np.zeros(2, np.int64)), input_shape=(1, 1, 1), class_names=("\udce9",)),
+        block_source((np.array([[[[1]]], [[[2]]]], np.uint8), np.zeros(2, np.int64)), input_shape=(1, 1, 1), class_names=("\udce9",)),
         r"not in UTF-8: \xe9",
     ),
-    (with_features(languages=("en",)), "its languages are ('en',); a translation has two"),
-    (with_features(languages=("en", "de", "fr")), "a translation has two"),
-    (with_features(bleu_tokenizer="flores200"), "its bleu_tokenizer is 'flores200'; one of 13a, intl, char, zh, none, ja-mecab, ko"),
-    (with_features(bleu_tokenizer="chars"), "its bleu_tokenizer is 'chars'"),
-    (with_features(vocabulary_sizes={"source": 40}), "no column 'target' of pieces"),
-    (with_block(block(target=column([5], [5, END]))), "train target: sentence 1 does not end with END (2)"),
-    (with_block(block(source=column([END], []))), "train source: sentence 2 has no pieces, not even END (2)"),
-    (with_block(block(source=column([END], [5, PADDING, END]))), "train source: sentence 2 has padding (0) among its pieces"),
-    (with_block(block(source=column([END], [5, END, END]))), "train source: sentence 2 has END (2) among its pieces"),
+    (source_with_features(languages=("en",)), "its languages are ('en',); a translation has two"),
+    (source_with_features(languages=("en", "de", "fr")), "a translation has two"),
+    (source_with_features(bleu_tokenizer="flores200"), "its bleu_tokenizer is 'flores200'; one of 13a, intl, char, zh, none, ja-mecab, ko"),
+    (source_with_features(bleu_tokenizer="chars"), "its bleu_tokenizer is 'chars'"),
+    (source_with_features(vocabulary_sizes={"source": 40}), "no column 'target' of pieces"),
+    (single_block_source(block(target=column([5], [5, END]))), "train target: sentence 1 does not end with END (2)"),
+    (single_block_source(block(source=column([END], []))), "train source: sentence 2 has no pieces, not even END (2)"),
+    (single_block_source(block(source=column([END], [5, PADDING, END]))), "train source: sentence 2 has padding (0) among its pieces"),
+    (single_block_source(block(source=column([END], [5, END, END]))), "train source: sentence 2 has END (2) among its pieces"),
 ]
 
 
-@pytest.mark.parametrize(("made", "said"), BROKEN, ids=[said for _, said in BROKEN])
-def test_what_is_none_is_refused_and_leaves_nothing(tmp_path, made, said):
+@pytest.mark.parametrize(("made", "words"), BROKEN, ids=[words for _, words in BROKEN])
+def test_invalid_result_is_refused_and_leaves_nothing(tmp_path, made, words):
     with pytest.raises(UsageError) as caught:
         build(tmp_path, Source(made if made is None else lambda: made))
     assert str(caught.value).startswith("data: the source of 'bad' is broken: ")
-    assert said in str(caught.value)
+    assert words in str(caught.value)
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
 
 
@@ -197,7 +197,7 @@ SENTENCES = st.lists(
 
 
 @given(SENTENCES, st.integers(0, 9))
-def test_sentences_are_right_where_each_of_them_is(rows, first):
+def test_sentences_are_valid_if_each_is(rows, first):
     wrong = [not row or row[-1] != END or PADDING in row or END in row[:-1] for row in rows]
     problem = sentences_problem(column(*rows), first)
     assert (problem is not None) == any(wrong)
@@ -206,24 +206,27 @@ def test_sentences_are_right_where_each_of_them_is(rows, first):
 
 
 def named_images(*names):
-    found = {split: np.zeros((2, 1, 3, 3), np.uint8) for split in ("train", "test")}
-    return images(images=found, classes=len(names), class_names=names)
+    pixels = {split: np.zeros((2, 1, 3, 3), np.uint8) for split in ("train", "test")}
+    return images(images=pixels, classes=len(names), class_names=names)
 
 
 @pytest.mark.parametrize(
-    ("made", "says"),
+    ("made", "words"),
     [
         (images(mean=(127.0,), std=(50.0,)), "pixels scaled to 0…1"),
         (images(mean=(-0.1,)), "pixels scaled to 0…1"),
         (images(std=(1.5,)), "pixels scaled to 0…1"),
-        (of_blocks((np.zeros((2, 1, 3, 3), np.uint8), np.zeros(2, np.int64)), left_out=lambda: "file.png"), "left_out returned something"),
-        (of_blocks((np.zeros((2, 1, 3, 3), np.uint8), np.zeros(2, np.int64)), notes=lambda: "hello"), "notes returned something"),
+        (
+            block_source((np.zeros((2, 1, 3, 3), np.uint8), np.zeros(2, np.int64)), left_out=lambda: "file.png"),
+            "left_out returned something",
+        ),
+        (block_source((np.zeros((2, 1, 3, 3), np.uint8), np.zeros(2, np.int64)), notes=lambda: "hello"), "notes returned something"),
         (named_images("a", "b", "a"), "class_names: 'a' is the name of several classes"),
         (lambda: exit(3), r"SystemExit: 3 \(.*test_broken_sources\.py, line "),
     ],
 )
-def test_what_cannot_be_meant_is_refused(tmp_path, made, says):
-    with pytest.raises(UsageError, match=f"the source of 'bad' is broken: .*{says}"):
+def test_unintended_value_is_refused(tmp_path, made, words):
+    with pytest.raises(UsageError, match=f"the source of 'bad' is broken: .*{words}"):
         build(tmp_path, Source(made))
 
 
@@ -233,7 +236,7 @@ def test_classes_of_whole_arrays_have_names(tmp_path, capsys):
     assert "data: bad: two classes are called 'Größe', in different Unicode forms (NFC and NFD)" in capsys.readouterr().err
 
 
-def test_a_class_without_an_example_is_noted(tmp_path, capsys):
+def test_empty_class_is_noted(tmp_path, capsys):
     labels = {"train": np.array([0, 2]), "test": np.array([1, 1])}
     build(tmp_path, Source(replace(named_images("a", "b", "c"), labels=labels)))
     assert read_manifest(tmp_path / "made").notes[:2] == ("classes without a train example: b", "classes without a test example: a, c")

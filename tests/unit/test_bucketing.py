@@ -1,4 +1,4 @@
-"""Batches by tokens: every example once, in batches of like length, on whatever workers, however often a run goes on in other batches."""
+"""Token batches: each example once per epoch, similar lengths, stable across resumes."""
 
 import itertools
 
@@ -23,7 +23,7 @@ RULES = st.one_of(
 )
 
 
-def made(lengths, rule, workers=None):
+def make_sampler_of(lengths, rule, workers=None):
     counted = {"source": np.array(lengths), "target": np.array(lengths[::-1])}
     return Sampler(len(lengths), 7, rule, workers or rule.workers, lengths=counted)
 
@@ -33,56 +33,59 @@ def longest(lengths):
 
 
 def consumed(sampler, calendar, first, count):
-    """The updates first … first + count − 1 as the engine plans and the tasks take them, as (epoch, example)."""
-    found, step = [], first
+    """Return updates first … first + count − 1 as the engine plans and tasks take them.
+
+    Each is (epoch, example).
+    """
+    examples, step = [], first
     while step < first + count:
         place = calendar.place(step)
         size = min(place.left, first + count - step)
         plan = Plan(step, size, place.epoch, place.first_in_epoch, np.full(size, 0.1), place.skip, place.arranged)
-        plan = Train.of(plan).plan()
+        plan = Train.from_plan(plan).plan()
         if sampler.rule.mode == "sync":
             parts = [
                 sampler.for_rank(plan.epoch, plan.first_in_epoch, plan.count, rank, plan.skip, plan.arranged)
                 for rank in range(sampler.workers)
             ]
             for batch in range(size):
-                found += [(place.epoch, int(index)) for part in parts for index in part.batch(batch)]
+                examples += [(place.epoch, int(index)) for part in parts for index in part.batch(batch)]
         else:
             for ticket in map(decode, map(encode, cut_plan(plan, sampler.workers))):
                 whole = sampler.whole(ticket.epoch, ticket.first_in_epoch, ticket.count, ticket.skip, ticket.arranged)
-                found += [(place.epoch, int(index)) for index in whole.indices]
+                examples += [(place.epoch, int(index)) for index in whole.indices]
         step += size
-    return found
+    return examples
 
 
 @settings(deadline=None, derandomize=True, database=None, max_examples=150)
 @given(LENGTHS, st.lists(st.tuples(RULES, st.integers(0, 12)), min_size=1, max_size=5))
-def test_however_a_run_goes_on_every_example_comes_once_an_epoch(lengths, parts):
-    """Random lengths; random budgets, numbers of workers, modes and cut points, also back to batches of a number of examples."""
+def test_each_example_comes_once_per_epoch_across_resumes(lengths, parts):
+    """Random lengths, budgets, workers, modes and cut points, also back to fixed batch sizes."""
     cursor, seen = START, []
     for rule, count in parts:
-        sampler = made(lengths, rule)
+        sampler = make_sampler_of(lengths, rule)
         calendar = EpochIndex(sampler, cursor)
         seen += consumed(sampler, calendar, cursor.step, count)
         cursor = calendar.cursor(cursor.step + count)
         assert len(seen) == cursor.epoch * len(lengths) + cursor.examples
         assert calendar.epochs(cursor.step) == pytest.approx(len(seen) / len(lengths)), "what an evaluation and a summary call the epochs"
-    sampler = made(lengths, parts[-1][0])
+    sampler = make_sampler_of(lengths, parts[-1][0])
     calendar = EpochIndex(sampler, cursor)
-    seen += consumed(sampler, calendar, cursor.step, calendar.first_step_of(cursor.epoch + 1) - cursor.step)
-    for _, epoch in itertools.groupby(seen, key=lambda one: one[0]):
+    seen += consumed(sampler, calendar, cursor.step, calendar.first_step_in_epoch(cursor.epoch + 1) - cursor.step)
+    for _, epoch in itertools.groupby(seen, key=lambda pair: pair[0]):
         assert sorted(index for _, index in epoch) == list(range(len(lengths)))
 
 
 @settings(deadline=None, derandomize=True, database=None, max_examples=80)
 @given(LENGTHS, RULES, RULES, st.integers(0, 12), st.integers(1, 200))
-def test_a_budget_of_examples_ends_with_the_update_that_completes_it(lengths, before, rule, done, budget):
-    cursor = EpochIndex(made(lengths, before)).cursor(done)
-    calendar = EpochIndex(made(lengths, rule), cursor)
+def test_example_budget_ends_with_completing_update(lengths, before, rule, done, budget):
+    cursor = EpochIndex(make_sampler_of(lengths, before)).cursor(done)
+    calendar = EpochIndex(make_sampler_of(lengths, rule), cursor)
 
     def seen(step):
-        there = calendar.cursor(step)
-        return there.epoch * len(lengths) + there.examples
+        position = calendar.cursor(step)
+        return position.epoch * len(lengths) + position.examples
 
     total = calendar.steps_until(budget)
     assert seen(total) >= budget or total == done
@@ -91,23 +94,23 @@ def test_a_budget_of_examples_ends_with_the_update_that_completes_it(lengths, be
 
 @settings(deadline=None, derandomize=True, database=None, max_examples=80)
 @given(LENGTHS, RULES, st.data())
-def test_what_is_interrupted_and_goes_on_unchanged_makes_the_same_batches(lengths, rule, data):
-    sampler = made(lengths, rule)
+def test_resumed_run_makes_the_same_batches(lengths, rule, data):
+    sampler = make_sampler_of(lengths, rule)
     steps = sampler.steps_per_epoch
     at = data.draw(st.integers(0, 2 * steps))
     whole = EpochIndex(sampler)
-    rest = EpochIndex(made(lengths, rule), whole.cursor(at))
-    expected, found = (consumed(sampler, calendar, at, 2 * steps) for calendar in (whole, rest))
-    assert found == expected
+    rest = EpochIndex(make_sampler_of(lengths, rule), whole.cursor(at))
+    expected, resumed = (consumed(sampler, calendar, at, 2 * steps) for calendar in (whole, rest))
+    assert resumed == expected
     assert rest.epochs_at(at, steps).tolist() == pytest.approx(whole.epochs_at(at, steps).tolist())
 
 
 @settings(deadline=None, derandomize=True, database=None, max_examples=80)
 @given(LENGTHS, st.integers(1, 200), st.integers(1, 4), MODES, st.integers(1, 4), st.integers(0, 5))
-def test_a_step_is_of_one_bucket_and_whatever_is_computed_at_once_within_the_budget(lengths, tokens, workers, mode, parts, epoch):
-    """Of each worker, and of each of its micro-batches, which together are its batch."""
-    sampler = made(lengths, BucketedTokens(tokens, workers, mode, parts))
-    buckets, own = Buckets.from_lengths(longest(np.array(lengths))), longest(np.array(lengths))
+def test_step_is_one_bucket_within_token_budget(lengths, tokens, workers, mode, parts, epoch):
+    """Of each worker, and of each of its micro-batches."""
+    sampler = make_sampler_of(lengths, BucketedTokens(tokens, workers, mode, parts))
+    buckets, example_lengths = Buckets.from_lengths(longest(np.array(lengths))), longest(np.array(lengths))
     batches = sampler.whole(epoch, 0, sampler.steps_per_epoch)
     assert len(batches) == buckets.steps(tokens, parts * (workers if mode == "sync" else 1))
     for step in range(len(batches)):
@@ -117,13 +120,13 @@ def test_a_step_is_of_one_bucket_and_whatever_is_computed_at_once_within_the_bud
     for taken in [sampler.for_rank(epoch, 0, len(batches), rank) for rank in ranks] or [batches]:
         cut, counts = taken.in_micro_batches(parts)
         assert counts.max() <= parts
-        for at_once in map(cut.batch, range(len(cut))):
-            assert len(at_once) <= 1 or len(at_once) * own[at_once].max() <= tokens
+        for micro_batch in map(cut.batch, range(len(cut))):
+            assert len(micro_batch) <= 1 or len(micro_batch) * example_lengths[micro_batch].max() <= tokens
     assert sampler.steps_in_epoch(0, epoch + 1) == len(batches)
 
 
-def test_micro_batches_and_workers_are_alike():
-    """So many batches of the budget make a step, whoever computes them one after another: the same examples in the same order."""
+def test_micro_batches_and_workers_are_equivalent():
+    """A step is so many budget batches, on any worker: the same examples in the same order."""
     lengths = np.random.default_rng(1).integers(1, 60, 300)
     rules = (
         BucketedTokens(90, 1, "sync", 4),
@@ -131,22 +134,22 @@ def test_micro_batches_and_workers_are_alike():
         BucketedTokens(90, 4, "sync"),
         BucketedTokens(90, 3, "async", 4),
     )
-    first, *others = (sampler.whole(1, 0, sampler.steps_per_epoch) for sampler in (made(lengths, rule) for rule in rules))
+    first, *rest = (sampler.whole(1, 0, sampler.steps_per_epoch) for sampler in (make_sampler_of(lengths, rule) for rule in rules))
     assert len(first) > 20
-    for other in others:
-        np.testing.assert_array_equal(other.indices, first.indices)
-        np.testing.assert_array_equal(other.offsets, first.offsets)
+    for batches in rest:
+        np.testing.assert_array_equal(batches.indices, first.indices)
+        np.testing.assert_array_equal(batches.offsets, first.offsets)
 
 
-def test_a_warm_up_computes_no_more_at_once_than_training():
-    assert made([5, 9, 30], BucketedTokens(64, 1, "sync")).examples_at_once(64) == 2
-    assert made([5, 9, 30], BucketedTokens(20, 1, "sync")).examples_at_once(20) == 1
-    assert [Sampler(10, 0, FixedCount(8, 1, "sync"), 1).examples_at_once(most) for most in (4, 20)] == [4, 10]
+def test_warm_up_batch_is_no_larger_than_training():
+    assert make_sampler_of([5, 9, 30], BucketedTokens(64, 1, "sync")).examples_per_pass(64) == 2
+    assert make_sampler_of([5, 9, 30], BucketedTokens(20, 1, "sync")).examples_per_pass(20) == 1
+    assert [Sampler(10, 0, FixedCount(8, 1, "sync"), 1).examples_per_pass(most) for most in (4, 20)] == [4, 10]
 
 
-def test_batches_are_made_anew_each_epoch_and_do_not_come_by_length():
+def test_batches_are_shuffled_each_epoch_not_sorted_by_length():
     lengths = np.random.default_rng(0).integers(1, 60, 500)
-    sampler = made(lengths, BucketedTokens(120, 1, "sync"))
+    sampler = make_sampler_of(lengths, BucketedTokens(120, 1, "sync"))
     first, second = (sampler.whole(epoch, 0, sampler.steps_per_epoch) for epoch in (0, 1))
     together = [{frozenset(batches.batch(step).tolist()) for step in range(len(batches))} for batches in (first, second)]
     assert len(together[0] & together[1]) < len(first) // 10
@@ -162,18 +165,18 @@ def test_batches_are_made_anew_each_epoch_and_do_not_come_by_length():
 
 @settings(deadline=None, derandomize=True, database=None, max_examples=80)
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=30), st.integers(1, 4))
-def test_the_edges_waste_least(lengths, most):
+def test_bucket_edges_minimize_padding(lengths, most):
     values = sorted(set(lengths))
 
     def waste(edges):
         return sum(min(edge for edge in edges if edge >= length) - length for length in lengths)
 
-    found = bucket_edges(np.array(lengths), most).tolist()
-    assert found == sorted(set(found))
-    assert found[-1] == values[-1]
-    assert len(found) <= most
+    edges_found = bucket_edges(np.array(lengths), most).tolist()
+    assert edges_found == sorted(set(edges_found))
+    assert edges_found[-1] == values[-1]
+    assert len(edges_found) <= most
     subsets = (itertools.combinations(values[:-1], size) for size in range(min(most, len(values))))
-    assert waste(found) == min(waste([*subset, values[-1]]) for each in subsets for subset in each)
+    assert waste(edges_found) == min(waste([*subset, values[-1]]) for same_size in subsets for subset in same_size)
 
 
 def test_padding_is_counted():
@@ -183,39 +186,39 @@ def test_padding_is_counted():
     assert padded_positions(indices[:0], np.array([0, 0]), lengths) == (0, 0)
 
 
-def test_buckets_of_a_realistic_corpus_leave_a_quarter_of_padding_at_most():
+def test_realistic_corpus_has_at_most_a_quarter_padding():
     draw = np.random.default_rng(3)
     source = np.clip(draw.lognormal(3.0, 0.6, 20_000), 1, 200).astype(int) + 1
     target = np.clip(source * draw.normal(1.05, 0.2, 20_000), 2, 200).astype(int)
     sampler = Sampler(20_000, 1, BucketedTokens(4000, 1, "sync"), 1, lengths={"source": source, "target": target})
     batches = sampler.whole(0, 0, sampler.steps_per_epoch)
-    found = [padded_positions(batches.indices, batches.offsets, lengths) for lengths in (source, target)]
-    assert sum(padding for _, padding in found) / sum(positions for positions, _ in found) < 0.25
+    paddings = [padded_positions(batches.indices, batches.offsets, lengths) for lengths in (source, target)]
+    assert sum(padding for _, padding in paddings) / sum(positions for positions, _ in paddings) < 0.25
 
 
-def test_a_job_says_which_rule():
+def test_batch_rule_follows_job():
     assert batch_rule(Job(batch_tokens=100, nodes=3)) == BucketedTokens(100, 3, "sync")
     accumulating = Job(batch_tokens=100, nodes=3, accumulate=4)
     assert batch_rule(accumulating) == BucketedTokens(100, 3, "sync", 4)
     assert (accumulating.micro_batch, accumulating.per_worker_batch, accumulating.global_batch) == (100, 400, 1200)
     assert batch_rule(Job(batch_size=10, nodes=3)) == FixedCount(30, 3, "sync")
-    for other in ({"batch_size": 3}, {"global_batch_size": 3}, {"scale_lr": "linear"}):
+    for setting in ({"batch_size": 3}, {"global_batch_size": 3}, {"scale_lr": "linear"}):
         with pytest.raises(ValueError, match="batch_tokens"):
-            Job(batch_tokens=100, **other)
+            Job(batch_tokens=100, **setting)
 
 
-def test_orders_that_cannot_be_are_refused():
-    sampler = made([3, 4, 5], BucketedTokens(8, 1, "sync"))
+def test_impossible_orders_are_refused():
+    sampler = make_sampler_of([3, 4, 5], BucketedTokens(8, 1, "sync"))
     for skip, arranged in ((1, ((2, 8, 1),)), (4, ()), (2, ((1, 8, 1), (0, 9, 1)))):
         with pytest.raises(ValueError, match="the order"):
             EpochIndex(sampler, DataCursor(0, 0, skip, arranged))
     with pytest.raises(ValueError, match="need the lengths"):
         Sampler(3, 0, BucketedTokens(8, 1, "sync"), 1)
     with pytest.raises(ValueError, match="has no tokens"):
-        made([3, 0, 0], BucketedTokens(8, 1, "sync"))
+        make_sampler_of([3, 0, 0], BucketedTokens(8, 1, "sync"))
 
 
-def test_a_ticket_keeps_how_the_order_came_about():
+def test_ticket_retains_arrangement():
     plan = Plan(5, 4, 1, 0, np.linspace(0.1, 0.2, 4), 17, ((0, 512, 3), (12, 256, 1)))
     ticket = decode(encode(cut_plan(plan, 1)[0].remainder(0)))
     assert isinstance(ticket, TrainTicket)
@@ -224,20 +227,20 @@ def test_a_ticket_keeps_how_the_order_came_about():
 
 @settings(deadline=None, derandomize=True, database=None, max_examples=100)
 @given(LENGTHS, st.integers(1, 70), MODES)
-def test_examples_that_are_longer_than_a_batch_are_counted_and_come_alone(lengths, tokens, mode):
-    sampler = made(lengths, BucketedTokens(tokens, 1, mode))
-    own = longest(lengths)
-    assert longer_than(sampler.lengths, tokens) == ((own > tokens).sum(), own.max())
+def test_examples_longer_than_a_batch_are_counted_and_single(lengths, tokens, mode):
+    sampler = make_sampler_of(lengths, BucketedTokens(tokens, 1, mode))
+    example_lengths = longest(lengths)
+    assert longer_than(sampler.lengths, tokens) == ((example_lengths > tokens).sum(), example_lengths.max())
     whole = sampler.whole(0, 0, sampler.steps_per_epoch)
-    assert all(len(whole.batch(step)) == 1 for step in range(len(whole)) if own[whole.batch(step)].max() > tokens)
+    assert all(len(whole.batch(step)) == 1 for step in range(len(whole)) if example_lengths[whole.batch(step)].max() > tokens)
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("micro_batches", [1, 2, 4])
-def test_padding_is_that_of_what_a_worker_computes_at_once(mode, micro_batches):
-    """Two workers with four examples each in an update: all of them at once, or two or one at a time."""
+def test_padding_share_counts_micro_batches(mode, micro_batches):
+    """Two workers with four examples each per update, in micro-batches of four, two or one."""
     lengths = np.random.default_rng(4).integers(1, 60, 48)
-    sampler = made(lengths, FixedCount(8, 2, mode))
+    sampler = make_sampler_of(lengths, FixedCount(8, 2, mode))
     ordered = np.stack([lengths, lengths[::-1]])[:, sampler.order(0)].reshape(2, -1, 4 // micro_batches)
     positions = int((ordered.max(2) * ordered.shape[2]).sum())
     assert padding_share(sampler, micro_batches) == (positions - int(ordered.sum())) / positions

@@ -1,4 +1,4 @@
-"""A job that asks for more than its backend declares is refused, by the name of what it asks for; any other is not."""
+"""A job that exceeds its backend's capabilities is refused by field name; no other is."""
 
 from __future__ import annotations
 
@@ -58,36 +58,36 @@ declarations = st.builds(
 )
 
 
-def beyond(job, can):
-    """The fields by which a job asks for what is not declared, said field by field."""
-    found = set()
+def undeclared_fields(job, can):
+    """Return the fields by which a job exceeds the declared capabilities, one rule per field."""
+    fields = set()
     if job["mode"] not in can.modes:
-        found.add("mode")
+        fields.add("mode")
     if job["precision"] not in can.precisions:
-        found.add("precision")
+        fields.add("precision")
     if job["device"] != "auto" and job["device"] not in can.devices:
-        found.add("device")
+        fields.add("device")
     if job["augment"] != "none" and not can.augmentation:
-        found.add("augment")
+        fields.add("augment")
     if job["deterministic"] and not can.deterministic:
-        found.add("deterministic")
+        fields.add("deterministic")
     if job["profile"] and not can.profiling:
-        found.add("profile")
+        fields.add("profile")
     if job["exchange"] not in can.exchanges:
-        found.add("exchange")
+        fields.add("exchange")
     if job["compile"] != "off" and not can.compiling:
-        found.add("compile")
+        fields.add("compile")
     if job["accumulate"] > 1 and not can.accumulation:
-        found.add("accumulate")
+        fields.add("accumulate")
     if job["clip_norm"] and not can.clipping:
-        found.add("clip_norm")
+        fields.add("clip_norm")
     if job["ema_decay"] and not can.weight_averaging:
-        found.add("ema_decay")
-    return found
+        fields.add("ema_decay")
+    return fields
 
 
 def check(fields, can):
-    job, wanted = Job.model_validate({"backend": "some", **fields}), beyond(fields, can)
+    job, wanted = Job.model_validate({"backend": "some", **fields}), undeclared_fields(fields, can)
     if not wanted:
         refuse_unsupported(job, "some", can)
         return
@@ -100,29 +100,29 @@ def check(fields, can):
 
 
 @given(fields=st.sampled_from(EVERY_JOB), can=declarations)
-def test_exactly_what_is_not_declared_is_refused(fields, can):
+def test_exactly_undeclared_capabilities_are_refused(fields, can):
     check(fields, can)
 
 
 @pytest.mark.parametrize("backend", ["tf", "torch", "least-toy"])
-def test_every_job_on_every_backend(backend, monkeypatch):
+def test_every_job_is_checked_on_every_backend(backend, monkeypatch):
     for folder in TOYS:
         monkeypatch.syspath_prepend(folder)
     can = declared_capabilities(find("backend", backend))
     for fields in EVERY_JOB:
         check(fields, can)
-    refused = {field for fields in EVERY_JOB for field in beyond(fields, can)}
+    refused = {field for fields in EVERY_JOB for field in undeclared_fields(fields, can)}
     assert refused == (set(FIELDS) if backend == "least-toy" else set())
 
 
-def test_the_default_is_the_least():
+def test_default_capabilities_are_minimal():
     refuse_unsupported(Job(), "some", Capabilities())
 
 
-def test_every_capability_is_complete_checked_by_the_suite_and_documented(repository):
+def test_every_capability_is_in_suite_and_docs(repository):
     least = Capabilities()
     optional = {field.name for field in dataclasses.fields(Capabilities)} - {"packages", "install", "gpu_install", "host_network_warning"}
-    optional -= {"survives", "export_formats"}  # a built-in backend survives no lost task, and lists formats of its own
+    optional -= {"survives", "export_formats"}  # built-in backends survive no lost task and list their formats elsewhere
     assert {name for name in optional if getattr(COMPLETE, name) == getattr(least, name)} == set()
     assert set(OPTIONAL_CAPABILITIES) == set(FIELDS)
     for field in OPTIONAL_CAPABILITIES:
@@ -132,7 +132,7 @@ def test_every_capability_is_complete_checked_by_the_suite_and_documented(reposi
     assert set(OPTIONAL_CAPABILITIES) - {"mode"} <= set(re.findall(r"^\| `(\w+)`", guide.partition("\n### ")[0], re.MULTILINE))
 
 
-def test_suite_expects_the_refusals_of_the_command(tmp_path, monkeypatch):
+def test_suite_expects_refusals_of_command(tmp_path, monkeypatch):
     monkeypatch.setenv("CROSSTRAIN_CONFORMANCE", "full")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*TOYS, os.environ.get("PYTHONPATH", "")]))
     for folder in TOYS:

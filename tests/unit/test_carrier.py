@@ -1,4 +1,4 @@
-"""What carries an agent's channel may become the agent, as `env` and `ip netns exec` do: it ends all the same, stopped or not."""
+"""Carriers that become the agent, such as `env` and `ip netns exec`, end in any case."""
 
 import os
 import signal
@@ -19,23 +19,23 @@ DRIVER = """
 import sys, time
 from crosstrain.launch.launchers.ssh import start_elsewhere
 
-process, stream, said = start_elsewhere("here", sys.argv[1:])
+process, stream, messages = start_elsewhere("here", sys.argv[1:])
 assert stream._skip_preface()
 print(process.pid, flush=True)
 time.sleep(600)
 """
 
 
-def begun(command):
-    """A carrier whose agent or probe has begun."""
+def start_carrier(command):
+    """Start a carrier and wait for its agent or probe."""
     process, stream, _ = start_elsewhere("here", command)
     assert stream._skip_preface()
     return process, stream
 
 
 @pytest.mark.parametrize("command", [AGENT, PROBE], ids=["agent", "probe"])
-def test_one_that_has_become_the_agent_is_terminated(command):
-    process, stream = begun(command)
+def test_carrier_that_became_agent_is_killed(command):
+    process, stream = start_carrier(command)
     assert ignores_signal(process.pid, signal.SIGTERM)
     os.kill(process.pid, signal.SIGSTOP)
     wait_until(lambda: process_state(process.pid) == "T", 5, "the stop")
@@ -44,22 +44,22 @@ def test_one_that_has_become_the_agent_is_terminated(command):
     stream.close()
 
 
-def test_one_that_stays_beside_it_is_asked_to_end(tmp_path):
-    """So that it can tell those it has started."""
-    told = tmp_path / "told"
-    process, stream = start_elsewhere("here", ["sh", "-c", f"trap 'touch {told}; exit 3' TERM; echo crosstrain-agent-begins; cat"])[:2]
+def test_remaining_carrier_gets_sigterm(tmp_path):
+    """The carrier can then notify the processes that it started."""
+    marker = tmp_path / "notified"
+    process, stream = start_elsewhere("here", ["sh", "-c", f"trap 'touch {marker}; exit 3' TERM; echo crosstrain-agent-begins; cat"])[:2]
     assert stream._skip_preface()
     assert not ignores_signal(process.pid, signal.SIGTERM)
     process.terminate()
     process.stdin.close()  # a shell answers a signal when its command has ended
     assert process.wait(5) == 3
-    assert told.exists()
+    assert marker.exists()
     stream.close()
 
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
 @pytest.mark.parametrize("command", [AGENT, PROBE], ids=["agent", "probe"])
-def test_nothing_outlives_a_driver_that_is_killed(command, stopped, tmp_path):
+def test_nothing_outlives_killed_driver(command, stopped, tmp_path):
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen([sys.executable, "-c", DRIVER, *command], stdout=subprocess.PIPE, text=True, env=environment) as driver:
         try:

@@ -1,4 +1,4 @@
-"""A checkpoint comes back as it was written, in a format that others read; damage is named, and the one before is used."""
+"""Checkpoints round-trip in a standard format; damage is named and skipped."""
 
 from __future__ import annotations
 
@@ -42,33 +42,33 @@ from crosstrain.metrics.base import ACCURACY
 FILES = ("parameters.safetensors", "optimizer.safetensors", "checkpoint.json", "manifest.json")
 
 
-def same(found, expected):
-    return list(found) == list(expected) and all(
-        np.array_equal(found[key], value) and found[key].dtype == value.dtype for key, value in expected.items()
+def same(arrays, expected):
+    return list(arrays) == list(expected) and all(
+        np.array_equal(arrays[key], value) and arrays[key].dtype == value.dtype for key, value in expected.items()
     )
 
 
-def by_file(values):
+def sorted_by_file(values):
     return {key: values[key] for key in sorted(values, key=lambda key: key.startswith("slots/"))}
 
 
 class TestRoundTrip:
     @pytest.mark.parametrize("chunk", [1, 7, 4096, 10**6])
-    def test_what_was_written_is_read(self, tmp_path, chunk):
+    def test_saved_checkpoint_is_read(self, tmp_path, chunk):
         path = save(tmp_path, chunk=chunk)
         assert path == tmp_path / "checkpoints" / "step-000000500"
         assert sorted(file.name for file in path.iterdir()) == sorted(FILES)
-        found = read_checkpoint(path)
-        assert found.meta == meta(500)
-        assert same(found.arrays, by_file(arrays(500)))
-        assert sorted(found.parameters) == ["dense.bias", "dense.weight"]
-        assert list(found.buffers) == ["norm.running_mean"]
+        checkpoint = read_checkpoint(path)
+        assert checkpoint.meta == meta(500)
+        assert same(checkpoint.arrays, sorted_by_file(arrays(500)))
+        assert sorted(checkpoint.parameters) == ["dense.bias", "dense.weight"]
+        assert list(checkpoint.buffers) == ["norm.running_mean"]
 
     @pytest.mark.parametrize("chunk", [300_007, 2**20, 10**7])
-    def test_files_of_several_pieces(self, tmp_path, chunk):
-        assert same(read_checkpoint(save(tmp_path, values=large_arrays(), chunk=chunk)).arrays, by_file(large_arrays()))
+    def test_files_in_several_chunks(self, tmp_path, chunk):
+        assert same(read_checkpoint(save(tmp_path, values=large_arrays(), chunk=chunk)).arrays, sorted_by_file(large_arrays()))
 
-    def test_the_library_of_the_format_reads_it(self, tmp_path):
+    def test_safetensors_library_reads_it(self, tmp_path):
         path, values = save(tmp_path), arrays(500)
         parameters = safetensors.numpy.load_file(path / "parameters.safetensors")
         expected = {key.partition("/")[2]: value for key, value in values.items() if not key.startswith("slots/")}
@@ -97,28 +97,28 @@ class TestRoundTrip:
         values = {f"parameters/p{n}": np.full(shape, n, np.float32) for n, shape in enumerate(shapes)}
         assert same(read_checkpoint(save(tmp_path_factory.mktemp("run"), values=values, chunk=chunk)).arrays, values)
 
-    def test_the_values_begin_aligned(self, tmp_path):
+    def test_values_are_aligned(self, tmp_path):
         raw = (save(tmp_path) / "parameters.safetensors").read_bytes()
         assert (8 + int.from_bytes(raw[:8], "little")) % 8 == 0
 
-    def test_figures_that_json_does_not_know(self, tmp_path):
+    def test_non_finite_figures_round_trip(self, tmp_path):
         path = save(tmp_path, metrics={"loss": math.inf, "accuracy": math.nan}, scalars={"loss_scale": 65536.0})
-        found = read_checkpoint(path).meta
-        assert found.metrics["loss"] == math.inf
-        assert math.isnan(found.metrics["accuracy"])
-        assert found.scalars == {"loss_scale": 65536.0}
+        loaded = read_checkpoint(path).meta
+        assert loaded.metrics["loss"] == math.inf
+        assert math.isnan(loaded.metrics["accuracy"])
+        assert loaded.scalars == {"loss_scale": 65536.0}
         json.loads((path / "checkpoint.json").read_text(), parse_constant=lambda name: pytest.fail(name))
 
-    def test_a_state_without_slots_has_no_file_for_them(self, tmp_path):
+    def test_state_without_slots_has_no_optimizer_file(self, tmp_path):
         path = save(tmp_path, values={"parameters/p": np.ones(3, np.float32)})
         assert not (path / "optimizer.safetensors").exists()
         assert list(read_checkpoint(path).arrays) == ["parameters/p"]
 
-    def test_the_arrays_are_read_only(self, tmp_path):
+    def test_arrays_are_read_only(self, tmp_path):
         with pytest.raises(ValueError, match="read-only"):
             read_checkpoint(save(tmp_path)).arrays["parameters/dense.bias"][0] = 1
 
-    def test_only_the_owner_reads_it(self, tmp_path):
+    def test_checkpoint_is_readable_only_by_owner(self, tmp_path):
         path = save(tmp_path)
         assert path.stat().st_mode & 0o077 == 0
         assert path.parent.stat().st_mode & 0o077 == 0
@@ -141,12 +141,12 @@ class TestWrongUse:
     @pytest.mark.parametrize(
         ("key", "dtype"), [("weights/p", "<f4"), ("parameters/", "<f4"), ("parameters/p", ">f4"), ("parameters/p", "<c8")]
     )
-    def test_an_array_that_cannot_be_kept(self, tmp_path, key, dtype):
+    def test_unsupported_array_is_refused(self, tmp_path, key, dtype):
         with pytest.raises(ValueError, match=r"no key|no type"):
             CheckpointWriter(tmp_path / "checkpoints", meta(), [ArrayEntry(key, dtype, (2,))])
         assert list((tmp_path / "checkpoints").iterdir()) == []
 
-    def test_giving_up_leaves_nothing(self, tmp_path):
+    def test_aborted_write_leaves_nothing(self, tmp_path):
         save(tmp_path, 1)
         writer = CheckpointWriter(tmp_path / "checkpoints", meta(2), entries(arrays()))
         writer.write(b"\0" * 5000)
@@ -156,7 +156,7 @@ class TestWrongUse:
         with pytest.raises(ValueError, match="given up"):
             writer.seal()
 
-    def test_what_is_sealed_has_no_name_yet(self, tmp_path):
+    def test_sealed_checkpoint_has_no_name(self, tmp_path):
         parent = tmp_path / "checkpoints"
         for ends in (CheckpointWriter.abort, CheckpointWriter.publish):
             writer = CheckpointWriter(parent, meta(1), [ArrayEntry("parameters/p", "<f4", (2,))])
@@ -168,9 +168,9 @@ class TestWrongUse:
 
 
 class TestLeftovers:
-    """What lies in the way under the hidden names keeps no checkpoint from being saved."""
+    """Leftovers under hidden names do not keep a checkpoint from being saved."""
 
-    def test_what_is_no_folder_is_let_alone(self, tmp_path):
+    def test_leftovers_other_than_folders_are_ignored(self, tmp_path):
         parent = tmp_path / "checkpoints"
         parent.mkdir()
         (tmp_path / "mine").mkdir()
@@ -183,7 +183,7 @@ class TestLeftovers:
         assert (tmp_path / "mine").is_dir()
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="a folder that nobody can remove is one on which something is mounted")
-    def test_what_cannot_be_removed_stays_until_it_can(self, tmp_path, caplog):
+    def test_unremovable_leftover_stays_until_removable(self, tmp_path, caplog):
         parent = tmp_path / "checkpoints"
         save(tmp_path, 1)
         busy = parent / "step-000000001" / "busy"
@@ -210,7 +210,7 @@ def flip(path, position):
 class TestDamage:
     @pytest.mark.parametrize("file", FILES)
     @pytest.mark.parametrize("where", [0.0, 0.1, 0.5, 0.9, 1.0])
-    def test_a_flipped_bit_anywhere(self, tmp_path, file, where):
+    def test_flipped_bit_anywhere(self, tmp_path, file, where):
         path = save(tmp_path)
         flip(path / file, int(where * ((path / file).stat().st_size - 2)))
         with pytest.raises(DamagedCheckpointError) as caught:
@@ -221,7 +221,7 @@ class TestDamage:
 
     @pytest.mark.parametrize("file", FILES)
     @pytest.mark.parametrize("left", [0, 10, -1])
-    def test_a_truncated_file(self, tmp_path, file, left):
+    def test_truncated_file(self, tmp_path, file, left):
         path = save(tmp_path)
         size = (path / file).stat().st_size
         os.truncate(path / file, left if left >= 0 else size - 3)
@@ -229,25 +229,25 @@ class TestDamage:
             read_checkpoint(path)
 
     @pytest.mark.parametrize("file", FILES)
-    def test_a_missing_file(self, tmp_path, file):
+    def test_missing_file(self, tmp_path, file):
         path = save(tmp_path)
         (path / file).unlink()
         with pytest.raises(DamagedCheckpointError, match=f"{file} is missing"):
             read_checkpoint(path)
 
-    def test_a_file_of_somebody_elses_changes_nothing(self, tmp_path):
+    def test_foreign_file_changes_nothing(self, tmp_path):
         path = save(tmp_path)
         (path / "notes.txt").write_text("mine")
         (path / "extra.safetensors").write_bytes(b"\xff" * 64)
-        assert same(read_checkpoint(path).arrays, by_file(arrays(500)))
+        assert same(read_checkpoint(path).arrays, sorted_by_file(arrays(500)))
 
-    def test_an_exchanged_manifest_of_another_checkpoint(self, tmp_path):
+    def test_manifest_of_other_checkpoint_is_refused(self, tmp_path):
         first, second = save(tmp_path, 1), save(tmp_path, 2)
         (second / "manifest.json").write_bytes((first / "manifest.json").read_bytes())
         with pytest.raises(DamagedCheckpointError, match="differs from its digest"):
             read_checkpoint(second)
 
-    def test_a_manifest_of_an_earlier_release(self, tmp_path):
+    def test_manifest_of_earlier_release_is_read(self, tmp_path):
         """It has sha256 digests; such checkpoints are read, and their damage is found."""
         path = save(tmp_path)
         files = [path / name for name in FILES if name != "manifest.json"]
@@ -255,46 +255,46 @@ class TestDamage:
             "schema": 1,
             "files": {file.name: {"bytes": file.stat().st_size, "sha256": sha256(file.read_bytes()).hexdigest()} for file in files},
         }
-        own = sha256(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-        (path / "manifest.json").write_text(json.dumps({**fields, "manifest_sha256": own}))
-        assert same(read_checkpoint(path).arrays, by_file(arrays(500)))
+        digest = sha256(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+        (path / "manifest.json").write_text(json.dumps({**fields, "manifest_sha256": digest}))
+        assert same(read_checkpoint(path).arrays, sorted_by_file(arrays(500)))
         flip(path / "parameters.safetensors", 2000)
         with pytest.raises(DamagedCheckpointError, match=r"parameters\.safetensors differs from its digest"):
             read_checkpoint(path)
 
-    def test_a_manifest_of_a_later_release(self, tmp_path):
+    def test_manifest_of_later_release_is_refused(self, tmp_path):
         path = save(tmp_path)
         fields = {"schema": 3, "files": {}}
-        own = sha256(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-        (path / "manifest.json").write_text(json.dumps({**fields, "manifest_sha256": own}))
+        digest = sha256(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+        (path / "manifest.json").write_text(json.dumps({**fields, "manifest_sha256": digest}))
         with pytest.raises(DamagedCheckpointError, match=r"manifest\.json has schema 3; this release reads 1 and 2"):
             read_checkpoint(path)
 
-    def test_the_one_before_is_used_and_the_damage_named(self, tmp_path):
+    def test_previous_one_is_used_and_damage_named(self, tmp_path):
         for step in (100, 200, 300):
             save(tmp_path, step)
         flip(tmp_path / "checkpoints/step-000000300/parameters.safetensors", 2000)
         (tmp_path / "checkpoints/step-000000200/manifest.json").unlink()
-        found, damaged = newest_sound(tmp_path)
-        assert found.meta.step == 100
+        checkpoint, damaged = newest_sound(tmp_path)
+        assert checkpoint.meta.step == 100
         assert [(error.path.name, error.file) for error in damaged] == [
             ("step-000000300", "parameters.safetensors"),
             ("step-000000200", "manifest.json"),
         ]
 
-    def test_none_is_sound(self, tmp_path):
+    def test_only_damaged_checkpoints(self, tmp_path):
         for step in (100, 200):
             flip(save(tmp_path, step) / "checkpoint.json", 20)
         with pytest.raises(UsageError, match=r"no sound checkpoint(?s:.*)step-000000200.*checkpoint.json(?s:.*)step-000000100"):
             find_checkpoint(tmp_path)
 
-    def test_there_is_none(self, tmp_path):
+    def test_no_checkpoint(self, tmp_path):
         with pytest.raises(UsageError, match="has no checkpoint"):
             find_checkpoint(tmp_path)
         with pytest.raises(UsageError, match="there is no folder"):
             find_checkpoint(tmp_path / "nowhere")
 
-    def test_a_checkpoints_own_folder_is_taken_as_it_is(self, tmp_path):
+    def test_checkpoint_folder_is_used_directly(self, tmp_path):
         older = save(tmp_path, 100)
         save(tmp_path, 200)
         assert find_checkpoint(older)[0].meta.step == 100
@@ -302,14 +302,14 @@ class TestDamage:
         with pytest.raises(DamagedCheckpointError, match=r"optimizer\.safetensors"):
             find_checkpoint(older)
 
-    def test_a_schema_of_a_later_release(self, tmp_path):
+    def test_schema_of_a_later_release(self, tmp_path):
         path = save(tmp_path, schema_number=2)
         with pytest.raises(DamagedCheckpointError, match=r"checkpoint\.json has no schema 1"):
             read_checkpoint(path)
 
 
 class TestKeeping:
-    def test_the_newest_and_the_best(self, tmp_path):
+    def test_newest_and_the_best(self, tmp_path):
         for step, accuracy in ((1, 0.5), (2, 0.9), (3, 0.9), (4, math.nan), (10, 0.7), (1_000_000_000, 0.6)):
             save(tmp_path, step, metrics={"accuracy": accuracy, "loss": 1 - accuracy})
         removed = prune(tmp_path, 2, ACCURACY.info)
@@ -319,8 +319,8 @@ class TestKeeping:
         assert [path.name for path in prune(tmp_path, 1)] == ["step-000000002"]
         assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-1000000000"]
 
-    def test_the_newest_and_the_few_best(self, tmp_path):
-        """Neither removes what the other keeps; the best are those of all, not the last that beat the one before."""
+    def test_newest_and_the_few_best(self, tmp_path):
+        """Neither removes what the other retains; the best are those of all."""
         figures = {1: 0.1, 2: 0.9, 3: 0.7, 4: 0.8, 5: 0.2, 6: math.nan, 7: 0.3}
         for step, accuracy in figures.items():
             save(tmp_path, step, metrics={"accuracy": accuracy, "loss": 1.0})
@@ -330,75 +330,75 @@ class TestKeeping:
         assert prune(tmp_path, 2, ACCURACY.info, 3) == []
         assert [path.name[-1] for path in prune(tmp_path, 1, LOSS, 2)] == ["6", "4"]
 
-    def test_without_evaluations_none_is_the_best(self, tmp_path):
+    def test_without_evaluations_there_is_no_best(self, tmp_path):
         for step in (1, 2):
             save(tmp_path, step)
         assert [path.name for path in prune(tmp_path, 1, LOSS)] == ["step-000000001"]
 
-    def test_one_that_is_held_stays_until_the_next_time(self, tmp_path):
+    def test_locked_checkpoint_is_pruned_later(self, tmp_path):
         first, _ = save(tmp_path, 1), save(tmp_path, 2)
-        with read_lock(first) as there:
-            assert there
+        with read_lock(first) as locked:
+            assert locked
             assert prune(tmp_path, 1) == []
         assert prune(tmp_path, 1) == [first]
-        with read_lock(first) as there:
-            assert not there
+        with read_lock(first) as locked:
+            assert not locked
 
-    def test_a_run_at_work_always_has_a_sound_newest_one(self, tmp_path):
-        """Also between the moment at which a reader looks for it and that at which it reads it."""
+    def test_running_run_always_has_sound_newest(self, tmp_path):
+        """Also between the moments when a reader looks for it and reads it."""
         save(tmp_path, 1)
         enough = threading.Event()
 
-        def go_on_saving():
+        def save_repeatedly():
             step = 1
             while not enough.is_set():
                 step += 1
                 save(tmp_path, step, arrays(0))
                 prune(tmp_path, 1)
 
-        writer = threading.Thread(target=go_on_saving)
+        writer = threading.Thread(target=save_repeatedly)
         writer.start()
         try:
-            found = [newest_sound(tmp_path) for _ in range(400)]
+            results = [newest_sound(tmp_path) for _ in range(400)]
         finally:
             enough.set()
             writer.join()
-        assert all(damaged == [] for _, damaged in found)
-        assert found[0][0].meta.step < found[-1][0].meta.step
+        assert all(damaged == [] for _, damaged in results)
+        assert results[0][0].meta.step < results[-1][0].meta.step
 
-    def test_a_step_that_is_saved_again(self, tmp_path):
+    def test_saving_a_step_again_replaces_it(self, tmp_path):
         save(tmp_path, 5, arrays(1))
         path = save(tmp_path, 5, arrays(2))
-        assert same(read_checkpoint(path).arrays, by_file(arrays(2)))
+        assert same(read_checkpoint(path).arrays, sorted_by_file(arrays(2)))
         assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000000005"]
 
-    def test_what_is_being_written_is_no_leftover(self, tmp_path):
+    def test_checkpoint_in_progress_is_no_leftover(self, tmp_path):
         first = CheckpointWriter(tmp_path / "checkpoints", meta(1), entries(arrays(1)))
         save(tmp_path, 2)
         first.write(b"".join(value.tobytes() for value in arrays(1).values()))
         first.seal()
-        assert same(read_checkpoint(first.publish()).arrays, by_file(arrays(1)))
+        assert same(read_checkpoint(first.publish()).arrays, sorted_by_file(arrays(1)))
 
 
 class TestSuddenDeath:
     @pytest.mark.quick_cases("new")
     @pytest.mark.parametrize("step", [200, 100], ids=["new", "again"])
-    def test_between_any_two_steps(self, tmp_path, step):
-        """Killed before each thing that the writer asks of the file system: the run has a sound newest checkpoint all the time."""
+    def test_kill_between_any_steps_leaves_sound_checkpoint(self, tmp_path, step):
+        """Killed before each file system call of the writer, a run keeps a sound newest checkpoint."""
         before = save(tmp_path / "first", 100)
         shutil.copytree(before.parent, tmp_path / "whole" / "checkpoints")
-        ended, asked = save_until(tmp_path / "whole", step, deadly=0)
+        ended, calls = save_until(tmp_path / "whole", step, deadly=0)
         assert ended == 0
-        assert asked >= 10
+        assert calls >= 10
         found_steps = set()
-        for deadly in range(1, asked + 1):
+        for deadly in range(1, calls + 1):
             run = tmp_path / str(deadly)
             shutil.copytree(before.parent, run / "checkpoints")
             assert save_until(run, step, deadly) == (signal.SIGKILL, deadly - 1)
-            found, damaged = newest_sound(run)
+            checkpoint, damaged = newest_sound(run)
             assert damaged == []
-            assert same(found.arrays, by_file(arrays(found.meta.step)))
-            found_steps.add(found.meta.step)
+            assert same(checkpoint.arrays, sorted_by_file(arrays(checkpoint.meta.step)))
+            found_steps.add(checkpoint.meta.step)
             save(run, 300)
             assert [path.name for path in (run / "checkpoints").iterdir() if path.name.startswith(".")] == []
             assert newest_sound(run)[0].meta.step == 300
@@ -406,7 +406,7 @@ class TestSuddenDeath:
             assert read_checkpoint(run / "checkpoints/step-000000100").meta.step == 100
         assert found_steps == {100, step}
 
-    def test_one_that_stepped_aside_gets_its_name_back(self, tmp_path):
+    def test_renamed_checkpoint_gets_its_name_back(self, tmp_path):
         path = save(tmp_path, 100)
         path.rename(tmp_path / "checkpoints/.step-000000100.old-abc")
         assert newest_sound(tmp_path)[0].meta.step == 100
@@ -423,8 +423,8 @@ class TestFullDisk:
             *(("large_arrays", limit) for limit in (2**20, 1_500_100, 5_600_000)),
         ],
     )
-    def test_the_error_passes_and_nothing_stays(self, tmp_path, arrays, limit):
-        """No file may become longer than `limit` bytes, which the system refuses as it refuses to fill a disk."""
+    def test_error_propagates_and_leaves_nothing(self, tmp_path, arrays, limit):
+        """No file may exceed `limit` bytes, which the system refuses as it refuses to fill a disk."""
         save(tmp_path, 100)
         script = (
             f"import resource, signal, sys\nfrom pathlib import Path\nfrom checkpoint_tools import {arrays}, save\n"
@@ -438,7 +438,7 @@ class TestFullDisk:
         assert newest_sound(tmp_path)[0].meta.step == 100
 
 
-def test_a_checkpoint_that_is_not_there_is_named_with_those_that_are(tmp_path, monkeypatch):
+def test_missing_checkpoint_is_reported_with_existing_ones(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "runs" / "mine"
     saved = [save(run, step) for step in (100, 200)]

@@ -1,4 +1,4 @@
-"""A checkpoint whose digests are right, but whose arrays or job are not what it says of itself: refused, and what is wrong named."""
+"""Checkpoints with right digests but wrong contents are refused, and the mistake is named."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from crosstrain.models.base import ModelSpec, ParameterSpec
 
 
 def other_arrays(draw, values):
-    """One of the arrays left out, of another shape or another type, or one too many; and the name of it."""
+    """Remove, add or change one array; return the arrays and its name."""
     key = draw.choice(sorted(values))
     change = draw.choice(["missing", "shape", "transposed", "type", "stranger"])
     changed = dict(values)
@@ -43,7 +43,7 @@ def other_arrays(draw, values):
     return changed, key.removeprefix("slots/") if key.startswith("slots/") else key.partition("/")[2]
 
 
-def test_the_array_is_named(tmp_path, seed):
+def test_changed_array_is_named(tmp_path, seed):
     draw = random.Random(seed)
     for number in range(60):
         values, name = other_arrays(draw, arrays(number))
@@ -53,17 +53,17 @@ def test_the_array_is_named(tmp_path, seed):
         assert caught.value.file.endswith(".safetensors")
 
 
-def test_the_one_before_is_used(tmp_path):
+def test_previous_checkpoint_is_used(tmp_path):
     save(tmp_path, 100)
     values = arrays(200)
     del values["parameters/dense.bias"]
     save(tmp_path, 200, values, model=meta().model)
-    found, (error,) = newest_sound(tmp_path)
-    assert found.meta.step == 100
+    checkpoint, (error,) = newest_sound(tmp_path)
+    assert checkpoint.meta.step == 100
     assert "is missing 'dense.bias', which checkpoint.json has with the shape (10,)" in str(error)
 
 
-def test_very_many_kinds_of_slots_take_no_time(tmp_path):
+def test_many_slot_kinds_take_no_time(tmp_path):
     values = {f"parameters/p{n}": np.zeros(1, np.float32) for n in range(2000)}
     values |= {f"slots/s{n}/p0": np.zeros(1, np.float32) for n in range(2000)}
     path = save(tmp_path, values=values)
@@ -73,7 +73,7 @@ def test_very_many_kinds_of_slots_take_no_time(tmp_path):
     assert time.monotonic() - began < 5
 
 
-def test_an_array_that_is_described_twice(tmp_path):
+def test_array_that_is_described_twice(tmp_path):
     model = {**meta().model, "buffers": [["dense.bias", [10]]]}
     with pytest.raises(DamagedCheckpointError, match=r"checkpoint\.json model: names an array twice"):
         read_checkpoint(save(tmp_path, model=model))
@@ -92,13 +92,13 @@ def test_an_array_that_is_described_twice(tmp_path):
         ("seed", -1, "is -1; allowed"),
     ],
 )
-def test_a_job_that_no_run_can_have(tmp_path, field, value, words):
+def test_impossible_job_is_refused(tmp_path, field, value, words):
     path = save(tmp_path, job={**meta().job, field: value})
     with pytest.raises(DamagedCheckpointError, match=re.escape(f"checkpoint.json job.{field}: {words}")):
         read_checkpoint(path)
 
 
-def test_what_a_job_may_have_is_read(tmp_path):
+def test_valid_job_is_read(tmp_path):
     job = {**meta().job, "beam": 64, "length_penalty": 1, "precision": "bf16", "device": "cpu"}
     assert read_checkpoint(save(tmp_path, job=job)).meta.job == job
 
@@ -113,13 +113,13 @@ def test_what_a_job_may_have_is_read(tmp_path):
         ({**PARAMETERS}, {"norm.running_mean": (3,)}, "buffer norm.running_mean has shape (3,) in the model"),
     ],
 )
-def test_a_run_goes_on_with_a_model_of_the_same_arrays(parameters, buffers, words):
+def test_resume_requires_model_with_same_arrays(parameters, buffers, words):
     specs = [tuple(ParameterSpec(name, shape) for name, shape in shapes.items()) for shapes in (parameters, buffers)]
     problems = model_problem(ModelSpec("logreg", specs[0], buffers=specs[1]), meta())
     assert problems == [] if words is None else words in problems[0]
 
 
-# Files of arrays that are not what their header says -----------------------------------------------------------------
+# Files of arrays that differ from their header -----------------------------------------------------------------
 
 ITEM_BYTES = {"F32": 4, "F64": 8, "U8": 1, "BOOL": 1, "I16": 2}
 
@@ -128,7 +128,7 @@ NUMBERS = st.integers(-2, 40) | st.sampled_from([2**31, 2**53, 2**63, 2**64 - 1]
 
 @st.composite
 def array_files(draw):
-    """A file of arrays that is sound, or wrong in up to two places: (its header's text, its values)."""
+    """Draw a file of arrays, valid or wrong in up to two places: (header text, values)."""
     known = st.tuples(st.sampled_from("abcd"), st.sampled_from(sorted(ITEM_BYTES)), st.lists(st.integers(0, 3), max_size=3))
     pairs, position = [], 0
     for name, dtype, shape in draw(st.lists(known, min_size=1, max_size=4, unique_by=lambda item: item[0])):
@@ -145,7 +145,7 @@ def array_files(draw):
         elif change == "shape":
             entry["shape"] = draw(st.lists(NUMBERS, max_size=3) | NUMBERS)
         elif change == "offset":
-            entry["data_offsets"] = [*entry["data_offsets"], 0, 0][:2]  # which may have lost one
+            entry["data_offsets"] = [*entry["data_offsets"], 0, 0][:2]  # an earlier change may have removed one
             entry["data_offsets"][draw(st.integers(0, 1))] = draw(NUMBERS)
         elif change == "number":
             entry["data_offsets"] = draw(st.lists(NUMBERS, max_size=3))
@@ -158,7 +158,7 @@ def array_files(draw):
 
 
 def refuse_repeated(pairs):
-    """Return an object. Raises ValueError for a key that stands in it twice."""
+    """Return an object. Raises ValueError for a repeated key."""
     if len(dict(pairs)) < len(pairs):
         raise ValueError("repeated")
     return dict(pairs)
@@ -172,7 +172,7 @@ def array_file(tmp_path_factory):
 @pytest.mark.thorough
 @settings(max_examples=500, deadline=None)
 @given(array_files())
-def test_a_file_of_arrays_is_read_as_its_library_reads_it_or_refused(array_file, made):
+def test_array_file_is_read_as_by_library_or_refused(array_file, made):
     """The library takes the last of two arrays of one name, which its format does not allow."""
     text, values = made
     content = struct.pack("<Q", len(text)) + text.encode() + values
@@ -184,10 +184,10 @@ def test_a_file_of_arrays_is_read_as_its_library_reads_it_or_refused(array_file,
         with pytest.raises(ValueError, match=r"^is no safetensors file \("):
             map_arrays(array_file)
         return
-    found = map_arrays(array_file)
-    assert found.keys() == expected.keys()
+    loaded = map_arrays(array_file)
+    assert loaded.keys() == expected.keys()
     for name, array in expected.items():
-        assert (found[name].dtype, found[name].shape, found[name].tobytes()) == (array.dtype, array.shape, array.tobytes())
+        assert (loaded[name].dtype, loaded[name].shape, loaded[name].tobytes()) == (array.dtype, array.shape, array.tobytes())
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_a_file_of_arrays_is_read_as_its_library_reads_it_or_refused(array_file,
         (f'{{"a":{{"dtype":"F32","shape":[{",".join(["9"] * 400_000)}],"data_offsets":[0,8]}}}}', "a.shape: list should have at most 64"),
     ],
 )
-def test_a_checkpoint_with_such_a_file_is_refused_at_once(tmp_path, header, words):
+def test_checkpoint_with_invalid_file_is_refused_immediately(tmp_path, header, words):
     path = save(tmp_path)
     file = path / "parameters.safetensors"
     file.write_bytes(struct.pack("<Q", len(header)) + header.encode() + bytes(8))

@@ -1,9 +1,9 @@
-"""After which updates a run saves, and with which figures: the real loop, a made-up task, and a saver that keeps what it is told."""
+"""When runs save, and with which figures: real loop, simulated task, recording saver."""
 
 from __future__ import annotations
 
 import pytest
-from made_up_training import BATCH, LeadingTask, Saver, data_info, to_the_end, training_loop
+from made_up_training import BATCH, LeadingTask, Saver, data_info, run_to_end, training_loop
 
 from crosstrain.core.job import Job
 from crosstrain.data.sampler import run_sampler
@@ -15,7 +15,7 @@ from crosstrain.records.store.schema import EvalRecord
 
 
 class Task(LeadingTask):
-    """Of its evaluations, one after another, so many of five examples are right."""
+    """A task whose successive evaluations have so many of five examples right."""
 
     def __init__(self, right):
         super().__init__()
@@ -26,26 +26,29 @@ class Task(LeadingTask):
 
 
 def saved(right, start=None, **options):
-    """What a run saves that has so many examples right in its evaluations; a whole epoch has eight updates."""
+    """Return what a run saves whose evaluations have so many examples right.
+
+    A whole epoch has eight updates.
+    """
     saver, task = Saver(), Task(right)
     job = {"checkpoint_every": "100steps", "save_final": False, "epochs": None, "keep_best": "accuracy", **options}
-    to_the_end(training_loop(job, task, saver=saver, start=start))
+    run_to_end(training_loop(job, task, saver=saver, start=start))
     assert not task.right
     return saver.saved
 
 
-def test_an_evaluation_that_is_among_the_best_is_followed_by_a_checkpoint_with_its_figures():
+def test_best_evaluation_is_saved_with_figures():
     assert saved([3, 2, 4, 4], steps=16, eval_every="4steps") == [(4, 0.6), (12, 0.8)]
     assert saved([3, 2, 4, 4], steps=16, eval_every="4steps", keep_best_count=2) == [(4, 0.6), (8, 0.4), (12, 0.8), (16, 0.8)]
 
 
-def test_also_where_it_is_of_the_state_that_the_run_was_resumed_from():
-    """Which had not been evaluated when it was saved; what follows is no better, so that nothing else is saved."""
+def test_best_evaluation_of_resumed_state_is_saved():
+    """It was saved without an evaluation; nothing after it is better, so nothing else is saved."""
     start = ResumePoint(DataCursor(4, 0, 4 * BATCH))
     assert saved([5, 3, 4, 4], start, steps=16, eval_every="4steps") == [(4, 1.0)]
 
 
-def test_also_where_its_state_has_just_been_saved_without_it():
+def test_best_evaluation_of_saved_state_is_saved_again():
     job = Job(batch_size=BATCH, epochs=1, checkpoint_every="4steps", keep_best="accuracy")
     calendar = EpochIndex(run_sampler(job, data_info(5).sizes["train"], None))
     policy = CheckpointPolicy(job, CLASSIFICATION, Triggers(job, calendar), ResumePoint(), Saver(), lambda: 1.0)
@@ -59,21 +62,21 @@ def test_also_where_its_state_has_just_been_saved_without_it():
 
 
 @pytest.mark.parametrize("ending", [{"until": "accuracy>=0.9"}, {"patience": 9, "until": "accuracy>=0.9"}])
-def test_also_where_it_is_the_one_that_ends_the_run(ending):
+def test_best_evaluation_that_ends_run_is_saved(ending):
     assert saved([2, 5], steps=16, eval_every="4steps", **ending) == [(4, 0.4), (8, 1.0)]
 
 
-def test_an_evaluation_that_ends_the_run_and_is_no_better_is_not_saved():
+def test_worse_evaluation_that_ends_run_is_not_saved():
     assert saved([4, 3], steps=16, eval_every="4steps", patience=1) == [(4, 0.8)]
 
 
-def test_the_last_state_is_saved_once():
+def test_last_state_is_saved_once():
     assert saved([4, 5], steps=8, eval_every="4steps", save_final=True, until="accuracy>=0.9") == [(4, 0.8), (8, 1.0)]
     assert saved([4, 3], steps=8, eval_every="4steps", save_final=True, patience=1) == [(4, 0.8), (8, 0.6)]
 
 
-def test_an_interrupted_run_that_keeps_its_best_saves_where_it_stands():
-    """Which may become the best one when it goes on; a run that saves nothing on the way is ended at once."""
+def test_interrupted_run_with_keep_best_saves_state():
+    """It may become the best after a resume; a run without intermediate saves ends immediately."""
     job = {"epochs": 1000, "eval_every": "end", "save_final": False}
     saver, task = Saver(), Task([])
     loop = training_loop({**job, "keep_best": "accuracy"}, task, saver=saver)
@@ -85,7 +88,7 @@ def test_an_interrupted_run_that_keeps_its_best_saves_where_it_stands():
         return trained(result)
 
     task.trained = interrupting
-    outcome = to_the_end(loop)
+    outcome = run_to_end(loop)
     assert outcome.interrupted
     assert [step for step, _ in saver.saved] == [outcome.updates_reported]
     assert not training_loop(job, Task([])).interrupt()

@@ -1,4 +1,4 @@
-"""Which checkpoints `evaluate` and `export` take, and that the mean of several is the mean."""
+"""Which checkpoints `evaluate` and `export` take, and the mean of several."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from crosstrain.core.errors import UsageError
 ACCURACIES = {100: 0.6, 200: 0.9, 300: 0.7, 400: 0.8, 500: 0.5}
 
 
-def with_average(step):
-    """A state with a moving average of the weights beside the momentum."""
+def state_with_average(step):
+    """Return a state with a moving average of the weights in addition to the momentum."""
     values = arrays(step)
     averaged = {f"slots/ema/{key.removeprefix('parameters/')}": value + 1 for key, value in values.items() if key.startswith("parameters/")}
     return {**values, **averaged}
@@ -26,7 +26,7 @@ def with_average(step):
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     for step, accuracy in ACCURACIES.items():
-        save(folder, step, with_average(step), metrics={"accuracy": accuracy, "loss": accuracy / 10})
+        save(folder, step, state_with_average(step), metrics={"accuracy": accuracy, "loss": accuracy / 10})
     return describe(folder)
 
 
@@ -51,38 +51,36 @@ def steps(chosen):
         (Selection(checkpoint="step-000000300"), [300]),
     ],
 )
-def test_what_is_chosen(run, selection, expected):
+def test_selection_chooses_checkpoints(run, selection, expected):
     assert steps(choose(run, selection)) == expected
 
 
-def test_the_best_is_by_what_the_run_kept(run, tmp_path):
+def test_best_follows_keep_best_of_run(run, tmp_path):
     shutil.copytree(run, tmp_path / "run")
     assert steps(choose(describe(tmp_path / "run", keep_best="loss"), Selection(best=True, average=2))) == [500, 100]
 
 
 @pytest.mark.parametrize("best", [False, True])
 @pytest.mark.parametrize("weights", ["ema", "trained", None])
-def test_the_mean_is_that_of_float64(run, weights, best):
-    """Parameter by parameter, of the weights that are asked for; buffers too."""
+def test_mean_is_computed_in_float64(run, weights, best):
+    """By parameter, of the requested weights; buffers too."""
     chosen = choose(run, Selection(best=best, average=4, weights=weights))
     assert chosen.weights == (weights or "ema")
-    states = [with_average(step) for step in steps(chosen)]
+    states = [state_with_average(step) for step in steps(chosen)]
     prefix = "parameters/" if weights == "trained" else "slots/ema/"
-    for name, found in chosen.parameters().items():
+    for name, mean in chosen.parameters().items():
         expected = np.mean([state[prefix + name].astype(np.float64) for state in states], axis=0)
-        np.testing.assert_array_equal(found, expected.astype(np.float32))
-    for name, found in chosen.buffers().items():
-        np.testing.assert_array_equal(
-            found, np.mean([state[f"buffers/{name}"].astype(np.float64) for state in states], axis=0).astype("f4")
-        )
+        np.testing.assert_array_equal(mean, expected.astype(np.float32))
+    for name, mean in chosen.buffers().items():
+        np.testing.assert_array_equal(mean, np.mean([state[f"buffers/{name}"].astype(np.float64) for state in states], axis=0).astype("f4"))
     assert chosen.metrics is None
     assert chosen.label == f"{chosen.path.name}-mean-of-4{'-trained' if weights == 'trained' else ''}"
 
 
-def test_one_is_as_it_was_saved_with_its_figures(run):
+def test_single_checkpoint_retains_weights_and_metrics(run):
     chosen = choose(run, Selection(best=True))
     assert chosen.metrics == {"accuracy": 0.9, "loss": 0.09}
-    np.testing.assert_array_equal(chosen.parameters()["dense.bias"], with_average(200)["slots/ema/dense.bias"])
+    np.testing.assert_array_equal(chosen.parameters()["dense.bias"], state_with_average(200)["slots/ema/dense.bias"])
     assert choose(run, Selection(best=True, weights="trained")).metrics is None  # the run evaluated the average
 
 
@@ -107,19 +105,19 @@ def test_without_a_moving_average(tmp_path):
         (Selection(checkpoint="300", average=2), r"--checkpoint: got '300', .* and --average-checkpoints, .* give one of the two"),
     ],
 )
-def test_what_cannot_be_chosen(run, selection, message):
+def test_invalid_selection_is_refused(run, selection, message):
     with pytest.raises(UsageError, match=message):
         choose(run, selection)
 
 
-def test_a_checkpoint_by_its_path_is_the_only_one(run):
+def test_checkpoint_path_selects_only_it(run):
     path = run / "checkpoints" / "step-000000100"
     assert steps(choose(path, Selection())) == [100]
     with pytest.raises(UsageError, match=r"--average-checkpoints: chooses among the checkpoints of a run"):
         choose(path, Selection(average=2))
 
 
-def test_damaged_ones_are_passed_over_and_named(run, tmp_path):
+def test_damaged_checkpoints_are_skipped_and_named(run, tmp_path):
     shutil.copytree(run, tmp_path / "run")
     (tmp_path / "run" / "checkpoints" / "step-000000400" / "parameters.safetensors").unlink()
     with locked_weights(tmp_path / "run", Selection(average=3)) as chosen:

@@ -1,4 +1,7 @@
-"""No process of ours takes a module from the working directory: which one is first on the path is the user's choice, never the folder's."""
+"""Child processes never import modules from the working directory.
+
+Which interpreter is first on the path is the user's choice, never the folder's.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ PLANTED = sorted({name for name in sys.stdlib_module_names if not name.startswit
 
 @pytest.fixture
 def hostile(tmp_path):
-    """A folder with a file for every module of the standard library, each of which leaves a mark when it is executed."""
+    """Create a folder whose modules shadow the standard library and record their execution."""
     folder, mark = tmp_path / "hostile", tmp_path / "executed.txt"
     folder.mkdir()
     for name in PLANTED:
@@ -52,46 +55,46 @@ def executed(folder):
     ],
     ids=lambda arguments: arguments[0] + ("-repeats" if "--repeats" in arguments else ""),
 )
-def test_a_run_executes_nothing_of_the_working_directory(hostile, arguments):
+def test_run_executes_nothing_of_working_directory(hostile, arguments):
     done = type_in(hostile, *arguments)
     assert (executed(hostile), done.returncode) == ("", 0), done.stderr
 
 
 @pytest.mark.thorough
-def test_probing_the_frameworks_executes_nothing_of_the_working_directory(hostile):
+def test_backend_probe_executes_nothing_of_working_directory(hostile):
     done = type_in(hostile, "backends", "--json")
-    problems = {found["name"]: found["problem"] for found in json.loads(done.stdout)}
+    problems = {backend["name"]: backend["problem"] for backend in json.loads(done.stdout)}
     assert executed(hostile) == ""
     assert not any(problem and "not the real" in problem for problem in problems.values())
     assert problems["toy"] is None
 
 
-def test_an_export_executes_nothing_of_the_working_directory(hostile, tmp_path):
+def test_export_executes_nothing_of_working_directory(hostile, tmp_path):
     save_model(tmp_path / "run", "logreg", (1, 8, 8))
     done = type_in(hostile, "export", tmp_path / "run", "--format", "safetensors")
     assert (executed(hostile), done.returncode) == ("", 0), done.stderr
 
 
-def test_the_module_as_a_command_forgets_the_working_directory_too(hostile):
+def test_module_as_command_ignores_working_directory(hostile):
     for name in set(PLANTED) - {"queue", "json", "click", "numpy"}:
         (hostile / f"{name}.py").unlink()  # python -m itself imports some before any line of ours
     done = type_in(hostile, "run", "--print-config", started=[sys.executable, "-m", "crosstrain.cli.main"])
     assert (executed(hostile), done.returncode) == ("", 0), done.stderr
 
 
-def test_python_is_started_in_one_place_only(repository):
-    """`core/process.py` alone knows the interpreter; whoever starts Python asks it for the command."""
+def test_python_is_started_only_in_process_module(repository):
+    """Only `core/process.py` knows the interpreter; other code gets the command from it."""
     packages = tomllib.loads((repository / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    found = {}
+    lines_by_file = {}
     for package in packages:
         for path in sorted(repository.joinpath(*package.split(".")[1:]).glob("*.py")):
             if knows := list(interpreters(path.read_text(encoding="utf-8"))):
-                found[path.relative_to(repository).as_posix()] = knows
-    assert set(found) == {"core/process.py"}
+                lines_by_file[path.relative_to(repository).as_posix()] = knows
+    assert set(lines_by_file) == {"core/process.py"}
 
 
 def interpreters(source):
-    """The lines that name the interpreter, or start a program called python."""
+    """Yield lines that name the interpreter, or start a program called python."""
     for node in ast.walk(ast.parse(source)):
         by_attribute = isinstance(node, ast.Attribute) and node.attr in {"executable", "_base_executable"}
         by_import = isinstance(node, ast.ImportFrom) and node.module == "sys" and any("executable" in name.name for name in node.names)
@@ -101,7 +104,7 @@ def interpreters(source):
             yield node.lineno
 
 
-def test_the_rule_sees_every_way_to_start_python():
+def test_rule_detects_every_way_to_start_python():
     for source in ("import sys\nx = [sys.executable, '-c', '']", "from sys import executable", "run(['python3', 'x.py'])"):
         assert list(interpreters(source))
     assert not list(interpreters("x = ['ip', 'link']\n'python'"))

@@ -1,4 +1,4 @@
-"""A number that a run claims of itself goes through no loop and into no allocation."""
+"""A number that a run claims about itself bounds no loop and no allocation."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def claim(honest, tmp_path):
     def copy(document, **figures):
         path = tmp_path / "runs" / "claims"
         shutil.copytree(honest, path)
-        found = json.loads((path / document).read_text())
-        (path / document).write_text(json.dumps({**found, **figures}))
+        fields = json.loads((path / document).read_text())
+        (path / document).write_text(json.dumps({**fields, **figures}))
         return path
 
     return copy
@@ -51,7 +51,7 @@ COMMANDS = [["runs", "show"], ["compare"], ["compare", "--layout=rows"], ["watch
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 @pytest.mark.parametrize(("document", "figures"), CLAIMS, ids=str)
-def test_a_claim_costs_nothing(claim, honest, command, document, figures, capfd):
+def test_claimed_count_costs_nothing(claim, honest, command, document, figures, capfd):
     path = claim(document, **{"schema": 1, **figures}) if document != "calibration.json" else _calibrated(claim, figures)
     began = time.monotonic()
     tracemalloc.start()
@@ -70,7 +70,7 @@ def _calibrated(claim, figures):
     return path
 
 
-def test_the_report_draws_the_nodes_that_are_there(claim, honest, tmp_path):
+def test_report_draws_existing_nodes_only(claim, honest, tmp_path):
     path = claim("summary.json", nodes=MAX_NODES)
     assert invoke(["report", str(path), str(honest), "--output", str(tmp_path / "page.html")]) == 0
     text = (tmp_path / "page.html").read_text()
@@ -78,7 +78,7 @@ def test_the_report_draws_the_nodes_that_are_there(claim, honest, tmp_path):
     assert text.count("node 2") == 0
 
 
-def test_tables_have_a_line_for_each_node_that_there_are_figures_of(honest):
+def test_tables_have_line_per_node_with_figures(honest):
     summary = {**json.loads((honest / "summary.json").read_text()), "nodes": 1_000_000_000}
     assert sum(line.startswith(("0 ", "1 ", "2 ")) for line in to_text(one_run(summary)).splitlines()) == 2
     text = to_text(side_by_side_table([make_entry([Run.of_documents(summary, {}, path=honest)])], [frozenset()]))

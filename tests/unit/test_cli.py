@@ -1,4 +1,4 @@
-"""The command line as a person meets it: what goes where, exit codes, messages."""
+"""The command line for users: output streams, exit codes and messages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def call(capsys, *arguments):
 
 @pytest.mark.parametrize(("typed", "waits"), [([], "0.5"), (["--start-timeout", "0.25"], "0.25")])
 @pytest.mark.parametrize("below", ["", "elsewhere"])
-def test_a_node_of_a_run_that_goes_on_waits_as_long_as_the_run_does(capsys, monkeypatch, tmp_path, typed, waits, below):
+def test_node_of_resumed_run_uses_its_start_timeout(capsys, monkeypatch, tmp_path, typed, waits, below):
     monkeypatch.setenv("TRAINER_SECRET", "x" * 32)
     monkeypatch.setenv("TRAINER_OUT", str(tmp_path / below))
     folder = tmp_path / below / "mine"
@@ -58,18 +58,18 @@ def test_a_node_of_a_run_that_goes_on_waits_as_long_as_the_run_does(capsys, monk
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("repeats", "said", "settings"),
+    ("repeats", "message", "settings"),
     [
         (2, "run 2 (seed 4) was not started. To start it: ", {"seed": 4, "name": "my job-r2"}),
         (4, "runs 2 to 4 (seeds 4 to 6) were not started. To start them: ", {"seed": 4, "name": "my job-from-r2"}),
     ],
 )
-def test_repeats_that_fail_say_what_was_not_started_and_how_to_start_it(tmp_path, repeats, said, settings):
-    asked = ["run", "--cores-per-node", "4000", "--seed", "3", "--name=my job", f"--repeats={repeats}", "--out", str(tmp_path / "it's")]
-    done = subprocess.run([*TRAINER, *asked], capture_output=True, text=True, timeout=100, check=False)
+def test_failed_repeats_report_how_to_start_the_rest(tmp_path, repeats, message, settings):
+    arguments = ["run", "--cores-per-node", "4000", "--seed", "3", "--name=my job", f"--repeats={repeats}", "--out", str(tmp_path / "it's")]
+    done = subprocess.run([*TRAINER, *arguments], capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 2
     line = done.stderr.splitlines()[-1]
-    assert f"trainer: run 1 of {repeats} did not succeed, and {said}trainer run --cores-per-node 4000 --out " in line
+    assert f"trainer: run 1 of {repeats} did not succeed, and {message}trainer run --cores-per-node 4000 --out " in line
     again = shlex.split(line.partition("To start ")[2].partition(": ")[2])
     assert again[0] == "trainer"
     shown = subprocess.run([*TRAINER, *again[1:], "--print-config", "--json"], capture_output=True, text=True, timeout=100, check=True)
@@ -81,7 +81,7 @@ def test_repeats_that_fail_say_what_was_not_started_and_how_to_start_it(tmp_path
         assert again[again.index("--repeats") + 1] == str(repeats - 1)
 
 
-def test_help_and_version_load_neither_subcommands_nor_libraries():
+def test_help_and_version_import_no_subcommands_or_libraries():
     script = (
         "import sys; from crosstrain.cli.main import main; assert main(['--help']) == 0; assert main(['--version']) == 0;"
         "print(sorted({'pydantic', 'numpy', 'rich', 'psutil', 'crosstrain.core.job', 'tensorflow', 'torch'} & set(sys.modules)))"
@@ -95,8 +95,8 @@ LOADED_WHERE_THEY_ARE_USED = {"matplotlib", "plotly", "pyroute2", "scipy", "pyar
 """Libraries that take long to import, which no command needs before it does what it needs them for."""
 
 
-def test_commands_load_without_the_libraries_that_take_long():
-    loaded = "".join(f"load_command({name!r}); " for name in COMMANDS if name != "plot")  # which draws with matplotlib
+def test_commands_load_without_slow_libraries():
+    loaded = "".join(f"load_command({name!r}); " for name in COMMANDS if name != "plot")  # plot draws with matplotlib
     script = f"""
 import sys; from crosstrain.cli.group import load_command; load_command("run"); print("rich" in sys.modules); {loaded}
 import crosstrain.report.pages.live_server, crosstrain.launch.node.supervisor
@@ -130,7 +130,7 @@ def test_every_command_of_the_table_loads_and_has_help(capsys, name):
     assert out.startswith(f"Usage: trainer {name} ")
 
 
-def test_run_has_an_option_for_every_field_with_its_help_and_default(capsys):
+def test_run_has_option_with_help_and_default_for_every_field(capsys):
     options = {option.name: option for option in load_command("run").params}
     for field, info in Job.model_fields.items():
         assert options[field].opts == [flag_name(field)]
@@ -141,7 +141,7 @@ def test_run_has_an_option_for_every_field_with_its_help_and_default(capsys):
             assert options[field].help.endswith(f"[default: {info.default}]")
 
 
-def test_no_command_shows_the_help_and_fails(capsys):
+def test_missing_command_shows_help_and_fails(capsys):
     code, out, err = call(capsys)
     assert (code, out) == (2, "")
     assert err.startswith("Usage: trainer ")
@@ -183,7 +183,7 @@ def test_no_command_shows_the_help_and_fails(capsys):
         (["run", "--model", "alexnett"], "error: --model: got 'alexnett'; allowed: "),
     ],
 )
-def test_a_wrong_request_is_one_line_and_exit_2(capsys, arguments, expected):
+def test_usage_error_is_one_line_and_exit_2(capsys, arguments, expected):
     code, out, err = call(capsys, *arguments)
     assert (code, out) == (2, "")
     assert err.startswith(expected)
@@ -227,7 +227,7 @@ def test_models(capsys):
     assert "?" not in text
 
 
-def test_a_reader_that_goes_away_ends_the_command_quietly():
+def test_closed_pipe_ends_command_quietly():
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "wb") as closed:
@@ -235,7 +235,7 @@ def test_a_reader_that_goes_away_ends_the_command_quietly():
     assert (done.returncode, done.stderr) == (1, "")
 
 
-def test_ctrl_c_ends_a_command_with_130_and_one_line():
+def test_ctrl_c_ends_command_with_130_and_one_line():
     command = subprocess.Popen(
         [*TRAINER, "backends", "--fresh"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -249,8 +249,8 @@ def test_ctrl_c_ends_a_command_with_130_and_one_line():
 
 
 @pytest.mark.parametrize("library", ["click", "pydantic"])
-def test_ctrl_c_while_the_command_itself_is_imported_ends_it_the_same_way(tmp_path, library):
-    """The library that comes first on the path stands for one whose import takes long enough to be interrupted."""
+def test_ctrl_c_during_import_ends_with_130(tmp_path, library):
+    """The first library on the path simulates one with a long import."""
     (tmp_path / f"{library}.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(30)\n")
     done = subprocess.run([*TRAINER, "run"], env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=20)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")
@@ -268,7 +268,7 @@ def test_shell_completion_lists_commands_and_options():
 
 
 @pytest.mark.parametrize("more", [(), ("--launcher", "local"), ("--repeats", "2")])
-def test_a_secret_file_that_nothing_uses_is_refused(capsys, tmp_path, more):
+def test_unused_secret_file_is_refused(capsys, tmp_path, more):
     arguments = ["run", "--backend", "torch", "--secret-file", str(tmp_path / "secret"), "--out", str(tmp_path / "runs"), *more]
     code, output, errors = call(capsys, *arguments)
     assert (code, output) == (2, "")
@@ -278,7 +278,7 @@ def test_a_secret_file_that_nothing_uses_is_refused(capsys, tmp_path, more):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("kind", "says"),
+    ("kind", "message"),
     [
         ("/dev/zero", "is a device, not a file"),
         ("/dev/urandom", "is a device, not a file"),
@@ -290,7 +290,7 @@ def test_a_secret_file_that_nothing_uses_is_refused(capsys, tmp_path, more):
         ("short", "a shared secret of at least 16 characters is needed"),
     ],
 )
-def test_a_secret_file_that_holds_no_secret_is_refused_in_bounded_time_and_memory(tmp_path, kind, says):
+def test_invalid_secret_file_is_refused_within_bounds(tmp_path, kind, message):
     place = tmp_path / kind.removeprefix("/dev/")
     if kind == "pipe":
         os.mkfifo(place)
@@ -321,7 +321,7 @@ def test_a_secret_file_that_holds_no_secret_is_refused_in_bounded_time_and_memor
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
-    assert says in done.stderr
+    assert message in done.stderr
     assert kind == "short" or repr(str(place)) in done.stderr
 
 
@@ -330,7 +330,7 @@ SECRET_FILE = ("--secret-file", "none")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "found"),
+    ("arguments", "message"),
     [
         (("run",), "trainer run --backend torch --nodes 2 --procs-per-node 2 --rendezvous n7:29400 --node-rank $SLURM_NODEID"),
         (("run", *SECRET_FILE), "Slurm started 4"),
@@ -339,17 +339,17 @@ SECRET_FILE = ("--secret-file", "none")
         (("sweep", "--grid", "seed=1,2"), "Slurm started 4"),
     ],
 )
-def test_a_slurm_step_of_several_tasks_is_refused_unless_they_are_told_of_each_other(capsys, monkeypatch, tmp_path, arguments, found):
+def test_slurm_step_of_several_tasks_needs_rendezvous(capsys, monkeypatch, tmp_path, arguments, message):
     for name, value in {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "n[7-8]"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
     code, _, errors = call(capsys, arguments[0], "--backend", "torch", *arguments[1:])
     assert code == 2
-    assert found in errors
+    assert message in errors
     assert list(tmp_path.iterdir()) == []
 
 
-def test_half_a_contract_of_the_environment_is_refused_and_a_local_run_is_not(capsys, monkeypatch):
+def test_incomplete_rank_variables_are_refused_except_local(capsys, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("RANK", "1")
     code, _, errors = call(capsys, "run", "--backend", "torch")
@@ -360,16 +360,16 @@ def test_half_a_contract_of_the_environment_is_refused_and_a_local_run_is_not(ca
     assert "--secret-file: this run" in errors
 
 
-def test_a_node_by_hand_does_not_train_alone_for_want_of_a_number_of_nodes(capsys):
+def test_rendezvous_without_nodes_is_refused(capsys):
     code, _, err = call(capsys, "run", "--backend", "torch", "--rendezvous", "127.0.0.1:29400", "--node-rank", "0")
     assert code == 2
     assert err == ("error: --rendezvous: this node would train alone, as nothing says how many there are; give --nodes on each of them\n")
 
 
-def test_node_0_by_hand_has_to_have_the_address_of_the_rendezvous(capsys, monkeypatch):
+def test_node_0_must_have_rendezvous_address(capsys, monkeypatch):
     monkeypatch.setenv("TRAINER_SECRET", "x" * 32)
-    asked = ["run", "--backend", "torch", "--nodes", "2", "--rendezvous", "192.0.2.1:29400", "--node-rank", "0"]
-    code, _, err = call(capsys, *asked)
+    arguments = ["run", "--backend", "torch", "--nodes", "2", "--rendezvous", "192.0.2.1:29400", "--node-rank", "0"]
+    code, _, err = call(capsys, *arguments)
     assert code == 2
     assert "cannot listen for the other nodes on 192.0.2.1, port 29400" in err
     assert "; node 0 has to have this address" in err

@@ -1,4 +1,4 @@
-"""Stores of columns: what a source hands over is what is opened, in whatever blocks; what is damaged or broken is named."""
+"""Stores of columns: they round-trip in any blocks; damaged or broken parts are named."""
 
 import io
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ TOKENS, SCORE = ColumnSpec("tokens", "uint16", (None,)), ColumnSpec("score", "fl
 
 @dataclass
 class Source:
-    """Sequences of tokens with a number each, handed over in blocks of `block` examples."""
+    """Sequences of tokens with a number each, in blocks of `block` examples."""
 
     sequences: dict
     block: int = 2
@@ -35,15 +35,15 @@ class Source:
         def blocks(split):
             for start in range(0, len(self.sequences[split]), self.block):
                 chosen = self.sequences[split][start : start + self.block]
-                offsets = np.concatenate([[0], np.cumsum([len(one) for one in chosen])]).astype(np.int64)
-                values = np.array([token for one in chosen for token in one], dtype=np.uint16)
+                offsets = np.concatenate([[0], np.cumsum([len(sequence) for sequence in chosen])]).astype(np.int64)
+                values = np.array([token for sequence in chosen for token in sequence], dtype=np.uint16)
                 yield {"tokens": Column(values, offsets), "score": Column(np.arange(len(chosen), dtype=np.float32)), **self.spoil}
 
         features = TextFeatures({"tokens": self.vocabulary})
         return PreparedColumns(self.columns, features, {split: lambda split=split: blocks(split) for split in ("train", "test")})
 
 
-def made(root, source):
+def build_made(root, source):
     build_store(root, "made", source.name, source, None, again=True)
     return root / "made"
 
@@ -53,13 +53,13 @@ SEQUENCES = st.lists(st.lists(st.integers(0, 99), max_size=6), min_size=1, max_s
 
 @settings(deadline=None, derandomize=True, database=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(SEQUENCES, SEQUENCES, st.integers(1, 4))
-def test_what_is_written_is_what_is_read(tmp_path, train, test, block):
-    folder = made(tmp_path, Source({"train": train, "test": test}, block))
+def test_store_round_trips(tmp_path, train, test, block):
+    folder = build_made(tmp_path, Source({"train": train, "test": test}, block))
     dataset = stored_dataset._open(folder, "sequences", None, always=True)
     for split, sequences in (("train", train), ("test", test)):
         column = dataset.column(split, "tokens")
         assert [column.example(index).tolist() for index in range(len(column))] == sequences
-        assert dataset.weights(split, "tokens_tokens").tolist() == [len(one) for one in sequences]
+        assert dataset.weights(split, "tokens_tokens").tolist() == [len(sequence) for sequence in sequences]
         assert dataset.weights(split, "examples").tolist() == [1] * len(sequences)
     assert dataset.info.columns == (TOKENS, SCORE)
     assert dataset.info.text.vocabulary_sizes == {"tokens": 100}
@@ -68,10 +68,10 @@ def test_what_is_written_is_what_is_read(tmp_path, train, test, block):
 
 @pytest.fixture
 def store(tmp_path):
-    return made(tmp_path, Source({"train": [[1, 2, 3], [], [4]], "test": [[5]]}))
+    return build_made(tmp_path, Source({"train": [[1, 2, 3], [], [4]], "test": [[5]]}))
 
 
-def test_a_damaged_column_is_named(store):
+def test_damaged_column_is_named(store):
     path = store / "train.tokens.values.npy"
     path.chmod(0o644)
     path.write_bytes(path.read_bytes()[:-1] + b"\7")
@@ -79,7 +79,7 @@ def test_a_damaged_column_is_named(store):
         stored_dataset._open(store, "sequences", None, always=True)
 
 
-def test_what_is_not_there_is_told_with_what_is(store):
+def test_missing_column_is_reported_with_existing_ones(store):
     dataset = stored_dataset._open(store, "sequences", None, always=False)
     with pytest.raises(UsageError, match="no column 'target'; it has tokens, score"):
         dataset.column("train", "target")
@@ -89,7 +89,7 @@ def test_what_is_not_there_is_told_with_what_is(store):
         dataset.info.input_shape  # noqa: B018 - reading it is what fails
 
 
-def test_images_are_columns_too(tmp_path, monkeypatch):
+def test_images_are_columns(tmp_path, monkeypatch):
     monkeypatch.setenv("TRAINER_DATA_CACHE", str(tmp_path))
     digits = stored_dataset.open_dataset("digits")
     assert digits.info.columns == (ColumnSpec("image", "uint8", (1, 8, 8)), ColumnSpec("label", "int64"))
@@ -109,15 +109,15 @@ def test_images_are_columns_too(tmp_path, monkeypatch):
         ({"sequences": {"train": [[1]], "test": []}}, "there is no test example"),
     ],
 )
-def test_a_broken_source_is_refused_and_leaves_nothing(tmp_path, change, words):
+def test_broken_source_is_refused_and_leaves_nothing(tmp_path, change, words):
     source = Source(**{"sequences": {"train": [[1, 2, 3], [4]], "test": [[2]]}, **change})
     with pytest.raises(UsageError, match=words):
-        made(tmp_path, source)
+        build_made(tmp_path, source)
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
 
 
 def rewrite(store, name, array):
-    """Put another array, or other bytes, in a file of a store, with right digests."""
+    """Replace an array or file of a store, with right digests."""
     path = store / name
     path.chmod(0o644)
     if isinstance(array, bytes):
@@ -149,21 +149,21 @@ def archive():
         ("train.tokens.offsets.npy", np.array([0, 2, 3, 4], np.int32), "not int64"),
     ],
 )
-def test_a_store_whose_digests_are_right_and_whose_contents_are_not(store, name, array, words):
+def test_store_with_right_digests_and_wrong_contents_is_refused(store, name, array, words):
     rewrite(store, name, array)
     with pytest.raises(DamagedStoreError, match=words):
         stored_dataset._open(store, "sequences", None, always=False)
     assert any(check.problem for check in stored_dataset.verify_store("sequences", store).files)
 
 
-def test_a_manifest_that_names_another_dataset_is_a_problem_of_its_own(store):
+def test_manifest_of_another_dataset_is_damage(store):
     write_manifest(store, read_manifest(store).model_copy(update={"name": "nobodys"}))
     report = stored_dataset.verify_store("sequences", store)
     assert [(check.name, check.problem) for check in report.damaged] == [("manifest.json", "says that it is of 'nobodys'")]
     assert "data prepare sequences" in report.remedy
 
 
-def test_a_manifest_without_examples_is_refused(store):
+def test_manifest_without_examples_is_refused(store):
     manifest = read_manifest(store)
     write_manifest(store, manifest.model_copy(update={"sizes": {"train": 0, "test": 1}}))
     with pytest.raises(DamagedStoreError, match="has no train example"):

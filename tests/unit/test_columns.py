@@ -1,4 +1,4 @@
-"""Columns of examples: what `take` and `padded` give is what one example after another gives, and what is no column is told."""
+"""Columns of examples: `take` and `padded` equal example by example."""
 
 import numpy as np
 import pytest
@@ -11,15 +11,15 @@ CALM = settings(deadline=None, derandomize=True, database=None)
 LISTS = st.lists(st.lists(st.integers(0, 255), max_size=7), max_size=12)
 
 
-def column_of(examples):
+def make_column(examples):
     offsets = np.concatenate([[0], np.cumsum([len(example) for example in examples])]).astype(np.int64)
     return Column(np.array([value for example in examples for value in example], dtype=np.int32), offsets)
 
 
 @CALM
 @given(LISTS, st.data())
-def test_a_column_that_varies_is_a_list_of_its_examples(examples, data):
-    column = column_of(examples)
+def test_varying_column_is_list_of_examples(examples, data):
+    column = make_column(examples)
     assert column.wrong_with(ColumnSpec("tokens", "int32", (None,))) is None
     assert [column.example(index).tolist() for index in range(len(column))] == examples
     assert column.lengths.tolist() == [len(example) for example in examples]
@@ -35,7 +35,7 @@ def test_a_column_that_varies_is_a_list_of_its_examples(examples, data):
         np.testing.assert_array_equal(taken.padded(), taken.padded(width))
 
 
-def test_a_column_of_a_fixed_shape_is_an_array():
+def test_column_of_a_fixed_shape_is_an_array():
     column = Column(np.arange(24, dtype=np.uint8).reshape(4, 2, 3))
     assert column.wrong_with(ColumnSpec("image", "uint8", (2, 3))) is None
     assert len(column) == 4
@@ -44,15 +44,15 @@ def test_a_column_of_a_fixed_shape_is_an_array():
         column.lengths  # noqa: B018 - reading it is what fails
 
 
-def test_too_long_an_example_is_refused():
+def test_too_long_example_is_refused():
     with pytest.raises(ValueError, match="3 elements, more than 2"):
-        column_of([[1], [1, 2, 3]]).padded(2)
+        make_column([[1], [1, 2, 3]]).padded(2)
 
 
 @pytest.mark.parametrize("index", [-1, 2])
-def test_an_example_that_is_not_there(index):
+def test_missing_example_raises(index):
     with pytest.raises(IndexError):
-        column_of([[1], [2]]).example(index)
+        make_column([[1], [2]]).example(index)
 
 
 @pytest.mark.parametrize(
@@ -68,11 +68,11 @@ def test_an_example_that_is_not_there(index):
         (Column(np.zeros(3, np.int32), np.array([0.0, 3.0])), "not int64"),
     ],
 )
-def test_what_is_no_such_column(column, words):
+def test_wrong_column_is_reported(column, words):
     assert words in (column.wrong_with(ColumnSpec("tokens", "int32", (None,))) or "")
 
 
 @pytest.mark.parametrize(("name", "dtype", "shape"), [("a b", "int32", ()), ("a", "object", ()), ("a", "int32", (2, None))])
-def test_what_a_column_cannot_be(name, dtype, shape):
+def test_invalid_column_spec_is_refused(name, dtype, shape):
     with pytest.raises(ValueError, match="column"):
         ColumnSpec(name, dtype, shape)

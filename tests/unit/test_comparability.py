@@ -1,4 +1,4 @@
-"""Which figures can be compared: each kind of difference once, and what follows from several together."""
+"""Which figures can be compared: each kind of difference once, and several together."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from crosstrain.report.analysis.conclusion import conclude
 from crosstrain.report.compare.caveats import CAVEATS
 from crosstrain.report.compare.comparability import compare_settings
 from crosstrain.report.compare.comparison import compare_runs
-from crosstrain.report.compare.comparison_tables import above
+from crosstrain.report.compare.comparison_tables import difference_lines
 from crosstrain.report.compare.factors import RULES
 
 SPEED, STEPS, TIME, LOSS, METRICS, TRANSLATIONS, AT_THE_END, TARGET, RESOURCES = GROUPS
@@ -27,7 +27,7 @@ OF_TEN = {"summary": {"batch_size": 10, "global_batch_size": 10}}
 
 
 def translating(training="greedy", end="beam4"):
-    """What job.json says of a run whose evaluations translate."""
+    """Return job.json's fields of a run whose evaluations translate."""
     infos = [{"name": name, "label": name, "better": "higher"} for name in ("bleu", "chrf", "exact", "perplexity")]
     signatures = {"training": training, "end": end}
     return {"described": {"metrics": infos, "translation_metrics": ["bleu", "chrf", "exact"], "translation_signatures": signatures}}
@@ -124,7 +124,7 @@ DIFFERENCES = [
     ("length_penalty", {}, {"length_penalty": 1.0}, set()),
 ]  # fmt: skip
 
-ALIKE = [
+EQUIVALENT = [
     ({"momentum": 0.0, "optimizer": "adam"}, {"optimizer": "adam", "schedule_gamma": 0.5}),
     ({}, {"base_batch_size": 16}),
     ({"steps": 100, "batch_size": 20}, {"steps": 50, "batch_size": 40}),
@@ -137,31 +137,31 @@ ALIKE = [
 
 
 @pytest.mark.parametrize(
-    ("key", "one", "other", "spoilt"), DIFFERENCES, ids=[f"{index}-{case[0]}" for index, case in enumerate(DIFFERENCES)]
+    ("key", "first", "second", "confounded"), DIFFERENCES, ids=[f"{index}-{case[0]}" for index, case in enumerate(DIFFERENCES)]
 )
-def test_a_difference_is_named_and_spoils_what_it_should(key, one, other, spoilt):
-    found = compare_settings([made(**one), made("two", **other)])
-    assert [difference.key for difference in found.faults] == [key]
-    assert set(found.faults[0].confounds) == spoilt
-    assert found.marks(1) == spoilt
-    assert found.marks(0) == set()
-    assert None not in found.faults[0].values
-    assert found.faults[0].values[0] != found.faults[0].values[1]
-    assert found.independent == []
+def test_difference_is_named_and_confounds_figures(key, first, second, confounded):
+    comparison = compare_settings([made(**first), made("two", **second)])
+    assert [difference.key for difference in comparison.faults] == [key]
+    assert set(comparison.faults[0].confounds) == confounded
+    assert comparison.marks(1) == confounded
+    assert comparison.marks(0) == set()
+    assert None not in comparison.faults[0].values
+    assert comparison.faults[0].values[0] != comparison.faults[0].values[1]
+    assert comparison.independent == []
 
 
-def test_every_rule_is_tried_here():
+def test_every_rule_has_a_case():
     assert {case[0] for case in DIFFERENCES} == {rule.key for rule in RULES if rule.matters and not rule.independent}
 
 
-@pytest.mark.parametrize(("one", "other"), ALIKE)
-def test_what_makes_no_difference_is_passed_over(one, other):
-    found = compare_settings([made(**one), made("two", **other)])
-    assert found.faults == []
-    assert found.marks(1) <= {STEPS}
+@pytest.mark.parametrize(("first", "second"), EQUIVALENT)
+def test_equivalent_settings_are_ignored(first, second):
+    comparison = compare_settings([made(**first), made("two", **second)])
+    assert comparison.faults == []
+    assert comparison.marks(1) <= {STEPS}
 
 
-BESIDE = {
+IRRELEVANT = {
     "calibrate": False,
     "keep": 2,
     "keep_best": "loss",
@@ -174,7 +174,7 @@ BESIDE = {
 """Settings that no figure depends on."""
 
 PLACE = {"data_dir": "originals", "mlflow": "http://127.0.0.1:5000", "mlflow_experiment": "mine", "name": "b", "out": "there"}
-"""Settings that say where something lies and what it is called."""
+"""Settings that are places and names."""
 
 ELSEWHERE = {
     "vocabulary": "data",
@@ -188,37 +188,37 @@ ELSEWHERE = {
 """Settings that show in a rule of another name."""
 
 
-def test_every_setting_of_a_job_is_judged():
+def test_every_job_setting_has_a_rule():
     keys = {rule.key for rule in RULES}
     assert set(ELSEWHERE.values()) <= keys
-    assert set(BESIDE) == {rule.key for rule in RULES if not rule.matters}
+    assert set(IRRELEVANT) == {rule.key for rule in RULES if not rule.matters}
     assert set(Job.model_fields) - keys - set(PLACE) - set(ELSEWHERE) == set()
 
 
-@pytest.mark.parametrize(("key", "value"), BESIDE.items())
-def test_a_setting_that_no_figure_depends_on_keeps_runs_apart_all_the_same(key, value):
+@pytest.mark.parametrize(("key", "value"), IRRELEVANT.items())
+def test_irrelevant_setting_still_separates_configurations(key, value):
     runs = [made(f"{name}{seed}", seed=seed, **job) for name, job in (("a", {}), ("b", {key: value})) for seed in (0, 1)]
-    found = compare_runs(runs)
-    assert [[run.name for run in entry.runs] for entry in found.entries] == [["a0", "a1"], ["b0", "b1"]]
-    assert (found.comparability.faults, found.marks) == ([], (frozenset(), frozenset()))
-    first, then = above(found)
+    comparison = compare_runs(runs)
+    assert [[run.name for run in entry.runs] for entry in comparison.entries] == [["a0", "a1"], ["b0", "b1"]]
+    assert (comparison.comparability.faults, comparison.marks) == ([], (frozenset(), frozenset()))
+    first, then = difference_lines(comparison)
     assert first.startswith("Differences without effect on the figures: ")
     assert then.startswith("Nothing else differs: ")
 
 
-def test_what_is_compared_is_not_among_what_is_said_to_be_the_same():
+def test_compared_setting_is_not_listed_as_same():
     runs = [made(f"r{seed}", seed=seed) for seed in (0, 1)]
-    assert above(compare_runs(runs, by=["seed"])) == ["Compared: seed 0, 1.", "Nothing else differs."]
+    assert difference_lines(compare_runs(runs, by=["seed"])) == ["Compared: seed 0, 1.", "Nothing else differs."]
 
 
 @pytest.mark.parametrize(("key", "value"), PLACE.items())
-def test_where_a_run_lies_and_what_it_is_called_keeps_no_repeats_apart(key, value):
+def test_place_and_name_do_not_separate_repeats(key, value):
     (entry,) = compare_runs([made("a", seed=0), made("b", seed=1, described={key: value})]).entries
     assert entry.seeds == (0, 1)
 
 
 @pytest.mark.parametrize(
-    ("other", "keys", "marks"),
+    ("changes", "keys", "marks"),
     [
         ({"backend": "tf"}, ["backend"], set()),
         ({"mode": "async"}, ["mode"], {STEPS}),
@@ -228,46 +228,46 @@ def test_where_a_run_lies_and_what_it_is_called_keeps_no_repeats_apart(key, valu
         ({"batch_size": 64}, ["global_batch_size", "batch_size", "update_examples"], {STEPS}),
     ],
 )
-def test_what_is_compared_is_no_fault(other, keys, marks):
-    found = compare_settings([made(), made("two", **other)])
-    assert [difference.key for difference in found.independent] == keys
-    assert found.faults == []
-    assert found.marks(1) == marks
+def test_compared_setting_is_no_fault(changes, keys, marks):
+    comparison = compare_settings([made(), made("two", **changes)])
+    assert [difference.key for difference in comparison.independent] == keys
+    assert comparison.faults == []
+    assert comparison.marks(1) == marks
 
 
-def test_an_update_of_async_mode_is_of_one_workers_batch():
+def test_async_update_is_one_workers_batch():
     sync, two = made(batch_size=32), made("two", mode="async", nodes=2, batch_size=32)
-    found = compare_settings([sync, two])
-    assert "update_examples" not in [difference.key for difference in found.independent]
-    assert not [line for line in above(compare_runs([sync, two])) if "examples of an update" in line]
+    comparison = compare_settings([sync, two])
+    assert "update_examples" not in [difference.key for difference in comparison.independent]
+    assert not [line for line in difference_lines(compare_runs([sync, two])) if "examples of an update" in line]
     four = made("four", mode="async", nodes=4, batch_size=32)
     assert compare_settings([two, four]).marks(1) == set()  # each worker's update is as large, so steps/s compare
     larger = compare_runs([two, made("larger", mode="async", nodes=2, batch_size=64)])
     assert larger.marks[1] == {STEPS}
-    told = "  examples of an update: steps/s count other amounts of work; loss and metrics after as many epochs differ by design."
-    assert told in above(larger)
+    sentence = "  examples of an update: steps/s count other amounts of work; loss and metrics after as many epochs differ by design."
+    assert sentence in difference_lines(larger)
 
 
 @pytest.mark.parametrize(
-    ("by", "other"), [("batch_size", {"batch_size": 64}), ("global_batch_size", {"nodes": 2}), ("mode", {"mode": "async"})]
+    ("by", "changes"), [("batch_size", {"batch_size": 64}), ("global_batch_size", {"nodes": 2}), ("mode", {"mode": "async"})]
 )
-def test_a_step_is_no_measure_of_speed_across_batches_and_modes_even_where_they_are_asked_for(by, other):
-    found = compare_runs([made(), made("two", **other)], by=[by])
-    assert sorted(map(sorted, found.marks)) == [[], [STEPS]]
-    assert conclude(found.runs).best
+def test_step_rate_is_not_compared_across_batches_and_modes(by, changes):
+    comparison = compare_runs([made(), made("two", **changes)], by=[by])
+    assert sorted(map(sorted, comparison.marks)) == [[], [STEPS]]
+    assert conclude(comparison.runs).best
 
 
-def test_parameter_servers_are_compared_within_async_mode():
-    found = compare_settings([made(mode="async"), made("two", mode="async", ps=2), made("three")])
-    assert {difference.key: difference.values for difference in found.independent}["ps"] == ("1", "2", None)
+def test_parameter_servers_are_compared_in_async_mode():
+    comparison = compare_settings([made(mode="async"), made("two", mode="async", ps=2), made("three")])
+    assert {difference.key: difference.values for difference in comparison.independent}["ps"] == ("1", "2", None)
 
 
-def test_a_setting_that_is_asked_for_is_what_is_compared():
+def test_requested_setting_is_compared():
     runs = [made(), made("two", precision="bf16")]
     assert compare_settings(runs).marks(1) == set(GROUPS)
-    found = compare_settings(runs, independent={"precision"})
-    assert (found.faults, found.marks(1)) == ([], set())
-    assert [(difference.label, difference.values) for difference in found.independent] == [("precision", ("fp32", "bf16"))]
+    comparison = compare_settings(runs, independent={"precision"})
+    assert (comparison.faults, comparison.marks(1)) == ([], set())
+    assert [(difference.label, difference.values) for difference in comparison.independent] == [("precision", ("fp32", "bf16"))]
 
 
 def segments(**changed):
@@ -293,66 +293,68 @@ FAULTY = [
 ]
 
 
-@pytest.mark.parametrize(("key", "changes", "spoilt"), FAULTY, ids=[case[0] for case in FAULTY])
-def test_what_is_wrong_with_a_run_marks_it_whatever_it_is_compared_with(key, changes, spoilt):
+@pytest.mark.parametrize(("key", "changes", "confounded"), FAULTY, ids=[case[0] for case in FAULTY])
+def test_caveat_marks_run_in_any_comparison(key, changes, confounded):
     assert {fault.key for fault in CAVEATS} == {case[0] for case in FAULTY}
-    found = compare_settings([made("one", **changes), made("two", **changes)])
-    assert [difference.key for difference in found.faults] == [*(["starved"] if key == "learnt under contention" else []), key]
-    assert found.marks(0) == found.marks(1) == spoilt
-    alone = compare_settings([made("one", **changes), made("two")])
-    assert alone.marks(1) == spoilt  # cannot be compared with a first run that is spoilt
-    assert alone.comparable(sorted(spoilt)[0], [0, 1]) == [1]
+    comparison = compare_settings([made("one", **changes), made("two", **changes)])
+    assert [difference.key for difference in comparison.faults] == [*(["starved"] if key == "learnt under contention" else []), key]
+    assert comparison.marks(0) == comparison.marks(1) == confounded
+    single = compare_settings([made("one", **changes), made("two")])
+    assert single.marks(1) == confounded  # not comparable with a confounded first run
+    assert single.comparable(sorted(confounded)[0], [0, 1]) == [1]
 
 
-def test_runs_that_can_all_be_compared_gather_round_the_first():
+def test_comparable_runs_are_grouped_with_first():
     runs = [made("a"), made("b", seed=1), made("c"), made("d", seed=1), made("e", seed=1)]
-    found = compare_settings(runs)
-    assert found.comparable(METRICS, range(5)) == [0, 2]
-    assert found.comparable(METRICS, [1, 2, 3, 4]) == [1, 3, 4]
-    assert found.comparable(SPEED, range(5)) == [0, 1, 2, 3, 4]
+    comparison = compare_settings(runs)
+    assert comparison.comparable(METRICS, range(5)) == [0, 2]
+    assert comparison.comparable(METRICS, [1, 2, 3, 4]) == [1, 3, 4]
+    assert comparison.comparable(SPEED, range(5)) == [0, 1, 2, 3, 4]
 
 
-def test_a_first_run_that_stands_alone_leaves_the_verdict_to_the_others():
-    found = compare_settings([made("a", seed=7), made("b", seed=1), made("c", seed=1)])
-    assert found.comparable(METRICS, range(3)) == [1, 2]
+def test_incomparable_first_run_leaves_others_compared():
+    comparison = compare_settings([made("a", seed=7), made("b", seed=1), made("c", seed=1)])
+    assert comparison.comparable(METRICS, range(3)) == [1, 2]
 
 
-def test_releases_of_two_frameworks_are_not_held_against_each_other_through_a_third():
+def test_versions_of_other_framework_do_not_confound():
     old = {"packages": {**PACKAGES, "tensorflow": "2.20.0"}}
-    found = compare_settings([made("torch"), made("new", backend="tf"), made("old", backend="tf", node=old)])
-    assert [difference.key for difference in found.faults] == ["framework"]
-    assert (found.marks(1), found.marks(2)) == (set(), set())
-    assert SPEED in found.confounded(1, 2)
-    assert found.comparable(SPEED, range(3)) == [0, 1]
+    comparison = compare_settings([made("torch"), made("new", backend="tf"), made("old", backend="tf", node=old)])
+    assert [difference.key for difference in comparison.faults] == ["framework"]
+    assert (comparison.marks(1), comparison.marks(2)) == (set(), set())
+    assert SPEED in comparison.confounded(1, 2)
+    assert comparison.comparable(SPEED, range(3)) == [0, 1]
 
 
-def test_the_releases_of_every_package_that_a_backend_of_others_declares_are_compared():
+def test_versions_of_third_party_packages_are_compared():
     def run(name, jaxlib):
         node = {"packages": {**PACKAGES, "jax": "0.9", "jaxlib": jaxlib}}
         return made(name, backend="jax", node=node, described={"framework_packages": ["jax", "jaxlib"]})
 
-    alike = compare_settings([run("a", "0.9"), run("b", "0.9")])
-    assert (alike.faults, alike.unrecorded) == ([], {})
-    other = compare_settings([run("a", "0.9"), run("b", "0.8")])
-    assert [difference.key for difference in other.faults] == ["framework"]
+    equal = compare_settings([run("a", "0.9"), run("b", "0.9")])
+    assert (equal.faults, equal.unrecorded) == ([], {})
+    different = compare_settings([run("a", "0.9"), run("b", "0.8")])
+    assert [difference.key for difference in different.faults] == ["framework"]
     assert compare_settings([run("a", "0.9"), run("b", None)]).unrecorded == {"framework version": ["b"]}
 
 
-def test_what_was_not_recorded_is_told_and_taken_as_alike():
-    found = compare_settings([made(), made("two", node={"kernel": None, "packages": None})])
-    assert found.unrecorded == {"kernel": ["two"], "framework version": ["two"], "trainer version": ["two"]}
-    assert (found.faults, found.marks(1)) == ([], set())
-    lines = above(compare_runs([made(), made("two", node={"kernel": None})]))
+def test_unrecorded_facts_are_reported_and_taken_as_equal():
+    comparison = compare_settings([made(), made("two", node={"kernel": None, "packages": None})])
+    assert comparison.unrecorded == {"kernel": ["two"], "framework version": ["two"], "trainer version": ["two"]}
+    assert (comparison.faults, comparison.marks(1)) == ([], set())
+    lines = difference_lines(compare_runs([made(), made("two", node={"kernel": None})]))
     assert lines == ["No difference is known.", "Not recorded, so possibly different: kernel of two."]
 
 
-def test_equal_runs_are_said_to_be_equal():
-    (line,) = above(compare_runs([made(), made("two", summary={"run_seconds": 16.0})], fold=False))
+def test_equal_runs_are_reported_as_equal():
+    (line,) = difference_lines(compare_runs([made(), made("two", summary={"run_seconds": 16.0})], fold=False))
     assert line.startswith("Nothing differs: data, seeds, precision,")
 
 
-def test_differences_are_told_in_sentences():
-    assert above(compare_runs([made(), made("two", backend="tf", mode="async", seed=3, stall_timeout=60, node={"kernel": "7"})])) == [
+def test_differences_are_written_as_sentences():
+    assert difference_lines(
+        compare_runs([made(), made("two", backend="tf", mode="async", seed=3, stall_timeout=60, node={"kernel": "7"})])
+    ) == [
         "Compared: backend torch, tf; mode sync, async.",
         "  mode: an update is of the global batch in sync, of one worker's batch in async.",
         "Confounding differences:",

@@ -1,4 +1,4 @@
-"""Finished runs side by side: rows, rendered tables, the command."""
+"""Comparison of finished runs: rows, rendered tables, the command."""
 
 from __future__ import annotations
 
@@ -73,23 +73,23 @@ def two_runs(folder):
     return [sync_run(folder), async_run(folder, until="accuracy>=0.9")]
 
 
-def test_the_table_of_one_run(tmp_path):
+def test_table_of_one_run_equals_expected(tmp_path):
     assert to_text(one_run(summary_of(sync_run(tmp_path)))) == ONE_RUN
 
 
-def test_an_update_of_an_async_run_is_of_one_workers_batch(tmp_path):
+def test_async_update_batch_is_one_workers(tmp_path):
     summary = summary_of(async_run(tmp_path))
     text = to_text(one_run({**summary, "batch_size": 32, "global_batch_size": 64}))
     assert re.search(r"^batch of an update +32$", text, re.MULTILINE)
     assert "global batch" not in text
 
 
-def test_a_target_that_was_missed_is_said_plainly(tmp_path):
+def test_missed_target_is_shown(tmp_path):
     text = to_text(one_run(summary_of(async_run(tmp_path, until="accuracy>=0.9"))))
     assert "accuracy>=0.9 NOT reached within the budget\n" in text
 
 
-def test_parts_under_different_settings_are_said_plainly(tmp_path):
+def test_settings_changed_on_resume_are_shown(tmp_path):
     summary = summary_of(sync_run(tmp_path))
     segments = [{}, {"changed": {"mode": ["async", "sync"], "steps": [10, 20]}}, {"changed": {"backend": ["tf", "torch"]}}]
     text = to_text(one_run(summary, {"segments": segments}))
@@ -97,15 +97,15 @@ def test_parts_under_different_settings_are_said_plainly(tmp_path):
     assert to_text(one_run(summary, {"segments": [{}, {"changed": {"steps": [10, 20]}}]})) == ONE_RUN
 
 
-def test_saves_that_failed_are_said_plainly(tmp_path):
+def test_failed_saves_are_shown(tmp_path):
     summary = summary_of(sync_run(tmp_path))
     text = to_text(one_run({**summary, "checkpoints": {**summary["checkpoints"], "saved": 1, "failed": 6}}))
     assert re.search(r"^checkpoints +1 saved, 6 FAILED$", text, re.MULTILINE)
     assert "FAILED" not in to_text(one_run(summary))
 
 
-def test_the_table_of_a_run_has_both_costs_of_its_checkpoints(tmp_path):
-    """Of saves of 0.3 and 0.6 s for which training stood still for 2 and 4 ms."""
+def test_table_of_run_has_both_checkpoint_costs(tmp_path):
+    """Saves of 0.3 and 0.6 s, for which training paused for 2 and 4 ms."""
     path = sync_run(tmp_path)
     events = [
         {"schema": 1, "event": "checkpoint_saved", "time_seconds": 1.0, "detail": {"seconds": whole, "stall_seconds": stall, "bytes": 10}}
@@ -116,14 +116,17 @@ def test_the_table_of_a_run_has_both_costs_of_its_checkpoints(tmp_path):
     summary = summarise(path, CLOCK, state="succeeded", updates_scheduled=10, updates_applied=10)
     saving = {"saved": 2, "failed": 0, "stall_seconds": {"mean": pytest.approx(0.003), "max": 0.004}, "bytes": 10}
     assert summary["checkpoints"] == {**saving, "write_seconds": {"mean": pytest.approx(0.45), "max": 0.6}}
-    told = "2 saved; each paused training for 3 ms; writing one took 450 ms, in the background or after training"
-    assert re.search(rf"^checkpoints +{told}$", to_text(one_run(summary)), re.MULTILINE)
+    costs = "2 saved; each paused training for 3 ms; writing one took 450 ms, in the background or after training"
+    assert re.search(rf"^checkpoints +{costs}$", to_text(one_run(summary)), re.MULTILINE)
     earlier = {**summary, "checkpoints": {name: value for name, value in summary["checkpoints"].items() if name != "write_seconds"}}
     assert re.search(r"^checkpoints +2 saved; each paused training for 3 ms$", to_text(one_run(earlier)), re.MULTILINE)
 
 
 def repeats_and_another():
-    """Three runs that differ by their seed, of which one missed the target, and a slower async one under another kernel."""
+    """Return three runs that differ by seed and a slower async one under another kernel.
+
+    One of the three missed the target.
+    """
     goal, runs = "accuracy>=0.9", []
     for seed, (speed, accuracy, seconds) in enumerate([(1000.0, 0.875, 8.0), (1100.0, 0.9, 9.0), (1200.0, 0.925, None)]):
         figures = {
@@ -138,14 +141,14 @@ def repeats_and_another():
 
 
 @pytest.mark.parametrize("form", ["--layout=columns", "--layout=rows", "--markdown", "--latex"])
-def test_what_the_command_prints(tmp_path, form):
-    """Each form is held against a file of what it should be."""
+def test_command_output_equals_golden_file(tmp_path, form):
+    """Compare each form with a golden file."""
     paths = written(tmp_path, *repeats_and_another())
     result = CliRunner().invoke(compare, [*paths, form], catch_exceptions=False)
     assert (result.exit_code, result.output) == (0, (GOLDEN / f"compare{form.replace('=', '-')}.txt").read_text(encoding="utf-8"))
 
 
-def test_a_few_runs_have_a_column_each_and_many_a_row(tmp_path):
+def test_few_runs_are_columns_and_many_are_rows(tmp_path):
     two, five = (compare_runs([made(f"run{number}", model=f"model{number}") for number in range(count)]) for count in (2, 5))
     assert "\ntest accuracy " in as_text(two)
     assert "\ntest accuracy " not in as_text(five)
@@ -154,31 +157,31 @@ def test_a_few_runs_have_a_column_each_and_many_a_row(tmp_path):
 
 
 @pytest.mark.parametrize("width", [50, 80, 120])
-def test_tables_and_sentences_fit_the_terminal(width):
+def test_output_fits_the_terminal(width):
     text = as_text(compare_runs(repeats_and_another()), layout="rows", width=width)
     assert max(map(len, text.splitlines())) <= width
     for label in ("examples/s", "start-up time", "error", "staleness", "received", "peak RSS", "sampled PSS"):
         assert re.search(rf"(^| ){label}( |$)", text, re.MULTILINE)
 
 
-def test_a_name_with_signs_of_markdown_stays_text():
-    found = compare_runs([made(r"a|b_$x\y<z>"), made("two")])
-    assert r"| a\|b\_$x\\y\<z\> |" in as_markdown(found)
+def test_markdown_in_name_is_escaped():
+    comparison = compare_runs([made(r"a|b_$x\y<z>"), made("two")])
+    assert r"| a\|b\_$x\\y\<z\> |" in as_markdown(comparison)
 
 
-def test_csv_has_the_figures_unrounded(tmp_path):
+def test_csv_has_unrounded_figures(tmp_path):
     paths = written(tmp_path, *repeats_and_another())
     result = CliRunner().invoke(compare, [*paths, "--csv"], catch_exceptions=False)
-    folded, other = csv.DictReader(io.StringIO(result.output))
-    assert (folded["run"], folded["runs"], other["run"], other["runs"]) == ("sync ×3", "3", "async_1", "1")
+    folded, single = csv.DictReader(io.StringIO(result.output))
+    assert (folded["run"], folded["runs"], single["run"], single["runs"]) == ("sync ×3", "3", "async_1", "1")
     assert float(folded["examples_per_second"]) == 1100.0
     assert float(folded["examples_per_second_sigma"]) == statistics.stdev([1000.0, 1100.0, 1200.0])
     assert float(folded["eval_accuracy"]) == pytest.approx(0.9)
-    assert float(other["eval_error"]) == 0.125
-    assert float(other["relative_examples_per_second"]) == 0.5
-    assert (folded["not_comparable"], other["not_comparable"].split("; ")[:2]) == ("", ["speed", "steps/s"])
-    assert (folded["seed"], folded["staleness_mean"], other["seed"], other["synthetic"]) == ("", "", "0", "false")
-    assert float(other["node_1_network_received_bytes_per_second"]) == 4e6
+    assert float(single["eval_error"]) == 0.125
+    assert float(single["relative_examples_per_second"]) == 0.5
+    assert (folded["not_comparable"], single["not_comparable"].split("; ")[:2]) == ("", ["speed", "steps/s"])
+    assert (folded["seed"], folded["staleness_mean"], single["seed"], single["synthetic"]) == ("", "", "0", "false")
+    assert float(single["node_1_network_received_bytes_per_second"]) == 4e6
 
 
 def test_figures_can_be_chosen(tmp_path):
@@ -195,7 +198,7 @@ def test_figures_can_be_chosen(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("metric", "said", "unsaid"),
+    ("metric", "expected", "unexpected"),
     [
         ("accuracy", [": accuracy (seed).", "of several runs has their mean"], ["steps/s", "resources", "A step is"]),
         ("steps_per_second", ["steps/s (mode, kernel).", "A step is one update"], ["accuracy (seed)"]),
@@ -205,28 +208,28 @@ def test_figures_can_be_chosen(tmp_path):
         ("accuracy,loss", ["loss, accuracy (seed)."], ["kernel)"]),
     ],
 )
-def test_below_chosen_figures_stands_what_concerns_them(metric, said, unsaid):
+def test_notes_concern_chosen_figures(metric, expected, unexpected):
     text = as_text(compare_runs(repeats_and_another()), [column(name) for name in metric.split(",")])
     notes = text.split("─\n")[-1]
-    assert [one for one in said if one not in notes] == []
-    assert [one for one in unsaid if one in notes] == []
+    assert [note for note in expected if note not in notes] == []
+    assert [note for note in unexpected if note in notes] == []
 
 
-def test_repeats_stay_apart_on_request(tmp_path):
+def test_no_fold_keeps_repeats_apart(tmp_path):
     runs = [made("a", seed=0), made("b", seed=1), made("c", seed=1, node={"kernel": "7"})]
     assert [entry.label for entry in compare_runs(runs).entries] == ["a ×2", "c"]
     assert [entry.label for entry in compare_runs(runs, fold=False).entries] == ["a", "b", "c"]
 
 
-def test_runs_of_one_job_and_one_seed_are_repeats_too():
+def test_runs_with_the_same_seed_are_repeats():
     runs = [made("a"), made("b", summary={"examples_per_second": 1200.0}), made("c", backend="tf")]
-    found = compare_runs(runs)
-    assert [entry.label for entry in found.entries] == ["torch ×2", "c"]
-    assert found.entries[0].figures["examples_per_second"] == 1100.0
-    assert "(trainer compare --no-fold keeps repeats apart)." in " ".join(as_text(found).split())
+    comparison = compare_runs(runs)
+    assert [entry.label for entry in comparison.entries] == ["torch ×2", "c"]
+    assert comparison.entries[0].figures["examples_per_second"] == 1100.0
+    assert "(trainer compare --no-fold keeps repeats apart)." in " ".join(as_text(comparison).split())
 
 
-def test_from_five_repeats_on_the_extremes_do_not_count():
+def test_five_repeats_are_trimmed():
     runs = [made(f"r{seed}", seed=seed, summary={"run_seconds": float(seed), "examples_per_second": 10.0**seed}) for seed in range(5)]
     (entry,) = compare_runs(runs).entries
     assert set(entry.left_out) == {"r0", "r4"}
@@ -235,7 +238,7 @@ def test_from_five_repeats_on_the_extremes_do_not_count():
 
 
 def five_repeats(*seconds):
-    """Five runs of one job, which reached their target after so many seconds, the others not at all."""
+    """Return five runs of one job, some of which reached the target after these times."""
     times = [*seconds, *[None] * (5 - len(seconds))]
     return [
         made(f"r{seed}", seed=seed, until="accuracy>=0.9", summary={"time_to_target_seconds": time, "target_reached": time is not None})
@@ -253,14 +256,14 @@ def five_repeats(*seconds):
         ([10.0, 20.0, 30.0, 40.0, 50.0], "30.0 s ± 19.6 s"),
     ],
 )
-def test_the_time_to_target_is_the_mean_over_the_runs_that_reached_it_and_stay(seconds, expected):
-    found = compare_runs(five_repeats(*seconds))
-    assert cell(found.entries[0], column("time_to_target")) == expected
-    assert ("are excluded" in as_text(found)) == (len(seconds) >= 4)
+def test_time_to_target_is_mean_of_runs_that_reached_it(seconds, expected):
+    comparison = compare_runs(five_repeats(*seconds))
+    assert cell(comparison.entries[0], column("time_to_target")) == expected
+    assert ("are excluded" in as_text(comparison)) == (len(seconds) >= 4)
 
 
-def test_the_tables_have_the_same_kind_of_spread_as_the_conclusion(tmp_path):
-    """Half the 95 % interval of all repeats, held against scipy's, also where two of them are left out of the mean; and it is named."""
+def test_tables_show_half_confidence_interval(tmp_path):
+    """Half the 95 % interval of all repeats, as from scipy, also with two trimmed from the mean."""
     draw = np.random.default_rng(20261127)
     print("seed 20261127")
     for count in (2, 3, 5, 9):
@@ -278,7 +281,7 @@ def test_the_tables_have_the_same_kind_of_spread_as_the_conclusion(tmp_path):
     ("metric", "verdict", "quality"),
     [("accuracy,loss", False, True), ("memory", False, False), ("examples_per_second", True, True), ("error,steps_per_second", True, True)],
 )
-def test_a_conclusion_is_on_the_figures_that_were_asked_for(tmp_path, metric, verdict, quality):
+def test_conclusion_covers_requested_figures(tmp_path, metric, verdict, quality):
     runs = [
         made(f"{lr}-{seed}", lr=lr, seed=seed, summary={"eval": {"examples": 360, "loss": 0.5, "accuracy": 0.75 + (lr + seed) / 100}})
         for seed in range(3)
@@ -292,46 +295,46 @@ def test_a_conclusion_is_on_the_figures_that_were_asked_for(tmp_path, metric, ve
     assert ("Comparison of" in output) == quality
 
 
-def test_a_loss_that_blew_up_in_one_repeat_is_not_averaged_away():
+def test_diverged_loss_of_one_repeat_is_not_averaged():
     runs = [made("a-r1", seed=0), made("a-r2", seed=1, summary={"final_train_loss": "NaN"})]
     assert compare_runs(runs).entries[0].figures["final_train_loss"] == "NaN"
 
 
-def test_steps_per_second_decide_nothing_across_modes():
+def test_step_rate_ranks_nothing_across_modes():
     busy = made("busy", mode="async", summary={"steps_per_second": 9e9, "examples_per_second": 900.0})
-    found = compare_runs([made(), busy])
-    assert conclude(found.runs).rankings[0].ratio.ratio == pytest.approx(1000 / 900)
-    (line,) = (line for line in as_text(found).splitlines() if line.startswith("steps/s "))
+    comparison = compare_runs([made(), busy])
+    assert conclude(comparison.runs).rankings[0].ratio.ratio == pytest.approx(1000 / 900)
+    (line,) = (line for line in as_text(comparison).splitlines() if line.startswith("steps/s "))
     assert line.split()[1:] == ["31.2", "9,000,000,000†"]
 
 
-def test_runs_of_one_name_are_told_apart_by_their_folder(tmp_path):
+def test_runs_of_one_name_are_labelled_by_folder(tmp_path):
     paths = [*written(tmp_path / "first", made("same")), *written(tmp_path / "second", made("same", backend="tf"))]
     assert [entry.label for entry in compare_paths(paths).entries] == ["first/same", "second/same"]
 
 
-def test_repeats_whose_names_have_the_same_in_common_are_told_apart():
+def test_repeats_with_common_name_parts_have_distinct_labels():
     runs = [made(f"p-{backend}{seed}", backend=backend, seed=seed) for backend in ("tf", "torch") for seed in (0, 1)]
     assert [entry.label for entry in compare_runs(runs).entries] == ["tf ×2", "torch ×2"]
     runs = [made(f"p-{number}", backend="tf" if number < 3 else "torch", seed=number % 3) for number in range(6)]
     assert [entry.label for entry in compare_runs(runs).entries] == ["tf ×3", "torch ×3"]
 
 
-def test_copies_of_a_run_are_called_as_their_directories(tmp_path):
+def test_copies_of_run_are_labelled_by_directory(tmp_path):
     shutil.copytree(sync_run(tmp_path), tmp_path / "copy")
     compared = compare_paths([tmp_path / "one", tmp_path / "copy"], fold=False)
     assert [entry.label for entry in compared.entries] == ["one", "copy"]
-    assert [found["run"] for found in rows([tmp_path / "copy"])] == ["copy"]
+    assert [row["run"] for row in rows([tmp_path / "copy"])] == ["copy"]
     assert diagnose(Run(tmp_path / "copy")).to_json()["run"] == "copy"
 
 
-def test_a_run_is_found_by_its_name(tmp_path):
+def test_run_is_found_by_its_name(tmp_path):
     written(tmp_path, made("mine"), made("other", backend="tf"))
     result = CliRunner().invoke(compare, ["mine", "other", "--json"], env={"TRAINER_OUT": str(tmp_path)}, catch_exceptions=False)
     assert [run["run"] for run in json.loads(result.output)["runs"]] == ["mine", "other"]
 
 
-def test_the_command_prints_one_json_document(tmp_path):
+def test_command_prints_one_json_document(tmp_path):
     paths = two_runs(tmp_path)
     result = CliRunner().invoke(compare, [*map(str, paths), "--json"], catch_exceptions=False)
     document = json.loads(result.output)
@@ -341,12 +344,12 @@ def test_the_command_prints_one_json_document(tmp_path):
     assert first["node_network_sent_bytes_per_second"] == [2e6, 2e6]
     assert second["node_cpu_cores_used_mean"] == [None, None]
     assert [row["relative_examples_per_second"] for row in document["rows"]] == [1.0, 0.8]
-    assert [one["setting"] for one in document["comparability"]["compared"]] == ["backend", "mode", "ps"][:2]
+    assert [factor["setting"] for factor in document["comparability"]["compared"]] == ["backend", "mode", "ps"][:2]
     assert document["comparability"]["not_comparable_with_the_first"][1] == ["steps/s", "run time", "loss", "accuracy", "time to target"]
     assert "kernel" in document["comparability"]["not_recorded"]
 
 
-def test_runs_of_one_mode_need_no_warning_and_nodes_may_differ(tmp_path):
+def test_runs_of_one_mode_have_no_warning(tmp_path):
     runs = [sync_run(tmp_path), sync_run(tmp_path, name="three", nodes=3)]
     text = side_by_side([summary_of(path) for path in runs])
     assert ACROSS_MODES.splitlines()[0] not in text
@@ -354,14 +357,14 @@ def test_runs_of_one_mode_need_no_warning_and_nodes_may_differ(tmp_path):
     assert line.split() == ["node", "2", "CPU", "cores", "used", "-"]
 
 
-def test_what_a_run_computed_in_is_shown_and_not_only_what_was_asked(tmp_path):
+def test_used_precision_is_shown(tmp_path):
     summary = {**summary_of(sync_run(tmp_path)), "precision": "bf16", "precision_used": "bf16 (emulated)"}
     for text in (to_text(one_run(summary)), side_by_side([summary])):
         assert [line.split(maxsplit=1)[1] for line in text.splitlines() if line.startswith("precision")] == ["bf16 (emulated)"]
     assert rows([tmp_path / "one"])[0]["precision"] == "fp32"
 
 
-def test_synthetic_data_is_called_so_in_every_table(tmp_path):
+def test_synthetic_data_is_marked_in_every_table(tmp_path):
     real = summary_of(sync_run(tmp_path))
     random = {**real, "run": "random", "data": "synthetic-images:64", "synthetic": True}
     for text in (to_text(one_run(random)), side_by_side([real, random])):
@@ -370,20 +373,20 @@ def test_synthetic_data_is_called_so_in_every_table(tmp_path):
     assert "ynthetic" not in side_by_side([real, real]) + to_text(one_run(real))
 
 
-def test_a_loss_that_blew_up_is_shown(tmp_path):
+def test_diverged_loss_is_shown(tmp_path):
     summary = {**summary_of(sync_run(tmp_path)), "final_train_loss": "NaN"}
     (line,) = (line for line in side_by_side([summary]).splitlines() if line.startswith("final train loss"))
     assert line.split()[-1] == "NaN"
 
 
-def test_a_loss_that_stayed_lost_is_said_under_the_table_of_the_run(tmp_path):
+def test_lasting_non_finite_loss_is_noted_below_table(tmp_path):
     summary = summary_of(sync_run(tmp_path))
-    said = "\nThe loss was not finite (NaN or infinite) from step 1,200 on: speed and resources are not those of training.\n"
-    assert to_text(one_run({**summary, "non_finite_from_step": 1200})).endswith(said)
+    note = "\nThe loss was not finite (NaN or infinite) from step 1,200 on: speed and resources are not those of training.\n"
+    assert to_text(one_run({**summary, "non_finite_from_step": 1200})).endswith(note)
     assert to_text(one_run(summary)) == ONE_RUN
 
 
-def test_a_run_that_is_none_or_has_not_finished_is_refused(tmp_path):
+def test_missing_or_unfinished_run_is_refused(tmp_path):
     with pytest.raises(UsageError, match="nowhere' is not a run directory"):
         rows([sync_run(tmp_path), tmp_path / "nowhere"])
     writer = open_run(a_job(tmp_path, name="going"))
@@ -396,23 +399,23 @@ def test_a_run_that_is_none_or_has_not_finished_is_refused(tmp_path):
 
 
 @pytest.mark.thorough
-def test_damaged_runs_of_a_folder_are_left_out_and_named(tmp_path, capsys):
+def test_damaged_runs_of_folder_are_skipped_and_named(tmp_path, capsys):
     damaged = {"b": "summary.json", "c": "job.json", "d": "env.json"}
     for run in ("a", *damaged, "e"):
         sync_run(tmp_path, name=run)
     for run, name in damaged.items():
         (tmp_path / run / name).write_bytes(b'{"schema": 1, "sta')
     for command in (["compare"], ["report", "-o", str(tmp_path / "page.html")], ["plot", "-o", str(tmp_path / "figures")]):
-        code, said = invoke([*command, str(tmp_path)]), capsys.readouterr().err
-        assert code == 0, said
-        assert re.search(r"skipped \(.*\): b, c, d$", said, re.MULTILINE), said
+        code, errors = invoke([*command, str(tmp_path)]), capsys.readouterr().err
+        assert code == 0, errors
+        assert re.search(r"skipped \(.*\): b, c, d$", errors, re.MULTILINE), errors
         for run, name in damaged.items():
             assert invoke([*command, str(tmp_path / run)]) != 0
             assert name in capsys.readouterr().err
 
 
-def test_a_run_of_a_folder_that_has_not_finished_is_left_out_and_named(tmp_path):
-    """A sweep goes on past a failed point, and so does the comparison of its folder; a run that is named itself is not left out."""
+def test_unfinished_run_of_folder_is_skipped_and_named(tmp_path):
+    """As a sweep continues past a failed point; a run named explicitly must be readable."""
     folder = tmp_path / "sweep"
     written(folder, made("a"), made("c", backend="tf"))
     open_run(a_job(folder, name="b")).close()
@@ -425,7 +428,7 @@ def test_a_run_of_a_folder_that_has_not_finished_is_left_out_and_named(tmp_path)
 
 @pytest.mark.parametrize("command", ["compare", "explain", "predict", "report", "watch"])
 @pytest.mark.parametrize(
-    ("document", "said"),
+    ("document", "problem"),
     [
         ("{", "not a whole JSON document"),
         ('{"schema": 7}', "has schema 7; this release reads 1"),
@@ -434,13 +437,13 @@ def test_a_run_of_a_folder_that_has_not_finished_is_left_out_and_named(tmp_path)
         ({"per_node": [None]}, "per_node.0: input should be"),
     ],
 )
-def test_a_damaged_summary_is_named_and_ends_with_2(tmp_path, capsys, command, document, said):
+def test_damaged_summary_is_named_with_exit_2(tmp_path, capsys, command, document, problem):
     path = sync_run(tmp_path)
     file = path / "summary.json"
     file.write_text(document if isinstance(document, str) else json.dumps({**json.loads(file.read_text()), **document}))
     options = ["-o", str(tmp_path / "r.html")] if command == "report" else []
     assert invoke([command, str(path), *options]) == 2
-    assert f"summary.json: {said}" in capsys.readouterr().err
+    assert f"summary.json: {problem}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -480,7 +483,7 @@ def test_figures_are_readable(text, expected):
     assert text == expected
 
 
-def test_repeats_whose_names_share_nothing_are_called_by_what_differs():
+def test_repeats_with_unrelated_names_are_labelled_by_settings():
     def labels(*runs):
         return [entry.label for entry in compare_runs(runs).entries]
 

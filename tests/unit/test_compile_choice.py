@@ -1,4 +1,4 @@
-"""Whether steps are compiled: what follows from the timings of all tasks, and that compiling is given up in time."""
+"""Whether steps are compiled, from the timings of all tasks, and the limit on compilation."""
 
 import threading
 import time
@@ -29,57 +29,59 @@ timings = st.lists(st.builds(Timing, seconds, st.none() | seconds), min_size=1, 
 
 
 @given(timings)
-def test_steps_are_compiled_where_all_can_and_it_saves_time(found):
-    fast_enough = all(timing.compiled_seconds is not None for timing in found) and sum(
-        timing.compiled_seconds for timing in found
-    ) <= GAIN * sum(timing.plain_seconds for timing in found)
-    assert compile_is_faster(found) == fast_enough
-    assert compile_is_faster(found[::-1]) == fast_enough or len(found) > 2  # sums of many differ with their order in the last bit
-    assert CompileChoice.of(found).compiled == fast_enough
+def test_steps_are_compiled_if_all_can_and_time_is_saved(task_timings):
+    fast_enough = all(timing.compiled_seconds is not None for timing in task_timings) and sum(
+        timing.compiled_seconds for timing in task_timings
+    ) <= GAIN * sum(timing.plain_seconds for timing in task_timings)
+    assert compile_is_faster(task_timings) == fast_enough
+    assert compile_is_faster(task_timings[::-1]) == fast_enough or len(task_timings) > 2  # order changes the last bit of sums
+    assert CompileChoice.from_timings(task_timings).compiled == fast_enough
 
 
-def test_a_reason_is_kept():
-    choice = CompileChoice.of([Timing(1.0, 0.1), Timing(3.0, None, "no compiler")])
+def test_choice_retains_reason():
+    choice = CompileChoice.from_timings([Timing(1.0, 0.1), Timing(3.0, None, "no compiler")])
     assert choice == CompileChoice(compiled=False, plain_seconds=2.0, compiled_seconds=None, reason="no compiler")
 
 
-def test_what_compiles_too_long_is_given_up_in_time():
-    never, told = threading.Event(), []
+def test_slow_compilation_is_aborted():
+    never, calls = threading.Event(), []
     began = time.monotonic()
-    found = timed(lambda: 0.5, never.wait, lambda: pytest.fail("nothing was compiled"), lambda: told.append("given up"), limit_seconds=0.2)
+    timing = timed(
+        lambda: 0.5, never.wait, lambda: pytest.fail("nothing was compiled"), lambda: calls.append("given up"), limit_seconds=0.2
+    )
     assert time.monotonic() - began < 5.0
     never.set()
-    assert found == Timing(0.5, None, "it was not compiled within 0.2 s")
-    assert told == ["given up"]
+    assert timing == Timing(0.5, None, "it was not compiled within 0.2 s")
+    assert calls == ["given up"]
 
 
-def test_an_error_of_the_compiler_is_the_reason():
+def test_compiler_error_is_the_reason():
     def fail():
         raise ValueError("cannot compile that")
 
-    found = timed(lambda: 0.5, fail, lambda: pytest.fail("nothing was compiled"))
-    assert found == Timing(0.5, None, "ValueError: cannot compile that")
+    timing = timed(lambda: 0.5, fail, lambda: pytest.fail("nothing was compiled"))
+    assert timing == Timing(0.5, None, "ValueError: cannot compile that")
 
 
-def test_an_error_of_the_compiled_step_is_the_reason_too():
-    """What only shows in a whole step: an update that the compiler refuses, a batch of another size."""
+def test_error_of_compiled_step_is_the_reason():
+    """Errors of whole steps only: an update that the compiler refuses, a batch of another size."""
 
     def broken():
         raise ValueError("no such kernel")
 
-    found = timed(lambda: 1.0, lambda: None, broken)
-    assert (found.plain_seconds, found.compiled_seconds, found.reason) == (1.0, None, "ValueError: no such kernel")
+    timing = timed(lambda: 1.0, lambda: None, broken)
+    assert (timing.plain_seconds, timing.compiled_seconds, timing.reason) == (1.0, None, "ValueError: no such kernel")
 
 
 def test_both_kinds_are_timed():
     assert timed(lambda: 0.5, lambda: None, lambda: 0.25) == Timing(0.5, 0.25)
 
 
-def test_a_process_asks_whoever_decides():
-    asked = []
+def test_settle_uses_registered_decision():
+    requests = []
 
     def refuse(timing, tasks):
-        asked.append((timing, tasks))
+        requests.append((timing, tasks))
         return False
 
     assert settle(Timing(1.0, 0.1), 3)  # by itself
@@ -88,7 +90,7 @@ def test_a_process_asks_whoever_decides():
         assert not settle(Timing(1.0, 0.1), 3)
     finally:
         decide_by(lambda timing, tasks: compile_is_faster([timing]))
-    assert asked == [(Timing(1.0, 0.1), 3)]
+    assert requests == [(Timing(1.0, 0.1), 3)]
 
 
 @given(st.integers(0, 5000), st.integers(1, 64))
@@ -101,7 +103,7 @@ def test_micro_batches_of_the_first_batch_are_compiled(size, most):
 
 
 @pytest.mark.parametrize(("compile_", "chosen"), [("off", False), ("on", False), ("auto", True)])
-def test_a_choice_is_made_with_auto(compile_, chosen):
+def test_auto_makes_a_choice(compile_, chosen):
     data = open_dataset("digits")
     assert should_time(Job(backend="tf", compile=compile_), build_model("logreg", data.info), data) == chosen
 

@@ -1,4 +1,4 @@
-"""What a shell offers where a command is typed: the lists that the checks use, and the names that there are."""
+"""Shell completion: closed lists as they are validated, and existing names."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ TRAINER = Path(sys.executable).with_name("trainer")
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    """A cache of its own for all of these, in which commands are kept once."""
+    """Create a cache for all of these tests, which stores commands once."""
     return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture(autouse=True)
-def own_cache(cache, monkeypatch):
+def private_cache(cache, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
 
 
 def offered(*words):
-    """What is offered for the last word."""
+    """Return the completions of the last word."""
     completion = ShellComplete(trainer, {}, "trainer", "_TRAINER_COMPLETE")
     return [item.value for item in completion.get_completions(list(words[:-1]), words[-1])]
 
@@ -40,7 +40,7 @@ def offered(*words):
 CLOSED = [field for field in Job.model_fields if choices(field)]
 
 
-def test_every_closed_list_is_offered_as_it_is_checked():
+def test_closed_lists_are_completed_as_validated():
     assert {"mode", "optimizer", "precision"} <= set(CLOSED)
     for command in (["run"], ["sweep"]):
         for field in CLOSED:
@@ -67,13 +67,13 @@ def test_every_closed_list_is_offered_as_it_is_checked():
         (["run", "--lr", ""], set),
     ],
 )
-def test_values_and_names(words, expected):
+def test_values_and_names_are_completed(words, expected):
     assert set(offered(*words)) == expected()
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A working directory with runs, one of a sweep among them, and files beside."""
+    """Create a working directory with runs, one of a sweep, and other files."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TRAINER_OUT", raising=False)
     for name in ("runs/apple", "runs/apricot", "other/avocado", "runs/$(touch x)", "runs/a sweep"):
@@ -102,18 +102,18 @@ RUNS = [
 
 
 @pytest.mark.parametrize("command", RUNS)
-def test_runs_are_offered_beside_folders_where_a_run_is_asked_for(folder, command):
+def test_runs_and_folders_complete_run_arguments(folder, command):
     assert set(offered(*command, "ap")) == {"apple", "apricot"}
     assert {"apple", "apricot", "swept", "archive", "runs"} <= set(offered(*command, ""))
-    assert {"mine.toml", "no-run", "$(touch x)", "a sweep"}.isdisjoint(offered(*command, ""))  # a shell would carry out the second
+    assert {"mine.toml", "no-run", "$(touch x)", "a sweep"}.isdisjoint(offered(*command, ""))  # a shell would execute the third
     assert offered(*command, "swept/") == ["swept/batch_size=5"]
 
 
-def test_formats_of_every_backend_are_offered():
+def test_formats_of_every_backend_are_completed():
     assert set(offered("export", "apple", "--format", "")) == {"safetensors", "torch", "savedmodel", "tf-checkpoint"}
 
 
-def test_checkpoints_are_those_of_the_typed_run(folder):
+def test_checkpoints_of_typed_run_are_completed(folder):
     for name in ("step-000000500", "step-000001000", ".draft"):
         (folder / "runs/apple/checkpoints" / name).mkdir(parents=True)
     for command in ("evaluate", "export", "translate"):
@@ -123,13 +123,13 @@ def test_checkpoints_are_those_of_the_typed_run(folder):
         assert offered(command, "--checkpoint", "") == []
 
 
-def test_runs_are_those_of_the_folder_that_is_named(folder, monkeypatch):
+def test_runs_come_from_named_folder(folder, monkeypatch):
     assert offered("watch", "--out", "other", "av") == ["avocado"]
     monkeypatch.setenv("TRAINER_OUT", "other")
     assert offered("watch", "av") == ["avocado"]
 
 
-def test_a_run_among_very_many_is_found_and_no_more_are_offered_than_fit(folder):
+def test_completion_of_many_runs_is_limited(folder):
     for number in range(1200):
         (folder / f"runs/many-{number}").mkdir()
         (folder / f"runs/many-{number}/job.json").touch()
@@ -137,19 +137,19 @@ def test_a_run_among_very_many_is_found_and_no_more_are_offered_than_fit(folder)
     assert len(offered("watch", "many")) == 1000
 
 
-def test_a_user_without_a_place_for_a_cache_is_answered_too(folder, monkeypatch):
+def test_completion_works_without_cache_folder(folder, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "mine.toml"))
     assert offered("watch", "--interv") == ["--interval"]
 
 
-def test_shipped_configurations_are_offered_beside_files(folder):
+def test_shipped_configurations_and_files_are_completed(folder):
     for command in (["run", "--config"], ["sweep"], ["submit", "slurm"], ["manifest", "kubernetes"]):
         assert {*shipped(), "mine.toml"} <= set(offered(*command, "")), command
         assert offered(*command, "quick") == ["quickstart"]
 
 
-def in_bash(folder, *words):
-    """What a real bash offers for the last word, by the script that `trainer --help` names."""
+def complete_in_bash(folder, *words):
+    """Return what bash offers for the last word, with the script that `trainer --help` names."""
     script = f"""
 PATH={shlex.quote(str(TRAINER.parent))}:$PATH
 eval "$(_TRAINER_COMPLETE=bash_source trainer)"
@@ -162,33 +162,33 @@ printf "%s\\n" "${{COMPREPLY[@]}}"
 
 
 @pytest.mark.thorough
-def test_a_real_bash_offers_the_same(folder):
-    assert in_bash(folder, "run", "--precision", "") == ["fp32", "bf16", "fp16"]
-    assert in_bash(folder, "watch", "ap") == ["apple", "apricot"]
-    assert in_bash(folder, "runs", "s") == ["show"]
+def test_bash_offers_the_same(folder):
+    assert complete_in_bash(folder, "run", "--precision", "") == ["fp32", "bf16", "fp16"]
+    assert complete_in_bash(folder, "watch", "ap") == ["apple", "apricot"]
+    assert complete_in_bash(folder, "runs", "s") == ["show"]
 
 
 @pytest.mark.parametrize("damage", ["", "[]", "{", '{"state": [], "commands": {"run": {}}}', '{"state": null}'])
-def test_what_is_kept_and_is_damaged_or_old_is_made_again(cache, damage):
+def test_damaged_or_old_cache_is_rebuilt(cache, damage):
     assert offered("run", "--mode", "") == ["sync", "async"]
-    (kept,) = (cache / "crosstrain").iterdir()
-    kept.write_text(damage)
+    (file,) = (cache / "crosstrain").iterdir()
+    file.write_text(damage)
     assert offered("run", "--mode", "") == ["sync", "async"]
-    assert len(kept.read_text()) > 1000
+    assert len(file.read_text()) > 1000
 
 
-def test_what_is_kept_is_answered_without_importing_a_command(folder, cache):
-    """Time depends on the machine; what is imported does not."""
-    asked = {"_TRAINER_COMPLETE": "bash_complete", "COMP_WORDS": "trainer run --mode ", "COMP_CWORD": "3"}
+def test_cached_completion_imports_no_command(folder, cache):
+    """Time depends on the machine; imports do not."""
+    request = {"_TRAINER_COMPLETE": "bash_complete", "COMP_WORDS": "trainer run --mode ", "COMP_CWORD": "3"}
     command = [sys.executable, "-X", "importtime", "-P", "-m", "crosstrain.cli.main"]
-    for _ in range(2):  # the first one may have a search path of its own, and keeps what is found there
-        done = subprocess.run(command, env={**os.environ, **asked}, capture_output=True, text=True, cwd=folder, check=False)
+    for _ in range(2):  # the first may have a new search path, and fills the cache
+        done = subprocess.run(command, env={**os.environ, **request}, capture_output=True, text=True, cwd=folder, check=False)
         assert done.stdout.split() == ["plain,sync", "plain,async"]
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "crosstrain.cli.completion" in imported
     assert {"pydantic", "numpy", "crosstrain.core.job", "crosstrain.cli.options"}.isdisjoint(imported)
 
 
-def test_every_command_can_be_kept():
+def test_every_command_can_be_cached():
     for name in COMMANDS:
         assert "--help" in offered(name, "--h"), name

@@ -1,4 +1,4 @@
-"""What some runs say together: the best set-up, each axis by itself, and how sure that is."""
+"""Conclusions from runs: the best configuration, the effect of each axis, and significance."""
 
 import pytest
 from comparison_samples import made, starved_node
@@ -8,75 +8,78 @@ from hypothesis import strategies as st
 from crosstrain.records.store.schema import EvalRecord
 from crosstrain.report.analysis.conclusion import conclude
 from crosstrain.report.analysis.configurations import SPEED_FIGURE, speedup
-from crosstrain.report.analysis.sentences import as_text, told
+from crosstrain.report.analysis.sentences import as_text, render_conclusion
 
 
 def repeated(name, speeds, *, times=None, until=None, reached=None, **job):
-    """Repeats of a job, a seed each, with these examples/s, and these times to the target; `reached` says which of them reached it."""
-    found = []
+    """Return repeats of a job with these examples/s and times to the target.
+
+    Seeds differ; `reached` has whether each reached the target.
+    """
+    runs = []
     for seed, speed in enumerate(speeds):
         summary = {"examples_per_second": speed}
         if times is not None:
-            there = reached is None or reached[seed]
-            summary |= {"time_to_target_seconds": times[seed] if there else None, "target_reached": there}
-        found.append(made(f"{name}-{seed}", seed=seed, until=until, summary=summary, **job))
-    return found
+            target_reached = reached is None or reached[seed]
+            summary |= {"time_to_target_seconds": times[seed] if target_reached else None, "target_reached": target_reached}
+        runs.append(made(f"{name}-{seed}", seed=seed, until=until, summary=summary, **job))
+    return runs
 
 
 FAST, SLOW = (1000.0, 1010.0, 990.0), (500.0, 505.0, 495.0)
 
 
 def verdicts(runs):
-    return {(one.axis, one.figure): one for one in conclude(runs).rankings}
+    return {(verdict.axis, verdict.figure): verdict for verdict in conclude(runs).rankings}
 
 
 def test_one_axis():
-    found = conclude([*repeated("t", FAST, backend="torch"), *repeated("f", SLOW, backend="tf")])
-    (verdict,) = found.rankings
+    conclusion = conclude([*repeated("t", FAST, backend="torch"), *repeated("f", SLOW, backend="tf")])
+    (verdict,) = conclusion.rankings
     assert (verdict.axis, verdict.winner, verdict.second) == ("backend", "torch", "tf")
     assert verdict.ratio.ratio == pytest.approx(2.0, rel=1e-3)
     assert verdict.ratio.sure
-    (best,) = found.best
+    (best,) = conclusion.best
     assert (best.configuration.label, best.worst.label) == ("torch", "tf")
-    words = told(found)
+    words = render_conclusion(conclusion)
     assert words.head == "6 runs: logreg on digits, 1 node, sync, global batch 32, 3 repeats each"
     assert words.best == (
         "torch has the highest throughput, 1,000 examples/s (geometric mean; 95 % CI 975–1,025, n = 3): 2.00 × as fast as tf "
         "(95 % CI 1.96–2.05); significant.",
     )
-    assert words.axes == ()  # the same again
+    assert words.axes == ()  # already in `best`
 
 
-def test_each_axis_within_set_ups_that_are_equal_in_all_else():
-    """torch is twice as fast with either batch, and a batch of 64 three times as fast on either backend."""
+def test_axis_is_judged_among_otherwise_equal_configurations():
+    """torch doubles the speed with either batch, and a batch of 64 triples it on either backend."""
     runs = [
         run
         for backend, factor in (("torch", 2), ("tf", 1))
         for batch, more in ((64, 3), (32, 1))
         for run in repeated(f"{backend}{batch}", [speed * factor * more for speed in SLOW], backend=backend, global_batch_size=batch)
     ]
-    found = verdicts(runs)
-    assert set(found) == {("backend", "examples_per_second"), ("global_batch_size", "examples_per_second")}
-    assert found["backend", "examples_per_second"].ratio.pairs == pytest.approx((2, 2))
-    assert found["global_batch_size", "examples_per_second"].ratio.ratio == pytest.approx(3)
-    assert set(found["global_batch_size", "examples_per_second"].where) == {"torch", "tf"}
+    verdict_by_axis = verdicts(runs)
+    assert set(verdict_by_axis) == {("backend", "examples_per_second"), ("global_batch_size", "examples_per_second")}
+    assert verdict_by_axis["backend", "examples_per_second"].ratio.pairs == pytest.approx((2, 2))
+    assert verdict_by_axis["global_batch_size", "examples_per_second"].ratio.ratio == pytest.approx(3)
+    assert set(verdict_by_axis["global_batch_size", "examples_per_second"].where) == {"torch", "tf"}
 
 
-def test_what_goes_together_is_one_axis():
-    """All runs of one backend are async: nothing tells what of the two made the difference."""
-    found = conclude([*repeated("t", FAST, backend="torch", mode="async"), *repeated("f", SLOW, backend="tf")])
-    (verdict,) = found.rankings
+def test_settings_that_vary_together_are_one_axis():
+    """All runs of one backend are async, so the effect of neither is known."""
+    conclusion = conclude([*repeated("t", FAST, backend="torch", mode="async"), *repeated("f", SLOW, backend="tf")])
+    (verdict,) = conclusion.rankings
     assert (verdict.label, verdict.winner, verdict.second) == ("backend and mode", "torch, async", "tf, sync")
-    assert [one.configuration.label for one in found.best] == ["torch, async"]
+    assert [best.configuration.label for best in conclusion.best] == ["torch, async"]
     more = [
         *repeated("t", FAST, backend="torch", mode="async"),
         *repeated("f", SLOW, backend="tf"),
         *repeated("g", SLOW, backend="tf", mode="async"),
     ]
-    assert {one.axis for one in conclude(more).rankings} == {"backend", "mode"}
+    assert {verdict.axis for verdict in conclude(more).rankings} == {"backend", "mode"}
 
 
-def test_where_they_point_both_ways_it_is_said():
+def test_opposed_ratios_are_reported():
     runs = [
         *repeated("a", FAST, backend="torch", global_batch_size=32),
         *repeated("b", SLOW, backend="tf", global_batch_size=32),
@@ -86,12 +89,12 @@ def test_where_they_point_both_ways_it_is_said():
     verdict = verdicts(runs)["backend", "examples_per_second"]
     assert verdict.ratio.opposed
     assert verdict.depends
-    line = next(line for line in told(conclude(runs)).axes if line.axis == "backend")
+    line = next(line for line in render_conclusion(conclude(runs)).axes if line.axis == "backend")
     assert line.significance == "depends on other settings; reversed at global batch 64 (0.83 ×)"
-    assert not any(one.significance.startswith("significant") for one in told(conclude(runs)).axes if one.axis == "backend")
+    assert not any(line.significance.startswith("significant") for line in render_conclusion(conclude(runs)).axes if line.axis == "backend")
 
 
-def test_a_pair_within_its_scatter_points_no_way():
+def test_insignificant_pair_is_not_opposed():
     runs = [
         *repeated("a", FAST, backend="torch", global_batch_size=32),
         *repeated("b", SLOW, backend="tf", global_batch_size=32),
@@ -100,11 +103,11 @@ def test_a_pair_within_its_scatter_points_no_way():
     ]
     verdict = verdicts(runs)["backend", "examples_per_second"]
     assert (verdict.ratio.opposed, verdict.depends) == (True, False)
-    line = next(line for line in told(conclude(runs)).axes if line.axis == "backend")
+    line = next(line for line in render_conclusion(conclude(runs)).axes if line.axis == "backend")
     assert line.significance == "significant; not significant at global batch 64 (0.98 ×)"
 
 
-def test_who_may_be_as_good_as_the_best_is_named():
+def test_rivals_of_the_best_are_named():
     runs = [
         *repeated("a", FAST, lr=0.1),
         *repeated("b", (980.0, 1030.0, 930.0), lr=0.2),
@@ -112,36 +115,36 @@ def test_who_may_be_as_good_as_the_best_is_named():
         *repeated("d", SLOW, lr=0.4),
     ]
     (best,) = conclude(runs).best
-    assert [one.label for one in best.rivals] == ["learning rate 0.2"]
-    sentence = told(conclude(runs)).best[-1]
+    assert [rival.label for rival in best.rivals] == ["learning rate 0.2"]
+    sentence = render_conclusion(conclude(runs)).best[-1]
     assert (
         "95 % CI 975–1,025, n = 3), not significantly more than learning rate 0.2 (979 examples/s, n = 3): 2.00 × as fast as " in sentence
     )
 
 
 def evaluated(run, *seconds):
-    """The run with evaluations at these seconds of its clock."""
+    """Add evaluations at these seconds of the run clock."""
     run.evals = [
         EvalRecord(10 * number, 1.0, second, 0.1, "test", 360, 1.0, {"loss": 1.0}, None) for number, second in enumerate(seconds, start=1)
     ]
     return run
 
 
-def test_what_times_to_a_target_leave_out_is_said():
+def test_limits_of_time_to_target_are_noted():
     runs = [
         *repeated("t", FAST, times=(8.0, 8.1, 7.9), until="accuracy>=0.9"),
         *repeated("f", SLOW, times=(4.0, 4.1, 3.9), until="accuracy>=0.9", backend="tf"),
     ]
-    assert not any("Time to target has the resolution" in text for text in told(conclude(runs)).caveats)  # no evaluations
+    assert not any("Time to target has the resolution" in text for text in render_conclusion(conclude(runs)).caveats)  # no evaluations
     for run in runs:
         evaluated(run, run.summary["time_to_target_seconds"] / 2, run.summary["time_to_target_seconds"])
-    mind = told(conclude(runs)).caveats
+    mind = render_conclusion(conclude(runs)).caveats
     assert "Time to target excludes start-up: 3.00 s with tf, 3.00 s with torch." in mind
-    (said,) = (text for text in mind if "Time to target has the resolution" in text)
-    assert "of evaluations (--eval-every 1epoch), 1.95 s to 4.05 s here" in said
+    (sentence,) = (text for text in mind if "Time to target has the resolution" in text)
+    assert "of evaluations (--eval-every 1epoch), 1.95 s to 4.05 s here" in sentence
     for run in runs:
         evaluated(run, *(run.summary["time_to_target_seconds"] * part / 20 for part in range(1, 21)))
-    assert not any("Time to target has the resolution" in text for text in told(conclude(runs)).caveats)
+    assert not any("Time to target has the resolution" in text for text in render_conclusion(conclude(runs)).caveats)
 
 
 def learnt(*accuracies, **more):
@@ -149,10 +152,10 @@ def learnt(*accuracies, **more):
         made(f"r{lr}", lr=lr, summary={"eval": {"examples": 360, "accuracy": accuracy, "loss": 1.0}}, **more)
         for lr, accuracy in zip((0.1, 0.2, 0.3), accuracies, strict=False)
     ]
-    return told(conclude(runs)).accuracy
+    return render_conclusion(conclude(runs)).accuracy
 
 
-def test_what_was_learnt_is_said_where_no_target_is():
+def test_final_accuracy_is_shown_without_target():
     assert learnt(0.815, 0.819, 0.809) == (
         "Rerun with --until 'accuracy>=0.8', which 3 configurations reached, to compare time to accuracy.",
     )
@@ -160,25 +163,25 @@ def test_what_was_learnt_is_said_where_no_target_is():
     runs = [
         made(name, backend=name, summary={"eval": {"accuracy": value, "loss": 1.0}}) for name, value in (("tf", 0.819), ("torch", 0.809))
     ]
-    assert told(conclude(runs)).accuracy == (
+    assert render_conclusion(conclude(runs)).accuracy == (
         f"Final test accuracy: {both}. Rerun with --until 'accuracy>=0.8', which all runs reached, to compare time to accuracy.",
     )
     assert learnt(0.5, 0.5) == ("Final test accuracy: 0.5000 in all configurations.",)
     assert learnt(0.815, 0.819, until="accuracy>=0.9") == ()
     assert learnt(0.815, None) == ()
     assert "--until 'accuracy>=0.41'" in learnt(0.5, 0.4129)[0]
-    assert learnt(0.5, 0.00129) == ()  # one that has learnt nothing names no target
+    assert learnt(0.5, 0.00129) == ()  # a model that learned nothing suggests no target
 
 
-def test_what_is_within_the_scatter_is_not_sure():
-    found = conclude([*repeated("t", (1000.0, 1100.0, 900.0)), *repeated("f", (1010.0, 920.0, 1120.0), backend="tf")])
-    (verdict,) = found.rankings
+def test_difference_within_noise_is_not_significant():
+    conclusion = conclude([*repeated("t", (1000.0, 1100.0, 900.0)), *repeated("f", (1010.0, 920.0, 1120.0), backend="tf")])
+    (verdict,) = conclusion.rankings
     assert not verdict.ratio.sure
-    assert "not significant; needs more than 30 repeats each" in told(found).best[0]
+    assert "not significant; needs more than 30 repeats each" in render_conclusion(conclusion).best[0]
 
 
-def test_of_one_run_each_it_is_not_known():
-    words = told(conclude([made("a"), made("b", backend="tf", summary={"examples_per_second": 2000.0})]))
+def test_single_runs_have_unknown_significance():
+    words = render_conclusion(conclude([made("a"), made("b", backend="tf", summary={"examples_per_second": 2000.0})]))
     (best,) = words.best
     assert best.startswith(
         "tf has the highest throughput, 2,000 examples/s (n = 1): 2.00 × as fast as torch; significance unknown (one run each)"
@@ -186,14 +189,14 @@ def test_of_one_run_each_it_is_not_known():
     assert best.endswith("; use --repeats 3.")
 
 
-def test_a_set_up_that_missed_the_target_is_ranked_behind():
+def test_configuration_that_missed_target_ranks_last():
     runs = [
         *repeated("t", FAST, times=(8.0, 8.1, 7.9), until="accuracy>=0.9"),
         *repeated("f", SLOW, times=(4.0, 4.1, 3.9), reached=(True, False, True), until="accuracy>=0.9", backend="tf"),
     ]
-    found = conclude(runs)
-    assert {one.figure for one in found.rankings} == {"examples_per_second"}  # by the target there is no ratio
-    best = told(found).best
+    conclusion = conclude(runs)
+    assert {verdict.figure for verdict in conclusion.rankings} == {"examples_per_second"}  # by the target there is no ratio
+    best = render_conclusion(conclusion).best
     assert (
         best[0]
         == "torch reaches accuracy>=0.9 first, after 8.00 s (geometric mean; 95 % CI 7.75 s–8.25 s, n = 3); no other does in every run."
@@ -201,73 +204,80 @@ def test_a_set_up_that_missed_the_target_is_ranked_behind():
     assert best[-1] == "Not reached in every run (accuracy>=0.9): tf (2 of 3)."
 
 
-def test_a_target_that_nobody_reached_is_said_once():
+def test_target_reached_by_none_is_noted_once():
     runs = [
         *repeated("t", FAST, times=(8.0,) * 3, reached=(False,) * 3, until="accuracy>=0.9"),
         *repeated("f", SLOW, times=(4.0,) * 3, reached=(True, False, True), until="accuracy>=0.9", backend="tf"),
     ]
-    found = conclude(runs)
-    assert [one.figure.key for one in found.best] == ["examples_per_second"]
-    assert told(found).best[-1] == "No configuration reached accuracy>=0.9 in every run: torch (0 of 3), tf (2 of 3)."
+    conclusion = conclude(runs)
+    assert [best.figure.key for best in conclusion.best] == ["examples_per_second"]
+    assert render_conclusion(conclusion).best[-1] == "No configuration reached accuracy>=0.9 in every run: torch (0 of 3), tf (2 of 3)."
 
 
-def test_a_disturbed_run_counts_for_no_speed_and_is_named():
+def test_contended_run_is_excluded_from_speed_and_named():
     runs = [*repeated("t", FAST), *repeated("f", SLOW, backend="tf")]
     runs.append(made("busy", seed=3, backend="tf", summary={"examples_per_second": 1.0, "per_node": [starved_node(0.5)]}))
-    found = conclude(runs)
-    assert [(len(one.runs), len(one.figures(SPEED_FIGURE))) for one in found.configurations.all] == [(3, 3), (4, 3)]
-    assert found.rankings[0].ratio.ratio == pytest.approx(2.0, rel=1e-3)
-    assert any("other programs took 50% of the CPU time that busy needed" in text for text in told(found).caveats)
+    conclusion = conclude(runs)
+    assert [(len(configuration.runs), len(configuration.figures(SPEED_FIGURE))) for configuration in conclusion.configurations.all] == [
+        (3, 3),
+        (4, 3),
+    ]
+    assert conclusion.rankings[0].ratio.ratio == pytest.approx(2.0, rel=1e-3)
+    assert any("other programs took 50% of the CPU time that busy needed" in text for text in render_conclusion(conclusion).caveats)
 
 
-def test_who_has_three_repeats_is_not_told_to_make_three():
-    """Neither where contention leaves one of them alone, nor where they scatter too much to tell: then as many as would are named."""
+def test_three_repeats_are_not_suggested_again():
+    """Neither if contention leaves one, nor if they scatter; then the number needed is shown."""
     busy = {"per_node": [starved_node(0.5)]}
     contended = [made(f"f{seed}", seed=seed, backend="tf", summary=busy if seed else {}) for seed in range(3)]
-    words = told(conclude([*repeated("t", FAST), *contended]))
+    words = render_conclusion(conclude([*repeated("t", FAST), *contended]))
     assert "; significance unknown (CPU contention leaves fewer than two repeats of some)" in words.best[0]
     assert "use --repeats" not in words.best[0]
-    missing = told(conclude([*repeated("t", FAST), contended[0]]))
+    missing = render_conclusion(conclude([*repeated("t", FAST), contended[0]]))
     assert "; significance unknown (not every configuration has repeats)" in missing.best[0]
     assert "use --repeats" not in missing.best[0]
-    scattered = told(conclude([*repeated("t", (1000.0, 1160.0, 1300.0)), *repeated("f", (1000.0, 1001.0, 1002.0), backend="tf")]))
+    scattered = render_conclusion(
+        conclude([*repeated("t", (1000.0, 1160.0, 1300.0)), *repeated("f", (1000.0, 1001.0, 1002.0), backend="tf")])
+    )
     assert scattered.best[0].endswith("; not significant; needs about 7 repeats each.")
 
 
-def test_what_cannot_be_compared_is_not():
-    """Another machine for the other backend: nothing tells what made the difference."""
+def test_incomparable_runs_have_no_verdict():
+    """Another machine for the other backend, so the cause of the difference is unknown."""
     runs = [*repeated("t", FAST), *repeated("f", SLOW, backend="tf", node={"cpu_model": "Other 1"})]
-    found = conclude(runs)
-    assert found.best == ()
-    assert found.rankings[0].ratio is None
-    assert "confounded with processor" in told(found).axes[0].significance
+    conclusion = conclude(runs)
+    assert conclusion.best == ()
+    assert conclusion.rankings[0].ratio is None
+    assert "confounded with processor" in render_conclusion(conclusion).axes[0].significance
 
 
-def test_nodes_of_one_machine_are_compared_on_it():
-    """They share its cores, and that is said."""
+def test_nodes_sharing_cores_are_compared():
+    """They share its cores, which is noted."""
     runs = [
         made(f"{nodes}-{seed}", nodes=nodes, seed=seed, summary={"examples_per_second": speed, "nodes_sharing_cores": nodes})
         for nodes, speeds in ((1, FAST), (3, SLOW))
         for seed, speed in enumerate(speeds)
     ]
-    found = conclude(runs)
-    (verdict,) = found.rankings
+    conclusion = conclude(runs)
+    (verdict,) = conclusion.rankings
     assert (verdict.axis, verdict.winner, verdict.second) == ("nodes", "1", "3")
     assert verdict.ratio.sure
-    assert any("Nodes share cores" in text for text in told(found).caveats)
+    assert any("Nodes share cores" in text for text in render_conclusion(conclusion).caveats)
 
 
-def test_nodes_are_not_judged_by_what_is_faster_than_ideal():
+def test_superlinear_speed_up_is_no_verdict():
     runs = [
         made(f"{nodes}-{seed}", nodes=nodes, seed=seed, global_batch_size=60, summary={"examples_per_second": speed})
         for nodes, speeds in ((1, SLOW), (2, (1500.0, 1510.0, 1490.0)))
         for seed, speed in enumerate(speeds)
     ]
-    found = conclude(runs)
-    (verdict,) = (one for one in found.rankings if one.axis == "nodes")
+    conclusion = conclude(runs)
+    (verdict,) = (verdict for verdict in conclusion.rankings if verdict.axis == "nodes")
     assert verdict.ratio is None
     assert "the speed-up exceeds the ideal" in verdict.why_not
-    assert any(line.startswith("2 nodes is 3.00 × as fast as 1 node, above the ideal 2 ×") for line in told(found).caveats)
+    assert any(
+        line.startswith("2 nodes is 3.00 × as fast as 1 node, above the ideal 2 ×") for line in render_conclusion(conclusion).caveats
+    )
 
 
 DRAWN_RUN = st.fixed_dictionaries(
@@ -288,7 +298,7 @@ DRAWN_RUN = st.fixed_dictionaries(
     jobs=st.lists(DRAWN_RUN, min_size=1, max_size=8), speeds=st.lists(st.floats(0.1, 1e6), min_size=8, max_size=8), reached=st.booleans()
 )
 def test_any_runs_have_a_conclusion(jobs, speeds, reached):
-    """Whatever is compared with whatever, also where a value can be held against some of the others alone; and it can be said."""
+    """Any runs can be compared, also if some values exist for some of them only."""
     runs = [
         made(
             f"run-{number}",
@@ -298,17 +308,22 @@ def test_any_runs_have_a_conclusion(jobs, speeds, reached):
         )
         for number, (job, speed) in enumerate(zip(jobs, speeds, strict=False))
     ]
-    found = conclude(runs)
-    for one in found.rankings:
-        assert (one.ratio is None) == (one.why_not is not None)
-        assert len(one.ratios) == (0 if one.ratio is None else len(one.ratio.pairs))
-    for best in found.best:
-        behind = [speedup(best.configuration, one, best.figure) for one in found.configurations.all_comparable(best.figure)]
+    conclusion = conclude(runs)
+    for configuration in conclusion.rankings:
+        assert (configuration.ratio is None) == (configuration.why_not is not None)
+        assert len(configuration.ratios) == (0 if configuration.ratio is None else len(configuration.ratio.pairs))
+    for best in conclusion.best:
+        behind = [
+            speedup(best.configuration, configuration, best.figure)
+            for configuration in conclusion.configurations.all_comparable(best.figure)
+        ]
         assert all(times.ratio >= 1.0 - 1e-9 for times in behind)
-        assert {one.label for one in best.rivals} <= {one.label for one in found.configurations.all}
-    words = told(found)
+        assert {configuration.label for configuration in best.rivals} <= {
+            configuration.label for configuration in conclusion.configurations.all
+        }
+    words = render_conclusion(conclusion)
     assert all(words.sentences)
-    assert found.to_json(words.sentences)["sentences"] == words.sentences
+    assert conclusion.to_json(words.sentences)["sentences"] == words.sentences
 
 
 @pytest.mark.parametrize(
@@ -322,26 +337,26 @@ def test_any_runs_have_a_conclusion(jobs, speeds, reached):
     ],
     ids=str,
 )
-def test_what_goes_along_with_the_exchange_is_not_the_effect_of_the_other_setting_alone(first, second, axis):
+def test_exchange_joins_axis_of_confounded_setting(first, second, axis):
     runs = [made(f"{place}-{seed}", nodes=2, seed=seed, **job) for place, job in (("a", first), ("b", second)) for seed in (0, 1)]
-    assert [one.key for one in conclude(runs).configurations.axes] == [axis]
+    assert [axis_found.key for axis_found in conclude(runs).configurations.axes] == [axis]
 
 
-def test_an_exchange_that_goes_along_with_several_settings_makes_pairs_incomparable():
+def test_exchange_confounding_several_settings_has_no_winner():
     jobs = [("torch", 10, "native"), ("torch", 20, "direct"), ("tf", 10, "direct"), ("tf", 20, "native")]
     runs = [made(f"{b}-{n}", nodes=2, backend=b, batch_size=n, exchange=x) for b, n, x in jobs]
-    found = conclude(runs)
-    assert all(one.winner is None for one in found.rankings), found.rankings
+    conclusion = conclude(runs)
+    assert all(verdict.winner is None for verdict in conclusion.rankings), conclusion.rankings
 
 
-def test_threads_that_were_asked_for_are_not_the_effect_of_the_framework():
-    """Those that the program chooses follow from the set-up."""
+def test_requested_threads_confound_backends():
+    """Thread counts chosen by the program follow from the configuration."""
 
-    def verdict(**asked):
-        jobs = [("torch", asked.get("torch"), 1), ("tf", asked.get("tf"), 2)]
-        given = [made(b, nodes=2, backend=b, threads=n, described={"threads_per_task": [used] * 2}) for b, n, used in jobs]
-        (found,) = conclude(given).rankings
-        return found
+    def verdict(**threads):
+        jobs = [("torch", threads.get("torch"), 1), ("tf", threads.get("tf"), 2)]
+        runs = [made(b, nodes=2, backend=b, threads=n, described={"threads_per_task": [used] * 2}) for b, n, used in jobs]
+        (only_verdict,) = conclude(runs).rankings
+        return only_verdict
 
     assert verdict().winner is not None
     assert verdict(torch=1, tf=2).winner is None
@@ -351,8 +366,11 @@ def test_threads_that_were_asked_for_are_not_the_effect_of_the_framework():
 @pytest.mark.parametrize("configurations", [2, 3, 4])
 @pytest.mark.parametrize("until", [None, "accuracy>=0.9"])
 @pytest.mark.parametrize("troubled", [False, True])
-def test_a_conclusion_fits_a_terminal_of_80_by_24(configurations, until, troubled):
-    """Up to four configurations with repeats; `troubled`: async ones saw half the examples, and other programs took a tenth of each CPU."""
+def test_conclusion_fits_80_by_24_terminal(configurations, until, troubled):
+    """Up to four configurations with repeats.
+
+    `troubled`: async runs saw half the examples, and other programs took a tenth of each CPU.
+    """
     kinds = [("tf", "sync"), ("torch", "sync"), ("tf", "async"), ("torch", "async")][:configurations]
     runs = []
     for place, (backend, mode) in enumerate(kinds):
@@ -366,6 +384,6 @@ def test_a_conclusion_fits_a_terminal_of_80_by_24(configurations, until, trouble
             runs.append(
                 made(f"{backend}-{mode}-{seed}", seed=seed, until=until, summary=summary, backend=backend, mode=mode, nodes=2, **budget)
             )
-    lines = as_text(told(conclude(runs)), 80).rstrip().split("\n")
+    lines = as_text(render_conclusion(conclude(runs)), 80).rstrip().split("\n")
     assert len(lines) <= 24, "\n".join(lines)
     assert max(map(len, lines)) <= 80

@@ -1,4 +1,4 @@
-"""Every configuration that is shipped is a valid job at all of its points, and says what it is and how it is run."""
+"""Every shipped configuration is a valid job at all of its points, with valid documentation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from crosstrain.cli.options import given_options
 from crosstrain.core.plugins import find, forward_plugin, load
 from crosstrain.core.settings.sources import resolve, shipped
 from crosstrain.core.settings.sweeps import Grid, plan, read_grid
-from crosstrain.core.update_rules import refuse_without_width
+from crosstrain.core.update_rules import check_model_width
 from crosstrain.data.base import DataInfo, TextFeatures
 from crosstrain.data.columns import ColumnSpec
 from crosstrain.data.store.location import resolve as find_data
@@ -56,16 +56,16 @@ def comment(name):
 
 
 def commands(name):
-    """Each `trainer …` line of the comment, without the remark behind it."""
+    """Return each `trainer …` line of the comment, without the remark after it."""
     return [shlex.split(line, comments=True) for line in re.findall(r"^#     trainer (.*)$", comment(name), re.MULTILINE)]
 
 
-def test_the_experiments_are_there():
+def test_shipped_configs_are_the_experiments():
     assert set(shipped()) == EXPERIMENTS
 
 
 @pytest.mark.parametrize("name", sorted(EXPERIMENTS))
-def test_it_is_a_job_whose_names_exist(name):
+def test_config_is_job_with_existing_names(name):
     resolved = resolve({}, {}, name)
     job = resolved.job
     assert find("backend", job.backend)
@@ -75,7 +75,7 @@ def test_it_is_a_job_whose_names_exist(name):
 
 
 @pytest.mark.parametrize("name", sorted(EXPERIMENTS))
-def test_the_commands_in_its_comment_are_valid(name):
+def test_commands_in_its_comment_are_valid(name):
     shown = commands(name)
     assert (["sweep", name] if name in SWEEPS else ["run", "--config", name]) in shown
     for command, *arguments in shown:
@@ -92,7 +92,7 @@ def test_the_commands_in_its_comment_are_valid(name):
 
 
 @pytest.mark.parametrize("name", sorted(EXPERIMENTS))
-def test_all_of_its_points_are_jobs(name):
+def test_all_points_are_valid_jobs(name):
     grid = read_grid(name)
     if name in RUNS:
         assert grid == Grid()
@@ -105,31 +105,31 @@ def test_all_of_its_points_are_jobs(name):
 
 
 @pytest.mark.parametrize("name", sorted(EXPERIMENTS))
-def test_the_page_of_experiments_names_it(repository, name):
+def test_page_of_experiments_names_it(repository, name):
     assert f"`{name}`" in (repository / "docs/experiments.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", sorted(EXPERIMENTS - {"quickstart", "numbers-tiny", "debian-text-tiny"}))
-def test_it_says_what_the_reference_measured_and_how_real_data_is_used(name):
+def test_comment_has_reference_figures_and_real_data(name):
     text = comment(name)
     assert re.search(r"reference.*\n?.*\d", text)
     assert re.search(r"--data ((svhn|mnist|cifar10)\S* --data-dir FOLDER|parallel-text:PREFIX)", text)
 
 
-def test_the_two_whole_runs_differ_in_their_checkpoints_alone():
+def test_checkpoint_experiment_differs_only_in_checkpoints():
     plain, with_checkpoints = (resolve({}, {}, name).job.model_dump() for name in ("eecs598-cnn", "eecs598-cnn-checkpoint"))
     assert {field for field, value in plain.items() if with_checkpoints[field] != value} == {"checkpoint_every", "keep_best"}
 
 
-def test_the_two_modes_of_one_experiment_differ_in_the_mode_alone():
+def test_experiments_of_both_modes_differ_only_in_mode():
     sync, asynchronous = (resolve({}, {}, f"cs744-logreg-{mode}").job.model_dump() for mode in ("sync", "async"))
     assert {field for field, value in sync.items() if asynchronous[field] != value} == {"mode"}
 
 
 @pytest.mark.parametrize("name", sorted(EXPERIMENTS))
-def test_a_schedule_that_needs_the_width_of_the_model_has_it(name):
+def test_noam_schedule_has_model_width(name):
     job = resolve({}, {}, name).job
     if job.schedule == "noam":
         pieces = ColumnSpec("source", "uint16", (None,)), ColumnSpec("target", "uint16", (None,))
         data = DataInfo("made", {"train": 1, "test": 1}, pieces, TextFeatures({"source": 9, "target": 9}))
-        refuse_without_width(job, build_model(job.model, data).width)
+        check_model_width(job, build_model(job.model, data).width)

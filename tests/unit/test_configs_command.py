@@ -1,4 +1,4 @@
-"""``trainer configs`` lists every shipped experiment with the command that runs it, and shows one as it is written."""
+"""``trainer configs`` lists experiments with their commands, and shows one as written."""
 
 import json
 import shlex
@@ -16,19 +16,19 @@ def run(*arguments):
     return CliRunner().invoke(configs, arguments, catch_exceptions=True)
 
 
-def test_the_list_has_each_with_its_command():
+def test_list_has_each_config_with_command():
     lines = run().output.splitlines()
     assert len(lines) == len(shipped())
-    for line, one in zip(lines, describe_configs(), strict=True):
-        assert line.startswith(f"{one.command} ")
-        assert line.endswith(one.description)
-        assert one.description.endswith((".", ":", "?"))
-    assert [one["name"] for one in json.loads(run("--json").output)] == list(shipped())
+    for line, config in zip(lines, describe_configs(), strict=True):
+        assert line.startswith(f"{config.command} ")
+        assert line.endswith(config.description)
+        assert config.description.endswith((".", ":", "?"))
+    assert [entry["name"] for entry in json.loads(run("--json").output)] == list(shipped())
 
 
-@pytest.mark.parametrize("one", describe_configs(), ids=lambda one: one.name)
-def test_the_command_is_one_that_takes_it(one):
-    command, *rest = shlex.split(one.command)[1:]
+@pytest.mark.parametrize("config", describe_configs(), ids=lambda config: config.name)
+def test_listed_command_accepts_config(config):
+    command, *rest = shlex.split(config.command)[1:]
     name = rest[-1]
     if command == "sweep":
         assert len(plan(read_grid(name), {}, {}, name)) > 1
@@ -36,13 +36,13 @@ def test_the_command_is_one_that_takes_it(one):
         assert resolve({}, {}, name).job
 
 
-def test_one_is_shown_as_a_file_to_begin_from(tmp_path):
+def test_shown_config_is_readable_as_file(tmp_path):
     shown = run("show", "quickstart").output
     (tmp_path / "mine.toml").write_text(shown)
     assert read_config(tmp_path / "mine.toml")[1] == read_config("quickstart")[1]
 
 
-def test_what_there_is_not_is_refused():
+def test_unknown_config_is_refused():
     wrong = run("show", "quickstrat").exception
     assert isinstance(wrong, UsageError)
     assert "Did you mean 'quickstart'?" in str(wrong)

@@ -1,4 +1,4 @@
-"""Curves on a common grid against points worked out by hand."""
+"""Curves on a common grid, against points computed by hand."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ from crosstrain.report.pages.export import curves
 from crosstrain.report.runs.run import Run
 
 
-def a_run(folder, name, losses, *, seconds=1.0, examples=10, accuracies=()):
-    """A run with one update a group, each `seconds` long and of `examples`; an evaluation after each update for which there is one."""
+def write_curve_run(folder, name, losses, *, seconds=1.0, examples=10, accuracies=()):
+    """Write a run with one update per group, each `seconds` long and of `examples`.
+
+    `accuracies` are those of evaluations after the first updates.
+    """
     writer = open_run(a_job(folder, name=name))
     for step, loss in enumerate(losses):
         writer.step(StepRecord(step, 1, 0, seconds * (step + 1), seconds, examples, (loss,), (0.05,)))
@@ -30,76 +33,76 @@ def a_run(folder, name, losses, *, seconds=1.0, examples=10, accuracies=()):
     return writer.path
 
 
-def listed(found, name, smooth=False):
-    for run in found.to_json()["runs"]:
+def curve_of_run(curve_set, name, smooth=False):
+    for run in curve_set.to_json()["runs"]:
         if run["run"] == name:
             return run["smoothed" if smooth else "raw"]
     raise AssertionError(name)
 
 
-def test_losses_lie_on_one_grid_and_end_with_their_run(tmp_path):
-    paths = [a_run(tmp_path, "short", [4.0, 3.0, 2.0]), a_run(tmp_path, "long", [8.0, 7.0, 6.0, 5.0, 4.0])]
-    found = curves([*map(Run, paths)], "loss", "steps", points=5)
-    assert found.grid.tolist() == [0, 1, 2, 3, 4]
-    assert listed(found, "short") == [4.0, 3.0, 2.0, None, None]
-    assert listed(found, "long") == [8.0, 7.0, 6.0, 5.0, 4.0]
+def test_losses_share_a_grid_and_end_with_their_run(tmp_path):
+    paths = [write_curve_run(tmp_path, "short", [4.0, 3.0, 2.0]), write_curve_run(tmp_path, "long", [8.0, 7.0, 6.0, 5.0, 4.0])]
+    result = curves([*map(Run, paths)], "loss", "steps", points=5)
+    assert result.grid.tolist() == [0, 1, 2, 3, 4]
+    assert curve_of_run(result, "short") == [4.0, 3.0, 2.0, None, None]
+    assert curve_of_run(result, "long") == [8.0, 7.0, 6.0, 5.0, 4.0]
 
 
-def test_between_its_points_a_run_is_interpolated(tmp_path):
-    paths = [a_run(tmp_path, "slow", [4.0, 2.0], seconds=2.0), a_run(tmp_path, "fast", [4.0, 3.0, 2.0, 1.0])]
-    found = curves([*map(Run, paths)], "loss", "seconds", points=4)
-    assert found.grid.tolist() == [1.0, 2.0, 3.0, 4.0]
-    assert listed(found, "slow") == [None, 4.0, 3.0, 2.0]
-    assert listed(found, "fast") == [4.0, 3.0, 2.0, 1.0]
+def test_run_is_interpolated_between_points(tmp_path):
+    paths = [write_curve_run(tmp_path, "slow", [4.0, 2.0], seconds=2.0), write_curve_run(tmp_path, "fast", [4.0, 3.0, 2.0, 1.0])]
+    result = curves([*map(Run, paths)], "loss", "seconds", points=4)
+    assert result.grid.tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert curve_of_run(result, "slow") == [None, 4.0, 3.0, 2.0]
+    assert curve_of_run(result, "fast") == [4.0, 3.0, 2.0, 1.0]
 
 
 def test_examples_are_counted_to_the_end_of_each_update(tmp_path):
-    paths = [a_run(tmp_path, "ten", [4.0, 2.0]), a_run(tmp_path, "twenty", [4.0, 2.0], examples=20)]
-    found = curves([*map(Run, paths)], "loss", "examples", points=4)
-    assert found.grid.tolist() == [10, 20, 30, 40]
-    assert (listed(found, "ten"), listed(found, "twenty")) == ([4.0, 2.0, None, None], [None, 4.0, 3.0, 2.0])
+    paths = [write_curve_run(tmp_path, "ten", [4.0, 2.0]), write_curve_run(tmp_path, "twenty", [4.0, 2.0], examples=20)]
+    result = curves([*map(Run, paths)], "loss", "examples", points=4)
+    assert result.grid.tolist() == [10, 20, 30, 40]
+    assert (curve_of_run(result, "ten"), curve_of_run(result, "twenty")) == ([4.0, 2.0, None, None], [None, 4.0, 3.0, 2.0])
 
 
 def test_smoothing_starts_without_a_bias(tmp_path):
-    found = curves([Run(a_run(tmp_path, "one", [4.0, 2.0, 6.0]))], "loss", "steps", smooth=0.5, points=3)
-    assert listed(found, "one") == [4.0, 2.0, 6.0]
+    result = curves([Run(write_curve_run(tmp_path, "one", [4.0, 2.0, 6.0]))], "loss", "steps", smooth=0.5, points=3)
+    assert curve_of_run(result, "one") == [4.0, 2.0, 6.0]
     expected = [4.0, (0.5 * 4 + 2) / 1.5, (0.25 * 4 + 0.5 * 2 + 6) / 1.75]
-    assert listed(found, "one", smooth=True) == pytest.approx(expected)
+    assert curve_of_run(result, "one", smooth=True) == pytest.approx(expected)
 
 
-def test_a_loss_that_blew_up_is_not_taken_for_a_lack(tmp_path):
-    found = curves([Run(a_run(tmp_path, "one", [4.0, math.nan, 2.0]))], "loss", "steps", points=3)
-    assert listed(found, "one") == [4.0, "NaN", 2.0]
+def test_diverged_loss_is_not_a_gap(tmp_path):
+    result = curves([Run(write_curve_run(tmp_path, "one", [4.0, math.nan, 2.0]))], "loss", "steps", points=3)
+    assert curve_of_run(result, "one") == [4.0, "NaN", 2.0]
 
 
 @pytest.mark.parametrize(("over", "grid"), [("steps", [1, 2, 3]), ("examples", [10, 20, 30]), ("seconds", [1.5, 2.5, 3.5])])
-def test_accuracy_is_that_of_the_evaluations(tmp_path, over, grid):
-    found = curves([Run(a_run(tmp_path, "one", [1.0] * 3, accuracies=[0.25, 0.5, 1.0]))], "accuracy", over, points=3)
-    assert found.grid.tolist() == grid
-    assert listed(found, "one") == [0.25, 0.5, 1.0]
+def test_accuracy_comes_from_evaluations(tmp_path, over, grid):
+    result = curves([Run(write_curve_run(tmp_path, "one", [1.0] * 3, accuracies=[0.25, 0.5, 1.0]))], "accuracy", over, points=3)
+    assert result.grid.tolist() == grid
+    assert curve_of_run(result, "one") == [0.25, 0.5, 1.0]
 
 
 @pytest.mark.parametrize("over", ["steps", "examples", "seconds"])
-def test_a_rate_is_the_mean_since_the_point_before(tmp_path, over):
-    paths = [a_run(tmp_path, "one", [1.0] * 5, seconds=0.5)]
-    assert listed(curves([*map(Run, paths)], "steps_per_second", over, points=5), "one") == [None, *[pytest.approx(2.0)] * 4]
-    assert listed(curves([*map(Run, paths)], "examples_per_second", over, points=5), "one") == [None, *[pytest.approx(20.0)] * 4]
+def test_rate_is_mean_since_previous_point(tmp_path, over):
+    paths = [write_curve_run(tmp_path, "one", [1.0] * 5, seconds=0.5)]
+    assert curve_of_run(curves([*map(Run, paths)], "steps_per_second", over, points=5), "one") == [None, *[pytest.approx(2.0)] * 4]
+    assert curve_of_run(curves([*map(Run, paths)], "examples_per_second", over, points=5), "one") == [None, *[pytest.approx(20.0)] * 4]
 
 
-def test_a_rate_counts_the_updates_of_all_workers(tmp_path):
+def test_rate_counts_the_updates_of_all_workers(tmp_path):
     """Two workers whose groups overlap: together 16 updates in a second."""
-    found = curves([Run(async_run(tmp_path))], "steps_per_second", "seconds", points=2)
-    first, last = found.grid.tolist()
-    rate = listed(found, "two")[1]
+    result = curves([Run(async_run(tmp_path))], "steps_per_second", "seconds", points=2)
+    first, last = result.grid.tolist()
+    rate = curve_of_run(result, "two")[1]
     assert rate * (last - first) == pytest.approx(15)
 
 
-def test_a_quantity_that_no_run_has_is_refused(tmp_path):
+def test_unrecorded_quantity_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"--curves: got 'accuracy', of which none of these runs has anything recorded"):
-        curves([Run(a_run(tmp_path, "one", [1.0]))], "accuracy", "steps")
+        curves([Run(write_curve_run(tmp_path, "one", [1.0]))], "accuracy", "steps")
 
 
-def test_the_command_prints_csv_and_json(tmp_path):
+def test_command_prints_csv_and_json(tmp_path):
     paths = [str(sync_run(tmp_path)), str(async_run(tmp_path))]
     arguments = [*paths, "--curves", "loss", "--over", "steps", "--smooth", "0.9", "--points", "16"]
     result = CliRunner().invoke(compare, arguments, catch_exceptions=False)
@@ -126,13 +129,13 @@ def test_the_command_prints_csv_and_json(tmp_path):
         (["--metric", "memory,seconds"], r"--metric: got 'seconds'; .*Did you mean .*'init_seconds'"),
     ],
 )
-def test_a_wrong_wish_is_refused(tmp_path, arguments, message):
+def test_invalid_curve_options_are_refused(tmp_path, arguments, message):
     with pytest.raises(UsageError, match=message):
         CliRunner().invoke(compare, [str(sync_run(tmp_path)), *arguments], catch_exceptions=False)
 
 
 @pytest.mark.parametrize(("runs", "most"), [(1, "at most 1,000,000"), (2, "at most 500,000 each for 2 runs")])
-def test_more_points_than_memory_holds_are_refused_before_anything_is_read(tmp_path, runs, most):
+def test_too_many_points_are_refused_before_reading(tmp_path, runs, most):
     paths = [sync_run(tmp_path), async_run(tmp_path)][:runs]
     with pytest.raises(UsageError) as caught:
         CliRunner().invoke(compare, [*map(str, paths), "--curves", "loss", "--points", "99999999999"], catch_exceptions=False)

@@ -1,4 +1,4 @@
-"""Where a resumed run goes on in an epoch: nobody sees an example twice, and none is left out, whatever has changed since."""
+"""Data order after a resume: no example is repeated or skipped, whatever has changed."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ MODES = st.sampled_from(["sync", "async"])
 
 @CALM
 @given(SIZES, SEEDS, EPOCHS, st.lists(st.tuples(BATCHES, WORKERS, MODES, st.integers(0, 300)), min_size=1, max_size=5))
-def test_segments_of_any_shape_make_up_the_epoch(size, seed, epoch, segments):
-    """Each segment is a process with its own batch, workers and mode, which stops after some steps; the last one ends the epoch."""
+def test_segments_of_any_shape_complete_the_epoch(size, seed, epoch, segments):
+    """Segments with different batches, workers and modes; the last one ends the epoch."""
     seen, skip = [], 0
     for batch, workers, mode, steps in segments:
         sampler = Sampler(size, seed, FixedCount(batch, workers, mode), workers)
@@ -37,10 +37,10 @@ def test_segments_of_any_shape_make_up_the_epoch(size, seed, epoch, segments):
 
 @CALM
 @given(SIZES, SEEDS, EPOCHS, BATCHES, WORKERS, MODES, st.data())
-def test_a_stop_between_two_steps_changes_no_later_step(size, seed, epoch, batch, workers, mode, data):
+def test_stop_between_steps_changes_no_later_step(size, seed, epoch, batch, workers, mode, data):
     sampler = Sampler(size, seed, FixedCount(batch, workers, mode), workers)
     at = data.draw(st.integers(0, sampler.steps_per_epoch))
-    if mode == "async":  # a round of tickets begins afresh, so that only a stop between two rounds leaves the cut as it was
+    if mode == "async":  # tickets restart with a new round, so only a stop between rounds keeps the cut
         at -= at % min(workers, batch)
     rest = sampler.steps_per_epoch - at
     skip = sampler.examples_before(at)
@@ -54,7 +54,7 @@ def test_a_stop_between_two_steps_changes_no_later_step(size, seed, epoch, batch
 
 @CALM
 @given(SIZES, SEEDS, EPOCHS, BATCHES, WORKERS, st.data())
-def test_the_slices_of_all_ranks_are_the_rest_of_the_epoch(size, seed, epoch, batch, workers, data):
+def test_slices_of_ranks_form_rest_of_epoch(size, seed, epoch, batch, workers, data):
     skip = data.draw(st.integers(0, size))
     sampler = Sampler(size, seed, FixedCount(batch, workers, "sync"), workers)
     steps = sampler.steps_in_epoch(skip)
@@ -65,7 +65,7 @@ def test_the_slices_of_all_ranks_are_the_rest_of_the_epoch(size, seed, epoch, ba
     assert [sampler.examples_before(step, skip) for step in range(steps + 1)] == [skip, *(skip + np.cumsum(whole.examples))]
 
 
-def test_an_epoch_that_is_all_consumed_has_no_steps_left():
+def test_consumed_epoch_has_no_steps_left():
     sampler = Sampler(10, 0, FixedCount(3, 2, "sync"), 2)
     assert sampler.steps_in_epoch(10) == 0
     assert len(sampler.whole(0, 0, 0, 10)) == 0

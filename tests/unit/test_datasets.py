@@ -1,4 +1,4 @@
-"""The datasets themselves: what is in them, that they repeat to the bit, and that they can be learned."""
+"""The datasets: contents, exact reproducibility and learnability."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HAS_TORCHVISION = all(importlib.util.find_spec(package) for package in ("torch",
 
 
 def learned_accuracy(train, train_labels, test, test_labels, epochs, rate=0.05, batch=32):
-    """Train logistic regression by plain SGD in numpy and return its accuracy on the test examples."""
+    """Train logistic regression by SGD in numpy; return its accuracy on the test examples."""
     mean, std = train.mean(), train.std()
     x, v = (((images - mean) / std).reshape(len(images), -1).astype(np.float32) for images in (train, test))
     weights, bias = np.zeros((x.shape[1], 10), np.float32), np.zeros(10, np.float32)
@@ -49,7 +49,7 @@ def learned_accuracy(train, train_labels, test, test_labels, epochs, rate=0.05, 
 
 
 class TestStatistics:
-    def test_are_those_of_numpy(self):
+    def test_equal_those_of_numpy(self):
         images = np.random.default_rng(0).integers(0, 256, (5000, 3, 2, 2), dtype=np.uint8)
         mean, std = channel_statistics(images)
         assert mean == pytest.approx((images / 255).mean((0, 2, 3)), rel=1e-12)
@@ -92,7 +92,7 @@ class TestDigits:
 
 
 def block_digest(block):
-    """Render one block in whatever process this is."""
+    """Render one block in this process."""
     images, labels = render_block(GLYPHS28.style, glyph_tiles(), 28, "train", block)
     return images.tobytes(), labels.tobytes()
 
@@ -117,7 +117,7 @@ class TestGlyphs:
         assert b"".join(blocks[block][0] for block in range(4)) == images.tobytes()
         assert b"".join(blocks[block][1] for block in range(4)) == labels.tobytes()
 
-    def test_fewer_are_the_beginning_of_more(self, tiles):
+    def test_smaller_set_is_beginning_of_larger(self, tiles):
         few, many = (render_split(GLYPHS28.style, tiles, 28, "test", count) for count in (BLOCK + 7, 2 * BLOCK))
         assert all(np.array_equal(short, long[: BLOCK + 7]) for short, long in zip(few, many, strict=True))
 
@@ -125,7 +125,7 @@ class TestGlyphs:
         drawn = [render_split(GLYPHS28.style, tiles, seed, split, BLOCK)[0] for seed, split in ((28, "train"), (28, "test"), (29, "train"))]
         assert len({image.tobytes() for images in drawn for image in images}) == 3 * BLOCK
 
-    def test_can_be_learned_but_not_by_heart(self, tiles):
+    def test_can_be_learned_but_not_perfectly(self, tiles):
         train, train_labels = render_split(GLYPHS28.style, tiles, 28, "train", 10_000)
         test, test_labels = render_split(GLYPHS28.style, tiles, 28, "test", 3_000)
         assert train.shape == (10_000, 1, 28, 28)
@@ -140,7 +140,7 @@ def write_idx(path, array, kind=8):
 
 @pytest.fixture
 def idx_files(tmp_path):
-    """The four files of a small MNIST, one of them compressed."""
+    """Write the four files of a small MNIST, one of them compressed."""
     folder = tmp_path / "originals"
     folder.mkdir()
     generator = np.random.default_rng(0)
@@ -163,7 +163,7 @@ def cache(tmp_path, monkeypatch):
 
 class TestMnistFiles:
     @pytest.mark.parametrize("place", ["", "raw", "MNIST/raw"])
-    def test_are_read_as_they_are(self, idx_files, cache, tmp_path, place):
+    def test_are_read_unchanged(self, idx_files, cache, tmp_path, place):
         folder, arrays = idx_files
         if place:
             (tmp_path / "root" / place).parent.mkdir(parents=True)
@@ -185,21 +185,21 @@ class TestMnistFiles:
         assert [path.name for path in MNIST.originals(folder)][1:3] == ["train-labels.idx1-ubyte", "t10k-images.idx3-ubyte"]
 
     @pytest.mark.parametrize("name", ["train-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte"])
-    def test_that_are_missing_are_named(self, idx_files, cache, name):
+    def test_missing_ones_are_named(self, idx_files, cache, name):
         (idx_files[0] / name).unlink()
         with pytest.raises(UsageError, match=f"has no file '{name.removesuffix('.gz')}'"):
             stored_dataset.open_dataset("mnist", idx_files[0])
         assert not cache.exists()
 
     @pytest.mark.parametrize(("make", "kind"), [(os.mkfifo, "a pipe"), (os.mkdir, "a folder"), (Path("/dev/zero"), "a device")])
-    def test_that_are_no_files_are_named_as_what_they_are(self, idx_files, cache, make, kind):
+    def test_that_are_not_regular_are_named_by_kind(self, idx_files, cache, make, kind):
         path = idx_files[0] / "t10k-labels-idx1-ubyte"
         path.unlink()
         path.symlink_to(make) if isinstance(make, Path) else make(path)
         with pytest.raises(UsageError, match=f"{path.name}' is not a usable idx file: it is {kind}, not a file"):
             stored_dataset.open_dataset("mnist", idx_files[0])
 
-    def test_of_which_a_gzip_bomb_goes_on_are_not_held(self, tmp_path):
+    def test_gzip_bomb_is_not_unpacked(self, tmp_path):
         with gzip.open(tmp_path / "bomb.gz", "wb") as file:
             file.write(b"\0\0\x08\x01\0\0\0\x02" + bytes(200 << 20))
         tracemalloc.start()
@@ -209,7 +209,7 @@ class TestMnistFiles:
         tracemalloc.stop()
 
     @pytest.mark.parametrize(
-        ("name", "content", "says"),
+        ("name", "content", "message"),
         [
             ("t10k-labels-idx1-ubyte", b"<html>not found", "begins with 0x3c68746d"),
             ("t10k-labels-idx1-ubyte", b"", "begins with 0x;"),
@@ -217,7 +217,7 @@ class TestMnistFiles:
             ("t10k-labels-idx1-ubyte", b"\0\0\x08\x01\0\0\0\x0a123", r"promises 10 = 10 bytes, but 3 follow"),
             ("t10k-labels-idx1-ubyte", b"\0\0\x08\x01\0\0\0\x0212345", r"promises 2 = 2 bytes, but more follow"),
             ("train-images-idx3-ubyte.gz", b"\x1f\x8b torn", "not a whole gzip file"),
-            # without its time of making, which would be another in each process that collects the tests
+            # without a timestamp, which would differ in each process that collects tests
             (
                 "train-images-idx3-ubyte.gz",
                 gzip.compress(b"\0\0\x08\x03" + b"\0\0\0\x0b" * 3 + bytes(1000), mtime=0)[:-9],
@@ -226,14 +226,14 @@ class TestMnistFiles:
             ("train-images-idx3-ubyte.gz", gzip.compress(bytes(1000), mtime=0), "begins with 0x00000000"),
         ],
     )
-    def test_that_are_damaged_are_named(self, idx_files, cache, name, content, says):
+    def test_with_damage_are_named(self, idx_files, cache, name, content, message):
         (idx_files[0] / name).write_bytes(content)
-        with pytest.raises(UsageError, match=says) as caught:
+        with pytest.raises(UsageError, match=message) as caught:
             stored_dataset.open_dataset("mnist", idx_files[0])
         assert name in str(caught.value)
         assert not list(cache.iterdir())
 
-    def test_are_read_by_their_content_whatever_they_are_called(self, tmp_path):
+    def test_are_read_by_content_not_by_name(self, tmp_path):
         """A browser unpacks what it downloads and keeps the name."""
         array = np.arange(24).reshape(2, 3, 4)
         write_idx(tmp_path / "plain", array)
@@ -242,7 +242,7 @@ class TestMnistFiles:
         for name in ("plain.gz", "packed"):
             assert np.array_equal(read_idx(tmp_path / name, 3), array)
 
-    def test_that_unpack_without_end_are_refused_early(self, tmp_path, monkeypatch):
+    def test_endless_unpacking_is_refused_early(self, tmp_path, monkeypatch):
         monkeypatch.setattr(mnist, "_MAX_BYTES", 1 << 20)  # for speed; the file unpacks to far more
         with gzip.open(tmp_path / "a.gz", "wb") as file:
             file.write(b"\0\0\x08\x01\xff\xff\xff\xff" + bytes(64 << 20))
@@ -254,7 +254,7 @@ class TestMnistFiles:
         assert peak < 8 << 20
 
     @pytest.mark.parametrize(
-        ("name", "array", "says"),
+        ("name", "array", "message"),
         [
             ("t10k-images-idx3-ubyte", np.zeros((10, 28, 27)), "10 images of 28×27; mnist has images of 28×28"),
             ("t10k-images-idx3-ubyte", np.zeros((0, 28, 28)), "holds 0 images"),
@@ -262,18 +262,18 @@ class TestMnistFiles:
             ("t10k-labels-idx1-ubyte", np.full(10, 10), "label 10; mnist has 0 to 9"),
         ],
     )
-    def test_that_hold_something_else_are_refused(self, idx_files, cache, name, array, says):
+    def test_with_other_contents_are_refused(self, idx_files, cache, name, array, message):
         write_idx(idx_files[0] / name, array)
-        with pytest.raises(UsageError, match=says) as caught:
+        with pytest.raises(UsageError, match=message) as caught:
             stored_dataset.open_dataset("mnist", idx_files[0])
         assert name in str(caught.value)
 
-    def test_in_more_dimensions_keep_their_order(self, tmp_path):
+    def test_in_several_dimensions_keep_their_order(self, tmp_path):
         array = np.arange(24).reshape(2, 3, 4)
         write_idx(tmp_path / "cube", array)
         assert np.array_equal(read_idx(tmp_path / "cube", 3), array)
 
-    def test_need_a_folder_that_exists(self, tmp_path):
+    def test_need_existing_folder(self, tmp_path):
         with pytest.raises(UsageError, match="is no folder"):
             stored_dataset.open_dataset("mnist", tmp_path / "nowhere")
 
@@ -281,9 +281,9 @@ class TestMnistFiles:
 class TestMnistDownload:
     @pytest.mark.thorough
     @pytest.mark.skipif(not HAS_TORCHVISION, reason="torchvision does the download")
-    def test_that_fails_is_one_clear_error_and_leaves_nothing(self, cache, tmp_path, monkeypatch):
+    def test_failure_is_one_error_and_leaves_nothing(self, cache, tmp_path, monkeypatch):
         for variable in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
-            monkeypatch.setenv(variable, "http://127.0.0.1:9")  # nobody listens there: no test reaches the internet
+            monkeypatch.setenv(variable, "http://127.0.0.1:9")  # no listener: no test reaches the internet
         monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
         monkeypatch.setattr("tempfile.tempdir", None)
         (tmp_path / "temporary").mkdir()
@@ -301,20 +301,20 @@ class TestMnistDownload:
         raw = tmp_path / "folder" / "MNIST" / "raw"
         raw.mkdir(parents=True)
         for name, array in idx_files[1].items():
-            write_idx(raw / name.removesuffix(".gz"), array)  # the loader takes files that are there for downloaded
+            write_idx(raw / name.removesuffix(".gz"), array)  # the loader takes existing files for downloaded
         command = [sys.executable, "-m", "crosstrain.data.sources.download", str(tmp_path / "folder"), "mnist"]
         with subprocess.Popen(command, stdin=subprocess.PIPE) as child:
             assert child.wait(60) == 0
         assert len(MNIST.load_in(tmp_path, tmp_path / "folder").labels["train"]) == 30
 
-    def test_ends_with_the_process_that_wanted_it(self, tmp_path):
+    def test_ends_with_requesting_process(self, tmp_path):
         (tmp_path / "folder").mkdir()
         command = [sys.executable, "-m", "crosstrain.data.sources.download", str(tmp_path / "folder"), "mnist"]
         child = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
         assert child.returncode == 1
         assert not (tmp_path / "folder").exists()
 
-    def test_without_torchvision_both_ways_are_told(self, tmp_path, make_environment):
+    def test_without_torchvision_both_remedies_are_named(self, tmp_path, make_environment):
         python = make_environment(tmp_path / "environment", ["torch", "tensorflow"])
         script = "from crosstrain.core.errors import MissingPackageError\nfrom crosstrain.data.store.stored_dataset import open_dataset\n"
         script += "try: open_dataset('mnist')\nexcept MissingPackageError as error: print(error.exit_code, error)"
@@ -326,6 +326,6 @@ class TestMnistDownload:
 
 
 @pytest.mark.parametrize("separator", [",", "&"])
-def test_arguments_stand_between_commas_or_as_models_have_them(separator):
+def test_arguments_are_separated_by_commas_or_ampersands(separator):
     defaults = {"size": "224", "classes": "1000"}
     assert read_arguments("synthetic-images", separator.join(["size=16", "classes=3"]), defaults) == {"size": "16", "classes": "3"}

@@ -1,4 +1,4 @@
-"""Packages as they are fetched and read: an archive that moves, a network that fails, and packages that somebody made on purpose."""
+"""Fetching and reading packages: changing archives, network failures, malicious packages."""
 
 import itertools
 import json
@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from debian_archive import OwnArchive, member, package_of, packed, served
+from debian_archive import LocalArchive, member, packed, served, write_package
 from test_debian_text import MESSAGES, deb, mo, packages, texts
 
 from crosstrain.core.errors import MissingPackageError, TrainerError, UsageError
@@ -31,7 +31,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def interrupted(monkeypatch, parts):
-    """Prepare the text, and end that as Ctrl-C does when so many parts are encoded."""
+    """Prepare the text, with a simulated Ctrl-C once so many parts are encoded."""
     real, begun = encoding.PairEncoder._encode, itertools.count()
 
     def encode(self, pairs):
@@ -45,24 +45,26 @@ def interrupted(monkeypatch, parts):
             prepare(NAME)
 
 
-def test_an_archive_that_moves_between_two_tries_leaves_nothing_of_the_old_text(tmp_path, monkeypatch):
+def test_changed_archive_leaves_nothing_of_old_text(tmp_path, monkeypatch):
     monkeypatch.setattr(encoding, "PART_PAIRS", 50)
-    own = OwnArchive(tmp_path, monkeypatch)
-    made = packages(own.folder)
-    own.publish(made)
+    local_archive = LocalArchive(tmp_path, monkeypatch)
+    made = packages(local_archive.folder)
+    local_archive.publish(made)
     interrupted(monkeypatch, 3)
     (work,) = (tmp_path / "cache").glob(".*.work")
     assert len(list(work.glob("train-*.npz"))) == 3
     assert (work / "vocabulary.model").exists()
     changed = [(source.replace("Open", "Close"), target.replace("öffnen", "schließen")) for source, target in MESSAGES]
-    own.publish([deb(own.folder, "gimp-data", {"usr/share/locale/de/LC_MESSAGES/gimp.mo": mo(changed)}, "1.1"), *made[1:]])
+    local_archive.publish(
+        [deb(local_archive.folder, "gimp-data", {"usr/share/locale/de/LC_MESSAGES/gimp.mo": mo(changed)}, "1.1"), *made[1:]]
+    )
     resumed = open_dataset(NAME)
     monkeypatch.setenv("TRAINER_DATA_CACHE", str(tmp_path / "another"))
     fresh = open_dataset(NAME)
     for split, name in itertools.product(("train", "test"), ("source", "target")):
-        one, other = (dataset.column(split, name) for dataset in (resumed, fresh))
-        assert np.array_equal(one.values, other.values)
-        assert np.array_equal(one.lengths, other.lengths)
+        resumed_column, fresh_column = (dataset.column(split, name) for dataset in (resumed, fresh))
+        assert np.array_equal(resumed_column.values, fresh_column.values)
+        assert np.array_equal(resumed_column.lengths, fresh_column.lengths)
     assert {name: resumed.attachment(name) for name in resumed.attachments} == {name: fresh.attachment(name) for name in fresh.attachments}
     assert texts(resumed, "test", "target") == resumed.attachment("test.target.txt").decode().splitlines()
     record = json.loads(resumed.attachment("packages.json"))
@@ -70,44 +72,44 @@ def test_an_archive_that_moves_between_two_tries_leaves_nothing_of_the_old_text(
     assert not [text for text in texts(resumed, "train", "source") if text.startswith("Open")]
 
 
-def test_what_was_fetched_before_the_network_failed_is_not_fetched_again(tmp_path, monkeypatch, capsys):
-    with served(tmp_path / "archive") as (address, asked):
-        own = OwnArchive(tmp_path, monkeypatch, address)
-        made = packages(own.folder)
-        own.publish(made)
-        (gone, _), *others = made
+def test_fetched_packages_survive_network_failure(tmp_path, monkeypatch, capsys):
+    with served(tmp_path / "archive") as (address, requests):
+        local_archive = LocalArchive(tmp_path, monkeypatch, address)
+        made = packages(local_archive.folder)
+        local_archive.publish(made)
+        (gone, _), *rest = made
         away = gone.rename(tmp_path / gone.name)
         with pytest.raises(TrainerError, match=r"apt-get download failed: E: .*Try again") as failed:
             open_dataset(NAME)
         assert not isinstance(failed.value, UsageError)
         assert "are kept, and the next attempt resumes there" in capsys.readouterr().err
         away.rename(gone)
-        asked.clear()
+        requests.clear()
         assert open_dataset(NAME).info.sizes["train"] > 200
-        assert [path for path in asked if path.endswith(gone.name)]
-        assert not [path for path in asked for other, _ in others if path.endswith(other.name)]
+        assert [path for path in requests if path.endswith(gone.name)]
+        assert not [path for path in requests for file, _ in rest if path.endswith(file.name)]
     assert not list((tmp_path / "cache").glob(".*.work"))
 
 
-def test_a_command_that_takes_too_long_is_no_refusal(tmp_path):
+def test_command_timeout_is_no_usage_error(tmp_path):
     with pytest.raises(TrainerError, match=r"`sleep 60` did not end within 0\.2 s") as failed:
         archive._run(["sleep", "60"], tmp_path, 0.2)
     assert not isinstance(failed.value, UsageError)
 
 
-def test_without_the_package_that_makes_pieces_nothing_is_fetched(tmp_path, monkeypatch):
-    own = OwnArchive(tmp_path, monkeypatch)
-    own.publish(packages(own.folder))
+def test_nothing_is_fetched_without_sentencepiece(tmp_path, monkeypatch):
+    local_archive = LocalArchive(tmp_path, monkeypatch)
+    local_archive.publish(packages(local_archive.folder))
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     monkeypatch.setenv("PATH", str(tmp_path))  # not even looked for
     with pytest.raises(MissingPackageError, match="sentencepiece"):
         open_dataset(NAME)
 
 
-def test_what_lies_there_of_other_versions_is_removed(tmp_path, monkeypatch):
-    own = OwnArchive(tmp_path, monkeypatch)
-    made = packages(own.folder)
-    own.publish(made)
+def test_files_of_other_versions_are_removed(tmp_path, monkeypatch):
+    local_archive = LocalArchive(tmp_path, monkeypatch)
+    made = packages(local_archive.folder)
+    local_archive.publish(made)
     folder = tmp_path / "fetched"
     folder.mkdir()
     (folder / "gimp-data_0.9_all.deb").write_bytes(made[0][0].read_bytes()[:100])
@@ -119,16 +121,16 @@ def test_what_lies_there_of_other_versions_is_removed(tmp_path, monkeypatch):
     assert sorted(path.name for path in folder.iterdir()) == ["debian-faq_1.0_all.deb", "gimp-data_1.0_all.deb"]
 
 
-def test_a_damaged_file_of_the_right_size_is_fetched_again(tmp_path, monkeypatch):
+def test_damaged_file_of_the_right_size_is_fetched_again(tmp_path, monkeypatch):
     folder = tmp_path / "fetched"
     folder.mkdir()
     with served(tmp_path / "archive") as (address, _):
-        own = OwnArchive(tmp_path, monkeypatch, address)
-        made = packages(own.folder)
-        own.publish(made)
+        local_archive = LocalArchive(tmp_path, monkeypatch, address)
+        made = packages(local_archive.folder)
+        local_archive.publish(made)
         whole = made[0][0].read_bytes()
         (folder / made[0][0].name).write_bytes(whole[:500] + bytes(8) + whole[508:])
-        with suppress(TrainerError):  # which apt keeps such a file, it is gone by the next try
+        with suppress(TrainerError):  # some apts keep such a file, which is gone by the next try
             archive.fetch(["gimp-data"], folder)
         (file,), _ = archive.fetch(["gimp-data"], folder)
     assert file.read_bytes() == whole
@@ -141,27 +143,27 @@ def read(path):
     return [name for name, _ in archive.read_files(path, lambda name: True)]
 
 
-def test_a_whole_package_is_read_to_its_end(tmp_path):
-    kept = member("././@LongLink", b"x" * 300 + b"\0", tarfile.GNUTYPE_LONGNAME)
-    packs = packed(*TWO, kept, member("x", b"long")), packed(*TWO, bytes(4 << 20))
+def test_complete_package_is_read_to_its_end(tmp_path):
+    long_name = member("././@LongLink", b"x" * 300 + b"\0", tarfile.GNUTYPE_LONGNAME)
+    packs = packed(*TWO, long_name, member("x", b"long")), packed(*TWO, bytes(4 << 20))
     for pack, more in zip(packs, (["x" * 300], []), strict=True):
-        assert read(package_of(tmp_path / "some.deb", pack)) == ["one", "two", *more]
+        assert read(write_package(tmp_path / "some.deb", pack)) == ["one", "two", *more]
 
 
-def test_a_package_that_ends_too_soon_is_damaged_also_between_two_files(tmp_path):
+def test_truncated_package_is_damaged(tmp_path):
     pack = zlib.compressobj(wbits=31)
     half = pack.compress(TWO[0]) + pack.flush(zlib.Z_FULL_FLUSH)
     with pytest.raises(UsageError, match=r"some\.deb' is damaged: dpkg-deb ended with exit code \d+ \(dpkg-deb.*\)\. Fetch it again"):
-        read(package_of(tmp_path / "some.deb", half))
+        read(write_package(tmp_path / "some.deb", half))
     whole = packed(*TWO)
     with pytest.raises(UsageError, match=r"some\.deb' is damaged: .*dpkg-deb"):  # its sum is wrong
-        read(package_of(tmp_path / "some.deb", whole[:-8] + bytes(4) + whole[-4:]))
+        read(write_package(tmp_path / "some.deb", whole[:-8] + bytes(4) + whole[-4:]))
 
 
-def test_what_is_no_header_is_not_the_end(tmp_path):
+def test_invalid_header_is_not_the_end(tmp_path):
     for junk in (b"\1" * 512, TWO[1][:200] + b"\1" + TWO[1][201:512]):
         with pytest.raises(UsageError, match=r"is damaged: (bad checksum|invalid header)"):
-            read(package_of(tmp_path / "some.deb", packed(TWO[0], junk, TWO[1])))
+            read(write_package(tmp_path / "some.deb", packed(TWO[0], junk, TWO[1])))
 
 
 @pytest.mark.parametrize(
@@ -175,11 +177,11 @@ def test_what_is_no_header_is_not_the_end(tmp_path):
         (b"Q", "a header of the kind b'Q'"),
     ],
 )
-def test_headers_that_prolong_others_take_no_memory(tmp_path, kind, problem):
+def test_extension_headers_take_no_memory(tmp_path, kind, problem):
     pack, blocks = zlib.compressobj(1, wbits=31), []
     blocks.append(pack.compress(TWO[0] + member("./more", kind=kind, size=64 << 20)))
     blocks += [pack.compress(b"1" * (1 << 20)) for _ in range(64)]
-    path = package_of(tmp_path / "some.deb", b"".join(blocks) + pack.compress(TWO[1] + bytes(1024)) + pack.flush())
+    path = write_package(tmp_path / "some.deb", b"".join(blocks) + pack.compress(TWO[1] + bytes(1024)) + pack.flush())
     tracemalloc.start()
     with pytest.raises(UsageError, match=problem):
         read(path)
@@ -187,20 +189,20 @@ def test_headers_that_prolong_others_take_no_memory(tmp_path, kind, problem):
     tracemalloc.stop()
 
 
-def test_a_long_row_of_long_names_is_damage(tmp_path):
+def test_chain_of_long_names_is_damage(tmp_path):
     row = member("././@LongLink", b"x\0", tarfile.GNUTYPE_LONGNAME) * 3000
     with pytest.raises(UsageError, match="is damaged"):
-        read(package_of(tmp_path / "some.deb", packed(row, *TWO)))
+        read(write_package(tmp_path / "some.deb", packed(row, *TWO)))
 
 
-def test_a_reader_that_stops_early_ends_dpkg_deb(tmp_path):
+def test_reader_that_stops_early_ends_dpkg_deb(tmp_path):
     large = member("./two", bytes(20 << 20))
-    reading = archive.read_files(package_of(tmp_path / "some.deb", packed(TWO[0], large)), lambda name: True)
+    reading = archive.read_files(write_package(tmp_path / "some.deb", packed(TWO[0], large)), lambda name: True)
     assert next(reading) == ("one", b"first")
     reading.close()
 
 
-def test_a_catalogue_with_halves_of_characters_makes_no_pair(tmp_path):
+def test_catalogue_with_broken_characters_has_no_pairs(tmp_path):
     catalogue = mo([("Half of a sign +2AA-", "Die Haelfte eines Zeichens +2AA-")]).replace(b"UTF-8", b"UTF-7")
     path, _ = deb(tmp_path, "gimp-data", {"usr/share/locale/de/LC_MESSAGES/gimp.mo": catalogue})
     extraction = Extraction([path])

@@ -1,4 +1,4 @@
-"""Text from Debian packages: made here of tiny packages of the test's own, from a folder and by apt from an archive of its own."""
+"""Text from small Debian packages, from a folder and by apt from a local archive."""
 
 import gzip
 import hashlib
@@ -12,7 +12,7 @@ import tomllib
 
 import pytest
 from click.testing import CliRunner
-from debian_archive import OwnArchive
+from debian_archive import LocalArchive
 
 from crosstrain.cli.commands.data import data
 from crosstrain.core.errors import MissingPackageError, UsageError
@@ -42,7 +42,7 @@ MESSAGES = [
 
 
 def mo(messages, order="<"):
-    """A catalogue as GNU gettext's manual describes it."""
+    """Return a catalogue in the format of GNU gettext's manual."""
     rows = sorted((key.encode(), value.encode()) for key, value in [("", "Content-Type: text/plain; charset=UTF-8\n"), *messages])
     place = 28 + 16 * len(rows)
     tables, data = [b"", b""], b""
@@ -125,14 +125,14 @@ def expect_whole(dataset):
     ],
     ids=["an option", "a configuration", "an old run", "its data"],
 )
-def test_without_its_package_the_error_says_what_to_install(tmp_path, monkeypatch, ask):
-    monkeypatch.syspath_prepend(tmp_path)  # what is installed is looked up once for a search path
+def test_missing_package_error_names_installation(tmp_path, monkeypatch, ask):
+    monkeypatch.syspath_prepend(tmp_path)  # installed packages are cached by search path
     monkeypatch.setattr(importlib.metadata, "entry_points", importlib.metadata.EntryPoints)
     with pytest.raises(MissingPackageError, match=r"^data: 'debian-text' has a package .* pip install \./examples/debian_text, in a clone"):
         ask()
 
 
-def test_what_is_to_be_installed_has_the_dataset(repository):
+def test_named_package_has_the_dataset(repository):
     for name, install in SEPARATE["dataset"].items():
         folder = install.removeprefix("pip install ").partition(",")[0]
         project = tomllib.loads((repository / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -144,35 +144,35 @@ def test_packages_in_a_folder_become_a_dataset(tmp_path, capsys):
     made = packages(tmp_path / "debs")
     record = expect_whole(open_dataset("debian-text:en-de?vocabulary=400", tmp_path / "debs"))
     assert record["packages"][2]["sha256"] == hashlib.sha256(made[0][0].read_bytes()).hexdigest()
-    told = capsys.readouterr().err
-    assert "reading gimp-data 1.0 (GPL-2+, CC-BY-SA-4.0)" in told
-    assert record["pairs_sha256"] in told
+    errors = capsys.readouterr().err
+    assert "reading gimp-data 1.0 (GPL-2+, CC-BY-SA-4.0)" in errors
+    assert record["pairs_sha256"] in errors
 
 
 @needs_apt
-def test_apt_fetches_them_from_its_archive(tmp_path, monkeypatch, capsys):
-    own = OwnArchive(tmp_path, monkeypatch)
-    own.publish(packages(own.folder))
+def test_apt_fetches_packages_from_archive(tmp_path, monkeypatch, capsys):
+    local_archive = LocalArchive(tmp_path, monkeypatch)
+    local_archive.publish(packages(local_archive.folder))
     record = expect_whole(open_dataset("debian-text:en-de?vocabulary=400"))
     assert "inkscape" in record["not_in_the_archive"]
     assert "skipped, as they are not in this archive: abiword-common" in capsys.readouterr().err
     assert not list((tmp_path / "cache").glob(".*.work"))
 
 
-def test_without_apt_the_error_says_what_to_do(tmp_path, monkeypatch):
+def test_missing_apt_error_names_remedy(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match=r"made from packages of a Debian archive by 'apt-get', which this machine has not.*--data-dir"):
         open_dataset("debian-text:en-de")
 
 
 @needs_apt
-def test_an_archive_without_the_packages_is_named(tmp_path, monkeypatch):
+def test_archive_without_the_packages_is_named(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match=r"apt knows none of the packages.*apt-get update"):
         archive.fetch(["no-such-package-at-all"], tmp_path)
 
 
 @needs_dpkg
-def test_a_damaged_package_is_named(tmp_path):
+def test_damaged_package_is_named(tmp_path):
     (path, _), *_ = packages(tmp_path / "debs")
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
@@ -189,14 +189,14 @@ def test_other_arguments_are_refused(name):
         open_dataset(name)
 
 
-def test_a_size_that_is_none_is_named_as_it_was_typed():
+def test_invalid_size_is_quoted_as_typed():
     for size in ("abc", "-1", "9" * 5000, "٤٠٠٠"):
         with pytest.raises(UsageError, match=f"vocabulary of 'debian-text': got '{size}'"):
             open_dataset(f"debian-text:en-de?vocabulary={size}")
 
 
 @needs_dpkg
-def test_the_digest_of_the_text_is_told_of_what_is_prepared(tmp_path):
+def test_info_shows_text_digest(tmp_path):
     packages(tmp_path / "debs")
     named = ["info", "debian-text:en-de?vocabulary=400", "--data-dir", str(tmp_path / "debs")]
     facts = json.loads(CliRunner().invoke(data, [*named, "--json"], catch_exceptions=False).stdout)
@@ -207,20 +207,20 @@ def test_the_digest_of_the_text_is_told_of_what_is_prepared(tmp_path):
     assert facts["path"] == str(dataset.path)
 
 
-def test_a_name_without_its_defaults_is_the_same():
+def test_name_without_defaults_is_equivalent():
     assert source.DATASET.with_arguments("en-de?vocabulary=8000").name == "debian-text"
     assert source.DATASET.with_arguments("en-de").with_vocabulary(4000).name == "debian-text:en-de?vocabulary=4000"
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
-def test_compiled_catalogues_are_read_in_either_order_of_bytes(order):
-    found = [("One file", "Eine Datei"), ("ctx\x04Open it", "Öffnen"), ("%d file\0%d files", "%d Datei\0%d Dateien"), ("empty", "")]
+def test_compiled_catalogues_are_read_in_either_byte_order(order):
+    messages = [("One file", "Eine Datei"), ("ctx\x04Open it", "Öffnen"), ("%d file\0%d files", "%d Datei\0%d Dateien"), ("empty", "")]
     expected = {("One file", "Eine Datei"), ("Open it", "Öffnen"), ("%d file", "%d Datei"), ("%d files", "%d Dateien")}
-    assert set(read_mo(mo(found, order))) == expected
+    assert set(read_mo(mo(messages, order))) == expected
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_damaged_catalogue_is_refused_or_read_and_no_more(seed):
+def test_damaged_catalogue_is_refused_or_read(seed):
     content = bytearray(mo(MESSAGES[:5]))
     for place in range(4 + seed, len(content), 9):
         content[place] = 255 - content[place]
@@ -230,7 +230,7 @@ def test_a_damaged_catalogue_is_refused_or_read_and_no_more(seed):
         list(read_mo(bytes(content[: 3 + seed])))
 
 
-def test_catalogues_as_text_leave_fuzzy_and_obsolete_messages_out():
+def test_text_catalogues_skip_fuzzy_and_obsolete_messages():
     text = """
 msgid ""
 msgstr "Content-Type: text/plain; charset=UTF-8\\n"
@@ -287,13 +287,13 @@ def test_cleaning(text, clean):
         ("Press &Next or &Back", "Dr&uuml;cken Sie &Weiter", ("Press Next or Back", "Drücken Sie Weiter")),
     ],
 )  # fmt: skip
-def test_a_mark_within_a_word_is_a_mnemonic_where_it_can_be_one(source, target, clean):
+def test_mark_within_word_is_mnemonic_if_possible(source, target, clean):
     assert cleaned_message(source, target) == clean
     assert cleaned_message(target, source) == clean[::-1]
 
 
 @needs_dpkg
-def test_paragraphs_of_manuals_have_neither_mnemonics_nor_tags(tmp_path):
+def test_manual_paragraphs_have_no_mnemonics_or_tags(tmp_path):
     english = ["The R&amp;D budget of a firm.", "Read apt_preferences for it.", "The &lt;pre&gt; element is wide.", "It is <b>bold</b> ."]
     german = ["Das F&amp;E-Budget der Firma.", "Lesen Sie apt_preferences.", "Das Element &lt;pre&gt; ist breit.", "Das ist <b>fett</b> ."]
     made = [
@@ -315,29 +315,29 @@ def test_paragraphs_of_manuals_have_neither_mnemonics_nor_tags(tmp_path):
         ("1234 5678 ab cd", "1234 5678 ef gh", "few letters"), ("a few words here", "Wort " * 40, "of unlike length"),
     ],
 )  # fmt: skip
-def test_what_is_no_pair(source, target, why):
+def test_unsuitable_pairs_are_skipped(source, target, why):
     assert wrong_with(source, target) == why
 
 
 def test_pages_are_paired_by_markup_or_by_identifiers():
-    one = blocks(
+    english = blocks(
         '<h1 id="t">Title</h1><ul><li>First <!-- <li>no</li> --> item</li></ul><pre>code <p>x</p></pre><p id="b">Last &amp; least</p>'
     )
-    assert [(block.tag, block.identifier, block.text) for block in one] == [
+    assert [(block.tag, block.identifier, block.text) for block in english] == [
         ("h1", "t", "Title"),
         ("li", "", "First item"),
         ("p", "b", "Last & least"),
     ]
     same = blocks("<h1>Titel</h1><ul><li>Erstes</li></ul><p>Letztes</p>")
-    assert list(paired(one, same)) == [("Title", "Titel"), ("First item", "Erstes"), ("Last & least", "Letztes")]
-    other = blocks('<h1 id="t">Titel</h1><p>Anderes</p><p id="b">Letztes</p><p>Mehr</p>')
-    assert list(paired(one, other)) == [("Title", "Titel"), ("Last & least", "Letztes")]
+    assert list(paired(english, same)) == [("Title", "Titel"), ("First item", "Erstes"), ("Last & least", "Letztes")]
+    german = blocks('<h1 id="t">Titel</h1><p>Anderes</p><p id="b">Letztes</p><p>Mehr</p>')
+    assert list(paired(english, german)) == [("Title", "Titel"), ("Last & least", "Letztes")]
 
 
 @pytest.mark.thorough
-def test_hostile_pages_take_no_time():
+def test_hostile_pages_are_parsed_in_bounded_time():
     for text in ("<" * 200_000, "<!--" * 50_000, "<pre>" * 50_000, "<a " * 100_000, "<p>" + "&" * 200_000):
         assert len(blocks(text)) <= 1
-    began = time.process_time()  # of this process alone, so that others cannot delay it
+    began = time.process_time()  # of this process only, which others cannot delay
     assert blocks("<p>" + "<i>" * 2_000_000 + "some text</p>") == [Block("p", "", "some text")]
-    assert time.process_time() - began < 30  # two seconds; two minutes and more where each tag copies the text before it
+    assert time.process_time() - began < 30  # two seconds; over two minutes if each tag copies the text before it

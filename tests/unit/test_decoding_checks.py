@@ -1,4 +1,4 @@
-"""What a user's network returns while it decodes is looked at once, by the same rules on every backend."""
+"""Results of a user's network while decoding are checked by the same rules on every backend."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from crosstrain.backends.decoding_functions import DecodingChecks
 from crosstrain.core.errors import UsageError
 
-CHECKS = DecodingChecks(lambda found: found.shape if isinstance(found, np.ndarray) else None, 7)
+CHECKS = DecodingChecks(lambda tensor: tensor.shape if isinstance(tensor, np.ndarray) else None, 7)
 CACHES = "cache of a list", "cache of a text"
 FORM = "tensors in tuples are needed, which may be nested, each [batch, …]"
 
@@ -27,21 +27,21 @@ def structures(leaf):
 
 
 def replaced(structure, place, part):
-    """The structure with `part` in place of the tensor of that number."""
+    """Return the structure with `part` in place of that tensor, and the number of tensors."""
     count = 0
 
-    def walk(found):
+    def walk(node):
         nonlocal count
-        if isinstance(found, tuple):
-            return tuple(map(walk, found))
+        if isinstance(node, tuple):
+            return tuple(map(walk, node))
         count += 1
-        return part if count - 1 == place else found
+        return part if count - 1 == place else node
 
     return walk(structure), count
 
 
 @given(structures(tensors(3)), st.booleans())
-def test_nested_tuples_of_tensors_are_memory_and_cache(structure, known):
+def test_nested_tuples_of_tensors_are_accepted(structure, known):
     rows = 3 if known else None
     assert CHECKS.memory(structure, rows) is structure
     assert CHECKS.cache(structure, rows) is structure
@@ -49,7 +49,7 @@ def test_nested_tuples_of_tensors_are_memory_and_cache(structure, known):
 
 
 @given(structures(tensors(3)), st.data())
-def test_whatever_else_is_in_them_is_named(structure, data):
+def test_other_values_in_structures_are_named(structure, data):
     wrong = data.draw(st.sampled_from([None, 3, 0.5, "text", [], {}, np.float32(1.0), np.zeros(()), np.zeros((4, 3))]))
     _, count = replaced(structure, -1, None)
     if not count:
@@ -65,13 +65,13 @@ def test_whatever_else_is_in_them_is_named(structure, data):
 
 
 @given(st.lists(st.integers(0, 9), max_size=4))
-def test_logits_have_a_number_for_each_piece(shape):
-    given = np.zeros(shape), ()
+def test_logits_must_have_one_value_per_piece(shape):
+    result = np.zeros(shape), ()
     if shape == [3, 7]:
-        assert CHECKS.step(given, 3, ()) == given
+        assert CHECKS.step(result, 3, ()) == result
     else:
         with pytest.raises(UsageError) as caught:
-            CHECKS.step(given, 3, ())
+            CHECKS.step(result, 3, ())
         assert str(caught.value) == (
             f"model: the function 'decode_step' returned the logits {shape} for 3 rows; a number for each piece is needed,"
             " [batch, pieces], here [3, 7]"
@@ -79,7 +79,7 @@ def test_logits_have_a_number_for_each_piece(shape):
 
 
 @given(structures(tensors(3)), structures(tensors(3)))
-def test_a_cache_keeps_its_form(before, after):
+def test_cache_must_keep_its_structure(before, after):
     def form(structure):
         return tuple(map(form, structure)) if isinstance(structure, tuple) else None
 
@@ -92,24 +92,24 @@ def test_a_cache_keeps_its_form(before, after):
 
 
 @pytest.fixture(scope="module")
-def said():
-    """By backend, what it says of each mistake; each in a process of its own."""
+def messages():
+    """Return each backend's message for each mistake, from separate processes."""
     script = str(Path(__file__).parent / "decoding_mistakes.py")
-    found = {}
+    messages_by_backend = {}
     for backend in ("tf", "torch"):
         done = subprocess.run([sys.executable, script, backend], capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr
-        found[backend] = json.loads(done.stdout)
-    return found
+        messages_by_backend[backend] = json.loads(done.stdout)
+    return messages_by_backend
 
 
 @pytest.mark.thorough
-def test_both_backends_say_what_is_wrong(said):
-    for found in said.values():
-        assert found.pop("nothing") is None
-        for mistake, message in found.items():
+def test_both_backends_report_each_mistake(messages):
+    for backend_messages in messages.values():
+        assert backend_messages.pop("nothing") is None
+        for mistake, message in backend_messages.items():
             assert message is not None, mistake
             function = "encode" if mistake.startswith("memory") else "empty_cache" if mistake in CACHES else "decode_step"
             assert message.startswith(f"model: the function '{function}' "), mistake
             assert "needed" in message
-    assert set(said["tf"]) == set(said["torch"])
+    assert set(messages["tf"]) == set(messages["torch"])

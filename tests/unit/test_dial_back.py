@@ -1,4 +1,4 @@
-"""Agents that dial back: a command whose standard input and output are a connection to us, and a channel that is there before it."""
+"""Agents that dial back: a command with a connection to the driver as its standard streams."""
 
 import socket
 import subprocess
@@ -24,7 +24,7 @@ PROBE = python("crosstrain.launch.preflight.probe")
 
 @pytest.fixture
 def door():
-    """Where agents are awaited, and the channels that wait by number."""
+    """Accept agents; yield the address and the awaited channels by number."""
     waiting = {}
 
     def arrive(joiner, host):
@@ -46,8 +46,8 @@ def dial(address, number, secret=SECRET, command=PROBE):
     return process
 
 
-def test_a_command_that_dials_back_is_talked_to_as_any_other(door):
-    """What is sent before it is there is kept for it; who receives waits; it ends with the connection, and sees no secret."""
+def test_dialled_command_behaves_like_any_other(door):
+    """Earlier messages are queued; it ends with the connection and shows no secret."""
     address, waiting = door
     waiting[7] = late = LateStream(AGENT_BEGINS)
     late.send(Message("time"))
@@ -67,7 +67,7 @@ def test_a_command_that_dials_back_is_talked_to_as_any_other(door):
         assert probe.stdout.read() == ""
 
 
-def test_a_driver_that_does_not_know_the_secret_is_not_obeyed(door, tmp_path):
+def test_driver_without_secret_is_refused(door, tmp_path):
     address, waiting = door
     waiting[1] = LateStream()
     with dial(address, 1, "the secret of another run, long enough", ["touch", str(tmp_path / "obeyed")]) as command:
@@ -76,7 +76,7 @@ def test_a_driver_that_does_not_know_the_secret_is_not_obeyed(door, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_number_is_given_once(door):
+def test_number_is_assigned_once(door):
     address, waiting = door
     waiting[1] = late = LateStream(AGENT_BEGINS)
     late.send(Message("time"))
@@ -89,7 +89,7 @@ def test_a_number_is_given_once(door):
 
 
 @pytest.mark.parametrize("end", [LateStream.cut, LateStream.close, LateStream.give_up_waiting])
-def test_the_wait_for_an_agent_can_be_ended(end):
+def test_wait_for_agent_can_be_ended(end):
     late = LateStream()
     raised = threading.Event()
 

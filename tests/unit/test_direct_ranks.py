@@ -1,4 +1,4 @@
-"""TensorFlow's graphs add up gradients by the direct exchange as the mesh does: in the order of the ranks, to the bit."""
+"""TensorFlow graphs sum gradients over the mesh in the order of ranks, bit for bit."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ TESTS = Path(__file__).parents[1]
 
 
 @pytest.mark.thorough
-def test_sums_in_graphs_are_those_in_the_order_of_the_ranks():
+def test_graph_sums_equal_sums_in_rank_order():
     environment = {**os.environ, "PYTHONPATH": str(TESTS)}
     script = Path(__file__).parent / "direct_ranks_tf.py"
     done = subprocess.run([sys.executable, str(script), SEED], capture_output=True, text=True, env=environment, timeout=300)

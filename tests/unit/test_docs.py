@@ -1,4 +1,4 @@
-"""What the documents name exists, and what they show works."""
+"""Names in the documents exist, and their examples work."""
 
 from __future__ import annotations
 
@@ -48,10 +48,16 @@ from crosstrain.report.compare.run_tables import ACROSS_MODES
 
 
 def arguments(function) -> str:
-    """The arguments of a method or function as the documents write them, without self and types; of images, features and logits as x."""
-    taken = [one for one in inspect.signature(function).parameters.values() if one.name != "self"]
-    names = [re.sub(r"^x_\w+$", "x", one.name) for one in taken]
-    return ", ".join(name if one.default is one.empty else f"{name}={one.default}" for name, one in zip(names, taken, strict=True))
+    """Return a function's arguments as the documents write them.
+
+    Self and types are omitted; arguments such as images, features and logits are x.
+    """
+    taken = [parameter for parameter in inspect.signature(function).parameters.values() if parameter.name != "self"]
+    names = [re.sub(r"^x_\w+$", "x", parameter.name) for parameter in taken]
+    return ", ".join(
+        name if parameter.default is parameter.empty else f"{name}={parameter.default}"
+        for name, parameter in zip(names, taken, strict=True)
+    )
 
 
 FOLDERS = (
@@ -81,10 +87,10 @@ OPTIONS_OF_OTHERS = {
 
 
 def options(command: click.Command) -> set[str]:
-    """Every option of a command and its subcommands."""
-    own = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts) if name.startswith("--")}
+    """Return every option of a command and its subcommands."""
+    names = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts) if name.startswith("--")}
     below = command.commands.values() if isinstance(command, click.Group) else ()
-    return own.union(*map(options, below))
+    return names.union(*map(options, below))
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +106,10 @@ def benchmark_options(repository):
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """Put a folder on the path of this process and of those it starts, and return it; what was imported from it is forgotten."""
+    """Put a folder on the path of this process and its children, and return it.
+
+    Modules imported from it are removed again.
+    """
     folder = tmp_path / "installed"
     folder.mkdir()
     monkeypatch.syspath_prepend(str(folder))
@@ -113,7 +122,7 @@ def installed(tmp_path, monkeypatch):
 
 
 def leads_somewhere(document, link):
-    """Whether a link's file exists, this document by default, and has the heading that it names, if any."""
+    """Whether a link's file exists (default: this document), with the linked heading, if any."""
     name, _, heading = link.partition("#")
     target = document.parent / name if name else document
     if not target.exists() or not heading:
@@ -123,7 +132,7 @@ def leads_somewhere(document, link):
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_links_and_paths_lead_somewhere(repository, document):
+def test_links_and_paths_exist(repository, document):
     path = repository / document
     text = path.read_text(encoding="utf-8")
     links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
@@ -150,8 +159,8 @@ def test_every_option_variable_and_command_exists(repository, document, every_op
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_every_run_that_is_shown_is_a_valid_job(repository, document, installed):
-    """Each `trainer run …` of a block is resolved as when it is typed; the packages of the page are there."""
+def test_every_shown_run_is_a_valid_job(repository, document, installed):
+    """Each `trainer run …` is resolved as if typed, with the page's packages installed."""
     write_package(repository / document, installed)
     for command, *arguments in shown_commands(repository / document):
         if command != "run":
@@ -161,17 +170,17 @@ def test_every_run_that_is_shown_is_a_valid_job(repository, document, installed)
             resolve(given_options(context), {}, context.params["config"], resumed)
 
 
-def test_the_ports_that_a_firewall_closes_are_those_of_tasks(repository):
+def test_firewall_ports_are_those_of_tasks(repository):
     text = (repository / "docs/clusters.md").read_text(encoding="utf-8")
     assert f"| {FIRST_PORT} to {LAST_PORT}: each node gives its tasks" in text
     assert f"tcp dport {{ {FIRST_PORT}-{LAST_PORT}, 32768-60999 }} drop" in text
 
 
-def test_the_readme_shows_runs(repository):
+def test_readme_shows_runs(repository):
     assert len([arguments for arguments in shown_commands(repository / "README.md") if arguments[0] == "run"]) >= 8
 
 
-def test_the_output_that_is_shown_is_what_is_printed_today(repository, tmp_path):
+def test_shown_output_equals_printed_output(repository, tmp_path):
     """The same lines in the same order, and a value in each column."""
     (shown,) = (body for body in blocks(repository / "docs/comparing.md", "") if "state  " in body)
     summaries = [{**RunReader(make(tmp_path)).summary(), "nodes_sharing_cores": 3} for make in (sync_run, async_run)]  # as on the page
@@ -181,13 +190,13 @@ def test_the_output_that_is_shown_is_what_is_printed_today(repository, tmp_path)
         lines = [re.split(r"\s{2,}", line.strip()) for line in text.split(ACROSS_MODES.split("\n")[0])[0].splitlines() if line.strip()]
         return [re.sub(r"^node \d|(?<=^relative to ).*", "node", cells[0]) for cells in lines if len(cells) == 3]
 
-    shown = shown[shown.index("\nstate  ") :]  # the conclusion stands above the table
+    shown = shown[shown.index("\nstate  ") :]  # the conclusion is above the table
     assert labels(shown)
     assert list(dict.fromkeys(labels(shown))) == list(dict.fromkeys(labels(printed)))
     assert ACROSS_MODES in shown
 
 
-def test_the_run_directory_page_knows_every_field(repository, tmp_path):
+def test_run_directory_page_lists_every_field(repository, tmp_path):
     text = (repository / "docs/run-directory.md").read_text(encoding="utf-8")
     documented = set(re.findall(r"`(\w+)`", text)) | {"schema"}
     kinds = (schema.StepRecord, schema.EvalRecord, schema.EventRecord, schema.SystemRecord, schema.TaskSample)
@@ -201,7 +210,10 @@ def test_the_run_directory_page_knows_every_field(repository, tmp_path):
 
 @pytest.fixture
 def run_page(repository, tmp_path, monkeypatch):
-    """Return a function that executes a page's Python block on a run, and returns the run's summary and the names of the block."""
+    """Return a function that executes a page's Python block on a run.
+
+    It returns the run's summary and the names of the block.
+    """
 
     def execute(page, make):
         (code,) = blocks(repository / page, "python")
@@ -216,7 +228,7 @@ def run_page(repository, tmp_path, monkeypatch):
     return execute
 
 
-def test_the_code_of_the_run_directory_page_runs(run_page, capsys):
+def test_code_of_the_run_directory_page_runs(run_page, capsys):
     summary, names = run_page("docs/run-directory.md", sync_run)
     assert str(summary["examples_per_second"]) in capsys.readouterr().out
     assert len(names["losses"]) == summary["steps"]
@@ -236,7 +248,7 @@ UNNAMED_BLOCKS = {
     ("docs/run-directory.md", "from crosstrain.records.store.run_directory import RunReader"),
     ("docs/translation.md", "import sentencepiece"),
 }
-"""Python blocks that are no file of a package, by page and first line; a test below or in tests/cluster executes each."""
+"""Python blocks that are not a package's file, by page and first line; tests here or in tests/cluster execute each."""
 
 PACKAGE_BLOCKS = {
     "docs/adding-a-backend.md": {"crosstrain_toy"},
@@ -260,7 +272,7 @@ def test_every_python_block_compiles_and_is_executed(repository):
     assert (unnamed, packages) == (UNNAMED_BLOCKS, PACKAGE_BLOCKS)
 
 
-def test_the_code_of_the_checkpoints_page_reads_weights(repository, tmp_path, monkeypatch):
+def test_code_of_the_checkpoints_page_reads_weights(repository, tmp_path, monkeypatch):
     (code,) = blocks(repository / "docs/checkpoints.md", "python")
     (path,) = re.findall(r'"(runs/[^"]+)"', code)
     monkeypatch.chdir(tmp_path)
@@ -271,19 +283,19 @@ def test_the_code_of_the_checkpoints_page_reads_weights(repository, tmp_path, mo
     assert names["weights"]["dense.bias"].tolist() == [0, 1, 2]  # type: ignore[index]
 
 
-def test_the_code_of_the_report_page_reads_curves(run_page, capsys):
+def test_code_of_the_report_page_reads_curves(run_page, capsys):
     summary, _ = run_page("docs/report.md", async_run)
     assert capsys.readouterr().out.startswith(f"{summary['steps']} ")
 
 
-def test_the_code_of_the_translation_page_is_that_of_an_export(repository):
+def test_code_of_translation_page_equals_export(repository):
     """tests/cluster/test_text_export.py executes the code of an export's README."""
     (code,) = blocks(repository / "docs/translation.md", "python")
     assert code.splitlines() == EXPORT_FORMATS["torch"].text_usage.splitlines()
 
 
 class TestAddingADataset:
-    def test_blocks_and_columns_are_read_part_by_part(self, repository):
+    def test_blocks_and_columns_are_read_in_parts(self, repository):
         shown = blocks(repository / "docs/adding-a-dataset.md", "python")
         images, columns = (body for body in shown if "    def load(self, data_dir: Path | None) -> Prepared" in body and body[0] == " ")
         part = np.zeros((2, 3, 64, 64), np.uint8), np.zeros(2, np.int64)
@@ -293,12 +305,12 @@ class TestAddingADataset:
         exec(f"class Images:\n{images}", names)
         exec("class Sentences:\n" + columns.replace("    # from", "    from"), names)
         exec("from crosstrain.data.columns import Column, ColumnSpec", names)
-        found = names["Images"]().load(None)
-        assert (len(list(found.blocks["train"]())), found.input_shape) == (100, (3, 64, 64))
+        arrays = names["Images"]().load(None)
+        assert (len(list(arrays.blocks["train"]())), arrays.input_shape) == (100, (3, 64, 64))
         (block,) = names["Sentences"]().load(None).blocks["test"]()
         assert (block["tokens"].values.tolist(), block["tags"].offsets.tolist()) == ([5, 6, 7], [0, 1, 3])
 
-    def test_the_source_can_be_prepared_and_verified(self, repository, installed, tmp_path):
+    def test_source_can_be_prepared_and_verified(self, repository, installed, tmp_path):
         assert write_package(repository / "docs/adding-a-dataset.md", installed)
         environment = {**os.environ, "TRAINER_DATA_CACHE": str(tmp_path / "cache")}
         for arguments in (["prepare", "stripes"], ["verify", "stripes"], ["list"]):
@@ -307,7 +319,7 @@ class TestAddingADataset:
             assert done.returncode == 0, done.stderr
         assert re.search(r"^stripes +yes +5,000 +1,000 .*horizontal and vertical stripes", done.stdout, re.MULTILINE)
 
-    def test_its_translation_has_the_vocabulary_that_is_asked_for(self, repository, installed, tmp_path, monkeypatch):
+    def test_its_translation_has_requested_vocabulary(self, repository, installed, tmp_path, monkeypatch):
         monkeypatch.setenv("TRAINER_DATA_CACHE", str(tmp_path / "cache"))
         write_package(repository / "docs/adding-a-dataset.md", installed)
         name = written_out(Job(data="spelled", vocabulary=60)).data
@@ -315,7 +327,7 @@ class TestAddingADataset:
         refuse_unscorable(data, TranslationQuality("source", "target", data.info.text.bleu_tokenizer))
         assert (name, data.info.text.vocabulary_sizes) == ("spelled:vocabulary=60", {"source": 60, "target": 60})
 
-    def test_two_files_beside_the_package_make_it_known(self, repository, tmp_path):
+    def test_two_project_files_register_the_package(self, repository, tmp_path):
         for body in blocks(repository / "docs/adding-a-dataset.md", "python"):
             if body.startswith("# my_package/"):
                 (tmp_path / "my_package").mkdir(exist_ok=True)
@@ -325,12 +337,12 @@ class TestAddingADataset:
         done = subprocess.run(["bash", "-c", shown], cwd=tmp_path, capture_output=True, text=True, timeout=60)
         assert re.search("^stripes .*horizontal and vertical stripes", done.stdout, re.MULTILINE), done.stderr
 
-    def test_a_source_without_files_refuses_a_folder(self, repository, installed, tmp_path):
+    def test_source_without_files_refuses_folder(self, repository, installed, tmp_path):
         write_package(repository / "docs/adding-a-dataset.md", installed)
         with pytest.raises(plugins.UsageError, match="'stripes' reads no files; remove --data-dir"):
             open_dataset("stripes", tmp_path)
 
-    def test_a_listed_file_that_is_missing_is_named(self, repository, tmp_path):
+    def test_missing_listed_file_is_named(self, repository, tmp_path):
         (method,) = (body for body in blocks(repository / "docs/adding-a-dataset.md", "python") if body.startswith("    def originals("))
         names: dict[str, object] = {"Path": Path}
         exec("class Listed:\n    name = 'listed'\n" + method, names)
@@ -340,7 +352,7 @@ class TestAddingADataset:
         (tmp_path / "test.bin").touch()
         assert originals_fingerprint(names["Listed"](), tmp_path)  # type: ignore[operator]
 
-    def test_the_arrays_repeat(self, repository, installed):
+    def test_arrays_are_reproducible(self, repository, installed):
         write_package(repository / "docs/adding-a-dataset.md", installed)
         source = plugins.load(plugins.find("dataset", "stripes"), "dataset")
         first, second = source.load(None), source.load(None)
@@ -349,7 +361,7 @@ class TestAddingADataset:
 
 
 class TestAddingAModel:
-    def test_its_entry_points_make_it_known(self, repository, installed):
+    def test_its_entry_points_register_it(self, repository, installed):
         write_package(repository / "docs/adding-a-model.md", installed)
         assert plugins.available("model")["perceptron"].target == "my_models.perceptron:build"
         done = subprocess.run([sys.executable, "-m", "crosstrain.cli.main", "models"], capture_output=True, text=True, timeout=60)
@@ -357,8 +369,8 @@ class TestAddingAModel:
             r"^perceptron +A perceptron with one hidden layer\. 2,410 parameters on digits; backends: tf, torch$", done.stdout, re.MULTILINE
         )
 
-    def test_the_tables_of_layers_are_their_signatures(self, repository):
-        """Every function is there, with its arguments in their order and their defaults."""
+    def test_tables_of_layers_are_their_signatures(self, repository):
+        """Every function is listed, with its arguments in order and their defaults."""
         text = (repository / "docs/adding-a-model.md").read_text(encoding="utf-8")
         documented = sorted(re.findall(r"^\| `(\w+\([^)]*\))` \|", text, re.MULTILINE))
         layers = [
@@ -368,9 +380,9 @@ class TestAddingAModel:
             if inspect.isfunction(method)
         ]
         public = [convolved, *(method for method in layers if not method.__name__.startswith("_"))]
-        assert documented == sorted(f"{one.__name__}({arguments(one)})" for one in public)
+        assert documented == sorted(f"{function.__name__}({arguments(function)})" for function in public)
 
-    def test_the_parameters_of_its_layers_fit(self, repository, installed):
+    def test_parameters_of_its_layers_fit(self, repository, installed):
         write_package(repository / "docs/adding-a-model.md", installed)
         build = plugins.load(plugins.find("model", "my_models.convolutional"), "model")
         spec = build(DataInfo.of_images("d", {"train": 1, "test": 1}, ImageFeatures((3, 9, 7), 5, (0.0,) * 3, (1.0,) * 3)))
@@ -382,7 +394,7 @@ class TestAddingAModel:
         }
         assert spec.multiply_adds == 9 * 7 * 8 * 3 * 9 + 8 * 4 * 3 * 5
 
-    def test_the_tagger_refuses_text_without_its_columns(self, repository, installed):
+    def test_tagger_refuses_text_without_its_columns(self, repository, installed):
         write_package(repository / "docs/adding-a-model.md", installed)
         columns = ColumnSpec("source", "uint16", (None,)), ColumnSpec("tags", "uint16", (None,))
         data = DataInfo("pairs", {"train": 1, "test": 1}, columns, TextFeatures({"source": 9, "tags": 9}))
@@ -394,14 +406,14 @@ class TestAddingAModel:
         objective, sums = (body for body in blocks(repository / "docs/adding-a-model.md", "python") if "correct_in_5" in body)
         check = (
             "import torch\n"
-            "found = example_sums(torch.arange(10.0).repeat(3, 1), torch.tensor([9, 5, 4]), None)\n"
-            "assert found['correct_in_5'].tolist() == [True, True, False]\n"
+            "sums = example_sums(torch.arange(10.0).repeat(3, 1), torch.tensor([9, 5, 4]), None)\n"
+            "assert sums['correct_in_5'].tolist() == [True, True, False]\n"
             "assert RANKING.metrics[0].value({'correct_in_5': 2, 'examples': 4}) == 0.5\n"
         )
         done = subprocess.run([sys.executable, "-c", objective + sums + check], capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
 
-    def test_a_model_for_one_backend_says_which(self, repository, installed):
+    def test_model_for_one_backend_names_it(self, repository, installed):
         write_package(repository / "docs/adding-a-model.md", installed)
         (installed / "my_models/perceptron/tf.py").unlink()
         with pytest.raises(plugins.UsageError, match=r"it has one on: torch\. Choose --backend torch"):
@@ -410,7 +422,10 @@ class TestAddingAModel:
 
 class TestAddingABackend:
     def test_its_package_is_the_toy(self, repository):
-        """Every file, so that the suite is run on what the page shows; tests/cluster/test_documented_backend.py runs the page itself."""
+        """Every file, so that the suite covers the page.
+
+        tests/cluster/test_documented_backend.py runs the page itself.
+        """
         toy = repository / "tests/toy"
         files = {
             f"# {path.relative_to(toy).as_posix()}\n{path.read_text(encoding='utf-8')}" for path in (toy / "crosstrain_toy").glob("*.py")
@@ -428,13 +443,13 @@ class TestAddingABackend:
             kind = next(kind for kind, name in plugins.GROUPS.items() if name == group)
             assert {name: plugins.available(kind)[name].target for name in rows} == rows
 
-    def test_its_suite_is_the_one_that_the_toy_passes(self, repository):
+    def test_its_suite_is_that_of_the_toy(self, repository):
         (suite,) = (body for body in blocks(repository / "docs/adding-a-backend.md", "python") if "BackendConformance" in body)
         _, test_case = suite.split("\n\n\n")
         assert test_case.startswith("class ")
         assert test_case in (repository / "tests/cluster/test_toy_backend.py").read_text(encoding="utf-8")
 
-    def test_its_conftest_lends_a_pool_of_processes(self, repository, monkeypatch):
+    def test_its_conftest_shares_a_process_pool(self, repository, monkeypatch):
         (code,) = (body for body in blocks(repository / "docs/adding-a-backend.md", "python") if body.startswith("# conftest.py"))
         names: dict[str, Any] = {}
         exec(code, names)

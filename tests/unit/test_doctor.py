@@ -1,4 +1,4 @@
-"""The doctor finds what is lacking and says what to do; against a machine made of real files, and against this one."""
+"""The doctor reports problems and remedies, on a machine of real files and on this one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TORCH = Availability("torch", "2.15.0", ("cpu", "gpu:0 NVIDIA H200"))
 
 @pytest.fixture
 def machine(tmp_path):
-    """Make a root folder with PCI devices (vendor, class), device files and a driver."""
+    """Return a function that makes a root folder with PCI devices (vendor, class) and a driver."""
 
     def make(devices, nodes=0, driver=False):
         for index, (vendor, kind) in enumerate(devices):
@@ -41,19 +41,21 @@ def machine(tmp_path):
     return make
 
 
-def test_hardware_counts_gpus_of_one_vendor_and_their_device_files(machine):
-    found = machine([("0x10de", "0x030200"), ("0x10de", "0x030000"), ("0x10de", "0x040300"), ("0x1002", "0x030000")], nodes=1, driver=True)
-    assert found == GpuHardware(on_bus=2, device_nodes=1, driver_loaded=True)
+def test_hardware_counts_nvidia_gpus_and_device_files(machine):
+    hardware = machine(
+        [("0x10de", "0x030200"), ("0x10de", "0x030000"), ("0x10de", "0x040300"), ("0x1002", "0x030000")], nodes=1, driver=True
+    )
+    assert hardware == GpuHardware(on_bus=2, device_nodes=1, driver_loaded=True)
 
 
-def test_a_gpu_without_a_driver_and_one_without_device_files():
+def test_gpu_without_driver_or_device_files_has_remedy():
     (check,) = gpu_checks(GpuHardware(1, 0, driver_loaded=False), [TF], None)
     assert (check.state, check.remedy) == ("lack", "install the NVIDIA driver")
     (check,) = gpu_checks(GpuHardware(1, 0, driver_loaded=True), [TF], None)
     assert (check.state, check.remedy) == ("lack", "give the container its devices (docker run --gpus all)")
 
 
-def test_a_framework_that_does_not_see_the_gpu_is_named_with_a_remedy(monkeypatch):
+def test_framework_that_sees_no_gpu_is_named_with_remedy(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     absent = Availability("jax", None, problem="the package jax is not installed")
     present, lacking = gpu_checks(GpuHardware(1, 1, driver_loaded=True), [TF, TORCH, absent], None)
@@ -64,18 +66,18 @@ def test_a_framework_that_does_not_see_the_gpu_is_named_with_a_remedy(monkeypatc
     assert lacking.remedy.startswith("CUDA_VISIBLE_DEVICES is '': unset it")
 
 
-def test_a_backend_that_knows_no_gpu_lacks_none(monkeypatch, repository):
+def test_backend_without_gpu_support_needs_none(monkeypatch, repository):
     monkeypatch.syspath_prepend(str(repository / "tests/toy"))
     (check,) = gpu_checks(GpuHardware(1, 1, driver_loaded=True), [Availability("toy", "2.0", ("cpu",))], None)
     assert check.state == "ok"
 
 
-def test_a_machine_without_gpu_lacks_nothing():
+def test_machine_without_gpu_is_ok():
     (check,) = gpu_checks(GpuHardware(0, 0, driver_loaded=False), [TF, TORCH], None)
     assert check.state == "ok"
 
 
-def test_a_missing_backend_says_how_to_get_it():
+def test_missing_backend_names_installation():
     check = backend_check(Availability("tf", None, problem="the package tensorflow is not installed", hint="pip install 'crosstrain[tf]'"))
     assert (check.state, check.remedy) == ("lack", "pip install 'crosstrain[tf]'")
 
@@ -100,7 +102,7 @@ def test_virtual_nodes_with_and_without_their_limits():
     assert [(check.state, check.remedy) for check in virtual_node_checks(none)] == [("lack", "Use --network host.")]
 
 
-def test_room_is_measured_at_the_nearest_folder_that_exists(tmp_path):
+def test_free_space_is_measured_at_nearest_existing_folder(tmp_path):
     assert disk_check("runs", tmp_path / "not" / "yet").state == "ok"
     blocked = tmp_path / "file"
     blocked.touch()
@@ -109,7 +111,7 @@ def test_room_is_measured_at_the_nearest_folder_that_exists(tmp_path):
 
 
 @pytest.mark.thorough
-def test_this_machine():
+def test_doctor_reports_this_machine():
     done = subprocess.run(
         [sys.executable, "-m", "crosstrain.cli.main", "doctor", "--json"],
         capture_output=True,
@@ -125,12 +127,12 @@ def test_this_machine():
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("shh", "--launcher: got 'shh'; allowed: auto, rendezvous, local, ssh, slurm, ray. Did you mean 'ssh'?"),
         ("local", "--launcher: got 'local', which starts nothing on other hosts; leave it out to have this machine checked"),
     ],
 )
-def test_a_launcher_that_there_is_not_or_that_has_no_hosts_is_refused(capsys, name, said):
+def test_unknown_launcher_or_one_without_hosts_is_refused(capsys, name, message):
     assert invoke(["doctor", "--launcher", name]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err

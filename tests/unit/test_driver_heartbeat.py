@@ -1,4 +1,7 @@
-"""A driver's sign of life in its run directory, with real processes: whether it goes on is seen from outside, and whoever lost it stops."""
+"""A driver's heartbeat in its run directory, with real processes.
+
+Others see whether the driver is alive, and a driver that lost its run stops.
+"""
 
 import os
 import signal
@@ -41,7 +44,7 @@ ELSEWHERE = ["unshare", "--uts", "sh", "-c", 'hostname elsewhere && exec "$@"', 
 
 @contextmanager
 def driver(folder, before=()):
-    """A process that writes a run as a driver does; it ends with this one, also where it is stopped then."""
+    """Start a process that writes a run as a driver does; it ends with this one."""
     command = [*before, sys.executable, "-c", WRITER, str(folder), str(os.getpid())]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -52,7 +55,7 @@ def driver(folder, before=()):
 
 
 @pytest.mark.thorough
-def test_it_goes_on_while_its_process_does_and_no_longer(tmp_path):
+def test_heartbeat_lasts_as_long_as_its_process(tmp_path):
     run = tmp_path / "run"
     assert is_silent(tmp_path, 0.0) is None
     with driver(tmp_path) as process:
@@ -66,7 +69,7 @@ def test_it_goes_on_while_its_process_does_and_no_longer(tmp_path):
         assert is_silent(run, WATCH_SECONDS) is True
 
 
-def test_a_run_that_has_ended_has_none(tmp_path):
+def test_ended_run_has_no_heartbeat(tmp_path):
     writer = RunWriter.create(Job(out=tmp_path, name="run"))
     assert (writer.path / HEARTBEAT).exists()
     writer.close()
@@ -74,20 +77,20 @@ def test_a_run_that_has_ended_has_none(tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_stopped_driver_whose_run_goes_on_elsewhere_writes_nothing_when_it_wakes(tmp_path):
+def test_stopped_driver_writes_nothing_after_takeover(tmp_path):
     run = tmp_path / "run"
     with driver(tmp_path) as process:
         process.send_signal(signal.SIGSTOP)
         time.sleep(0.2)
-        other = Heartbeat(run)  # on a file system that locks nothing between machines
-        os.replace(_copy(run / "events.jsonl"), run / "events.jsonl")  # as a cut of the records does
+        heartbeat = Heartbeat(run)  # as if the file system had no locks between machines
+        os.replace(_copy(run / "events.jsonl"), run / "events.jsonl")  # as truncating the records does
         before = (run / "events.jsonl").read_bytes()
         process.send_signal(signal.SIGCONT)
         assert process.wait(10) == 1
         assert "another process has gone on with this run" in process.stderr.read()
         assert (run / "events.jsonl").read_bytes() == before
-        other.check()
-        other.close()
+        heartbeat.check()
+        heartbeat.close()
 
 
 def _copy(path):
@@ -96,11 +99,11 @@ def _copy(path):
     return copied
 
 
-def test_who_lost_the_run_writes_neither_records_nor_status_also_once_it_is_closed(tmp_path):
+def test_writer_that_lost_the_run_writes_nothing(tmp_path):
     writer = RunWriter.create(Job(out=tmp_path, name="run"))
     writer.write_status("running")
     before = (writer.path / "status.json").read_bytes()
-    other = Heartbeat(writer.path)
+    heartbeat = Heartbeat(writer.path)
     with pytest.raises(UsageError, match="another process has just gone on"):
         writer._heartbeat.settle()
     with pytest.raises(DiskError, match="another process has gone on with this run"):
@@ -113,12 +116,12 @@ def test_who_lost_the_run_writes_neither_records_nor_status_also_once_it_is_clos
     assert (writer.path / "status.json").read_bytes() == before
     assert (writer.path / "events.jsonl").read_bytes() == b""
     assert (writer.path / HEARTBEAT).exists()
-    other.close()
+    heartbeat.close()
 
 
 @pytest.mark.thorough
 @pytest.mark.skipif(os.geteuid() != 0, reason="another host's name is given by root")
-def test_a_driver_on_another_host_is_refused_while_it_lives_and_passed_over_when_it_is_gone(tmp_path, capsys):
+def test_remote_driver_blocks_resume_while_alive(tmp_path, capsys):
     with driver(tmp_path, ELSEWHERE) as process:
         reader = RunReader(tmp_path / "run")
         with pytest.raises(UsageError, match=r"the run run is still at work \(process \d+ on elsewhere\)$"):

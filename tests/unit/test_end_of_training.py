@@ -1,7 +1,10 @@
-"""What is trained is saved before the whole test split is translated, and an interrupt then ends the translations, not the run."""
+"""Training state is saved before the test split is translated at the end.
+
+An interrupt then ends the translations, not the run.
+"""
 
 import pytest
-from made_up_training import LeadingTask, Records, Saver, to_the_end, training_loop
+from made_up_training import LeadingTask, Records, Saver, run_to_end, training_loop
 from msgspec import structs
 from test_translation_orders import OBJECTIVE, answer
 
@@ -10,7 +13,7 @@ from crosstrain.engine.progress import QuietProgress
 
 SENTENCES = 700
 STEPS = 24
-ORDERS_AT_THE_END = 11  # 64 sentences of a beam of 4 an order
+ORDERS_AT_THE_END = 11  # 64 sentences per order, with a beam of 4
 
 
 class Task(LeadingTask):
@@ -21,7 +24,7 @@ class Task(LeadingTask):
         self.before, self.commands = before, []
 
     def send(self, command):
-        self.before(command)
+        self.record_command(command)
         self.commands.append(command.kind)
         super().send(command)
 
@@ -35,7 +38,7 @@ class Task(LeadingTask):
 
 
 class Run:
-    """A run to its end, in which `at_order(loop, number)` is called before each order of the end's translations."""
+    """A run to its end; `at_order(loop, number)` is called before each order of translations."""
 
     def __init__(self, at_order=lambda loop, number: None, **job):
         self.tasks, self.records, self.saver = Task(self.before), Records(), Saver()
@@ -43,26 +46,26 @@ class Run:
         job = {"epochs": 3, "eval_every": "end", **job}
         self.loop = training_loop(job, self.tasks, self.records, self.saver, OBJECTIVE, SENTENCES)
 
-    def before(self, command):
+    def record_command(self, command):
         if command.kind == "decode" and command.decoding.beam == 4:
             self.saved_before_orders.append(self.saver.written)
             self.at_order(self.loop, self.orders)
             self.orders += 1
 
 
-def test_what_is_trained_is_on_disk_before_the_test_split_is_translated():
+def test_state_is_saved_before_final_translation():
     run = Run()
-    outcome = to_the_end(run.loop)
+    outcome = run_to_end(run.loop)
     assert run.saved_before_orders == [1] * ORDERS_AT_THE_END
     assert run.tasks.commands.count("state") == 1
     assert (outcome.updates_reported, outcome.interrupted) == (STEPS, False)
     assert run.records.events["translated"]["sentences"] == 700
 
 
-def test_translating_at_the_end_is_time_of_its_own():
-    """Each command takes as long, says the task; those before the end are evaluations."""
+def test_final_translation_is_timed_separately():
+    """Each command takes equally long; those before the end are evaluations."""
     run = Run()
-    outcome = to_the_end(run.loop)
+    outcome = run_to_end(run.loop)
     decoded = run.tasks.commands.count("decode") - ORDERS_AT_THE_END
     assert outcome.translate_seconds == pytest.approx(0.1 * ORDERS_AT_THE_END)
     assert outcome.eval_seconds == pytest.approx(0.1 * (run.tasks.commands.count("evaluate") + decoded))
@@ -81,9 +84,9 @@ class TwoTasks(Task):
     def send(self, command):
         before = len(self.answers)
         super().send(command)
-        own, self.answers[before:] = self.answers[before:], []
+        messages, self.answers[before:] = self.answers[before:], []
         for leader in (1, 0):
-            for message in own:
+            for message in messages:
                 if message.kind == "decoded":
                     self.answers.append((leader, answer(command, leader, 2)))
                 elif message.kind == "done":
@@ -98,54 +101,54 @@ class TwoTasks(Task):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("slower", [0.5, 1.0, 3.0])
-def test_translating_takes_as_long_as_the_slowest_task(slower):
+def test_translation_time_is_that_of_slowest_task(slower):
     tasks = TwoTasks(slower)
-    outcome = to_the_end(training_loop({"epochs": 3, "eval_every": "end"}, tasks, Records(), Saver(), OBJECTIVE, SENTENCES))
+    outcome = run_to_end(training_loop({"epochs": 3, "eval_every": "end"}, tasks, Records(), Saver(), OBJECTIVE, SENTENCES))
     orders = -(-SENTENCES // 128)  # of both
     decoded = tasks.commands.count("decode") - orders
     assert outcome.translate_seconds == pytest.approx(0.1 * max(1.0, slower) * orders)
     assert outcome.eval_seconds == pytest.approx(0.1 * (1 + max(1.0, slower) * decoded))
 
 
-def test_a_failure_of_the_translations_costs_no_state():
+def test_failed_translation_keeps_saved_state():
     def fail(loop, number):
         raise RunFailedError("out of memory")
 
     run = Run(fail)
     with pytest.raises(RunFailedError, match="out of memory"):
-        to_the_end(run.loop)
+        run_to_end(run.loop)
     assert (run.saver.written, run.loop.outcome.updates_reported) == (1, STEPS)
 
 
 class Seen(QuietProgress):
-    """Keeps what it is told that goes on beside training, each once."""
+    """Records progress messages, without repetitions."""
 
     def __init__(self):
-        self.said = []
+        self.messages = []
 
     def doing(self, text):
-        if text not in self.said[-1:]:
-            self.said.append(text)
+        if text not in self.messages[-1:]:
+            self.messages.append(text)
 
 
-def test_how_far_evaluations_and_the_translation_at_the_end_are_is_told():
+def test_progress_of_evaluations_and_final_translation_is_shown():
     run = Run()
     run.loop.progress = seen = Seen()
-    to_the_end(run.loop)
-    said = [text for text in seen.said if text is not None]
-    assert said[0] == f"evaluating after step {STEPS}"
-    assert [text for text in said if "greedy" in text] == [f"translating 500 test sentences (greedy): {done} done" for done in (0, 256)]
+    run_to_end(run.loop)
+    messages = [text for text in seen.messages if text is not None]
+    assert messages[0] == f"evaluating after step {STEPS}"
+    assert [text for text in messages if "greedy" in text] == [f"translating 500 test sentences (greedy): {done} done" for done in (0, 256)]
     at_the_end = [f"translating all 700 test sentences (beam 4): {64 * order} done" for order in range(ORDERS_AT_THE_END)]
-    assert [text for text in said if "beam" in text] == at_the_end
-    assert seen.said[-1] is None
+    assert [text for text in messages if "beam" in text] == at_the_end
+    assert seen.messages[-1] is None
 
 
 @pytest.mark.parametrize("saves", [{"checkpoint_every": "10steps"}, {}, {"save_final": False}])
-def test_an_interrupt_ends_the_translations_and_leaves_a_complete_run(saves):
-    found = []
-    run = Run(lambda loop, number: found.append(loop.interrupt()) if number == 1 else None, **saves)
-    outcome = to_the_end(run.loop)
-    assert found == [True]
+def test_interrupt_ends_translations_and_completes_run(saves):
+    answers = []
+    run = Run(lambda loop, number: answers.append(loop.interrupt()) if number == 1 else None, **saves)
+    outcome = run_to_end(run.loop)
+    assert answers == [True]
     assert run.loop.only_translates
     assert run.orders == 2
     assert (outcome.updates_reported, outcome.interrupted) == (STEPS, False)
@@ -155,26 +158,26 @@ def test_an_interrupt_ends_the_translations_and_leaves_a_complete_run(saves):
     assert run.records.events["translation_interrupted"] == {"step": STEPS, "split": "test"}
 
 
-def test_nodes_that_come_back_while_the_end_is_translated_change_nothing():
-    found = []
-    run = Run(lambda loop, number: found.append(loop.pause()), checkpoint_every="10steps")
-    outcome = to_the_end(run.loop)
-    assert found == [False] * ORDERS_AT_THE_END
+def test_returning_nodes_do_not_pause_final_translation():
+    answers = []
+    run = Run(lambda loop, number: answers.append(loop.pause()), checkpoint_every="10steps")
+    outcome = run_to_end(run.loop)
+    assert answers == [False] * ORDERS_AT_THE_END
     assert not outcome.interrupted
     assert run.records.events["translated"]["step"] == STEPS
 
 
-def test_a_pause_while_training_stops_it_with_a_checkpoint():
+def test_pause_during_training_stops_with_checkpoint():
     run = Run(checkpoint_every="10steps")
     run.tasks.before = lambda command: run.loop.pause() if command.kind == "train" else None
-    outcome = to_the_end(run.loop)
+    outcome = run_to_end(run.loop)
     assert not run.loop.only_translates
     assert outcome.interrupted
     assert outcome.updates_reported < STEPS
     assert (run.saver.written, run.orders) == (1, 0)
 
 
-def test_empty_translations_of_a_model_that_has_diverged_are_told():
+def test_empty_translations_of_diverged_model_are_recorded():
     run = Run()
-    to_the_end(run.loop)
+    run_to_end(run.loop)
     assert run.records.events["translations_without_numbers"] == {"step": STEPS, "split": "test", "sentences": 700}

@@ -1,4 +1,4 @@
-"""Reading the places that torchrun, TF_CONFIG and --rendezvous give."""
+"""Process ranks and nodes from torchrun, TF_CONFIG and --rendezvous."""
 
 import itertools
 import json
@@ -24,7 +24,7 @@ def tf_config(role, index, cluster=None):
     return {"TF_CONFIG": json.dumps({"cluster": cluster or CLUSTER, "task": {"type": role, "index": index}})}
 
 
-def test_nothing_set_is_no_contract():
+def test_empty_environment_has_no_contract():
     assert detect({}, None, None, 3) is None
 
 
@@ -48,12 +48,12 @@ def test_torchrun():
         ({"MASTER_PORT": "0"}, "MASTER_PORT"),
     ],
 )
-def test_torchrun_that_makes_no_sense(change, named):
+def test_invalid_torchrun_variables_are_refused(change, named):
     with pytest.raises(UsageError, match=named):
         detect(TORCHRUN | change, None, None, 1)
 
 
-def test_the_four_variables_mean_a_process_a_node():
+def test_rank_variables_mean_one_process_per_node():
     places = [detect(WORLD | {"RANK": str(rank)}, None, None, 1) for rank in range(6)]
     assert [(place.node, place.local_rank, place.is_driver) for place in places] == [(rank, 0, rank == 0) for rank in range(6)]
     assert {place.rendezvous for place in places} == {("10.0.0.1", (29500,))}
@@ -62,29 +62,29 @@ def test_the_four_variables_mean_a_process_a_node():
 
 @pytest.mark.thorough
 @given(nodes=st.integers(1, 40), procs=st.integers(1, 40))
-def test_the_four_variables_with_several_processes_a_node(nodes, procs):
-    """Every process has a place of its own, and all say the same of the whole."""
+def test_rank_variables_with_several_processes_per_node(nodes, procs):
+    """Places are unique, and all describe the same whole."""
     size = nodes * procs
     places = [detect(WORLD | {"WORLD_SIZE": str(size), "RANK": str(rank)}, None, None, 1, procs) for rank in range(size)]
     if size == 1:
-        assert places == [None]  # told to be the only one
+        assert places == [None]  # the only process
         return
     assert [(place.node, place.local_rank) for place in places] == list(itertools.product(range(nodes), range(procs)))
     assert all(place.shape == {"nodes": nodes, "procs_per_node": procs} and place.standbys == size - nodes for place in places)
 
 
-@given(kept=st.sets(st.sampled_from(sorted(TORCHRUN)), min_size=1))
-def test_a_part_of_the_variables_is_refused_with_what_is_missing(kept):
-    environment = {name: TORCHRUN[name] for name in kept}
-    if kept in ({*WORLD}, {*TORCHRUN}):
+@given(present=st.sets(st.sampled_from(sorted(TORCHRUN)), min_size=1))
+def test_incomplete_variables_are_refused_with_missing_ones(present):
+    environment = {name: TORCHRUN[name] for name in present}
+    if present in ({*WORLD}, {*TORCHRUN}):
         assert detect(environment, None, None, 1)
         return
-    needed = {*TORCHRUN} if kept - {*WORLD} else {*WORLD}
+    needed = {*TORCHRUN} if present - {*WORLD} else {*WORLD}
     with pytest.raises(UsageError) as caught:
         detect(environment, None, None, 1)
-    has, _, lacks = str(caught.value).partition("but not")
-    assert {*re.findall(r"[A-Z]+_?[A-Z_]+", has)} & {*TORCHRUN} == kept
-    assert {*re.findall(r"[A-Z]+_?[A-Z_]+", lacks)} & {*TORCHRUN} == needed - kept
+    has, _, missing = str(caught.value).partition("but not")
+    assert {*re.findall(r"[A-Z]+_?[A-Z_]+", has)} & {*TORCHRUN} == present
+    assert {*re.findall(r"[A-Z]+_?[A-Z_]+", missing)} & {*TORCHRUN} == needed - present
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_part_of_the_variables_is_refused_with_what_is_missing(kept):
         ({}, 4, "--procs-per-node: got 4, but WORLD_SIZE is 6"),
     ],
 )
-def test_four_variables_that_make_no_sense(change, procs, named):
+def test_invalid_rank_variables_are_refused(change, procs, named):
     with pytest.raises(UsageError, match=named):
         detect(WORLD | change, None, None, 1, procs)
 
@@ -115,7 +115,7 @@ def test_four_variables_that_make_no_sense(change, procs, named):
         ({}, "HOST-OF-NODE-0", "--nodes 4"),
     ],
 )
-def test_a_slurm_step_is_refused_with_what_to_type(environment, host, shape):
+def test_slurm_step_is_refused_with_command(environment, host, shape):
     with pytest.raises(UsageError) as caught:
         refuse_step({"SLURM_STEP_NUM_TASKS": "4", **environment}, ["run", "--data", "it's"], parse_hosts)
     suggested = shlex.split(str(caught.value).partition("type: ")[2].partition(", with")[0])
@@ -125,8 +125,8 @@ def test_a_slurm_step_is_refused_with_what_to_type(environment, host, shape):
 
 
 @pytest.mark.parametrize("repeats", [["--repeats", "3"], ["--repeats=3"]])
-def test_repeats_in_a_slurm_step_are_told_to_run_in_one_of_a_single_task(repeats):
-    """Not at a rendezvous, which does not go with them."""
+def test_repeats_in_slurm_step_suggest_single_task(repeats):
+    """A rendezvous does not support repeats."""
     with pytest.raises(UsageError) as caught:
         refuse_step({"SLURM_STEP_NUM_TASKS": "4"}, ["run", "--data", "it's", *repeats], parse_hosts)
     suggested = shlex.split(str(caught.value).partition("type: ")[2])
@@ -134,7 +134,7 @@ def test_repeats_in_a_slurm_step_are_told_to_run_in_one_of_a_single_task(repeats
 
 
 @pytest.mark.parametrize("environment", [{}, {"SLURM_STEP_NUM_TASKS": "1"}, {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}])
-def test_other_processes_of_slurm_are_not_refused(environment):
+def test_single_slurm_tasks_are_accepted(environment):
     refuse_step(environment, ["run"], parse_hosts)
 
 
@@ -148,7 +148,7 @@ def test_tf_config_async():
     assert all(port > 1002 for port in places[0].rendezvous[1])
 
 
-def test_in_tf_config_without_ps_the_chief_is_the_first_rank():
+def test_tf_config_without_ps_makes_chief_rank_0():
     cluster = {"chief": ["a:1"], "worker": ["b:1", "c:1"]}
     place = detect(tf_config("worker", 1, cluster), None, None, 1)
     assert (place.node, place.shape) == (2, {"nodes": 3, "procs_per_node": 1})
@@ -168,7 +168,7 @@ def test_in_tf_config_without_ps_the_chief_is_the_first_rank():
         tf_config("worker", 0, {"worker": ["a:1"], "ps": ["b:1"]}),
     ],
 )
-def test_tf_config_that_makes_no_sense(environment):
+def test_invalid_tf_config_is_refused(environment):
     with pytest.raises(UsageError, match="TF_CONFIG"):
         detect(environment, None, None, 1)
 
@@ -177,11 +177,11 @@ def test_tf_config_that_makes_no_sense(environment):
     ("role", "index", "cluster"),
     [("worker", 7, None), ("worker", -1, None), ("chief", 1, None), ("ps", 2, None), ("worker", 0, {"chief": ["a:1"]}), ("x", 0, None)],
 )
-def test_a_task_of_tf_config_that_the_cluster_has_not(role, index, cluster):
+def test_tf_config_task_outside_cluster_is_refused(role, index, cluster):
     with pytest.raises(UsageError) as caught:
         detect(tf_config(role, index, cluster), None, None, 1)
-    there = "chief 0" if cluster else "chief 0, worker 0 to 2, ps 0 to 1"
-    assert str(caught.value) == f"TF_CONFIG: this process is to be {role} {index}, but the cluster has {there}; mend task or cluster"
+    existing = "chief 0" if cluster else "chief 0, worker 0 to 2, ps 0 to 1"
+    assert str(caught.value) == f"TF_CONFIG: this process is to be {role} {index}, but the cluster has {existing}; mend task or cluster"
 
 
 def test_rendezvous():
@@ -194,12 +194,12 @@ def test_rendezvous():
 @pytest.mark.parametrize(
     ("rendezvous", "rank"), [("10.0.0.1:29400", None), (None, 0), ("10.0.0.1", 0), ("h:99999", 0), ("h:1", 3), ("h:1", -1)]
 )
-def test_rendezvous_that_makes_no_sense(rendezvous, rank):
+def test_invalid_rendezvous_is_refused(rendezvous, rank):
     with pytest.raises(UsageError):
         detect({}, rendezvous, rank, 3)
 
 
-def test_a_node_that_is_not_told_how_many_there_are_is_told_to_say_so():
+def test_node_rank_without_nodes_is_refused():
     with pytest.raises(UsageError, match=r"--node-rank: got '1'; allowed: 0, as the run has one node; give --nodes on each of them"):
         detect({}, "h:1", 1, 1)
 
@@ -215,7 +215,7 @@ def test_ports_of_two_blocks_never_overlap():
         second.release()
 
 
-def test_a_port_in_use_is_skipped():
+def test_port_in_use_is_skipped():
     import socket
 
     block = PortBlock()
@@ -227,43 +227,49 @@ def test_a_port_in_use_is_skipped():
         block.release()
 
 
-def test_a_pod_of_an_indexed_job_knows_its_index_and_where_to_meet():
+def test_indexed_job_pod_has_index_and_rendezvous():
     places = [detect({"JOB_COMPLETION_INDEX": str(index)}, "mine-0.mine:29400", None, 3) for index in range(3)]
     assert [(place.node, place.local_rank, place.is_driver) for place in places] == [(node, 0, node == 0) for node in range(3)]
     assert {place.rendezvous for place in places} == {("mine-0.mine", (29400,))}
     assert all(place.shape == {"nodes": 3} and place.starts_again and place.loss_exit_code == 75 for place in places)
 
 
-def test_an_indexed_job_without_a_rendezvous_is_an_array_of_runs():
+def test_indexed_job_without_a_rendezvous_is_an_array_of_runs():
     assert detect({"JOB_COMPLETION_INDEX": "1"}, None, None, 3) is None
 
 
-def test_a_place_that_is_typed_is_taken_before_an_index():
+def test_node_rank_option_overrides_index():
     place = detect({"JOB_COMPLETION_INDEX": "1"}, "a:29400", 2, 3)
     assert (place.contract, place.node, place.starts_again, place.loss_exit_code) == ("--rendezvous", 2, False, 1)
 
 
 @pytest.mark.parametrize("index", ["3", "-1", "one"])
-def test_an_index_that_makes_no_sense(index):
+def test_invalid_index_is_refused(index):
     with pytest.raises(UsageError, match="JOB_COMPLETION_INDEX: got"):
         detect({"JOB_COMPLETION_INDEX": index}, "a:29400", None, 3)
 
 
 def train_job(rank, **more):
-    """What Kubeflow Trainer 2 sets in the pods of a TrainJob with a torch policy; JobSet's Job adds its own."""
+    """Return the variables of Kubeflow Trainer 2 in pods of a TrainJob with a torch policy.
+
+    JobSet's Job adds more.
+    """
     pet = {"PET_NNODES": "3", "PET_NPROC_PER_NODE": "2", "PET_NODE_RANK": str(rank)}
     return {**pet, "PET_MASTER_ADDR": "mine-node-0-0.mine", "PET_MASTER_PORT": "29400", "JOB_COMPLETION_INDEX": str(rank), **more}
 
 
 def pytorch_job(rank, nproc="auto", **more):
-    """What the training operator sets in the pods of a PyTorchJob of a master and two workers, in its last releases."""
+    """Return the training operator's variables in pods of a PyTorchJob, in its last releases.
+
+    The job has a master and two workers.
+    """
     size = 3 * (int(nproc) if nproc.isdecimal() else 1)
     master = {"MASTER_PORT": "23456", "PET_MASTER_PORT": "23456", "MASTER_ADDR": "mine-master-0", "PET_MASTER_ADDR": "mine-master-0"}
     pet = {"PET_NPROC_PER_NODE": nproc, "PET_NODE_RANK": str(rank), "PET_NNODES": "3"}
     return {"PYTHONUNBUFFERED": "0", **master, "WORLD_SIZE": str(size), "RANK": str(rank), **pet, **more}
 
 
-def test_a_train_job_has_a_node_a_pod():
+def test_train_job_has_one_node_per_pod():
     places = [detect(train_job(rank), None, None, 1) for rank in range(3)]
     assert [(place.node, place.local_rank, place.starts_again) for place in places] == [(rank, 0, True) for rank in range(3)]
     assert {place.rendezvous for place in places} == {("mine-node-0-0.mine", (29400,))}
@@ -271,25 +277,25 @@ def test_a_train_job_has_a_node_a_pod():
 
 
 @pytest.mark.parametrize(("nproc", "shape"), [("auto", {"nodes": 3}), ("gpu", {"nodes": 3}), ("2", {"nodes": 3, "procs_per_node": 2})])
-def test_a_pytorch_job_has_a_node_a_pod_of_as_many_processes_as_it_says(nproc, shape):
-    """Its RANK is the pod's, also where WORLD_SIZE counts several processes in each."""
+def test_pytorch_job_has_one_node_per_pod_with_processes(nproc, shape):
+    """RANK is the pod's, also where WORLD_SIZE counts several processes in each."""
     places = [detect(pytorch_job(rank, nproc), None, None, 1) for rank in range(3)]
     assert [(place.node, place.local_rank, place.standbys) for place in places] == [(rank, 0, 0) for rank in range(3)]
     assert all(place.shape == shape and place.rendezvous == ("mine-master-0", (23456,)) for place in places)
 
 
-def test_a_pytorch_job_of_the_first_releases_has_the_four_variables_alone():
+def test_early_pytorch_job_has_only_rank_variables():
     early = [{key: value for key, value in pytorch_job(rank).items() if not key.startswith("PET_")} for rank in range(3)]
     places = [detect(variables, None, None, 1) for variables in early]
     assert [(place.contract, place.node) for place in places] == [("WORLD_SIZE", rank) for rank in range(3)]
     assert all(place.rendezvous == ("mine-master-0", (23456,)) for place in places)
 
 
-def test_torchrun_in_a_pod_of_kubeflow_has_the_say():
+def test_torchrun_overrides_kubeflow():
     assert detect(train_job(1) | TORCHRUN, None, None, 1).contract == "torchrun"
 
 
-def test_a_kubeflow_job_of_one_pod_is_no_contract():
+def test_kubeflow_job_of_one_pod_has_no_contract():
     assert detect(train_job(0, PET_NNODES="1"), None, None, 1) is None
 
 
@@ -302,18 +308,21 @@ def test_a_kubeflow_job_of_one_pod_is_no_contract():
         ({"PET_MASTER_PORT": "0"}, "PET_MASTER_PORT: got '0'"),
     ],
 )
-def test_kubeflow_variables_that_make_no_sense(change, named):
+def test_invalid_kubeflow_variables_are_refused(change, named):
     with pytest.raises(UsageError, match=re.escape(named)):
         detect(train_job(1, **change), None, None, 1)
 
 
 def tf_job(role, index, **tasks):
-    """What the training operator sets in the pods of a TFJob: names of headless Services, one a pod, and a field of long ago."""
+    """Return the training operator's variables in pods of a TFJob.
+
+    They hold names of headless Services, one per pod, and an obsolete field.
+    """
     cluster = {kind: [f"mine-{kind}-{number}.ml.svc:2222" for number in range(count)] for kind, count in tasks.items()}
     return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": role, "index": index}, "environment": "cloud"})}
 
 
-def test_a_tf_job_of_workers_has_a_node_a_pod():
+def test_tf_job_of_workers_has_one_node_per_pod():
     places = [detect(tf_job("worker", index, worker=3), None, None, 1) for index in range(3)]
     assert [(place.node, place.local_rank, place.standbys) for place in places] == [(node, 0, 0) for node in range(3)]
     assert places[1].addresses == tuple(f"mine-worker-{number}.ml.svc" for number in range(3))
@@ -321,11 +330,11 @@ def test_a_tf_job_of_workers_has_a_node_a_pod():
     assert 2222 not in places[1].rendezvous[1]
 
 
-def test_a_tf_job_with_a_chief_counts_it_as_a_node():
+def test_tf_job_with_a_chief_counts_it_as_a_node():
     places = [detect(tf_job(role, index, chief=1, worker=2), None, None, 1) for role, index in [("chief", 0), ("worker", 0), ("worker", 1)]]
     assert [place.node for place in places] == [0, 1, 2]
 
 
-def test_a_tf_job_with_pods_that_hold_no_worker_is_told_what_to_have():
+def test_tf_job_with_other_pods_than_workers_is_refused():
     with pytest.raises(UsageError, match="have workers alone: with --mode async"):
         detect(tf_job("ps", 0, chief=1, worker=2, ps=1), None, None, 1)

@@ -1,4 +1,4 @@
-"""The calendar of a run that goes on from a cursor: no example twice, none left out, and schedules that do not notice."""
+"""Epoch index of a resumed run: no example is repeated or skipped, and schedules continue."""
 
 import numpy as np
 import pytest
@@ -16,28 +16,28 @@ CALM = settings(deadline=None, derandomize=True, database=None)
 SHAPES = st.tuples(st.integers(1, 40), st.integers(1, 4), st.sampled_from(["sync", "async"]))
 
 
-def a_calendar(size, shape, start=START):
+def make_epoch_index(size, shape, start=START):
     batch, workers, mode = shape
     sampler = Sampler(size, 7, FixedCount(batch, workers, mode), workers)
     return sampler, EpochIndex(sampler, start)
 
 
 def consumed(sampler, calendar, first, count):
-    """Each update's examples with its epoch, as a task would take them from the plan."""
-    found = []
+    """Return each update's examples with its epoch, as a task takes them from the plan."""
+    examples = []
     for step in range(first, first + count):
         place = calendar.place(step)
         indices = sampler.whole(place.epoch, place.first_in_epoch, 1, place.skip).indices
-        found += [(place.epoch, int(index)) for index in indices]
-    return found
+        examples += [(place.epoch, int(index)) for index in indices]
+    return examples
 
 
 @CALM
 @given(st.integers(1, 60), st.lists(st.tuples(SHAPES, st.integers(0, 12)), min_size=1, max_size=5))
-def test_no_example_is_seen_twice_or_skipped_whatever_changes_on_the_way(size, parts):
+def test_each_example_is_seen_once_when_settings_change(size, parts):
     cursor, seen = DataCursor(0, 0, 0), []
     for shape, count in parts:
-        sampler, calendar = a_calendar(size, shape, cursor)
+        sampler, calendar = make_epoch_index(size, shape, cursor)
         seen += consumed(sampler, calendar, cursor.step, count)
         cursor = calendar.cursor(cursor.step + count)
         assert len(seen) == cursor.epoch * size + cursor.examples
@@ -48,25 +48,25 @@ def test_no_example_is_seen_twice_or_skipped_whatever_changes_on_the_way(size, p
 
 @CALM
 @given(st.integers(1, 60), st.integers(1, 40), st.integers(0, 200), st.integers(0, 30))
-def test_a_resumed_run_is_where_an_uninterrupted_one_would_be(size, batch, step, more):
-    _, whole = a_calendar(size, (batch, 1, "sync"))
-    _, resumed = a_calendar(size, (batch, 1, "sync"), whole.cursor(step))
+def test_resumed_run_equals_uninterrupted_run(size, batch, step, more):
+    _, whole = make_epoch_index(size, (batch, 1, "sync"))
+    _, resumed = make_epoch_index(size, (batch, 1, "sync"), whole.cursor(step))
     assert resumed.cursor(step + more) == whole.cursor(step + more)
     np.testing.assert_array_equal(resumed.epochs_at(step, more + 1), np.arange(step, step + more + 1))
     assert resumed.place(step + more).left == whole.place(step + more).left
-    assert resumed.first_step_of(whole.cursor(step).epoch + 2) == whole.first_step_of(whole.cursor(step).epoch + 2)
+    assert resumed.first_step_in_epoch(whole.cursor(step).epoch + 2) == whole.first_step_in_epoch(whole.cursor(step).epoch + 2)
 
 
 @CALM
 @given(st.integers(1, 60), SHAPES, SHAPES, st.integers(0, 30), st.integers(1, 300))
-def test_a_budget_of_examples_ends_with_the_update_that_completes_it(size, before, shape, done, budget):
-    """Also of a run that has gone on with another batch: the same examples in either mode, to less than an update."""
-    cursor = a_calendar(size, before)[1].cursor(done)
-    _, calendar = a_calendar(size, shape, cursor)
+def test_example_budget_ends_with_completing_update(size, before, shape, done, budget):
+    """Also after a resume with another batch: the same examples in either mode, to an update."""
+    cursor = make_epoch_index(size, before)[1].cursor(done)
+    _, calendar = make_epoch_index(size, shape, cursor)
 
     def seen(step):
-        there = calendar.cursor(step)
-        return there.epoch * size + there.examples
+        position = calendar.cursor(step)
+        return position.epoch * size + position.examples
 
     total = calendar.steps_until(budget)
     assert total == Triggers(Job(examples=budget), calendar).total
@@ -75,17 +75,17 @@ def test_a_budget_of_examples_ends_with_the_update_that_completes_it(size, befor
 
 
 @pytest.mark.parametrize("schedule", ["constant", "step", "cosine"])
-def test_learning_rates_are_equal_to_the_bit_after_a_stop(schedule):
+def test_learning_rates_after_resume_are_bit_identical(schedule):
     job = Job(lr=0.1, schedule=schedule, schedule_step_epochs=1.5, warmup_steps=5, epochs=4)
     whole, expected = rates(job, DataCursor(0, 0, 0))
     for step in (1, 17, 44, 45, 46, 100):
-        resumed, found = rates(job, whole.cursor(step))
+        resumed, resumed_rates = rates(job, whole.cursor(step))
         assert Triggers(job, resumed).total == Triggers(job, whole).total
-        np.testing.assert_array_equal(found, expected[step:])
+        np.testing.assert_array_equal(resumed_rates, expected[step:])
 
 
 def rates(job, cursor, batch=32):
-    _, calendar = a_calendar(1437, (batch, 1, "sync"), cursor)
+    _, calendar = make_epoch_index(1437, (batch, 1, "sync"), cursor)
     total = Triggers(job, calendar).total
     count = total - cursor.step
     positions = calendar.epochs_at(cursor.step, count)
@@ -95,37 +95,37 @@ def rates(job, cursor, batch=32):
 
 @pytest.mark.parametrize("schedule", ["step", "cosine"])
 @pytest.mark.parametrize("batch", [8, 64, 100])
-def test_with_another_batch_size_the_schedule_goes_on_by_examples(schedule, batch):
-    """The rate after the change is the one that the same epoch had before it, and it ends where it would have ended."""
+def test_schedule_continues_by_examples_with_another_batch(schedule, batch):
+    """The rate after the change equals the earlier rate at that epoch, and the end is the same."""
     job = Job(lr=0.1, schedule=schedule, epochs=4)
     whole, expected = rates(job, DataCursor(0, 0, 0))
-    resumed, found = rates(job, whole.cursor(100), batch)
-    assert found[0] == pytest.approx(expected[100], rel=0.01)
+    resumed, resumed_rates = rates(job, whole.cursor(100), batch)
+    assert resumed_rates[0] == pytest.approx(expected[100], rel=0.01)
     for epoch in (3, 4):
-        before_end = resumed.first_step_of(epoch) - resumed.start.step - 1
-        assert found[before_end] == pytest.approx(
-            expected[whole.first_step_of(epoch) - 1], rel=0.5 if schedule == "cosine" else 1e-12, abs=1e-3
+        before_end = resumed.first_step_in_epoch(epoch) - resumed.start.step - 1
+        assert resumed_rates[before_end] == pytest.approx(
+            expected[whole.first_step_in_epoch(epoch) - 1], rel=0.5 if schedule == "cosine" else 1e-12, abs=1e-3
         )
 
 
-def test_evaluations_and_checkpoints_stop_a_plan():
-    _, calendar = a_calendar(100, (10, 1, "sync"))
+def test_evaluations_and_checkpoints_end_a_plan():
+    _, calendar = make_epoch_index(100, (10, 1, "sync"))
     budget = Triggers(Job(epochs=3, eval_every="7steps", checkpoint_every="1epoch"), calendar)
     assert [step for step in range(1, 31) if budget.evaluation_due(step)] == [7, 14, 21, 28, 30]
     assert [step for step in range(1, 31) if budget.checkpoint_due(step)] == [10, 20, 30]
     assert [budget.next_stop(step) for step in (0, 7, 10, 28, 29)] == [7, 10, 14, 30, 30]
 
 
-def test_epochs_are_counted_from_the_start_of_the_run_not_of_its_part():
-    _, calendar = a_calendar(100, (10, 1, "sync"), DataCursor(50, 3, 95))
+def test_epochs_are_counted_from_start_of_run():
+    _, calendar = make_epoch_index(100, (10, 1, "sync"), DataCursor(50, 3, 95))
     budget = Triggers(Job(epochs=6, eval_every="2epochs"), calendar)
-    assert calendar.first_step_of(4) == 51
+    assert calendar.first_step_in_epoch(4) == 51
     assert budget.total == 71
     assert [step for step in range(50, 72) if budget.evaluation_due(step)] == [51, 71]
 
 
-def test_the_end_of_an_epoch_is_the_start_of_the_next():
-    _, calendar = a_calendar(100, (10, 1, "sync"), DataCursor(10, 0, 100))
+def test_end_of_an_epoch_is_the_start_of_the_next():
+    _, calendar = make_epoch_index(100, (10, 1, "sync"), DataCursor(10, 0, 100))
     assert calendar.start == DataCursor(10, 1, 0)
     with pytest.raises(ValueError, match="before this part"):
         calendar.place(9)

@@ -1,4 +1,4 @@
-"""All-reduces by themselves: bounds and fits, traces cut into all-reduces, tables; and small measurements on loopback."""
+"""All-reduce benchmarks: bounds, fits, traces, tables and small loopback measurements."""
 
 from __future__ import annotations
 
@@ -24,42 +24,42 @@ RATES = st.floats(1e6, 1e11)
 
 
 @given(ranks=st.integers(2, 64), size=st.floats(0, 1e9), latency=LATENCIES, rate=RATES)
-def test_the_bound_is_a_message_and_the_bytes_that_have_to_leave(ranks, size, latency, rate):
-    found = all_reduce_bound(ranks, size, Line(latency, rate))
-    assert found == pytest.approx(latency + 2 * (1 - 1 / ranks) * size / rate)
-    assert found <= all_reduce_bound(ranks + 1, size, Line(latency, rate))
+def test_all_reduce_bound_is_latency_plus_bytes(ranks, size, latency, rate):
+    bound = all_reduce_bound(ranks, size, Line(latency, rate))
+    assert bound == pytest.approx(latency + 2 * (1 - 1 / ranks) * size / rate)
+    assert bound <= all_reduce_bound(ranks + 1, size, Line(latency, rate))
     ring = 2 * (ranks - 1) * Line(latency, rate).seconds(size / ranks)
-    assert found <= ring * (1 + 1e-12)
+    assert bound <= ring * (1 + 1e-12)
 
 
-def test_the_bound_of_one_rank_is_nothing():
+def test_bound_of_one_rank_is_zero():
     assert all_reduce_bound(1, 1e9, Line(1.0, 1.0)) == 0.0
     with pytest.raises(ValueError, match="at least one rank"):
         all_reduce_bound(0, 1, Line(1.0, 1.0))
 
 
 @given(latency=LATENCIES, rate=RATES)
-def test_a_fit_finds_the_line_that_times_lie_on(latency, rate):
+def test_fit_recovers_exact_line(latency, rate):
     wanted = sizes(1 << 10, 256 << 20, 4)
     line = Line(latency, rate)
-    found = fit(wanted, [line.seconds(size) for size in wanted])
-    assert [found.seconds(size) for size in wanted] == pytest.approx([line.seconds(size) for size in wanted], rel=1e-6)
+    fitted = fit(wanted, [line.seconds(size) for size in wanted])
+    assert [fitted.seconds(size) for size in wanted] == pytest.approx([line.seconds(size) for size in wanted], rel=1e-6)
 
 
 @given(latency=LATENCIES, rate=RATES, seed=st.integers(0, 2**32 - 1))
-def test_no_line_nearby_has_smaller_relative_errors(latency, rate, seed):
+def test_fit_minimizes_relative_errors(latency, rate, seed):
     wanted = np.array(sizes(1 << 10, 256 << 20, 4))
     taken = Line(latency, rate).seconds(wanted) * np.random.default_rng(seed).uniform(0.5, 2.0, len(wanted))
 
     def error(line):
         return float((((line.latency_seconds + wanted / line.bytes_per_second) / taken - 1) ** 2).sum())
 
-    found = fit(list(wanted), list(taken))
+    fitted = fit(list(wanted), list(taken))
     for a, b in ((1.01, 1.0), (0.99, 1.0), (1.0, 1.01), (1.0, 0.99)):
-        assert error(found) <= error(Line(found.latency_seconds * a, found.bytes_per_second * b)) + 1e-9
+        assert error(fitted) <= error(Line(fitted.latency_seconds * a, fitted.bytes_per_second * b)) + 1e-9
 
 
-def test_times_that_fall_give_no_negative_slope():
+def test_falling_times_give_no_negative_slope():
     assert fit([1, 2, 4], [3.0, 2.0, 1.0]).bytes_per_second == math.inf
     with pytest.raises(ValueError, match="two sizes"):
         fit([5, 5], [1.0, 2.0])
@@ -67,18 +67,18 @@ def test_times_that_fall_give_no_negative_slope():
         fit([1, 2], [1.0, 0.0])
 
 
-def test_sizes_go_from_a_kibibyte_to_256_mebibytes_by_default():
-    found = sizes(1 << 10, parse([]).most, 4)
-    assert (len(found), found[0], found[-1]) == (10, 1024, 256 << 20)
+def test_default_sizes_are_1_kib_to_256_mib():
+    defaults = sizes(1 << 10, parse([]).most, 4)
+    assert (len(defaults), defaults[0], defaults[-1]) == (10, 1024, 256 << 20)
 
 
-def test_a_limited_link_gives_the_rate_and_sockets_the_latency():
+def test_rate_is_of_link_and_latency_of_sockets():
     runs = [{"latency_seconds": [1.0, 3.0], "bytes_per_second": [8.0]}, {"latency_seconds": [2.0], "bytes_per_second": [9.0, 10.0]}]
     assert network_of(runs, None) == Line(2.0, 9.0)
     assert network_of(runs, 1e9) == Line(2.0, 125e6)
 
 
-def test_the_bound_of_alexnet_is_that_of_its_gradients():
+def test_bound_of_alexnet_counts_its_gradients():
     spec = build_model(
         "alexnet", DataInfo.of_images("x", {"train": 1, "test": 1}, ImageFeatures((3, 224, 224), 1000, (0.0,) * 3, (1.0,) * 3))
     )
@@ -90,7 +90,7 @@ def test_the_bound_of_alexnet_is_that_of_its_gradients():
 SERIES = Series(3, [1024, 4 << 20], Line(50e-6, 1e9), {"direct": [100e-6, 7e-3], "gloo": [2.5e-3, 1.5]})
 
 
-def test_the_table_reads_like_this():
+def test_table_layout():
     assert markdown(SERIES).splitlines()[:4] == [
         "| vector | direct | gloo | bound |",
         "|---:|---:|---:|---:|",
@@ -101,7 +101,7 @@ def test_the_table_reads_like_this():
     assert [time_text(seconds) for seconds in (3.14e-5, 0.0026, 150.0)] == ["31.4 µs", "2.60 ms", "150 s"]
 
 
-def test_the_picture_is_the_same_for_the_same_figures(tmp_path):
+def test_picture_is_deterministic(tmp_path):
     for name in ("a.svg", "b.svg"):
         draw({"three nodes": SERIES}, tmp_path / name)
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
@@ -124,7 +124,7 @@ TRACE = """\
 """
 
 
-def test_a_trace_is_cut_at_the_marks():
+def test_trace_is_cut_at_the_marks():
     calls = read(TRACE.splitlines())
     assert [call.name for call in calls].count("write") == 4
     first, second = cut(calls)
@@ -145,26 +145,26 @@ def test_a_trace_is_cut_at_the_marks():
         "threads": {"a 1": {"core_seconds": 3e-4, "waiting_seconds": 1e-4}, "b 2": {"core_seconds": 0.0, "waiting_seconds": 1e-5}},
         "packets": {"OutSegs": 4.0, "InSegs": 2.0, "DelayedACKs": 0.0, "RetransSegs": 0.0},
     }
-    found = column(counted, [first, second], 31424)
-    assert (found["system calls"], found["of these to send"], found["to receive"], found["threads that take part"]) == (
+    cells = column(counted, [first, second], 31424)
+    assert (cells["system calls"], cells["of these to send"], cells["to receive"], cells["threads that take part"]) == (
         "2.0",
         "0.5",
         "1.0",
         "1",
     )
-    assert (found["on a core, all threads"], found["bytes copied to the system, of the vector"]) == ("300 µs", "0.50")
-    assert anatomy.markdown({"direct": found}).splitlines()[2] == "| time | 1.00 ms |"
+    assert (cells["on a core, all threads"], cells["bytes copied to the system, of the vector"]) == ("300 µs", "0.50")
+    assert anatomy.markdown({"direct": cells}).splitlines()[2] == "| time | 1.00 ms |"
     assert "thread 1  epoll_wait = 1  (200 µs)" in anatomy.timeline_text(first)
 
 
-def test_a_trace_without_marks_is_no_trace_of_all_reduces():
+def test_trace_without_marks_is_refused():
     with pytest.raises(ValueError, match="1 marks"):
         cut(read(TRACE.splitlines()[:3]))
 
 
-def test_the_fastest_value_of_a_line_stands_out():
-    found = {"1048576": {"1024": [2e-3, 1e-3, 3e-3], "2048": [1e-3, 1e-3, 9.0]}, "alexnet": {"1024": [1.0], "2048": [2.0]}}
-    assert constants.render("PIECE_BYTES", [1024, 2048], found).splitlines()[2:] == [
+def test_fastest_value_of_line_is_bold():
+    times = {"1048576": {"1024": [2e-3, 1e-3, 3e-3], "2048": [1e-3, 1e-3, 9.0]}, "alexnet": {"1024": [1.0], "2048": [2.0]}}
+    assert constants.render("PIECE_BYTES", [1024, 2048], times).splitlines()[2:] == [
         "| 1 MiB | 2.00 ms | **1.00 ms** |",
         "| alexnet | **1.00 s** | 2.00 s |",
     ]
@@ -172,9 +172,9 @@ def test_the_fastest_value_of_a_line_stands_out():
 
 @pytest.mark.cluster
 def test_ranks_measure_and_count_on_loopback():
-    found = group.run_ranks("mesh.py", ["--sizes", "1024,65536", "--tries", "2"], ranks=2, network="host")
-    assert {size: len(times) for size, times in found.items()} == {"1024": 2, "65536": 2}
-    assert all(0 < seconds < 1 for times in found.values() for seconds in times)
+    measured = group.run_ranks("mesh.py", ["--sizes", "1024,65536", "--tries", "2"], ranks=2, network="host")
+    assert {size: len(times) for size, times in measured.items()} == {"1024": 2, "65536": 2}
+    assert all(0 < seconds < 1 for times in measured.values() for seconds in times)
     counted = group.run_ranks("mesh.py", ["--sizes", "1024", "--count", "20", "--marks"], ranks=2, network="host")["1024"]
     assert len(counted["seconds"]) == 20
     assert counted["process"]["user_seconds"] + counted["process"]["system_seconds"] > 0
@@ -190,7 +190,7 @@ def test_ranks_measure_and_count_on_loopback():
 
 
 @pytest.mark.cluster
-def test_bare_sockets_tell_latency_and_rate():
-    found = group.run_ranks("sockets.py", ["--sizes", "1024", "--tries", "1"], ranks=3, network="host")
-    assert 1e-7 < found["latency_seconds"][0] < 0.1
-    assert found["bytes_per_second"][0] > 1e6
+def test_sockets_measure_latency_and_rate():
+    measured = group.run_ranks("sockets.py", ["--sizes", "1024", "--tries", "1"], ranks=3, network="host")
+    assert 1e-7 < measured["latency_seconds"][0] < 0.1
+    assert measured["bytes_per_second"][0] > 1e6

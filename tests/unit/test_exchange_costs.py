@@ -1,4 +1,7 @@
-"""What an exchange costs by its messages and by its bytes, and what the direct one would gain, of runs whose truth is written by hand."""
+"""Costs of the exchange by messages and bytes, and the gain of the direct one.
+
+The runs' bottlenecks are written by hand.
+"""
 
 import json
 import tempfile
@@ -18,13 +21,13 @@ from crosstrain.report.runs.run import Run
 MS = 1e-3
 
 
-def costs_of(out, *, compute=1.0, network=3.0, count=3, **options):
+def explain_run(out, *, compute=1.0, network=3.0, count=3, **options):
     workers = [{"compute": compute * MS, "communicate": network * MS}] * count
     return diagnose(Run(explained_run(out, workers, **options)))
 
 
-def test_the_exchange_is_messages_bytes_and_what_is_around_them(tmp_path):
-    costs = costs_of(tmp_path, message_seconds=2 * MS).exchange_costs
+def test_exchange_is_messages_bytes_and_overhead(tmp_path):
+    costs = explain_run(tmp_path, message_seconds=2 * MS).exchange_costs
     assert costs.step_seconds == pytest.approx(4 * MS)
     assert costs.messages_seconds_per_step == pytest.approx(2 * MS)
     assert costs.bytes_seconds_per_step == pytest.approx(1 * MS)
@@ -34,7 +37,7 @@ def test_the_exchange_is_messages_bytes_and_what_is_around_them(tmp_path):
 
 @settings(max_examples=40, deadline=None)
 @given(st.floats(0.01, 10), st.floats(0.01, 10), st.floats(0.01, 10), st.floats(0.001, 20))
-def test_the_three_add_up_to_what_the_exchange_adds_to_a_step(compute, seen, whole, message):
+def test_exchange_parts_sum_to_its_step_time(compute, seen, whole, message):
     with tempfile.TemporaryDirectory() as folder:
         path = explained_run(Path(folder), [{"compute": compute * MS, "communicate": seen * MS}] * 2, message_seconds=message * MS)
         document = json.loads((path / "calibration.json").read_text())
@@ -49,21 +52,21 @@ def test_the_three_add_up_to_what_the_exchange_adds_to_a_step(compute, seen, who
     assert costs.messages_fraction <= 1
 
 
-def test_communication_that_is_mostly_around_the_all_reduce_is_called_overhead(tmp_path):
+def test_time_around_the_all_reduce_is_called_overhead(tmp_path):
     path = explained_run(tmp_path, [{"compute": MS, "communicate": 8 * MS}] * 2, message_seconds=0.1 * MS)
     document = json.loads((path / "calibration.json").read_text())
     document["workers"] = [{**worker, "communicate_seconds": 2 * MS} for worker in document["workers"]]
     (path / "calibration.json").write_text(json.dumps(document))
-    said = CliRunner().invoke(command, [str(path)], catch_exceptions=False).output
-    assert "transfer of the bytes 1.9 ms (21%), framework overhead and waiting around the all-reduce 6 ms (67%)" in said
-    assert said.count("mostly overhead and waiting") == 2
-    assert "moving and summing" not in said
+    output = CliRunner().invoke(command, [str(path)], catch_exceptions=False).output
+    assert "transfer of the bytes 1.9 ms (21%), framework overhead and waiting around the all-reduce 6 ms (67%)" in output
+    assert output.count("mostly overhead and waiting") == 2
+    assert "moving and summing" not in output
 
 
 @settings(max_examples=10, deadline=None)
 @given(st.floats(0.01, 10), st.floats(1.001, 3), st.floats(0.001, 20), st.floats(0.0, 0.5))
-def test_a_calibration_that_is_slower_than_the_run_tells_no_exchange(step, slower, whole, spread):
-    """All of the step is own work there, scaled down to it, which does not mean that nothing was exchanged."""
+def test_slow_calibration_leaves_exchange_unknown(step, slower, whole, spread):
+    """All of the step is then computation, scaled down to it, although there was an exchange."""
     with tempfile.TemporaryDirectory() as folder:
         path = explained_run(Path(folder), [{"compute": step * MS, "spread": spread}] * 2, direct={"direct_step_seconds": MS})
         document = json.loads((path / "calibration.json").read_text())
@@ -71,17 +74,17 @@ def test_a_calibration_that_is_slower_than_the_run_tells_no_exchange(step, slowe
         document["workers"] = [{**worker, **measured} for worker in document["workers"]]
         (path / "calibration.json").write_text(json.dumps(document))
         explanation = diagnose(Run(path))
-        said = CliRunner().invoke(command, [str(path)], catch_exceptions=False).output
+        output = CliRunner().invoke(command, [str(path)], catch_exceptions=False).output
     costs = explanation.exchange_costs
     assert costs.messages_seconds_per_step is costs.bytes_seconds_per_step is costs.direct_exchange_speedup_estimate is None
     assert costs.exchange_fraction_at_most == pytest.approx(min(1.0, max(whole / step, spread)))
-    assert "unknown, at most about" in said
-    assert "stragglers 0%, communication 0%" not in said
-    assert "100% of a worker's step is forward" not in said
+    assert "unknown, at most about" in output
+    assert "stragglers 0%, communication 0%" not in output
+    assert "100% of a worker's step is forward" not in output
 
 
-def test_a_calibrated_step_is_the_estimate(tmp_path):
-    explanation = costs_of(tmp_path, message_seconds=2 * MS, direct={"direct_step_seconds": 1 * MS, "direct_spread": 0.0})
+def test_calibrated_step_is_the_estimate(tmp_path):
+    explanation = explain_run(tmp_path, message_seconds=2 * MS, direct={"direct_step_seconds": 1 * MS, "direct_spread": 0.0})
     costs = explanation.exchange_costs
     assert costs.direct_exchange_steps_per_second_estimate == pytest.approx(1000)
     assert costs.direct_exchange_speedup_estimate == pytest.approx(4)
@@ -92,53 +95,53 @@ def test_a_calibrated_step_is_the_estimate(tmp_path):
     assert (advice.speedup, advice.bound) == (pytest.approx(4), "about")
 
 
-def test_tries_that_lie_apart_widen_the_band(tmp_path):
+def test_scattered_tries_widen_the_band(tmp_path):
     near, far = (
-        costs_of(tmp_path / str(spread), direct={"direct_step_seconds": MS, "direct_spread": spread}).exchange_costs
+        explain_run(tmp_path / str(spread), direct={"direct_step_seconds": MS, "direct_spread": spread}).exchange_costs
         for spread in (0.0, 0.5)
     )
     assert far.direct_exchange_steps_per_second_low < near.direct_exchange_steps_per_second_low
     assert far.direct_exchange_steps_per_second_high > near.direct_exchange_steps_per_second_high
 
 
-def test_what_would_gain_nothing_is_not_advised(tmp_path):
-    explanation = costs_of(tmp_path, direct={"direct_step_seconds": 4 * MS})
+def test_direct_exchange_without_gain_is_not_advised(tmp_path):
+    explanation = explain_run(tmp_path, direct={"direct_step_seconds": 4 * MS})
     assert explanation.verdict == "network"
     assert all(advice.option != "--exchange direct" for advice in advise(explanation))
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "reason"),
     [
         ({"direct": "a port was closed"}, "a port was closed"),
         ({}, "the version that made this run did not measure it"),
     ],
 )
-def test_without_a_trial_there_is_no_estimate_but_the_reason(tmp_path, options, told):
-    costs = costs_of(tmp_path, **options).exchange_costs
-    assert (costs.direct_exchange_steps_per_second_estimate, costs.no_estimate) == (None, told)
-    assert exchange_text(costs).endswith(f"the gain of --exchange direct is unknown: {told}")
+def test_untried_exchange_has_reason_instead_of_estimate(tmp_path, options, reason):
+    costs = explain_run(tmp_path, **options).exchange_costs
+    assert (costs.direct_exchange_steps_per_second_estimate, costs.no_estimate) == (None, reason)
+    assert exchange_text(costs).endswith(f"the gain of --exchange direct is unknown: {reason}")
 
 
-def test_a_run_with_the_direct_exchange_has_costs_and_no_estimate(tmp_path):
-    costs = costs_of(tmp_path, message_seconds=2 * MS, exchange="direct").exchange_costs
+def test_direct_exchange_has_costs_and_no_estimate(tmp_path):
+    costs = explain_run(tmp_path, message_seconds=2 * MS, exchange="direct").exchange_costs
     assert costs.messages_fraction == pytest.approx(0.5)
     assert (costs.direct_exchange_steps_per_second_estimate, costs.no_estimate) == (None, None)
     assert exchange_text(costs).endswith("with --exchange direct")
 
 
 @pytest.mark.parametrize("options", [{"mode": "async"}, {"calibrated": False}, {"network": 0.0}, {"message_seconds": None}])
-def test_others_have_none(tmp_path, options):
-    assert costs_of(tmp_path, **options).exchange_costs is None
+def test_runs_without_exchange_have_no_costs(tmp_path, options):
+    assert explain_run(tmp_path, **options).exchange_costs is None
 
 
-def test_the_command_says_both(tmp_path):
+def test_command_shows_costs_and_estimate(tmp_path):
     path = explained_run(tmp_path, [{"compute": MS, "communicate": 3 * MS}] * 3, message_seconds=2 * MS, direct={"direct_step_seconds": MS})
-    said = CliRunner().invoke(command, [str(path)], catch_exceptions=False).output
+    output = CliRunner().invoke(command, [str(path)], catch_exceptions=False).output
     assert (
-        "communication in a step of 4 ms (mean without the first updates): latency 2 ms (50%), transfer of the bytes 1 ms (25%); " in said
+        "communication in a step of 4 ms (mean without the first updates): latency 2 ms (50%), transfer of the bytes 1 ms (25%); " in output
     )
-    assert "estimated with --exchange direct: 1,000 steps/s (800 to 1,250), 4.00 × the 250 of these steps" in said
+    assert "estimated with --exchange direct: 1,000 steps/s (800 to 1,250), 4.00 × the 250 of these steps" in output
     document = json.loads(CliRunner().invoke(command, [str(path), "--json"], catch_exceptions=False).output)
     assert document["exchange_costs"]["messages_seconds_per_step"] == pytest.approx(2 * MS)
     assert document["exchange_costs"]["direct_exchange_steps_per_second_estimate"] == pytest.approx(1000)

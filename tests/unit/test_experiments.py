@@ -1,4 +1,4 @@
-"""The page of experiments and what fills it in; the experiments themselves are `python -m benchmarks.experiments`."""
+"""The page of experiments and its generator; `python -m benchmarks.experiments` runs them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from crosstrain.core.settings.sweeps import plan
 NODE = {"cores_available": 2, "cpu_model": "A processor", "memory_total_bytes": 8_000_000_000, "kernel": "6.1", "python": "3.13"}
 
 
-def points_of(arguments):
-    """The points of a `trainer sweep` as it is typed."""
+def plan_points(arguments):
+    """Return the points of a `trainer sweep` command line."""
     with sweep.make_context("sweep", list(arguments)) as context:
         grid = make_grid(context.params["config"], context.params["grids"], context.params["repeats"])
         return plan(grid, {name: value for name, value in given_options(context).items() if name != "out"}, {}, context.params["config"])
@@ -41,7 +41,7 @@ def summary(**changes):
 
 
 def place(page, name):
-    """What stands between the markers of a place."""
+    """Return the text between the markers of a place."""
     return page.split(f"<!-- begin {name} -->")[1].split(f"<!-- end {name} -->")[0]
 
 
@@ -49,7 +49,7 @@ def point(settings, job=None, **changes):
     return Point(settings, Path(), {"steps": None, "epochs": 2, **(job or {})}, summary(**changes))
 
 
-def test_the_page_has_a_place_for_each_experiment_and_shows_its_command():
+def test_page_has_place_and_command_of_each_experiment():
     page = PAGE.read_text(encoding="utf-8")
     assert sorted(places(page)) == sorted([*EXPERIMENTS, "machine"])
     shown = shown_commands(PAGE)
@@ -62,48 +62,50 @@ def test_every_sweep_that_the_page_shows_is_valid():
     shown = [arguments for command, *arguments in shown_commands(PAGE) if command == "sweep" and "--resume" not in arguments]
     assert len(shown) > len(EXPERIMENTS)
     for arguments in shown:
-        assert points_of(arguments)
+        assert plan_points(arguments)
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_its_sweep_has_the_points_that_are_compared_and_drawn(name):
+def test_sweep_has_compared_and_drawn_points(name):
     experiment = EXPERIMENTS[name]
-    points = [point(found.settings, nodes=found.job.nodes) for found in points_of([experiment.config, *experiment.options])]
+    points = [point(planned.settings, nodes=planned.job.nodes) for planned in plan_points([experiment.config, *experiment.options])]
     results = Results(points, len(points))
-    for one in experiment.compared:
-        assert one.value(results) is not None, one.text
+    for comparison in experiment.compared:
+        assert comparison.value(results) is not None, comparison.text
     assert results.select(**(experiment.pictured or {}))
     assert set(experiment.figures) <= set(COLUMNS)
 
 
 def test_figures_of_a_summary(tmp_path):
-    found = summary_of(sync_run(tmp_path))
-    assert figure(found, "per_node.1.cpu_cores_used.mean") == found["per_node"][1]["cpu_cores_used"]["mean"]
-    assert figure(found, "per_node.*.memory_rss_bytes.max") == [node["memory_rss_bytes"]["max"] for node in found["per_node"]]
-    assert figure(found, "per_node.2.cpu_seconds") is None
-    assert figure(found, "staleness.mean") is None
+    summary_fields = summary_of(sync_run(tmp_path))
+    assert figure(summary_fields, "per_node.1.cpu_cores_used.mean") == summary_fields["per_node"][1]["cpu_cores_used"]["mean"]
+    assert figure(summary_fields, "per_node.*.memory_rss_bytes.max") == [
+        node["memory_rss_bytes"]["max"] for node in summary_fields["per_node"]
+    ]
+    assert figure(summary_fields, "per_node.2.cpu_seconds") is None
+    assert figure(summary_fields, "staleness.mean") is None
     for label in set(COLUMNS) - {"communicating", "waiting for peers"}:
         path, _ = COLUMNS[label]
         head = path.split(".")[0]
-        assert head in found, label
+        assert head in summary_fields, label
 
 
-def test_what_a_calibrated_run_says_of_a_step(tmp_path):
+def test_calibrated_run_has_time_shares(tmp_path):
     path = sync_run(tmp_path, name="one")
     entry = {"name": "one", "settings": {}, "state": "succeeded", "job": {}}
     (tmp_path / "sweep.json").write_text(json.dumps({"schema": 1, "points": [entry]}))
-    found = summary_of(path)
-    (path / "summary.json").write_text(json.dumps({**found, "time_shares": None}))
+    summary_fields = summary_of(path)
+    (path / "summary.json").write_text(json.dumps({**summary_fields, "time_shares": None}))
     assert read_results(tmp_path).points[0].summary["shares"] is None
     nodes = [{"step_seconds": 0.5, "communicate_seconds": part, "peers_seconds": 0.25} for part in (0.125, 0.25)]
-    (path / "summary.json").write_text(json.dumps({**found, "time_shares": {"nodes": nodes}}))
+    (path / "summary.json").write_text(json.dumps({**summary_fields, "time_shares": {"nodes": nodes}}))
     (point,) = read_results(tmp_path).points
     assert point.summary["shares"] == {"communicating": [0.25, 0.5], "waiting": [0.5, 0.5]}
     assert "| 25 % / 50 % |" in measured_text(Experiment("quickstart", ("communicating",)), Results([replaced(point)], 1), [])
 
 
 def replaced(point):
-    """The point with what a job of a sweep has besides."""
+    """Add the fields that a job of a sweep has."""
     return Point(point.settings, point.path, {"steps": None, "epochs": 20}, point.summary)
 
 
@@ -118,7 +120,7 @@ def test_ratios():
     assert share_of_the_others("network_received_bytes")(uneven) is None
 
 
-def test_a_measured_place():
+def test_measured_place_has_table_and_comparison():
     experiment = Experiment(
         "eecs598-batch",
         ("run time", "examples/s", "staleness", "CPU cores"),
@@ -155,8 +157,8 @@ def test_a_measured_place():
 
 
 @pytest.mark.thorough
-def test_a_page_is_filled_in_from_the_runs(tmp_path):
-    """Two runs in the folder of a sweep, their pictures drawn; the other places stay as they are."""
+def test_page_is_filled_from_runs(tmp_path):
+    """Two runs in the folder of a sweep, with pictures; the other places stay unchanged."""
     folder = tmp_path / "runs/cs744-alexnet-2-vs-3"
     entries = []
     for nodes in (2, 3):
@@ -183,7 +185,7 @@ def test_a_page_is_filled_in_from_the_runs(tmp_path):
         assert place(after, name) == place(before, name)
 
 
-def test_a_page_without_the_place_is_refused():
+def test_page_without_the_place_is_refused():
     with pytest.raises(ValueError, match="0 places for 'x'"):
         fill("text", "x", "y")
 
@@ -195,7 +197,7 @@ def test_shorter_divides_epochs_or_steps():
 
 
 @pytest.mark.parametrize("arguments", [["--only", "eecs598-bach"], ["--shorter", "0"], ["--shorter", "x"]])
-def test_a_wrong_request_ends_with_2(arguments, capsys):
+def test_invalid_request_exits_with_2(arguments, capsys):
     with pytest.raises(SystemExit, match="2"):
         parse(arguments)
     assert "eecs598-batch" in capsys.readouterr().err if "--only" in arguments else True

@@ -1,4 +1,4 @@
-"""Verdicts on runs that went on from a checkpoint: they are on the last part, which alone was calibrated."""
+"""Verdicts on resumed runs: they cover the last segment, the only one calibrated."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from crosstrain.report.runs.run import Run
 
 TURN, END = 4.0, 10.0
 FIRST, SECOND = 40, 60
-"""Updates of the two parts. In the first one an update took a fifth of a second less 0.1, in the second 0.1 s."""
+"""Updates of the two segments. In the first an update took a fifth of a second less 0.1, in the second 0.1 s."""
 
 CLOCK_OF_10 = replace(
     CLOCK,
@@ -31,10 +31,10 @@ CLOCK_OF_10 = replace(
 )
 
 
-def resumed_run(out, *, nodes=(2, 1), changed=None, calibrated=True, own=0.09, mode=("sync", "sync")):
-    """A run of 10 s that was resumed after 4 s; in its first part a step took a thousand times as long.
+def resumed_run(out, *, nodes=(2, 1), changed=None, calibrated=True, compute=0.09, mode=("sync", "sync")):
+    """Write a run of 10 s that was resumed after 4 s; its first segment had steps of 1000 s.
 
-    A node sends a megabyte a second and uses 0.5 cores in the first part, ten times as much and 0.9 cores in the second.
+    A node sends a megabyte per second and uses 0.5 cores in the first segment, ten times as much and 0.9 cores in the second.
     """
     job = a_job(out, name="resumed", nodes=nodes[1], batch_size=5, mode=mode[1])
     writer = open_run(job)
@@ -61,10 +61,10 @@ def resumed_run(out, *, nodes=(2, 1), changed=None, calibrated=True, own=0.09, m
                 counters |= {"cpu_cores_used": cores, "cpu_fraction": cores / 2, "network_received_bytes": 0, "part_began_seconds": began}
                 writer.system(sample(node, began + tick / 2, **counters))
     if calibrated:
-        figures = {"data_seconds": 0.0, "compute_seconds": own, "half_compute_seconds": own / 2, "spread": 0.01}
-        alone = nodes[1] == 1
+        figures = {"data_seconds": 0.0, "compute_seconds": compute, "half_compute_seconds": compute / 2, "spread": 0.01}
+        is_single = nodes[1] == 1
         exchange = (
-            {"communicate_seconds": None, "message_seconds": None} if alone else {"communicate_seconds": 0.05, "message_seconds": 0.01}
+            {"communicate_seconds": None, "message_seconds": None} if is_single else {"communicate_seconds": 0.05, "message_seconds": 0.01}
         )
         workers = [{"worker": node, "node": node, **figures, **exchange} for node in range(nodes[1])]
         sizes = {"seconds": 1.0, "payload_bytes": 1000, "batch_size": 5, "half_batch_size": 2}
@@ -77,35 +77,35 @@ def resumed_run(out, *, nodes=(2, 1), changed=None, calibrated=True, own=0.09, m
 
 
 @pytest.mark.parametrize("nodes", [(2, 1), (1, 2), (2, 2)])
-def test_the_steps_of_the_part_that_was_calibrated_decide(tmp_path, nodes):
-    """An update of the first part took a thousand seconds: against the calibration all of that would be exchange."""
-    found = diagnose(Run(resumed_run(tmp_path, nodes=nodes)))
-    assert (found.verdict, found.slow_node) == ("compute", None)
-    assert found.step_fractions["compute"] == pytest.approx(1.0)
-    assert found.run_fractions == pytest.approx(
+def test_verdict_follows_calibrated_segment(tmp_path, nodes):
+    """With the first segment's steps of 1000 s, all time would be exchange."""
+    explanation = diagnose(Run(resumed_run(tmp_path, nodes=nodes)))
+    assert (explanation.verdict, explanation.slow_node) == ("compute", None)
+    assert explanation.step_fractions["compute"] == pytest.approx(1.0)
+    assert explanation.run_fractions == pytest.approx(
         {"compute": 5.6 / 6, "data": 0.0, "peers": 0.0, "network": 0.0, "evaluating": 0.2 / 6, "saving": 0.0, "other": 0.2 / 6}
         | {"idle": 0.0, "translating": 0.0, "profiling": 0.0}
     )
-    assert (found.evidence.evaluations, found.evidence.saved) == (1, 1)
+    assert (explanation.evidence.evaluations, explanation.evidence.saved) == (1, 1)
 
 
 @pytest.mark.parametrize("nodes", [(2, 1), (1, 2), (2, 2)])
-def test_nodes_and_links_are_those_of_that_part_on_every_node(tmp_path, nodes):
-    found = diagnose(Run(resumed_run(tmp_path, nodes=nodes)))
-    assert [view.cpu_cores_used for view in found.nodes] == pytest.approx([0.9] * nodes[1])
-    assert [view.sent_bytes_per_second for view in found.nodes] == pytest.approx([1e7] * nodes[1])
-    assert [view.link.sent_bytes_per_second for view in found.nodes] == pytest.approx([6e7 / 5.6] * nodes[1])
-    text = " ".join(to_text(page(found, [])).split())
+def test_node_and_link_figures_are_of_last_segment(tmp_path, nodes):
+    explanation = diagnose(Run(resumed_run(tmp_path, nodes=nodes)))
+    assert [view.cpu_cores_used for view in explanation.nodes] == pytest.approx([0.9] * nodes[1])
+    assert [view.sent_bytes_per_second for view in explanation.nodes] == pytest.approx([1e7] * nodes[1])
+    assert [view.link.sent_bytes_per_second for view in explanation.nodes] == pytest.approx([6e7 / 5.6] * nodes[1])
+    text = " ".join(to_text(page(explanation, [])).split())
     assert "of the time since the run was resumed at 4.00 s: training 93%" in text
     assert "means over the run since it was resumed" in text
-    assert found.to_json()["part_began_seconds"] == TURN
+    assert explanation.to_json()["part_began_seconds"] == TURN
 
 
-def test_workers_of_an_async_part_after_a_sync_one_are_not_idle_for_its_time(tmp_path):
+def test_async_segment_after_sync_one_has_no_idle_time_of_it(tmp_path):
     path = resumed_run(tmp_path, nodes=(2, 2), mode=("sync", "async"), changed={"mode": ["sync", "async"]})
-    found = diagnose(Run(path))
-    assert found.run_fractions["idle"] == pytest.approx(0.2 / 6)
-    assert found.training_fraction == pytest.approx(5.6 / 6)
+    explanation = diagnose(Run(path))
+    assert explanation.run_fractions["idle"] == pytest.approx(0.2 / 6)
+    assert explanation.training_fraction == pytest.approx(5.6 / 6)
     summary = RunReader(path).summary()
     clock = _clock(summary)
     assert clock["train_seconds"] == pytest.approx(9.5 - 0.2)  # of 5.6 s the workers had steps for 5.4
@@ -113,29 +113,29 @@ def test_workers_of_an_async_part_after_a_sync_one_are_not_idle_for_its_time(tmp
 
 
 @pytest.mark.parametrize("calibrated", [True, False])
-def test_a_run_that_changed_says_so_as_its_table_does(tmp_path, calibrated):
+def test_changed_run_has_the_note_of_its_table(tmp_path, calibrated):
     path = resumed_run(tmp_path, calibrated=calibrated)
-    found = diagnose(Run(path))
-    said = "The run changed when it was resumed (nodes): "
-    (note,) = [text for text in notes(found) if text.startswith(said)]
+    explanation = diagnose(Run(path))
+    beginning = "The run changed when it was resumed (nodes): "
+    (note,) = [text for text in notes(explanation) if text.startswith(beginning)]
     table = " ".join(to_text(one_run(RunReader(path).summary(), RunReader(path).job())).split())
-    assert said in table
+    assert beginning in table
     assert ("of its last part" in note) == calibrated
     assert note in table or calibrated
-    assert changed_on_resume(found.evidence) == ["nodes"]
+    assert changed_on_resume(explanation.evidence) == ["nodes"]
 
 
-def test_one_that_did_not_says_nothing(tmp_path):
+def test_unchanged_run_has_no_note(tmp_path):
     assert not [text for text in notes(diagnose(Run(resumed_run(tmp_path, nodes=(2, 2))))) if "resumed" in text]
 
 
-def test_a_summary_whose_steps_are_those_of_all_parts_gives_no_verdict(tmp_path):
-    """As older releases wrote it; where nothing had changed, the steps of all parts are alike."""
+def test_old_summary_of_changed_run_has_no_verdict(tmp_path):
+    """As written by older releases; without a change, steps of all segments are equal."""
     for nodes, verdict in (((2, 1), "unknown"), ((2, 2), "compute")):
         path = resumed_run(tmp_path / str(nodes), nodes=nodes)
         summary = json.loads((path / "summary.json").read_text())
         del summary["time_shares"]["part_began_seconds"]
         (path / "summary.json").write_text(json.dumps(summary))
-        found = diagnose(Run(path))
-        assert found.verdict == verdict
-        assert ("only its last part was calibrated" in headline(found)) == (verdict == "unknown")
+        explanation = diagnose(Run(path))
+        assert explanation.verdict == verdict
+        assert ("only its last part was calibrated" in headline(explanation)) == (verdict == "unknown")

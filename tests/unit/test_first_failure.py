@@ -1,4 +1,4 @@
-"""Whom to blame for the end of a run: examples, and histories of a cluster drawn at random."""
+"""The first failure of a run: examples, and random histories of a cluster."""
 
 import random
 
@@ -37,7 +37,7 @@ def chained(error, cause):
         (MemoryError(), False),
     ],
 )
-def test_what_an_error_tells(error, lost):
+def test_peer_loss_is_recognized_in_errors(error, lost):
     assert caused_by_peer_loss(error) is lost
 
 
@@ -55,7 +55,7 @@ def test_what_an_error_tells(error, lost):
         (None, [], None, False),
     ],
 )
-def test_who_is_a_victim(signal, tail, error, victim):
+def test_victims_of_peer_loss_are_recognized(signal, tail, error, victim):
     assert is_victim(death(signal=signal, tail=tail), None if error is None else Error("E", "m", None, None, **error)) is victim
 
 
@@ -79,20 +79,23 @@ def test_who_is_a_victim(signal, tail, error, victim):
         (["x" * 1000], "x" * 300 + "…"),
     ],
 )
-def test_the_last_words_of_a_log_that_say_something_are_quoted_of_a_task_that_a_signal_has_ended(tail, last):
+def test_last_relevant_log_line_of_killed_task_is_quoted(tail, last):
     fields = {"signal": "SIGABRT", "tail": tail}
-    told = str(Failures([]).death_of(0, "node 0", death(**fields))).splitlines()[0]
-    assert told == "task worker-0 on node 0 was killed by SIGABRT" + ("" if last is None else f'; its log ends with "{last}"')
+    message = str(Failures([]).death_of(0, "node 0", death(**fields))).splitlines()[0]
+    assert message == "task worker-0 on node 0 was killed by SIGABRT" + ("" if last is None else f'; its log ends with "{last}"')
 
 
-def test_a_lost_peer_is_not_quoted_where_another_signal_than_abort_came():
-    told = str(Failures([]).death_of(0, "node 0", death(signal="SIGKILL", tail=[GLOO]))).splitlines()[0]
-    assert told == "task worker-0 on node 0 was killed by SIGKILL"
+def test_peer_loss_in_log_is_quoted_only_for_sigabrt():
+    message = str(Failures([]).death_of(0, "node 0", death(signal="SIGKILL", tail=[GLOO]))).splitlines()[0]
+    assert message == "task worker-0 on node 0 was killed by SIGKILL"
     assert "its log ends with" in str(Failures([]).death_of(0, "node 0", death(signal="SIGABRT", tail=[GLOO])))
 
 
 def history(seed, offsets):
-    """Falls on three nodes as they arrive, with the true moment of each; the nodes' clocks are apart, and messages take their time."""
+    """Return failures on three nodes as they arrive, with the true moment of each.
+
+    The nodes' clocks differ, and messages are delayed.
+    """
     draw = random.Random(seed)
     terminations, arrivals = [], []
     for node, offset in enumerate(offsets):
@@ -112,15 +115,15 @@ CLOCKS = st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=3)
 
 
 @given(st.integers(0, 2**32), CLOCKS, CLOCKS)
-def test_the_first_cause_is_no_victim_and_no_matter_of_clocks(seed, clocks, others):
-    told = history(seed, clocks)
-    if not told:
+def test_first_cause_is_independent_of_clocks(seed, clocks, other_clocks):
+    terminations = history(seed, clocks)
+    if not terminations:
         return
-    blamed = first_cause([each for each, _ in told])
-    again = first_cause([each for each, _ in history(seed, others)])
+    blamed = first_cause([termination for termination, _ in terminations])
+    again = first_cause([termination for termination, _ in history(seed, other_clocks)])
     assert (blamed.node, blamed.order, blamed.victim) == (again.node, again.order, again.victim)
-    assert blamed.victim == all(each.victim for each, _ in told)
-    equals = [(each, moment) for each, moment in told if each.victim == blamed.victim]
+    assert blamed.victim == all(termination.victim for termination, _ in terminations)
+    equals = [(termination, moment) for termination, moment in terminations if termination.victim == blamed.victim]
     assert blamed.node == equals[0][0].node
-    moment = next(moment for each, moment in told if each is blamed)
-    assert moment == min(moment for each, moment in equals if each.node == blamed.node)
+    moment = next(moment for termination, moment in terminations if termination is blamed)
+    assert moment == min(moment for termination, moment in equals if termination.node == blamed.node)

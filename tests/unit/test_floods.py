@@ -1,4 +1,4 @@
-"""A node that says too much: it waits, or is cut off; the driver's memory is bounded either way."""
+"""A node that sends too much waits or is disconnected; the driver's memory is bounded."""
 
 import os
 import socket
@@ -31,15 +31,15 @@ SECRET = b"a secret of some length"
 
 @contextmanager
 def streams():
-    """The driver's end of a node, and the node's."""
+    """Yield the driver's and the node's end of a connection."""
     with ExitStack() as ends:
         pair = [ends.enter_context(end) for end in socket.socketpair()]
         both = tuple(Stream(*(ends.enter_context(end.makefile(mode)) for mode in ("rb", "wb"))) for end in pair)
-        ends.callback(pair[1].shutdown, socket.SHUT_RDWR)  # first of all, so that the threads that serve the driver end
+        ends.callback(pair[1].shutdown, socket.SHUT_RDWR)  # first, so that the driver's serving threads end
         yield both
 
 
-def test_a_node_that_says_more_than_the_driver_comes_to_waits_and_nothing_is_lost():
+def test_flooding_node_waits_and_loses_no_message():
     size, count, sent = FILE_PIECE_BYTES, 4 * MAX_WAITING_BYTES // FILE_PIECE_BYTES, []
 
     def flood(node):
@@ -53,13 +53,13 @@ def test_a_node_that_says_more_than_the_driver_comes_to_waits_and_nothing_is_los
         flooding.start()
         wait_until(lambda: len(sent) >= MAX_WAITING_BYTES // size - 2, 20, "what may wait")
         time.sleep(0.3)
-        assert len(sent) <= MAX_WAITING_BYTES // size + 1  # and one that has been read and may not wait yet
+        assert len(sent) <= MAX_WAITING_BYTES // size + 1  # and one that was read but may not be queued yet
         assert [fields_of(members.next(5.0)[1])["number"] for _ in range(count)] == list(range(count))
         flooding.join()
 
 
-def test_a_message_larger_than_what_may_wait_is_heard():
-    """What a header weighs is estimated, so that one alone may weigh more."""
+def test_message_larger_than_queue_limit_is_received():
+    """A header's size is estimated, so a single message may exceed the limit."""
     with streams() as (driver, node):
         members = NodeConnections([NodeChannel(1, driver, "127.0.0.1", None, None, False)])
         for number in range(3):
@@ -73,7 +73,7 @@ def listen(control):
 
 
 @pytest.mark.parametrize("kind", ["phase", "error", "sample"])
-def test_a_node_that_says_the_same_over_and_over_is_cut_off_and_blamed(kind):
+def test_node_repeating_messages_is_disconnected_and_blamed(kind):
     with cluster() as (control, (_, node)):
 
         def flood():
@@ -93,40 +93,40 @@ def test_a_node_that_says_the_same_over_and_over_is_cut_off_and_blamed(kind):
 
 
 @pytest.mark.parametrize("kind", ["log", "trace"])
-def test_files_come_only_from_nodes_that_were_asked_to_stop(kind):
+def test_files_are_accepted_only_from_stopping_nodes(kind):
     with cluster() as (control, (_, node)):
         send(node, SOUND[kind])
         with pytest.raises(RunFailedError, match=f"node 1.* sent a message '{kind}' before it was asked to stop"):
             control.receive(5.0)
 
 
-@given(interval=st.floats(0.05, 60.0), seconds=st.floats(0.0, 1e4), asked=st.integers(0, 30))
-def test_samples_at_their_interval_and_those_asked_for_are_let_through(interval, seconds, asked):
-    """However late the driver comes to them."""
+@given(interval=st.floats(0.05, 60.0), seconds=st.floats(0.0, 1e4), num_requests=st.integers(0, 30))
+def test_regular_and_requested_samples_are_accepted(interval, seconds, num_requests):
+    """However late the driver reads them."""
     requests = OutstandingRequests([1])
     requests.allow_samples(1, interval)
     requests._sampling[1] = (time.monotonic() - seconds, interval)
-    for _ in range(asked):
+    for _ in range(num_requests):
         requests.add_request(1, "sampled")
     regular = min(2000, int(seconds / interval))
-    assert all(requests.violation_in(1, read(SOUND["sample"])) is None for _ in range(regular + asked))
+    assert all(requests.violation_in(1, read(SOUND["sample"])) is None for _ in range(regular + num_requests))
 
 
-def test_a_node_says_once_that_it_is_going_to_be_ended():
-    left = []
+def test_node_may_announce_leaving_once():
+    calls = []
     with streams() as (ours, theirs):
         channel = NodeChannel(0, ours, "127.0.0.1", None, None, False)
-        nodes = Nodes([channel], ReportHandlers(leaving=lambda: left.append(True)))
+        nodes = Nodes([channel], ReportHandlers(leaving=lambda: calls.append(True)))
         for _ in range(2):
             theirs.send(Message("leaving"))
         assert nodes.receive(5.0, {}) is None
-        assert left == [True]
+        assert calls == [True]
         assert nodes.receive(5.0, {}) == (0, None)
-        assert left == [True]
+        assert calls == [True]
         assert "sent a message 'leaving' that nobody asked for: it is broken, or hostile, and has been cut off" in nodes.describe_loss(0)
 
 
-def test_an_agent_in_the_place_of_another_may_say_so_too():
+def test_replacement_agent_may_announce_leaving():
     requests = OutstandingRequests([0, 1], may_leave=True)
     for _ in range(2):
         assert requests.violation_in(1, Leaving()) is None
@@ -134,7 +134,7 @@ def test_an_agent_in_the_place_of_another_may_say_so_too():
         requests.reset_agent(1)
 
 
-def test_tasks_that_are_started_anew_may_say_as_much_again():
+def test_restarted_tasks_may_repeat_their_messages():
     requests = OutstandingRequests([1])
     for _ in range(3):
         requests.started(NODE_OF, ["worker-1"])
@@ -143,9 +143,9 @@ def test_tasks_that_are_started_anew_may_say_as_much_again():
 
 
 @pytest.mark.parametrize("size", [0, 1, FILE_PIECE_BYTES, FILE_PIECE_BYTES + 1, 2 * FILE_PIECE_BYTES + 5])
-def test_a_log_of_any_size_travels_in_pieces_once(tmp_path, monkeypatch, size):
+def test_log_of_any_size_is_sent_once_in_pieces(tmp_path, monkeypatch, size):
     sent = []
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # the agent's own folder, which it removes at the end of `serve` only
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # the agent's folder, which only the end of `serve` removes
     agent = Agent(SimpleNamespace(send=sent.append), 1)
     agent._logs, agent._ships_logs, text = tmp_path, True, os.urandom(size)
     (tmp_path / "worker-1.log").write_bytes(text)
@@ -157,7 +157,7 @@ def test_a_log_of_any_size_travels_in_pieces_once(tmp_path, monkeypatch, size):
     assert len(sent) == max(1, -(-size // FILE_PIECE_BYTES))
 
 
-def test_a_header_is_bounded():
+def test_header_is_bounded():
     with streams() as (driver, node):
         sending = threading.Thread(target=node.send, args=(Message("x", {"text": "x" * MAX_HEADER_BYTES}),), daemon=True)
         sending.start()
@@ -167,33 +167,33 @@ def test_a_header_is_bounded():
         sending.join(5.0)
 
 
-def test_a_recorded_handshake_is_worth_nothing():
-    """What an agent said to the driver, said again to the same driver: the challenge is another."""
-    said = bytearray()
+def test_replayed_handshake_is_refused():
+    """An agent's messages, replayed to the same driver, fail, as the challenge differs."""
+    recorded = bytearray()
     with socket.create_server(("127.0.0.1", 0)) as door, socket.create_server(("127.0.0.1", 0)) as listening:
 
-        def meet():
+        def accept_agent():
             return accept(Exchange(door.accept()[0], time.monotonic() + 5.0), SECRET)
 
-        def between():
+        def relay_messages():
             inner = socket.create_connection(door.getsockname())
             outer, _ = listening.accept()
             with inner, outer:
                 outer.sendall(inner.recv(32, socket.MSG_WAITALL))
                 for _ in range(2):
-                    said.extend(piece := outer.recv(32, socket.MSG_WAITALL))
+                    recorded.extend(piece := outer.recv(32, socket.MSG_WAITALL))
                     inner.sendall(piece)
                 outer.sendall(inner.recv(32, socket.MSG_WAITALL))
 
-        relay = threading.Thread(target=between)
+        relay = threading.Thread(target=relay_messages)
         relay.start()
         agent = threading.Thread(target=lambda: connect(listening.getsockname(), SECRET).close())
         agent.start()
-        meet().close()
+        accept_agent().close()
         for thread in (relay, agent):
             thread.join(5.0)
-        assert len(said) == 64
+        assert len(recorded) == 64
         with socket.create_connection(door.getsockname()) as again:
-            again.sendall(said)
+            again.sendall(recorded)
             with pytest.raises(WrongSecretError):
-                meet()
+                accept_agent()

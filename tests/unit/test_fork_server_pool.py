@@ -1,4 +1,4 @@
-"""Fork servers that many runs are lent, one after another or at once."""
+"""Fork servers shared by many runs, sequentially or concurrently."""
 
 import os
 import resource
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from processes import script_process, wait_until
-from test_fork_server import Node, field, lives
+from test_fork_server import Node, field, is_alive
 
 from crosstrain.conformance.fork_server_pool import ForkServerPool
 from crosstrain.core.job import Job
@@ -31,40 +31,40 @@ JOB = Job(backend="torch")
 
 
 @pytest.fixture(scope="module")
-def standing():
+def module_pool():
     with ForkServerPool() as pool:
         yield pool
 
 
 @pytest.fixture
-def pool(standing, monkeypatch):
+def pool(module_pool, monkeypatch):
     monkeypatch.setattr("crosstrain.launch.node.fork_server_client.GPU_DEVICES", ())
-    monkeypatch.setenv(POOL_VARIABLE, standing.name)
-    return standing
+    monkeypatch.setenv(POOL_VARIABLE, module_pool.name)
+    return module_pool
 
 
-def started(folder):
-    """A lent server, the process of a task that it has forked, and the supervisor that has asked for it."""
+def start_task(folder):
+    """Return a borrowed server, the pid of a task that it forked, and the requesting supervisor."""
     server = open_fork_server(JOB)
     node = Node(folder, server.connect({}, "-"))
     node.start("worker-0")
     return server, node.pid("worker-0"), node
 
 
-def test_runs_after_each_other_share_a_server(pool, tmp_path):
+def test_consecutive_runs_share_a_server(pool, tmp_path):
     parents = set()
     for _ in range(3):
-        server, pid, node = started(tmp_path)
+        server, pid, node = start_task(tmp_path)
         parents.add(int(field(pid, "PPid")))
         server.close()
-        wait_until(lambda: not lives(pid), 5, "the end of the task")  # noqa: B023
-        assert node.dead_by(5)
+        wait_until(lambda: not is_alive(pid), 5, "the end of the task")  # noqa: B023
+        assert node.await_deaths(5)
     (parent,) = parents
     assert parent != os.getpid()
     assert int(field(parent, "PPid")) == pool._process.pid
 
 
-def test_a_task_has_the_directory_and_the_variables_of_its_own_launcher_and_as_many_files_as_may_be(pool, tmp_path, monkeypatch):
+def test_pooled_task_has_directory_and_limits_of_launcher(pool, tmp_path, monkeypatch):
     Path(tmp_path, "own").mkdir()
     monkeypatch.chdir(tmp_path / "own")
     monkeypatch.setenv("TRAINER_SEED", "7")
@@ -72,7 +72,7 @@ def test_a_task_has_the_directory_and_the_variables_of_its_own_launcher_and_as_m
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed - 10, most))
     try:
-        server, pid, node = started(tmp_path)
+        server, pid, node = start_task(tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
     wait_until(lambda: b"engine.task" in Path(f"/proc/{pid}/cmdline").read_bytes(), 10, "the task")
@@ -83,7 +83,7 @@ def test_a_task_has_the_directory_and_the_variables_of_its_own_launcher_and_as_m
 
 
 @pytest.mark.parametrize("difference", ["a variable", "the niceness", "a limit", "no pool"])
-def test_who_would_have_started_another_server_is_lent_none(pool, difference, monkeypatch):
+def test_different_process_state_gets_no_pooled_server(pool, difference, monkeypatch):
     if difference == "a variable":
         monkeypatch.setenv("OMP_NUM_THREADS", "17")
     elif difference == "no pool":
@@ -102,18 +102,18 @@ def test_who_would_have_started_another_server_is_lent_none(pool, difference, mo
             subprocess.run([sys.executable, "-P", "-c", script], check=True)
         else:
             assert open_fork_server(JOB) is None
-            own = open_fork_server(JOB.model_copy(update={"max_restarts": 1}))
-            assert isinstance(own, ForkServerProcess)
-            own.close()
+            server = open_fork_server(JOB.model_copy(update={"max_restarts": 1}))
+            assert isinstance(server, ForkServerProcess)
+            server.close()
     finally:
         resource.setrlimit(resource.RLIMIT_CORE, before)
     assert not pays_to_fork(JOB)
 
 
 @settings(max_examples=50)
-@example("MASTER_ADDR", "a")  # which no task is given
+@example("MASTER_ADDR", "a")  # which no task gets
 @given(st.text("ABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789", min_size=1, max_size=20), st.text("abc", min_size=1))
-def test_each_variable_is_compared_or_handed_over(name, value):
+def test_each_variable_is_compared_or_transferred(name, value):
     before, state = os.environ.pop(name, None), inherited_state()
     os.environ[name] = value
     try:
@@ -126,33 +126,33 @@ def test_each_variable_is_compared_or_handed_over(name, value):
             os.environ[name] = before
 
 
-def test_a_server_that_has_ended_is_replaced(pool, tmp_path):
-    first, pid, _ = started(tmp_path)
+def test_ended_server_is_replaced(pool, tmp_path):
+    first, pid, _ = start_task(tmp_path)
     parent = int(field(pid, "PPid"))
     os.kill(parent, signal.SIGKILL)
-    wait_until(lambda: not lives(pid), 5, "the end of the task")
+    wait_until(lambda: not is_alive(pid), 5, "the end of the task")
     first.close()
-    second, pid, node = started(tmp_path)
+    second, pid, node = start_task(tmp_path)
     assert int(field(pid, "PPid")) not in (parent, os.getpid())
     node.supervisor.stop(0.0)
     second.close()
 
 
 @pytest.mark.thorough
-def test_who_asks_for_nothing_keeps_nobody_waiting_for_long(pool, tmp_path):
-    first, _, node = started(tmp_path)  # imports the framework, which may take longer than what is timed
+def test_silent_client_does_not_block_others(pool, tmp_path):
+    first, _, node = start_task(tmp_path)  # imports the framework, which may take longer than the timed part
     node.supervisor.stop(0.0)
     first.close()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
         silent.connect(f"\0{pool.name}")
         began = time.monotonic()
-        server, _, node = started(tmp_path)
+        server, _, node = start_task(tmp_path)
         assert time.monotonic() - began < 20
     node.supervisor.stop(0.0)
     server.close()
 
 
-def test_nothing_outlives_the_process_that_has_started_it(tmp_path):
+def test_nothing_outlives_the_starting_process(tmp_path):
     script = tmp_path / "owner.py"
     script.write_text(
         "import os, sys, time\n"
@@ -169,6 +169,6 @@ def test_nothing_outlives_the_process_that_has_started_it(tmp_path):
     with script_process(script, stdout=subprocess.PIPE) as owner:
         pool_pid = int(owner.stdout.readline())
         (server,) = map(int, Path(f"/proc/{pool_pid}/task/{pool_pid}/children").read_text().split())
-        assert lives(server)
+        assert is_alive(server)
         owner.kill()
-        wait_until(lambda: not lives(pool_pid) and not lives(server), 10, "the end of the pool")
+        wait_until(lambda: not is_alive(pool_pid) and not is_alive(server), 10, "the end of the pool")

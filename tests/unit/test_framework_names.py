@@ -1,4 +1,4 @@
-"""What is true of one framework stands in its backend or in its row of the table: nothing else decides by a framework's name."""
+"""Nothing decides by a framework's name outside its backend or its row of a table."""
 
 import ast
 import re
@@ -12,24 +12,24 @@ ALLOWED = {
     "data/sources/cifar10.py": "a description that users read",
     "data/sources/svhn.py": "a description that users read",
 }
-"""Which files may name a framework, outside the folders that hold one part a framework, and for what."""
+"""Files outside a framework's folders that may name a framework, with the reason."""
 
 NAMES_ONE = re.compile(r"\b(tf|torch|torchvision|tensorflow|keras|pytorch|cuda)\b", re.IGNORECASE)
 
 
 def texts(tree):
-    """Yield the texts of a module, without docstrings."""
+    """Yield the string constants of a module, without docstrings."""
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
             yield node.value
 
 
-def test_nothing_decides_by_the_name_of_a_framework(repository):
-    found = set()
+def test_no_other_file_names_a_framework(repository):
+    files = set()
     for package in tomllib.loads((repository / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]:
         for path in repository.joinpath(*package.split(".")[1:]).glob("*.py"):
             name = path.relative_to(repository).as_posix()
             if not name.startswith(("backends/", "models/")) and any(map(NAMES_ONE.search, texts(ast.parse(path.read_text())))):
-                found.add(name)
-    assert found == set(ALLOWED)
+                files.add(name)
+    assert files == set(ALLOWED)

@@ -1,4 +1,4 @@
-"""Examples as arrays: to the bit what a dataset's own normalisation and the definition of changes give."""
+"""Examples as arrays: bit-identical to the dataset's normalisation and defined changes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from crosstrain.data.columns import Column, ColumnSpec
 from crosstrain.data.preprocessing import apply_changes
 from crosstrain.data.store.stored_dataset import open_dataset
 
-INDICES = st.lists(st.integers(0, 359), max_size=6).map(lambda found: np.array(found, np.int32))
+INDICES = st.lists(st.integers(0, 359), max_size=6).map(lambda indices: np.array(indices, np.int32))
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def digits():
 
 
 @given(indices=INDICES, resident=st.booleans())
-def test_images_are_the_datasets_own(digits, indices, resident):
+def test_images_equal_normalised_dataset(digits, indices, resident):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gathering, "FLOAT_LIMIT_BYTES", 2**30 if resident else 0)
         x, y = GatheredSplit(digits, "test").take(indices)
@@ -61,7 +61,7 @@ class Sentences:
         return Column(np.arange(1, 8, dtype=np.uint16), np.array([0, 4, 5, 7]))
 
 
-def test_sequences_are_padded_to_the_longest_of_those_that_are_taken():
+def test_sequences_are_padded_to_longest_taken():
     split = GatheredSplit(Sentences(), "train", inputs=("source", "height"), target="tags")
     inputs, target = split.take(np.array([2, 1]))
     np.testing.assert_array_equal(inputs["source"], [[6, 7], [5, 0]])
@@ -72,12 +72,12 @@ def test_sequences_are_padded_to_the_longest_of_those_that_are_taken():
     assert [split.longest(0, 3), split.longest(1, 3), split.longest(1, 1), len(split)] == [4, 2, 0, 3]
 
 
-def test_one_column_of_a_fixed_shape_is_the_array_itself():
+def test_single_fixed_column_is_a_plain_array():
     inputs, target = GatheredSplit(Sentences(), "test", inputs=("height",), target="height").take(np.array([0]))
     np.testing.assert_array_equal(inputs, [1.5])
     np.testing.assert_array_equal(target, [1.5])
 
 
-def test_a_column_that_is_missing_is_told():
+def test_missing_column_is_reported():
     with pytest.raises(UsageError, match="no column 'tokens'"):
         GatheredSplit(Sentences(), "test", inputs=("tokens",), target="tags")

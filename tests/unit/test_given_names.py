@@ -1,4 +1,4 @@
-"""An error about a setting names it as it was given: the option as typed, the variable, or the key and the file."""
+"""Errors about a setting name it as it was typed: option, variable, or key and file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ INVALID = {
     "model": "no-such-model",
     "backend": "no-such-backend",
 }
-"""Values of text and path fields that are wrong; for the others see `invalid`. Empty variables count as not set, so none is empty."""
+"""Invalid values of text and path fields; for others see `invalid`. None is empty, as empty variables count as unset."""
 
 
 def invalid(field):
@@ -42,7 +42,7 @@ def invalid(field):
 
 
 @pytest.fixture(autouse=True)
-def _toy_alone(monkeypatch, tmp_path):
+def _only_toy_backends(monkeypatch, tmp_path):
     for folder in TOYS:
         monkeypatch.syspath_prepend(folder)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*TOYS, *filter(None, [os.environ.get("PYTHONPATH")])]))
@@ -52,8 +52,8 @@ def _toy_alone(monkeypatch, tmp_path):
             monkeypatch.delenv(name)
 
 
-def said(capsys, monkeypatch, source, settings, *more):
-    """The error of a run with these settings, all from one source."""
+def error_of_run(capsys, monkeypatch, source, settings, *more):
+    """Return the error of a run with these settings, all from one source."""
     arguments = ["run", *more]
     if source == "flag":
         for field, value in settings.items():
@@ -72,8 +72,8 @@ def said(capsys, monkeypatch, source, settings, *more):
     return err
 
 
-def begins(source, field):
-    """How a message about a field has to begin, and what it has to have besides."""
+def expected_beginning(source, field):
+    """Return the beginning of a message about a field, and what else it must contain."""
     if source == "flag":
         return f"error: {flag_name(field)}: ", ""
     if source == "environment":
@@ -86,12 +86,12 @@ SOURCES = ["flag", "environment", "file"]
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("field", [field for field in Job.model_fields if field not in ("backend",)])
-def test_every_field_with_an_invalid_value(capsys, monkeypatch, source, field):
+def test_invalid_value_of_any_field_names_the_source(capsys, monkeypatch, source, field):
     if source == "flag" and is_boolean(field):
-        return  # a switch has no value that could be wrong
-    besides = [] if field == "backend" else ["--backend", "toy"]
-    err = said(capsys, monkeypatch, source, {field: invalid(field)}, *besides)
-    start, has = begins(source, field)
+        return  # a switch has no invalid value
+    more = [] if field == "backend" else ["--backend", "toy"]
+    err = error_of_run(capsys, monkeypatch, source, {field: invalid(field)}, *more)
+    start, has = expected_beginning(source, field)
     assert err.startswith(start)
     assert has in err
 
@@ -116,17 +116,17 @@ def test_every_field_with_an_invalid_value(capsys, monkeypatch, source, field):
         ("profile", {"profile": 5}, "got '5', which backend least-toy does not support; supported there: 0."),
     ],
 )
-def test_what_is_found_out_later(capsys, monkeypatch, source, field, settings, words):
+def test_later_errors_name_the_source(capsys, monkeypatch, source, field, settings, words):
     Path("runs/taken").mkdir(parents=True)
-    err = said(capsys, monkeypatch, source, settings, "--backend", "least-toy")
-    start, has = begins(source, field)
+    err = error_of_run(capsys, monkeypatch, source, settings, "--backend", "least-toy")
+    start, has = expected_beginning(source, field)
     assert err.startswith(start)
     assert has in err
     assert words in err
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_what_torchrun_says_otherwise(capsys, monkeypatch, source):
+def test_conflict_with_torchrun_names_the_source(capsys, monkeypatch, source):
     contract = {
         "RANK": "0",
         "WORLD_SIZE": "2",
@@ -137,14 +137,14 @@ def test_what_torchrun_says_otherwise(capsys, monkeypatch, source):
     }
     for name, value in {**contract, "TRAINER_SECRET": "s" * 20}.items():
         monkeypatch.setenv(name, value)
-    err = said(capsys, monkeypatch, source, {"nodes": 3}, "--backend", "toy")
-    start, has = begins(source, "nodes")
+    err = error_of_run(capsys, monkeypatch, source, {"nodes": 3}, "--backend", "toy")
+    start, has = expected_beginning(source, "nodes")
     assert err.startswith(start)
     assert has in err
     assert "got 3, but torchrun says 2" in err
     monkeypatch.delenv("TRAINER_NODES", raising=False)
-    err = said(capsys, monkeypatch, source, {"bandwidth": "1mbit"}, "--backend", "toy")
-    assert err.startswith(begins(source, "bandwidth")[0])
+    err = error_of_run(capsys, monkeypatch, source, {"bandwidth": "1mbit"}, "--backend", "toy")
+    assert err.startswith(expected_beginning(source, "bandwidth")[0])
 
 
 TINY = """
@@ -157,15 +157,15 @@ def build(data):
 
 
 @pytest.mark.parametrize("backend", ["tf", "torch"])
-def test_more_parameter_servers_than_the_model_has_numbers(capsys, monkeypatch, tmp_path, backend):
+def test_too_many_parameter_servers_name_the_source(capsys, monkeypatch, tmp_path, backend):
     package = tmp_path / f"own_{backend}/tiny"
     package.mkdir(parents=True)
     for file in ("../__init__.py", f"{backend}.py"):
         (package / file).touch()
     (package / "__init__.py").write_text(TINY)
     monkeypatch.syspath_prepend(str(tmp_path))
-    asked = {"mode": "async", "ps": 3, "model": f"own_{backend}.tiny", "network": "host"}
-    err = said(capsys, monkeypatch, "file", asked, "--backend", backend)
+    settings = {"mode": "async", "ps": 3, "model": f"own_{backend}.tiny", "network": "host"}
+    err = error_of_run(capsys, monkeypatch, "file", settings, "--backend", backend)
     lines = [line for line in err.splitlines() if line.startswith("error: ")]
     assert lines == [
         f"error: ps (in file job.toml): got '3'; allowed: at most 2, as the model 'own_{backend}.tiny' has 2 numbers in all, and a server "
@@ -174,7 +174,7 @@ def test_more_parameter_servers_than_the_model_has_numbers(capsys, monkeypatch, 
     assert not Path("runs").exists()
 
 
-def test_a_sweep_names_its_options(capsys):
+def test_sweep_names_its_options(capsys):
     Path("runs/taken").mkdir(parents=True)
     Path("runs/taken/file").touch()
     assert main(["sweep", "--backend", "toy", "--grid", "lr=0.1,0.2", "--name", "taken", "--dry-run"]) == 2
@@ -182,7 +182,7 @@ def test_a_sweep_names_its_options(capsys):
 
 
 @given(st.text(max_size=40), st.dictionaries(st.sampled_from(sorted(Job.model_fields)), st.sampled_from(["flag", "default"])))
-def test_only_what_begins_with_a_known_field_changes(message, sources):
+def test_only_messages_about_known_fields_change(message, sources):
     assert named(message, sources) == message or message.partition(": ")[0] in {
         *sources,
         *(f"{a} and {b}" for a in sources for b in sources),
@@ -204,6 +204,6 @@ def test_each_source_has_its_form(field, rest):
         assert named(named(message, {field: origin}), {field: origin}) == f"{key}: {rest}"
 
 
-def test_a_broken_value_of_two_fields():
+def test_invalid_value_of_two_fields_names_both():
     with pytest.raises(UsageError, match=r"^TRAINER_NESTEROV: got 'true'; needs momentum greater than 0\.$"):
         resolve({"backend": "toy"}, {"TRAINER_NESTEROV": "true"})

@@ -1,4 +1,4 @@
-"""One GPU a worker, found against asked for: who gets which, what is refused, and what the hosts' table says."""
+"""Assignment of one GPU per worker: order, refusals, and the table of hosts."""
 
 from collections import Counter
 
@@ -24,20 +24,21 @@ def gpus(machine, *numbers):
 
 
 def host(machine, *numbers, total=None, **more):
-    """A node's description, whose processes may use the GPUs with these numbers."""
+    """Return a node's description, whose processes may use the GPUs with these numbers."""
     count = total if total is not None else len(numbers)
     described = {
-        "gpus": [{"name": H100, "memory_total_bytes": 85_520_809_984, "uuid": f"GPU-{machine}-{one}"} for one in range(count)] or None,
+        "gpus": [{"name": H100, "memory_total_bytes": 85_520_809_984, "uuid": f"GPU-{machine}-{number}"} for number in range(count)]
+        or None,
         "gpu_driver": "580.65.06" if count else None,
         "gpu_problem": None,
-        "visible_gpus": [{"visible_as": str(one), "uuid": f"GPU-{machine}-{one}", "gpu": one} for one in numbers],
+        "visible_gpus": [{"visible_as": str(number), "uuid": f"GPU-{machine}-{number}", "gpu": number} for number in numbers],
     }
     return {**described, "identity": {"boot": machine, "network": "n"}, **more}
 
 
 def assigned(hosts, device="auto", mode="sync", places=None, **job):
-    asked = Job(backend="torch", mode=mode, nodes=len(hosts), **job)
-    placed = ranks_placement(asked) if mode == "sync" else parameter_server_placement(asked, chief_is_first_ps=False)
+    job_of_run = Job(backend="torch", mode=mode, nodes=len(hosts), **job)
+    placed = ranks_placement(job_of_run) if mode == "sync" else parameter_server_placement(job_of_run, chief_is_first_ps=False)
     return assign_gpus(device, placed, places or range(len(hosts)), hosts, "node {}".format)
 
 
@@ -45,46 +46,46 @@ def shown(assignment):
     return {name: gpu.visible_as for name, gpu in assignment.of_task.items()}
 
 
-def test_each_worker_gets_one_in_the_order_of_its_node():
-    """Different numbers of workers on the nodes, and GPUs that somebody else has ordered."""
-    found = assigned([host("a", 0), host("b", 3, 1, 2)], "gpu", procs_per_node=(1, 2))
-    assert shown(found) == {"worker-0": "0", "worker-1": "3", "worker-2": "1"}
-    assert found.document == {
+def test_each_worker_gets_a_gpu_in_node_order():
+    """Different numbers of workers per node, and GPUs in another order."""
+    assignment = assigned([host("a", 0), host("b", 3, 1, 2)], "gpu", procs_per_node=(1, 2))
+    assert shown(assignment) == {"worker-0": "0", "worker-1": "3", "worker-2": "1"}
+    assert assignment.document == {
         "gpu_of_task": {
             "worker-0": {"visible_as": "0", "uuid": "GPU-a-0", "gpu": 0},
             "worker-1": {"visible_as": "3", "uuid": "GPU-b-3", "gpu": 3},
             "worker-2": {"visible_as": "1", "uuid": "GPU-b-1", "gpu": 1},
         }
     }
-    assert set(found.on_node(1, ranks_placement(Job(nodes=2, procs_per_node=(1, 2))))) == {"worker-1", "worker-2"}
+    assert set(assignment.on_node(1, ranks_placement(Job(nodes=2, procs_per_node=(1, 2))))) == {"worker-1", "worker-2"}
 
 
-def test_nodes_of_one_machine_share_its_gpus_out():
-    found = assigned([host("a", 0, 1, 2, 3)] * 2, procs_per_node=2)
-    assert shown(found) == {"worker-0": "0", "worker-1": "1", "worker-2": "2", "worker-3": "3"}
+def test_nodes_of_one_machine_divide_its_gpus():
+    assignment = assigned([host("a", 0, 1, 2, 3)] * 2, procs_per_node=2)
+    assert shown(assignment) == {"worker-0": "0", "worker-1": "1", "worker-2": "2", "worker-3": "3"}
 
 
-def test_containers_of_one_machine_with_gpus_of_their_own_count_alike():
+def test_containers_with_separate_gpus_have_equal_numbers():
     both = [{**host("a", 0), "visible_gpus": [{"visible_as": "0", "uuid": uuid, "gpu": 0}]} for uuid in ("GPU-x", "GPU-y")]
     assert shown(assigned(both, "gpu")) == {"worker-0": "0", "worker-1": "0"}
 
 
-def test_tasks_that_compute_nothing_see_none():
-    found = assigned([host("a", 0), host("b", 0)], mode="async", ps=2)
-    assert shown(found) == {"chief-0": "-1", "ps-0": "-1", "ps-1": "-1", "worker-0": "0", "worker-1": "0"}
-    assert found.document["gpu_of_task"]["ps-0"] is None
+def test_tasks_without_computation_see_no_gpu():
+    assignment = assigned([host("a", 0), host("b", 0)], mode="async", ps=2)
+    assert shown(assignment) == {"chief-0": "-1", "ps-0": "-1", "ps-1": "-1", "worker-0": "0", "worker-1": "0"}
+    assert assignment.document["gpu_of_task"]["ps-0"] is None
 
 
-def test_on_cpus_every_gpu_is_hidden_and_nothing_is_recorded():
-    found = assigned([host("a", 0, 1)], "cpu")
-    assert (shown(found), found.document, found.notice) == ({"worker-0": "-1"}, {}, None)
+def test_device_cpu_hides_gpus_and_records_nothing():
+    assignment = assigned([host("a", 0, 1)], "cpu")
+    assert (shown(assignment), assignment.document, assignment.notice) == ({"worker-0": "-1"}, {}, None)
 
 
-def test_a_node_without_any_or_whose_gpus_nobody_can_tell_is_left_as_it_is():
+def test_node_with_no_or_unknown_gpus_is_unchanged():
     for visible in ([], None):
         for device in ("auto", "cpu"):
-            found = assigned([{**host("a"), "visible_gpus": visible}], device)
-            assert (found.of_task, found.document, found.notice) == ({}, {}, None)
+            assignment = assigned([{**host("a"), "visible_gpus": visible}], device)
+            assert (assignment.of_task, assignment.document, assignment.notice) == ({}, {}, None)
     assert assigned([{**host("a"), "visible_gpus": None}], "gpu").of_task == {}
 
 
@@ -97,16 +98,16 @@ def test_a_node_without_any_or_whose_gpus_nobody_can_tell_is_left_as_it_is():
         ([host("a", 1, total=4)], {"procs_per_node": 3}, ["  node 0: 3 workers, 1 GPU"]),
     ],
 )
-def test_too_few_are_refused_with_the_nodes(hosts, job, lines):
+def test_too_few_gpus_are_refused_with_the_nodes(hosts, job, lines):
     with pytest.raises(UsageError) as refused:
         assigned(hosts, "gpu", **job)
-    told = str(refused.value).splitlines()
-    assert told[0].startswith("device: got 'gpu', which takes a GPU for each worker")
-    assert told[1:-1] == lines
-    assert "--procs-per-node" in told[-1]
+    message_lines = str(refused.value).splitlines()
+    assert message_lines[0].startswith("device: got 'gpu', which takes a GPU for each worker")
+    assert message_lines[1:-1] == lines
+    assert "--procs-per-node" in message_lines[-1]
 
 
-def test_auto_takes_what_all_machines_have():
+def test_auto_takes_device_of_all_machines():
     assert set(shown(assigned([host("a", 0), host("b", 0)])).values()) == {"0"}
     with pytest.raises(UsageError, match=r"^device: got 'auto', and these nodes .* are not comparable:\n  node 1: 1 worker, no GPU\n"):
         assigned([host("a", 0), host("b")])
@@ -116,24 +117,24 @@ def test_auto_takes_what_all_machines_have():
     assert assigned([host("a", 0)] * 3).notice is not None  # three virtual nodes on a machine with one GPU
 
 
-def test_containers_of_one_machine_that_see_other_gpus_are_nodes_apart():
+def test_containers_that_see_other_gpus_are_separate():
     with pytest.raises(UsageError, match="node 1: 1 worker, no GPU\n"):
         assigned([host("a", 0), host("a")])
 
 
-def test_a_run_on_some_of_its_nodes_uses_the_gpus_of_those():
+def test_run_on_some_nodes_uses_their_gpus():
     hosts = [host("a", 0), host("b", 1), host("c", 2)]
     placed = [task for task in ranks_placement(Job(nodes=3)) if task.node != 1]
-    found = assign_gpus("gpu", placed, [0, 2], hosts, "node {}".format)
-    assert shown(found) == {"worker-0": "0", "worker-2": "2"}
+    assignment = assign_gpus("gpu", placed, [0, 2], hosts, "node {}".format)
+    assert shown(assignment) == {"worker-0": "0", "worker-2": "2"}
 
 
-def test_what_a_single_task_finds_is_left_to_its_framework():
+def test_single_task_leaves_choice_to_framework():
     placed = ranks_placement(Job())
     assert assign_gpus("gpu", placed, [0], [host("a")], "node {}".format, strict=False) == GpuAssignment({})
 
 
-def test_only_backends_that_know_gpus_are_asked():
+def test_asked_device_needs_backend_with_gpu_support():
     assert requested_device(Job(backend="torch", device="auto")) == "auto"
     assert requested_device(Job(backend="tf", device="gpu")) == "gpu"
 
@@ -152,15 +153,15 @@ NODES = st.lists(
 
 
 @given(st.sampled_from(["auto", "cpu", "gpu"]), NODES)
-def test_no_two_workers_have_the_same_and_all_have_one_or_none(device, nodes):
+def test_gpus_are_unique_and_all_workers_have_one_or_none(device, nodes):
     plan = plan_gpus(device, nodes)
     if plan.refused:
         assert device != "cpu"
         assert plan.short
         return
-    given_out = [(node, mine) for node, mine in zip(nodes, plan.by_node, strict=True) if mine]
-    assert max(Counter(gpu.uuid for _, mine in given_out for gpu in mine).values(), default=1) == 1
-    for node, mine in given_out:
+    assigned_gpus = [(node, mine) for node, mine in zip(nodes, plan.by_node, strict=True) if mine]
+    assert max(Counter(gpu.uuid for _, mine in assigned_gpus for gpu in mine).values(), default=1) == 1
+    for node, mine in assigned_gpus:
         assert len(mine) == node.workers
         order = [node.visible.index(gpu) for gpu in mine]
         assert order == sorted(order)
@@ -171,71 +172,71 @@ def test_no_two_workers_have_the_same_and_all_have_one_or_none(device, nodes):
 
 
 @given(VISIBLE, st.lists(st.integers(1, 3), min_size=1, max_size=3), st.sampled_from(["auto", "cpu", "gpu"]))
-def test_workers_that_start_early_see_what_they_are_given_later(visible, workers, device):
-    """On one machine, and on hosts alike: processes that are started before the driver has decided are taken."""
-    one = host("a", *visible)
+def test_expected_gpus_equal_assigned_gpus(visible, workers, device):
+    """On one machine, and on equal hosts: processes started before the driver decides are used."""
+    description = host("a", *visible)
     job = Job(backend="torch", nodes=len(workers), procs_per_node=tuple(workers) if len(workers) > 1 else workers[0], device=device)
     try:
-        found = shown(assign_gpus(device, ranks_placement(job), range(len(workers)), [one] * len(workers), str))
+        assignment = shown(assign_gpus(device, ranks_placement(job), range(len(workers)), [description] * len(workers), str))
     except UsageError:
         return
     guessed = []
     for node, count in enumerate(workers):
         guessed += expected_gpus(
             Prepare("{}", device=device, tasks=count, workers_before=sum(workers[:node]), workers_on_machine=sum(workers)),
-            one["visible_gpus"],
+            description["visible_gpus"],
         )
-    assert guessed == [found.get(f"worker-{rank}") for rank in range(sum(workers))]
+    assert guessed == [assignment.get(f"worker-{rank}") for rank in range(sum(workers))]
 
 
-def test_a_tasks_environment(tmp_path):
-    own = {"PATH": "/bin", "TF_CONFIG": "{}", "CUDA_VISIBLE_DEVICES": "3,1", "TRAINER_SECRET": "s"}
-    kept = {"PATH": "/bin", "TMPDIR": str(tmp_path)}
-    assert task_environment(own, tmp_path, None) == {**kept, "CUDA_VISIBLE_DEVICES": "3,1"}
-    assert task_environment(own, tmp_path, "1") == {**kept, "CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    ordered = {**own, "CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
-    assert task_environment(ordered, tmp_path, "1")["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"  # the indices are its
+def test_task_environment_has_assigned_gpu(tmp_path):
+    variables = {"PATH": "/bin", "TF_CONFIG": "{}", "CUDA_VISIBLE_DEVICES": "3,1", "TRAINER_SECRET": "s"}
+    common = {"PATH": "/bin", "TMPDIR": str(tmp_path)}
+    assert task_environment(variables, tmp_path, None) == {**common, "CUDA_VISIBLE_DEVICES": "3,1"}
+    assert task_environment(variables, tmp_path, "1") == {**common, "CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    ordered = {**variables, "CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
+    assert task_environment(ordered, tmp_path, "1")["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"  # the indices follow that order
 
 
-def test_workers_on_different_devices_are_refused_and_unused_gpus_told():
-    given_one = GpuAssignment({"worker-0": VisibleGpu("0", "u", 0), "worker-1": VisibleGpu("1", "v", 1)})
-    assert check_devices({"worker-0": "gpu", "worker-1": "gpu"}, given_one, "") == ("gpu", None)
-    assert check_devices({"worker-0": None}, given_one, "") == (None, None)
+def test_mixed_devices_are_refused_and_unused_gpus_noted():
+    assignment = GpuAssignment({"worker-0": VisibleGpu("0", "u", 0), "worker-1": VisibleGpu("1", "v", 1)})
+    assert check_devices({"worker-0": "gpu", "worker-1": "gpu"}, assignment, "") == ("gpu", None)
+    assert check_devices({"worker-0": None}, assignment, "") == (None, None)
     assert check_devices({"worker-0": "cpu"}, GpuAssignment({"worker-0": HIDDEN}), "") == ("cpu", None)
-    device, notice = check_devices({"worker-0": "cpu", "worker-1": "cpu"}, given_one, "build it anew")
+    device, notice = check_devices({"worker-0": "cpu", "worker-1": "cpu"}, assignment, "build it anew")
     assert (device, notice) == ("cpu", "computing on CPUs although each worker has a GPU (2 GPUs): the framework finds none: build it anew")
     with pytest.raises(UsageError, match=r"device: got 'auto', and workers .* \(worker-0 gpu, worker-1 cpu\)"):
-        check_devices({"worker-0": "gpu", "worker-1": "cpu"}, given_one, "")
+        check_devices({"worker-0": "gpu", "worker-1": "cpu"}, assignment, "")
 
 
 def rows(hosts, device=None, workers=()):
-    reports = [HostReport("node", described={"identity": one["identity"], "host": one}) for one in hosts]
-    return [[(row.state, row.found) for row in own] for own in gpu_findings(reports, device, workers)]
+    reports = [HostReport("node", described={"identity": description["identity"], "host": description}) for description in hosts]
+    return [[(row.state, row.found) for row in findings] for findings in gpu_findings(reports, device, workers)]
 
 
-def test_the_table_of_hosts_says_what_each_has():
-    one, two = host("a", 0), host("b", 1, total=2)
+def test_table_of_hosts_shows_gpus():
+    first, second = host("a", 0), host("b", 1, total=2)
     has_one, has_two = f"1 × {H100} (79.6 GiB), driver 580.65.06", f"2 × {H100} (79.6 GiB), driver 580.65.06"
     limited = f"{has_two}; its processes may use 1 (CUDA_VISIBLE_DEVICES, MIG)"
-    assert rows([one, two]) == [[("ok", has_one)], [("ok", limited)]]
-    assert rows([one, two], "gpu", [1, 1]) == [[("ok", has_one)], [("ok", limited)]]
-    assert rows([one, two], "gpu", [1, 2]) == [[("ok", has_one)], [("bad", f"2 workers, 1 GPU ({limited})")]]
-    mixed = rows([one, host("c")], "auto", [1, 1])
+    assert rows([first, second]) == [[("ok", has_one)], [("ok", limited)]]
+    assert rows([first, second], "gpu", [1, 1]) == [[("ok", has_one)], [("ok", limited)]]
+    assert rows([first, second], "gpu", [1, 2]) == [[("ok", has_one)], [("bad", f"2 workers, 1 GPU ({limited})")]]
+    mixed = rows([first, host("c")], "auto", [1, 1])
     assert mixed[0] == [("ok", has_one)]
     assert mixed[1][0][0] == "bad"
     assert mixed[1][0][1].startswith("1 worker, no GPU (no NVIDIA GPU); others have one for each")
-    assert rows([one, two], "auto", [2, 2]) == [
+    assert rows([first, second], "auto", [2, 2]) == [
         [("odd", "2 workers, 1 GPU: computing on CPUs")],
         [("odd", "2 workers, 1 GPU: computing on CPUs")],
     ]
 
 
-def test_hosts_without_gpus_have_no_row_unless_they_are_asked_for():
+def test_hosts_without_gpus_have_row_only_if_requested():
     assert rows([host("a"), host("b")]) == rows([host("a"), host("b")], "auto", [1, 1]) == [[], []]
     assert rows([host("a")], "gpu", [1]) == [[("bad", "1 worker, no GPU (no NVIDIA GPU)")]]
 
 
-def test_gpus_that_cannot_be_read_are_told():
+def test_unreadable_gpus_are_reported():
     problem = host("a", gpu_problem="the NVIDIA driver does not answer", visible_gpus=None)
     assert rows([problem]) == [[("odd", "the NVIDIA driver does not answer"), ("ok", "not known")]]
     assert described_gpus({"gpus": None, "visible_gpus": [{}, {}]}) == "2 NVIDIA GPUs"

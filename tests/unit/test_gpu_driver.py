@@ -1,4 +1,4 @@
-"""What the driver tells of GPUs, through nvidia-ml-py and a stand-in for its library; and what is known where it tells nothing."""
+"""GPU data from nvidia-ml-py with a fake library, and from device files without it."""
 
 import json
 import os
@@ -23,18 +23,18 @@ def library(tmp_path_factory):
     return build_library(tmp_path_factory.mktemp("nvidia"))
 
 
-def told(variables):
+def describe_in_process(variables):
     done = subprocess.run([sys.executable, "-c", ASKED], env={**os.environ, **variables}, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 
 
-def test_each_device_with_its_partitions(library, tmp_path):
+def test_devices_are_described_with_partitions(library, tmp_path):
     gpus = [
         FakeGpu("GPU-a", WITHOUT_MIG, 24_564),
         FakeGpu("GPU-b", used_mib=512, utilization_percent=40),
         FakeGpu("GPU-c", partitions=["MIG-1", "MIG-2"]),
     ]
-    described, read, problem = told(environment(library, tmp_path / "gpus", gpus, CUDA_VISIBLE_DEVICES="MIG-2"))
+    described, read, problem = describe_in_process(environment(library, tmp_path / "gpus", gpus, CUDA_VISIBLE_DEVICES="MIG-2"))
     assert described["gpus"][0] == {"name": WITHOUT_MIG, "memory_total_bytes": 24_564 << 20, "uuid": "GPU-a"}
     assert described["visible_gpus"] == [{"visible_as": "MIG-2", "uuid": "MIG-2", "gpu": 2}]
     assert (described["gpu_driver"], described["gpu_problem"]) == ("580.65.06", None)
@@ -50,22 +50,22 @@ def test_each_device_with_its_partitions(library, tmp_path):
     assert problem == "nvmlDeviceGetUtilizationRates: Not Supported"
 
 
-def test_a_library_without_a_driver_is_no_problem(library, tmp_path):
+def test_library_without_driver_is_no_problem(library, tmp_path):
     variables = environment(library, tmp_path / "gpus", [], FAKE_NVIDIA_ML=str(tmp_path / "nowhere"))
-    assert told(variables) == [{"gpus": None, "gpu_driver": None, "gpu_problem": None, "visible_gpus": []}, None, None]
+    assert describe_in_process(variables) == [{"gpus": None, "gpu_driver": None, "gpu_problem": None, "visible_gpus": []}, None, None]
 
 
-def test_device_files_are_counted_where_nothing_tells_more(tmp_path):
+def test_device_files_are_counted_without_library(tmp_path):
     (tmp_path / "dev/dri").mkdir(parents=True)
     if os.path.exists("/dev/nvidiactl"):
         pytest.skip("this machine has a GPU of its own")
     assert describe_gpus({}, tmp_path)["visible_gpus"] == []
     (tmp_path / "dev/dri/renderD128").touch()
-    assert describe_gpus({}, tmp_path)["visible_gpus"] is None  # another maker's: its framework has to tell
+    assert describe_gpus({}, tmp_path)["visible_gpus"] is None  # another vendor's: only its framework knows
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
         (tmp_path / "dev" / name).touch()
-    found = [{"visible_as": number, "uuid": None, "gpu": int(number)} for number in ("0", "1")]
-    assert describe_gpus({}, tmp_path)["visible_gpus"] == found
-    assert describe_gpus({"CUDA_VISIBLE_DEVICES": "1"}, tmp_path)["visible_gpus"] == found[1:]
+    device_files = [{"visible_as": number, "uuid": None, "gpu": int(number)} for number in ("0", "1")]
+    assert describe_gpus({}, tmp_path)["visible_gpus"] == device_files
+    assert describe_gpus({"CUDA_VISIBLE_DEVICES": "1"}, tmp_path)["visible_gpus"] == device_files[1:]
     other_order = describe_gpus({"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, tmp_path)
     assert other_order["visible_gpus"] == [{"visible_as": "1", "uuid": None, "gpu": None}]

@@ -1,4 +1,4 @@
-"""Help of commands with many options: sections by topic, each option in one of them, the most used first."""
+"""Help of commands with many options: sections by topic, most used options first."""
 
 import re
 import subprocess
@@ -19,44 +19,44 @@ from crosstrain.core.topics import Topic
 
 COMMANDS = {"run": run, "sweep": sweep, "submit slurm": submit.commands["slurm"], "manifest kubernetes": manifest.commands["kubernetes"]}
 
-MOST_USED = ["--config", "--backend", "--mode", "--model", "--data", "--nodes", "--batch-size", "--epochs", "--lr", "--name"]
+COMMON_COMMANDS = ["--config", "--backend", "--mode", "--model", "--data", "--nodes", "--batch-size", "--epochs", "--lr", "--name"]
 
 
 def sections(command, width=80):
     """Return the flags under each heading of a command's help, in order."""
     done = CliRunner().invoke(command, ["--help"], terminal_width=width)
     assert done.exit_code == 0
-    found, heading = {}, None
+    flags_by_heading, heading = {}, None
     for line in done.output.splitlines():
         if re.fullmatch(r"\S.*:", line):
-            heading = found.setdefault(line[:-1], [])
+            heading = flags_by_heading.setdefault(line[:-1], [])
         elif heading is not None and (match := re.match(r"  (?:-h, )?(--[a-z0-9-]+)", line)):
             heading.append(match[1])
-    return {name: flags for name, flags in found.items() if flags}
+    return {name: flags for name, flags in flags_by_heading.items() if flags}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_option_stands_once_and_headings_in_the_order_of_topics(name):
-    found = sections(COMMANDS[name])
+def test_options_are_listed_once_in_topic_order(name):
+    listed_sections = sections(COMMANDS[name])
     headings = [topic.value for topic in Topic]
-    assert list(found) == [heading for heading in headings if heading in found]
-    flags = [flag for listed in found.values() for flag in listed]
+    assert list(listed_sections) == [heading for heading in headings if heading in listed_sections]
+    flags = [flag for listed in listed_sections.values() for flag in listed]
     options = [parameter for parameter in COMMANDS[name].params if isinstance(parameter, click.Option)]
     assert sorted(flags) == sorted(["--help", *(option.opts[0] for option in options)])
 
 
-def test_the_ten_most_used_options_of_a_run_come_first():
-    assert sections(run)["Most used"] == MOST_USED
+def test_most_used_options_of_run_come_first():
+    assert sections(run)["Most used"] == COMMON_COMMANDS
 
 
-def test_a_setting_stands_under_the_topic_that_it_is_declared_with_in_run_and_sweep():
+def test_run_and_sweep_list_settings_under_declared_topic():
     of_run, of_sweep = sections(run), sections(sweep)
     for field in Job.model_fields:
         assert flag_name(field) in of_run[DECLARED[field].topic.value], field
         assert flag_name(field) in of_sweep[DECLARED[field].topic.value], field
 
 
-def test_an_option_without_a_topic_is_refused_when_the_command_is_made():
+def test_option_without_topic_is_refused_at_definition():
     with pytest.raises(TypeError, match="--late of 'some' has no topic"):
 
         @click.command("some", cls=GroupedCommand)
@@ -66,7 +66,7 @@ def test_an_option_without_a_topic_is_refused_when_the_command_is_made():
             pass
 
 
-def test_a_setting_is_not_declared_without_a_topic():
+def test_setting_without_topic_is_refused():
     from crosstrain.core.job import setting
 
     with pytest.raises(TypeError):
@@ -74,7 +74,7 @@ def test_a_setting_is_not_declared_without_a_topic():
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
-def test_lines_are_wrapped_at_the_width_and_texts_stand_below_each_other(width):
+def test_help_is_wrapped_and_aligned(width):
     text = CliRunner().invoke(run, ["--help"], terminal_width=width, max_content_width=width).output
     flags = re.compile(r" *(-h, )?--\S+( \S+)?")
     assert all(len(line) <= width or flags.fullmatch(line) for line in text.splitlines())

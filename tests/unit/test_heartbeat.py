@@ -1,4 +1,4 @@
-"""Who is silent for too long is lost: counted without a clock of its own, over real sockets, and under what a peer may do."""
+"""Heartbeat timeouts: silence counted without a clock, over sockets and with hostile peers."""
 
 import socket
 import threading
@@ -28,7 +28,7 @@ LIMIT = 10.0
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.booleans()), max_size=200))
-def test_silence_is_the_sum_of_ticks_since_something_arrived_and_a_long_tick_counts_as_a_short_one(ticks):
+def test_silence_is_sum_of_capped_ticks_since_arrival(ticks):
     counter = SilenceCounter(LIMIT, 0.0)
     counter.tick(0.0, {1: 0})
     now, arrived, expected = 0.0, 0, 0.0
@@ -43,7 +43,7 @@ def test_silence_is_the_sum_of_ticks_since_something_arrived_and_a_long_tick_cou
 
 
 @given(st.integers(1, 18), st.floats(0, 1e9))
-def test_whoever_was_stopped_gives_the_others_nearly_the_whole_time_again(ticks_before, absence_seconds):
+def test_stopped_process_grants_peers_most_of_the_timeout(ticks_before, absence_seconds):
     counter, now = SilenceCounter(LIMIT, 0.0), 0.0
     counter.tick(now, {1: 0, 2: 0})
     for _ in range(ticks_before):
@@ -53,15 +53,15 @@ def test_whoever_was_stopped_gives_the_others_nearly_the_whole_time_again(ticks_
     assert counter.tick(now + absence_seconds + 0.25, {1: 1, 2: 0}) == []
 
 
-def test_each_peer_is_counted_by_itself_and_one_that_is_not_looked_at_begins_anew():
+def test_each_peer_is_counted_separately():
     counter = SilenceCounter(1.0, 0.0)
-    told = [counter.tick(0.5 * tick, {1: 0, 2: tick, **({3: 0} if tick != 2 else {})}) for tick in range(5)]
-    assert told == [[], [], [1], [1], [1]]
+    silent_peers = [counter.tick(0.5 * tick, {1: 0, 2: tick, **({3: 0} if tick != 2 else {})}) for tick in range(5)]
+    assert silent_peers == [[], [], [1], [1], [1]]
 
 
 @pytest.fixture
 def pair():
-    """Both ends of a connection over TCP, as streams."""
+    """Yield both ends of a TCP connection, as streams."""
     with ExitStack() as files, socket.create_server(("127.0.0.1", 0)) as server:
         ours = files.enter_context(socket.create_connection(server.getsockname()))
         theirs = files.enter_context(server.accept()[0])
@@ -79,7 +79,7 @@ def arrives(stream, before):
     return stream.arrivals
 
 
-def test_a_part_of_an_array_is_an_arrival_and_so_is_what_nobody_has_read(pair):
+def test_partial_and_unread_data_are_arrivals(pair):
     (ours, _), (_, theirs) = pair
     before = ours.arrivals
     theirs.sendall(b'{"kind":"x","arrays":[["a","|u1",[100000000],100000000]]}\n')
@@ -103,18 +103,18 @@ def test_a_part_of_an_array_is_an_arrival_and_so_is_what_nobody_has_read(pair):
     assert ours.arrivals[1] == 0
 
 
-def test_closing_waits_for_no_reader_and_no_writer(pair):
+def test_close_does_not_wait_for_reader_or_writer(pair):
     """The peer neither writes nor reads."""
     (ours, _), _ = pair
     ended = []
 
     def read():
-        with suppress(ValueError):  # on a busy machine it comes after the closing
+        with suppress(ValueError):  # on a busy machine it runs after the close
             assert ours.receive() is None
         ended.append(None)
 
     def write():
-        with suppress(OSError, ValueError):  # which one depends on where it was
+        with suppress(OSError, ValueError):  # the error depends on where it was
             while True:
                 ours.send(Message("x", {"text": "x" * 10**6}))
         ended.append(None)
@@ -131,18 +131,18 @@ def test_closing_waits_for_no_reader_and_no_writer(pair):
     assert ended == [None, None]
 
 
-def test_the_system_ends_a_connection_that_nothing_acknowledges(pair):
-    (ours, theirs), (end, other) = pair
+def test_silence_limit_sets_tcp_timeouts(pair):
+    (ours, theirs), (end, other_end) = pair
     ours.limit_silence(20.0)
     assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
     assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 6
     assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 20_000
-    assert other.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0
-    theirs.limit_silence(365 * 86_400.0)  # the longest that the option takes
+    assert other_end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0
+    theirs.limit_silence(365 * 86_400.0)  # the maximum of the option
 
 
 class Nodes:
-    """A driver's control over sockets, whose other ends the test speaks for."""
+    """A driver's control over sockets whose other ends the test uses."""
 
     def __init__(self, files, count, limit_seconds):
         self.streams, channels = [], []
@@ -162,12 +162,19 @@ class Nodes:
 
     def greet(self, protocol=PROTOCOL):
         for node, stream in enumerate(self.streams):
-            told = {"node": node, "pid": 1, "identity": {"boot": "b", "network": "n"}, "scratch": "", "address": None, "protocol": protocol}
-            stream.send(Message("hello", {**told, "host": {**describe_host({}), "hostname": f"host-{node}"}}))
+            fields = {
+                "node": node,
+                "pid": 1,
+                "identity": {"boot": "b", "network": "n"},
+                "scratch": "",
+                "address": None,
+                "protocol": protocol,
+            }
+            stream.send(Message("hello", {**fields, "host": {**describe_host({}), "hostname": f"host-{node}"}}))
         self.control.nodes.greet(30.0)
 
-    def live(self, node):
-        """Give signs of life, and read what comes, until the test is over."""
+    def send_heartbeats(self, node):
+        """Send heartbeats and read messages until the test is over."""
 
         def talk():
             with suppress(OSError, ValueError):  # the test is over
@@ -188,11 +195,11 @@ class Nodes:
 
 @pytest.mark.quick_cases("False")
 @pytest.mark.parametrize("victim", [False, True])
-def test_a_silent_node_is_lost_and_blamed_even_where_its_victim_falls_first(victim):
+def test_silent_node_is_blamed_if_its_victim_fails_first(victim):
     with ExitStack() as files:
         nodes = Nodes(files, 3, 3.0)
         for node in (0, 1):
-            nodes.live(node)
+            nodes.send_heartbeats(node)
         nodes.greet()
         if victim:
             error = {"type": "RuntimeError", "message": "Connection reset by peer", "errno": None, "exit_code": None, "peer_lost": True}
@@ -211,27 +218,27 @@ def test_a_silent_node_is_lost_and_blamed_even_where_its_victim_falls_first(vict
         error = nodes.failure()
         assert str(error) == "node 2 (host host-2, 10.0.0.2) has not been heard of for 3 s (--node-timeout)"
         assert error.task == "agent-2"
-        while (message := nodes.streams[2].receive()) is not None:  # it has been cut off, and hears of its end when it can
+        while (message := nodes.streams[2].receive()) is not None:  # it is disconnected, and reads its end when it can
             assert message.kind == ALIVE.kind
 
 
 def test_several_silent_nodes_are_all_named():
     with ExitStack() as files:
         nodes = Nodes(files, 3, 3.0)
-        nodes.live(0)
+        nodes.send_heartbeats(0)
         nodes.greet()
         assert str(nodes.failure()) == (
             "node 1 (host host-1, 10.0.0.1) and node 2 (host host-2, 10.0.0.2) have not been heard of for 3 s (--node-timeout)"
         )
 
 
-def test_an_agent_of_another_protocol_is_told_apart():
+def test_agent_of_other_protocol_is_refused():
     with ExitStack() as files, pytest.raises(RunFailedError, match=f"node 0 speaks protocol 3, this driver {PROTOCOL}: install the same"):
         Nodes(files, 1, None).greet(protocol=3)
 
 
 @pytest.mark.parametrize(("fields", "spoken"), [({}, "a protocol from before it had a number"), ({"protocol": 99}, "protocol 99")])
-def test_who_joins_with_another_protocol_and_a_driver_of_another_one_are_told(pair, fields, spoken):
+def test_other_protocol_is_reported_to_both_sides(pair, fields, spoken):
     place = detect({}, "10.0.0.1:29400", 0, 2)
     launcher = ExternalLauncher(Job(nodes=2), place, b"x" * 16, {})
     problem = launcher._problem(JoinRequest(1, 0, {}, **fields), {}, set())

@@ -1,4 +1,4 @@
-"""Hosts of a run: lists as people, Slurm and MPI write them, and what is none."""
+"""Host lists as written by people, Slurm and MPI, and invalid ones."""
 
 import os
 import time
@@ -32,7 +32,7 @@ def names(text):
         ("::1,b,me@::ffff:10.0.0.1", ["::1", "b", "me@::ffff:10.0.0.1"]),
     ],
 )
-def test_lists(text, expected):
+def test_list_is_expanded(text, expected):
     assert names(text) == expected
 
 
@@ -40,17 +40,17 @@ def test_processes_of_each_host():
     assert parse_hosts("a:1,b[1-2]:2,c") == [Host("a", 1), Host("b1", 2), Host("b2", 2), Host("c", None)]
 
 
-def test_a_file_of_either_mpi(tmp_path):
+def test_host_file_of_either_mpi_is_read(tmp_path):
     path = tmp_path / "hosts"
     path.write_text("# the cluster\nnode0 slots=1\r\n\nnode1 slots=2 max_slots=4  # two cards\nnode2:3\nnode[3-4]\n")
     assert read_hostfile(path) == [Host("node0", 1), Host("node1", 2), Host("node2", 3), Host("node3"), Host("node4")]
 
 
-def test_a_host_with_two_numbers_and_what_is_no_file_are_refused(tmp_path):
+def test_repeated_slots_and_irregular_files_are_refused(tmp_path):
     (tmp_path / "twice").write_text("a slots=2 slots=3\n")
     os.mkfifo(tmp_path / "pipe")
-    for name, said in (("twice", "line 1: says slots= twice"), ("pipe", "is a pipe, not a file"), ("none", "No such file")):
-        with pytest.raises(UsageError, match=said):
+    for name, message in (("twice", "line 1: says slots= twice"), ("pipe", "is a pipe, not a file"), ("none", "No such file")):
+        with pytest.raises(UsageError, match=message):
             read_hostfile(tmp_path / name)
 
 
@@ -86,7 +86,7 @@ def test_a_host_with_two_numbers_and_what_is_no_file_are_refused(tmp_path):
         ("a,me@[fe80::1]", "IPv6 addresses are written without brackets"),
     ],
 )
-def test_what_is_no_list(text, named):
+def test_invalid_list_is_refused(text, named):
     with pytest.raises(UsageError, match=r"^--hosts: ") as caught:
         parse_hosts(text)
     assert named in str(caught.value)
@@ -102,7 +102,7 @@ def test_what_is_no_list(text, named):
         (b"a" * (1 << 21), "larger than 1 MiB"),
     ],
 )
-def test_what_is_no_file_of_hosts(tmp_path, text, named):
+def test_invalid_host_file_is_refused(tmp_path, text, named):
     path = tmp_path / "hosts"
     path.write_bytes(text)
     with pytest.raises(UsageError, match="--hostfile") as caught:
@@ -119,26 +119,26 @@ def test_what_is_no_file_of_hosts(tmp_path, text, named):
     ],
     ids=["PBS", "any-order", "with-numbers"],
 )
-def test_a_host_that_a_file_repeats_has_so_many_processes(tmp_path, text, expected):
+def test_repeated_host_has_as_many_processes(tmp_path, text, expected):
     path = tmp_path / "nodes"
     path.write_text(text)
     assert read_hostfile(path) == expected
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_host(tmp_path):
+def test_byte_order_mark_is_not_part_of_first_host(tmp_path):
     path = tmp_path / "nodes"
     path.write_text("node0 slots=2\nnode1\n", encoding="utf-8-sig")
     assert read_hostfile(path) == [Host("node0", 2), Host("node1")]
 
 
-def test_a_byte_order_mark_is_no_part_of_a_secret(tmp_path):
-    """Nodes whose files were written by different editors have the same one."""
+def test_byte_order_mark_is_not_part_of_secret(tmp_path):
+    """Files from different editors hold the same secret."""
     for encoding in ("utf-8", "utf-8-sig"):
         (tmp_path / encoding).write_text("0123456789abcdef\n", encoding=encoding)
         assert read_secret(tmp_path / encoding) == b"0123456789abcdef"
 
 
-def test_a_file_that_is_not_there(tmp_path):
+def test_missing_file_is_refused(tmp_path):
     with pytest.raises(UsageError, match="No such file"):
         read_hostfile(tmp_path / "nowhere")
 
@@ -147,7 +147,7 @@ NUMBERS = st.lists(st.integers(0, 2000), min_size=1, max_size=30, unique=True)
 
 
 @given(numbers=NUMBERS, width=st.integers(1, 6))
-def test_a_list_that_is_folded_into_ranges_is_the_list(numbers, width):
+def test_folded_ranges_equal_the_list(numbers, width):
     whole = [f"n{number:0{width}d}" for number in sorted(numbers)]
     ranges, previous = [], None
     for number in sorted(numbers):
@@ -161,7 +161,7 @@ def test_a_list_that_is_folded_into_ranges_is_the_list(numbers, width):
 
 
 @given(st.text(alphabet="ab01[]-,:@. \t*é$", max_size=30))
-def test_whatever_is_typed_is_a_list_of_hosts_or_refused(text):
+def test_any_text_is_host_list_or_refused(text):
     try:
         hosts = parse_hosts(text)
     except UsageError:
@@ -183,15 +183,15 @@ def test_whatever_is_typed_is_a_list_of_hosts_or_refused(text):
         ("\n".join(f"n{place}" for place in range(100_000)), "names more than 4,096 hosts"),
     ],
 )
-def test_a_file_of_very_many_hosts_is_refused_before_they_are_made(tmp_path, line, named):
+def test_huge_host_file_is_refused_before_expansion(tmp_path, line, named):
     path = tmp_path / "hosts"
     path.write_text(line)
     assert path.stat().st_size <= 1 << 20
     began = time.thread_time()
     with pytest.raises(UsageError, match=named):
         read_hostfile(path)
-    assert time.thread_time() - began < 5.0  # minutes where they are made
-    tracemalloc.start()  # which takes ten times as long
+    assert time.thread_time() - began < 5.0  # minutes if they were created
+    tracemalloc.start()  # takes ten times as long
     try:
         with pytest.raises(UsageError):
             read_hostfile(path)
@@ -200,7 +200,7 @@ def test_a_file_of_very_many_hosts_is_refused_before_they_are_made(tmp_path, lin
         tracemalloc.stop()
 
 
-def test_as_many_hosts_as_a_run_may_have_are_taken(tmp_path):
+def test_maximum_number_of_hosts_is_accepted(tmp_path):
     path = tmp_path / "hosts"
     path.write_text("n[0-2047] slots=2\nm[0-2047]\n")
     hosts = read_hostfile(path)

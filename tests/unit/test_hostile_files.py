@@ -1,7 +1,7 @@
-"""No file of a run, a sweep, a checkpoint or a prepared dataset, whatever is in it, brings a command to a traceback, a halt or its knees.
+"""Damaged files of runs, sweeps, checkpoints and datasets never crash or hang a command.
 
-`make test` has the same cases every time; `make conformance` others in each session. ``--seed N`` repeats those of a seed; a failure says
-with which number, and what was done to which file.
+`make test` has the same cases every time; `make conformance` others in each session. ``--seed N`` repeats those of a seed; a failure
+shows the number, and what was done to which file.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ DELETING = [["runs", "delete", "out/one", "--yes"], ["runs", "delete", "out/swep
 
 
 class Commands:
-    """Runs batches of commands below a folder, by a server that is started anew where it ends."""
+    """Runs batches of commands below a folder, by a server that is restarted when it ends."""
 
     def __init__(self, cache: Path) -> None:
         self._environment = {**os.environ, "TRAINER_DATA_CACHE": str(cache), "COLUMNS": "100"}
@@ -108,7 +108,7 @@ class Commands:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder with everything undamaged, which is copied to ``work`` beside it for each case."""
+    """Create a folder with everything undamaged, which is copied to ``work`` for each case."""
     root = tmp_path_factory.mktemp("hostile")
     before = os.environ.get("TRAINER_DATA_CACHE")
     os.environ["TRAINER_DATA_CACHE"] = str(root / "whole" / "cache")
@@ -123,21 +123,21 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def commands(place):
-    found = Commands(place / "work" / "cache")
-    yield found
-    found.close()
+    runner = Commands(place / "work" / "cache")
+    yield runner
+    runner.close()
 
 
 @pytest.fixture(scope="module")
 def undamaged(place, commands):
-    """What each command takes on the undamaged files: seconds and bytes; each of them comes to its end there."""
-    found = {}
+    """Return the seconds and bytes of each command on the undamaged files, where all succeed."""
+    costs = {}
     for command in (*QUICK, *SLOW, *OF_CHECKPOINT, *OF_STORE, *OF_SWEEP, *DELETING):
         answer = commands.run(fresh(place), [command])
         (result,) = answer["results"]
         assert (result["code"], result["problem"]) == (0, None), (command, result)
-        found[tuple(command)] = (result["seconds"], answer["memory_bytes"])
-    return found
+        costs[tuple(command)] = (result["seconds"], answer["memory_bytes"])
+    return costs
 
 
 def fresh(place: Path) -> Path:
@@ -146,8 +146,8 @@ def fresh(place: Path) -> Path:
     return place / "work"
 
 
-def files_of(place: Path) -> list[tuple[str, list[list[str]]]]:
-    """Each file that is damaged, and the commands that read it."""
+def damaged_files(place: Path) -> list[tuple[str, list[list[str]]]]:
+    """Return each file that is damaged, and the commands that read it."""
     store = next(path for path in (place / "whole" / "cache").iterdir() if path.name.startswith("digits"))
     run = [(f"out/one/{name}", QUICK) for name in (*RUN_FILES, *RUN_FILES, *LINE_FILES)]
     run += [(f"out/two/{name}", [command for command in QUICK if "out/two" in command]) for name in RUN_FILES]
@@ -157,11 +157,11 @@ def files_of(place: Path) -> list[tuple[str, list[list[str]]]]:
 
 
 def check(place, commands, undamaged, seed, number, *, most_commands):
-    """Do one case: damage a file, or two, and run some of the commands that read it."""
+    """Run one case: damage one or two files, and run some of the commands that read them."""
     chance = random.Random(f"{seed} {number}")
     work = fresh(place)
-    name, readers = chance.choice(files_of(place))
-    if readers is SLOW and chance.random() < 0.7:  # they take ten times as long as the others
+    name, readers = chance.choice(damaged_files(place))
+    if readers is SLOW and chance.random() < 0.7:  # they take ten times as long
         readers = QUICK
     hows = ("bytes", "value", "value", "value", "signed", "kind")
     done = [damage(work / name, chance.choice(hows), chance)]
@@ -183,18 +183,18 @@ def check(place, commands, undamaged, seed, number, *, most_commands):
     assert taken < most + MAX_BYTES, f"{case}: {chosen} took {taken >> 20} MiB instead of {most >> 20} MiB"
 
 
-def seed_of(request, capsys, default):
-    """Return the seed that is asked for, or else `default`; it is printed."""
-    given = request.config.getoption("seed")
-    seed = default if given is None else given
+def requested_seed(request, capsys, default):
+    """Return and print the requested seed, or else `default`."""
+    requested = request.config.getoption("seed")
+    seed = default if requested is None else requested
     with capsys.disabled():
         print(f"\nhostile files: --seed {seed}")
     return seed
 
 
 @pytest.mark.thorough
-def test_any_damage_is_an_error_or_none(place, commands, undamaged, request, capsys):
-    seed = seed_of(request, capsys, 1)
+def test_any_damage_is_at_most_an_error(place, commands, undamaged, request, capsys):
+    seed = requested_seed(request, capsys, 1)
     end = time.monotonic() + SECONDS_HERE
     for number in range(CASES_HERE):
         if time.monotonic() > end:
@@ -210,7 +210,7 @@ def outcome(commands, work, *command):
 
 
 @pytest.mark.thorough
-def test_a_damaged_run_is_listed_beside_the_others(place, commands):
+def test_damaged_run_is_listed_with_others(place, commands):
     work = fresh(place)
     replace_by(work / "out" / "one" / "summary.json", "link to a device")
     replace_by(work / "out" / "two" / "status.json", "pipe")
@@ -224,16 +224,16 @@ def test_a_damaged_run_is_listed_beside_the_others(place, commands):
 
 @pytest.mark.quick_cases("folder")
 @pytest.mark.parametrize("kind", ["gone", "folder", "link in a loop", "link to nothing"])
-def test_a_run_without_a_status_is_not_watched_for_ever(place, commands, kind):
+def test_run_without_status_is_not_watched_forever(place, commands, kind):
     work = fresh(place)
     replace_by(work / "out" / "one" / "status.json", kind)
-    code, said = outcome(commands, work, "watch", "out/one", "--wait", "0")
+    code, output = outcome(commands, work, "watch", "out/one", "--wait", "0")
     assert code == 2
-    assert "status.json" in said
+    assert "status.json" in output
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         (b"a = " + b"[" * 5000, "nested too deep"),
         (b"steps = " + b"1" * 5000, "not valid TOML"),
@@ -249,26 +249,26 @@ def test_a_run_without_a_status_is_not_watched_for_ever(place, commands, kind):
         (b"#" * (1 << 21), "larger than 1 MiB"),
     ],
 )
-def test_settings_are_read_within_bounds(tmp_path, commands, place, text, says):
+def test_settings_are_read_within_bounds(tmp_path, commands, place, text, message):
     path = tmp_path / "a.toml"
     path.write_bytes(text)
-    code, said = outcome(commands, fresh(place), "run", "--config", str(path), "--print-config")
+    code, output = outcome(commands, fresh(place), "run", "--config", str(path), "--print-config")
     assert code == 2
-    assert re.search(says, said)
+    assert re.search(message, output)
     assert "larger than 1 MiB" in outcome(commands, place, "run", "--config", "/dev/zero", "--print-config")[1]
 
 
 @pytest.mark.slow
-def test_slow_thousands_of_damages_are_errors_or_none(place, commands, undamaged, request, capsys):
-    seed = seed_of(request, capsys, SESSION_SEED)
+def test_slow_thousands_of_damages_are_at_most_errors(place, commands, undamaged, request, capsys):
+    seed = requested_seed(request, capsys, SESSION_SEED)
     for number in range(2000):
         check(place, commands, undamaged, seed, 10_000 + number, most_commands=6)
 
 
 @pytest.mark.slow
-def test_slow_each_field_may_be_null_or_missing_or_something_else(place, commands, request, capsys):
-    """Each field of each document of a run, the first two of a list, the first line of each file of lines."""
-    seed = seed_of(request, capsys, SESSION_SEED)
+def test_slow_any_field_may_be_null_missing_or_changed(place, commands, request, capsys):
+    """Each field of a run's documents, the first two of a list, the first line of line files."""
+    seed = requested_seed(request, capsys, SESSION_SEED)
     chance = random.Random(seed)
     work = fresh(place)
     for name in (*RUN_FILES, *LINE_FILES, f"{CHECKPOINT}/checkpoint.json"):
@@ -300,7 +300,7 @@ def places(tree, above=()):
 
 
 def altered(tree, place_in, value):
-    """The JSON of a tree with other text at a place, or, where there is none, without the place."""
+    """Return a tree's JSON with other text at a place, or, without text, without the place."""
     holder = tree
     for key in place_in[:-1]:
         holder = holder[key]

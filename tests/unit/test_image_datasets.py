@@ -1,4 +1,4 @@
-"""The image datasets: glyphs in colour, random images, CIFAR-10 and SVHN from files, folders of pictures."""
+"""Image datasets: coloured glyphs, random images, CIFAR-10 and SVHN files, picture folders."""
 
 from __future__ import annotations
 
@@ -59,33 +59,33 @@ def md5(path):
 
 
 def stored(cache, source, data_dir):
-    """Make a store from a source that is no plugin, and return images [n, c, h, w] and labels by split."""
+    """Make a store from an unregistered source; return images [n, c, h, w] and labels by split."""
     build_store(cache, "made", source.name, source, data_dir, again=True)
     files = {split: [np.load(cache / "made" / f"{split}_{kind}.npy") for kind in ("images", "labels")] for split in ("train", "test")}
     return {split: (images.transpose(0, 3, 1, 2), labels) for split, (images, labels) in files.items()}
 
 
 class TestGlyphs:
-    def test_do_not_depend_on_the_threads_that_render_them(self):
+    def test_do_not_depend_on_rendering_threads(self):
         tiles = glyph_tiles()
         images, labels = render_split(GLYPHS.style, tiles, 28, "train", 5 * BLOCK + 7)
         assert (images.shape, images.dtype) == ((5 * BLOCK + 7, 3, 32, 32), np.uint8)
         assert sorted(set(labels)) == list(range(10))
         for block in (5, 2, 0):
-            alone, alone_labels = render_block(GLYPHS.style, tiles, 28, "train", block)
-            assert np.array_equal(images[block * BLOCK :][:BLOCK], alone[: len(images) - block * BLOCK])
-            assert np.array_equal(labels[block * BLOCK :][:BLOCK], alone_labels[: len(images) - block * BLOCK])
+            block_images, block_labels = render_block(GLYPHS.style, tiles, 28, "train", block)
+            assert np.array_equal(images[block * BLOCK :][:BLOCK], block_images[: len(images) - block * BLOCK])
+            assert np.array_equal(labels[block * BLOCK :][:BLOCK], block_labels[: len(images) - block * BLOCK])
 
     @pytest.mark.thorough
-    def test_are_in_colour_and_tell_nothing_by_brightness(self):
+    def test_are_in_colour_and_uncorrelated_with_brightness(self):
         images, labels = render_split(GLYPHS.style, glyph_tiles(), 28, "train", 20 * BLOCK)
         means_nc = images.mean((2, 3)) / 255
-        assert np.abs(np.corrcoef(means_nc.T)[np.triu_indices(3, 1)]).max() < 0.1  # channels vary on their own
+        assert np.abs(np.corrcoef(means_nc.T)[np.triu_indices(3, 1)]).max() < 0.1  # channels vary independently
         brightness = [means_nc[labels == digit].mean() for digit in range(10)]
         assert np.ptp(brightness) < 0.03
 
     @pytest.mark.slow
-    def test_a_linear_model_learns_nothing(self):
+    def test_linear_model_learns_nothing(self):
         tiles = glyph_tiles()
         (x, y), (v, w) = (render_split(GLYPHS.style, tiles, 28, split, count) for split, count in (("train", 12_000), ("test", 2_000)))
         x, v = ((images.reshape(len(images), -1) / np.float32(255) - 0.5) for images in (x, v))
@@ -99,7 +99,7 @@ class TestGlyphs:
 
 
 class TestSyntheticImages:
-    def test_have_the_size_and_number_that_is_asked_for(self, cache):
+    def test_have_requested_size_and_number(self, cache):
         opened = stored_dataset.open_dataset("synthetic-images:size=20,classes=7,train=300,test=5")
         assert opened.info.input_shape == (3, 20, 20)
         assert (opened.info.classes, dict(opened.info.sizes)) == (7, {"train": 300, "test": 5})
@@ -114,18 +114,18 @@ class TestSyntheticImages:
         assert SYNTHETIC.name == "synthetic-images"
         assert (SYNTHETIC.size, SYNTHETIC.classes, SYNTHETIC.train, SYNTHETIC.test) == (224, 1000, 512, 128)
 
-    def test_one_meaning_has_one_name(self):
+    def test_equivalent_arguments_have_one_name(self):
         named = [SYNTHETIC.with_arguments(text).name for text in ("64", "size=64", "train=512,size=64", "size=64,channels=3")]
         assert named == ["synthetic-images:size=64"] * 4
         assert SYNTHETIC.with_arguments("224").name == SYNTHETIC.with_arguments("").name == "synthetic-images"
 
-    def test_more_begin_with_fewer(self):
+    def test_larger_set_begins_with_smaller(self):
         few, many = (SYNTHETIC.with_arguments(f"size=300,train={count}").load(None).blocks["train"] for count in (70, 140))
         first, second = (np.concatenate([images for images, _ in blocks()]) for blocks in (few, many))
         assert np.array_equal(first, second[:70])
 
     @pytest.mark.parametrize(
-        ("text", "says"),
+        ("text", "message"),
         [
             ("clases=10", r"got 'clases=10'; allowed: size=…, classes=….*Did you mean 'classes=10'"),
             ("size=64,size=32", "got 'size' twice"),
@@ -136,12 +136,12 @@ class TestSyntheticImages:
             ("size=64,10", "got '10'"),
         ],
     )
-    def test_wrong_arguments_are_named(self, text, says):
-        with pytest.raises(UsageError, match=says):
+    def test_wrong_arguments_are_named(self, text, message):
+        with pytest.raises(UsageError, match=message):
             stored_dataset.open_dataset(f"synthetic-images:{text}")
 
     @pytest.mark.slow
-    def test_a_large_set_is_never_held_in_memory(self, tmp_path):
+    def test_large_set_is_never_in_memory(self, tmp_path):
         script = "import resource; from crosstrain.data.store import stored_dataset as store\n"
         script += "store.prepare('digits'); before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         script += "store.prepare('synthetic-images:size=224,train=2000,test=1')\n"
@@ -152,7 +152,7 @@ class TestSyntheticImages:
 
 
 class TestNamesWithArguments:
-    def test_lead_to_stores_of_their_own(self, cache):
+    def test_lead_to_separate_stores(self, cache):
         names = ["synthetic-images:size=8,classes=3,train=9,test=9", "synthetic-images:size=9,classes=3,train=9,test=9"]
         paths = [stored_dataset.prepare(name) for name in names]
         assert len(set(paths)) == 2
@@ -168,11 +168,11 @@ class TestNamesWithArguments:
         stored_dataset.prepare(names[0], again=True)
         assert not stored_dataset.verify(names[0])[0].damaged
 
-    def test_are_refused_where_a_dataset_has_none(self):
+    def test_are_refused_for_dataset_without_arguments(self):
         with pytest.raises(UsageError, match=r"'digits' takes no arguments. Leave ':3' out"):
             stored_dataset.open_dataset("digits:3")
 
-    def test_the_base_name_is_looked_up(self):
+    def test_base_name_is_looked_up(self):
         with pytest.raises(UsageError, match=r"'synthetic-image'.*Did you mean 'synthetic-images'"):
             stored_dataset.open_dataset("synthetic-image:64")
 
@@ -195,15 +195,15 @@ def svhn_files(tmp_path):
 
 
 class TestSvhn:
-    def test_is_read_as_it_is_and_ten_is_zero(self, svhn_files, cache):
+    def test_is_read_unchanged_with_label_ten_as_zero(self, svhn_files, cache):
         folder, parts, checksums = svhn_files
-        found = stored(cache, SvhnSource(md5=checksums), folder)
-        images, labels = found["train"]
+        splits = stored(cache, SvhnSource(md5=checksums), folder)
+        images, labels = splits["train"]
         assert images.shape == (40, 3, 32, 32)
         assert images[7, 2, 5, 30] == parts["train"][0][5, 30, 2, 7]
         assert np.array_equal(images, parts["train"][0].transpose(3, 2, 0, 1))
         assert labels[:11].tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
-        assert np.array_equal(found["test"][0], parts["test"][0].transpose(3, 2, 0, 1))
+        assert np.array_equal(splits["test"][0], parts["test"][0].transpose(3, 2, 0, 1))
 
     def test_extra_follows_the_train_part(self, svhn_files, cache):
         folder, parts, checksums = svhn_files
@@ -212,13 +212,13 @@ class TestSvhn:
         assert (source.name, images.shape[0], len(labels)) == ("svhn:extra", 70, 70)
         assert np.array_equal(images[40:], parts["extra"][0].transpose(3, 2, 0, 1))
 
-    def test_the_published_checksums_hold(self, svhn_files, cache):
+    def test_published_checksums_hold(self, svhn_files, cache):
         folder, _, checksums = svhn_files
         with pytest.raises(UsageError, match=rf"train_32x32.mat' is not the published file: its md5 is {checksums['train']}, not e26dedcc"):
             stored_dataset.open_dataset("svhn", folder)
         assert not list(cache.iterdir())
 
-    def test_a_missing_file_is_named(self, svhn_files):
+    def test_missing_file_is_named(self, svhn_files):
         folder = svhn_files[0]
         (folder / "extra_32x32.mat").unlink()
         assert len(SVHN.originals(folder)) == 2
@@ -228,7 +228,7 @@ class TestSvhn:
             stored_dataset.open_dataset("svhn:extr", folder)
 
     @pytest.mark.parametrize(
-        ("make", "says"),
+        ("make", "message"),
         [
             (lambda path: path.write_bytes(path.read_bytes()[:-700]), "cannot be read from it"),
             (lambda path: path.write_bytes(b"<html>not found</html>" * 20), "cannot be read from it"),
@@ -241,11 +241,11 @@ class TestSvhn:
             (lambda path: write_mat(path, 3, [0, 1, 2]), "its labels lie in 0…2"),
         ],
     )
-    def test_an_unusable_file_is_named_and_nothing_is_kept(self, svhn_files, cache, make, says):
+    def test_unusable_file_is_named_and_nothing_stored(self, svhn_files, cache, make, message):
         folder, _, checksums = svhn_files
         make(folder / "test_32x32.mat")
         cache.mkdir()
-        with pytest.raises(UsageError, match=says) as caught:
+        with pytest.raises(UsageError, match=message) as caught:
             stored(cache, SvhnSource(md5={**checksums, "test": md5(folder / "test_32x32.mat")}), folder)
         assert "test_32x32.mat" in str(caught.value)
         assert not list(cache.iterdir())
@@ -268,12 +268,12 @@ def write_archive(path, contents):
 
 
 class Python2Pickler(pickle._Pickler):
-    """Writes what Python 2 wrote: byte strings as such, and numpy's functions under the names of that time."""
+    """Pickles as Python 2 did: byte strings as such, and numpy's functions by old names."""
 
     def save_string(self, value):
         self.write(pickle.BINSTRING + struct.pack("<i", len(value)) + value)
 
-    dispatch = {**pickle._Pickler.dispatch, bytes: save_string}  # noqa: RUF012 — as the class that it extends has it
+    dispatch = {**pickle._Pickler.dispatch, bytes: save_string}  # noqa: RUF012 — as in the base class
 
 
 def pickled(data, labels):
@@ -284,7 +284,7 @@ def pickled(data, labels):
 
 @pytest.fixture
 def cifar(tmp_path):
-    """Writers of the three forms; each returns the source that accepts the files as published."""
+    """Return writers of the three forms; each returns the source that accepts published files."""
     batches = cifar_batches()
 
     def write(form, contents=None):
@@ -307,23 +307,23 @@ class TestCifar10:
     @pytest.mark.parametrize("form", ["python", "binary", "folder"])
     def test_every_form_holds_the_same(self, cifar, cache, form):
         folder, batches, write = cifar
-        found = stored(cache, write(form), folder)
+        splits = stored(cache, write(form), folder)
         expected = np.concatenate([batches[name][0] for name in NAMES[:5]]).reshape(30, 3, 32, 32)
-        assert np.array_equal(found["train"][0], expected)
-        assert found["train"][1].tolist() == [label for name in NAMES[:5] for label in batches[name][1]]
-        assert np.array_equal(found["test"][0].reshape(6, 3072), batches["test_batch"][0])
-        assert found["test"][1].tolist() == batches["test_batch"][1]
+        assert np.array_equal(splits["train"][0], expected)
+        assert splits["train"][1].tolist() == [label for name in NAMES[:5] for label in batches[name][1]]
+        assert np.array_equal(splits["test"][0].reshape(6, 3072), batches["test_batch"][0])
+        assert splits["test"][1].tolist() == batches["test_batch"][1]
 
     @pytest.mark.parametrize(
         ("form", "published"), [("python", "c58f30108f718f92"), ("binary", "c32a1d4ab5d03f12"), ("folder", "c99cafc15224")]
     )
-    def test_the_published_checksums_hold(self, cifar, cache, form, published):
+    def test_published_checksums_hold(self, cifar, cache, form, published):
         folder, _, write = cifar
         write(form)
         with pytest.raises(UsageError, match=f"is not the published file: its md5 is [0-9a-f]+, not {published}"):
             stored_dataset.open_dataset("cifar10", folder)
 
-    def test_a_pickle_runs_nothing(self, cifar, cache):
+    def test_pickle_executes_nothing(self, cifar, cache):
         folder, _, write = cifar
         harmful = b"cos\nsystem\n(S'touch " + str(folder / "harm").encode() + b"'\ntR."
         source = write("python", dict.fromkeys(NAMES, harmful))
@@ -332,7 +332,7 @@ class TestCifar10:
         assert not (folder / "harm").exists()
 
     @pytest.mark.parametrize(
-        ("form", "contents", "says"),
+        ("form", "contents", "message"),
         [
             ("python", dict.fromkeys(NAMES[:4], pickled(np.zeros((1, 3072), np.uint8), [0])), "missing: data_batch_5, test_batch"),
             ("python", dict.fromkeys(NAMES, pickled(np.zeros((1, 3071), np.uint8), [0])), r"data_batch_1 holds uint8 \[1, 3071\]"),
@@ -341,13 +341,13 @@ class TestCifar10:
             ("binary", {f"{name}.bin": bytes(3000) for name in NAMES}, "data_batch_1 cannot be read"),
         ],
     )
-    def test_other_content_is_named(self, cifar, form, contents, says):
+    def test_other_content_is_named(self, cifar, form, contents, message):
         folder, _, write = cifar
         source = write(form, contents)
-        with pytest.raises(UsageError, match=says):
+        with pytest.raises(UsageError, match=message):
             source.load_in(folder, folder)
 
-    def test_a_torn_archive_is_named(self, cifar):
+    def test_truncated_archive_is_named(self, cifar):
         folder, _, write = cifar
         write("binary")
         path = folder / "cifar-10-binary.tar.gz"
@@ -355,7 +355,7 @@ class TestCifar10:
         with pytest.raises(UsageError, match=r"it is no whole archive|missing: "):
             Cifar10Source({path.name: md5(path)}).load_in(folder, folder)
 
-    def test_missing_files_are_told(self, tmp_path):
+    def test_missing_files_are_reported(self, tmp_path):
         with pytest.raises(UsageError, match=r"has no files of cifar10; give --data-dir.*cifar-10-python.tar.gz"):
             stored_dataset.open_dataset("cifar10", tmp_path)
 
@@ -363,9 +363,9 @@ class TestCifar10:
 @pytest.mark.thorough
 @pytest.mark.skipif(not HAS_TORCHVISION, reason="torchvision does the download")
 @pytest.mark.parametrize("name", ["cifar10", *(pytest.param(name, marks=pytest.mark.slow) for name in ("svhn", "svhn:extra"))])
-def test_a_download_that_fails_is_one_clear_error_and_leaves_nothing(cache, tmp_path, monkeypatch, name):
+def test_failed_download_is_one_error_and_leaves_nothing(cache, tmp_path, monkeypatch, name):
     for variable in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
-        monkeypatch.setenv(variable, "http://127.0.0.1:9")  # nobody listens there: no test reaches the internet
+        monkeypatch.setenv(variable, "http://127.0.0.1:9")  # no listener: no test reaches the internet
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     monkeypatch.setattr("tempfile.tempdir", None)
     (tmp_path / "temporary").mkdir()
@@ -383,7 +383,7 @@ def picture(path, colour, size=(40, 30), **options):
 
 @pytest.fixture
 def pictures(tmp_path):
-    """Two classes, five pictures in several formats and depths."""
+    """Create two classes with five pictures in several formats and depths."""
     root = tmp_path / "my pictures"
     picture(root / "train" / "cats" / "a.png", (200, 0, 0))
     picture(root / "train" / "cats" / "deep" / "er" / "b.bmp", (0, 200, 0), size=(20, 50))
@@ -395,7 +395,7 @@ def pictures(tmp_path):
 
 
 class TestImageFolder:
-    def test_is_decoded_to_one_size_and_labelled_by_folder(self, pictures, cache):
+    def test_is_decoded_to_size_and_labelled_by_folder(self, pictures, cache):
         opened = stored_dataset.open_dataset(f"image-folder:{pictures}?size=16")
         assert opened.info.input_shape == (3, 16, 16)
         assert (opened.info.classes, dict(opened.info.sizes), opened.info.images.flippable) == (2, {"train": 3, "test": 2}, True)
@@ -405,7 +405,7 @@ class TestImageFolder:
         assert opened.info.name == f"image-folder:{pictures}?size=16"
         assert stored_dataset.open_dataset("image-folder:?size=16", pictures).images("test").shape == (2, 3, 16, 16)
 
-    def test_sizes_and_folders_have_stores_of_their_own(self, pictures, cache):
+    def test_sizes_and_folders_have_separate_stores(self, pictures, cache):
         paths = {stored_dataset.prepare(f"image-folder:{pictures}{size}") for size in ("", "?size=224", "?size=8")}
         assert len(paths) == 2
         assert sorted(row.input_shape for row in dataset_list.list_datasets() if row.name.startswith("image-folder")) == [
@@ -414,7 +414,7 @@ class TestImageFolder:
         ]
         assert {report.name for report in stored_dataset.verify(f"image-folder:{pictures}?size=8")} == {f"image-folder:{pictures}?size=8"}
 
-    def test_a_changed_folder_leads_to_a_new_store(self, pictures, cache):
+    def test_changed_folder_gets_new_store(self, pictures, cache):
         name = f"image-folder:{pictures}?size=8"
         first = stored_dataset.open_dataset(name)
         assert stored_dataset.open_dataset(name).path == first.path
@@ -424,20 +424,20 @@ class TestImageFolder:
         picture(pictures / "train" / "dogs" / "new.png", (3, 2, 1))  # as many bytes as before
         assert stored_dataset.open_dataset(name).images("train")[3, :, 0, 0].tolist() == [3, 2, 1]
 
-    def test_what_a_changed_folder_left_can_be_removed(self, pictures, cache):
-        """Also when the pictures are gone; other folders' and sizes' stores stay."""
-        name, other = f"image-folder:{pictures}?size=8", f"image-folder:{pictures}?size=16"
-        first, kept = stored_dataset.prepare(name), stored_dataset.prepare(other)
+    def test_stores_of_changed_folder_can_be_removed(self, pictures, cache):
+        """Also without the pictures; stores of other folders and sizes stay."""
+        name, other_name = f"image-folder:{pictures}?size=8", f"image-folder:{pictures}?size=16"
+        first, other_store = stored_dataset.prepare(name), stored_dataset.prepare(other_name)
         picture(pictures / "train" / "dogs" / "new.png", (1, 2, 3))
         second = stored_dataset.prepare(name)
         shutil.rmtree(pictures)
-        found = find_stores(name)
-        assert sorted(found) == sorted([first, second])
-        for path in found:
+        stores = find_stores(name)
+        assert sorted(stores) == sorted([first, second])
+        for path in stores:
             remove_store(path)
         assert not first.exists()
         assert not second.exists()
-        assert kept.exists()
+        assert other_store.exists()
 
     def test_every_damaged_file_is_named(self, pictures, cache):
         torn = pictures / "train" / "cats" / "torn.png"
@@ -459,17 +459,17 @@ class TestImageFolder:
         (row,) = [row for row in dataset_list.list_datasets() if row.name == f"{name},skip-damaged=yes"]
         assert row.left_out == opened.left_out
 
-    def test_a_line_of_pixels_takes_no_more_memory_than_another_picture(self, pictures, tmp_path):
+    def test_line_of_pixels_takes_little_memory(self, pictures, tmp_path):
         for number, size in enumerate([(9000, 1), (1, 60_000), (1, 5_000_000), (2600, 1)]):
             Image.new("RGB", size, (9, 8, 7)).save(pictures / "train" / "cats" / f"line{number}.png")
         code = "import sys; from crosstrain.cli.main import main; main(sys.argv[1:]); print(open('/proc/self/status').read())"
         command = [sys.executable, "-c", code, "data", "prepare", f"image-folder:{pictures}"]
         environment = {**os.environ, "TRAINER_DATA_CACHE": str(tmp_path / "made")}
-        said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-        assert "7 + 2 examples in " in said
-        assert int(re.search(r"VmHWM:\s+(\d+) kB", said)[1]) < 300 << 10  # one of them took 580 MB
+        output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+        assert "7 + 2 examples in " in output
+        assert int(re.search(r"VmHWM:\s+(\d+) kB", output)[1]) < 300 << 10  # one of them once took 580 MB
 
-    def test_a_picture_that_is_too_large_is_named_and_can_be_left_out(self, pictures, cache):
+    def test_too_large_picture_is_named_and_can_be_skipped(self, pictures, cache):
         Image.new("1", (10_000, 9_000)).save(pictures / "train" / "cats" / "wide.png")
         with (pictures / "train" / "cats" / "long.webp").open("wb") as file:
             file.truncate(600 << 20)
@@ -481,7 +481,7 @@ class TestImageFolder:
         assert len(opened.left_out) == 2
 
     def test_no_program_is_started_for_a_picture(self, pictures, cache, tmp_path, monkeypatch):
-        """Pillow has Ghostscript read PostScript, whatever the file is called."""
+        """Pillow runs Ghostscript on PostScript, whatever the file's name."""
         gs = tmp_path / "bin" / "gs"
         gs.parent.mkdir()
         gs.write_text(f"#!/bin/sh\necho started >> {tmp_path}/log\n")
@@ -492,20 +492,20 @@ class TestImageFolder:
             stored_dataset.open_dataset(f"image-folder:{pictures}?size=8")
         assert not (tmp_path / "log").exists()
 
-    def test_damaged_notes_of_a_camera_are_no_matter(self, pictures, cache, recwarn):
+    def test_damaged_exif_is_ignored(self, pictures, cache, recwarn):
         notes = b"Exif\0\0II*\0\x08\0\0\0\x09\0" + b"\x12\x01\3\0\xff\xff\xff\0" * 2
         picture(pictures / "train" / "cats" / "noted.jpg", (1, 1, 1), exif=notes)
         stored_dataset.open_dataset(f"image-folder:{pictures}?size=8")
-        assert [str(one.message) for one in recwarn if "EXIF" in str(one.message)] == []
+        assert [str(warning.message) for warning in recwarn if "EXIF" in str(warning.message)] == []
 
-    def test_of_many_classes_the_first_are_named(self, pictures, cache):
+    def test_first_of_many_classes_are_named(self, pictures, cache):
         for number in range(300):
             (pictures / "train" / f"{number:03d}").mkdir()
         with pytest.raises(UsageError, match=r"without a file: 000, 001, .*, 099, and 200 more\. Fill") as refused:
             stored_dataset.open_dataset(f"image-folder:{pictures}?size=8")
         assert len(str(refused.value)) < 2000
 
-    def test_links_in_a_circle_end_and_each_folder_is_read_once(self, pictures, cache):
+    def test_circular_links_are_read_once(self, pictures, cache):
         cats = pictures / "train" / "cats"
         for name, target in {"l1": ".", "l2": ".", "up": "..", "top": "../..", "again": "deep"}.items():
             (cats / name).symlink_to(target)
@@ -515,7 +515,7 @@ class TestImageFolder:
         assert stored_dataset.open_dataset(f"image-folder:{pictures}?size=8").labels("train").tolist() == [0, 0, 0, 1]
 
     @pytest.mark.parametrize("place", ["train/cats/more", "train/birds", "train/cats/one.png"])
-    def test_a_link_out_of_the_folder_is_taken_where_that_is_asked_for(self, pictures, cache, tmp_path, place):
+    def test_link_out_of_folder_needs_option(self, pictures, cache, tmp_path, place):
         picture(tmp_path / "elsewhere" / "x.png", (1, 2, 3))
         (pictures / place).symlink_to(tmp_path / "elsewhere" / ("x.png" if place.endswith(".png") else ""))
         name = f"image-folder:{pictures}?size=8"
@@ -524,7 +524,7 @@ class TestImageFolder:
         assert f"\n  {pictures / place}" in str(caught.value)
         assert stored_dataset.open_dataset(f"{name},links-outside=yes").info.sizes["train"] == 4
 
-    def test_where_nothing_can_be_read_the_files_are_named(self, pictures, cache):
+    def test_unreadable_folder_names_its_files(self, pictures, cache):
         for kind in ("cats", "dogs"):
             shutil.rmtree(pictures / "train" / kind)
             (pictures / "train" / kind).mkdir()
@@ -537,26 +537,26 @@ class TestImageFolder:
             assert str(caught.value).count(".heic") == 100
             assert str(caught.value).endswith("\n  and 60 more")
 
-    def test_a_constant_channel_is_not_scaled(self, pictures, cache, capsys):
+    def test_constant_channel_is_not_scaled(self, pictures, cache, capsys):
         for number, (split, kind) in enumerate([("train", "cats"), ("train", "dogs"), ("val", "cats"), ("val", "dogs")]):
             shutil.rmtree(pictures / split / kind)
             picture(pictures / split / kind / "a.png", (number, 7, 0))
         opened = stored_dataset.open_dataset(f"image-folder:{pictures}?size=8")
         assert opened.info.std[1:] == (1.0, 1.0)
         assert opened.info.std[0] < 0.5
-        said = "all train images have one value in channel 1, 2, which is not scaled (std 1)"
-        assert opened.notes == (said,)
-        assert said in capsys.readouterr().err
+        note = "all train images have one value in channel 1, 2, which is not scaled (std 1)"
+        assert opened.notes == (note,)
+        assert note in capsys.readouterr().err
         assert np.isfinite(opened.inputs("train")).all()
 
-    def test_what_became_of_transparent_parts_is_noted(self, pictures, cache, capsys):
+    def test_transparent_parts_are_noted(self, pictures, cache, capsys):
         Image.new("RGBA", (8, 8), (0, 0, 0, 0)).save(pictures / "train" / "cats" / "clear.png")
         Image.new("RGBA", (8, 8), (5, 5, 5, 255)).save(pictures / "train" / "cats" / "full.png")
         name = f"image-folder:{pictures}?size=8"
-        for more, colour, said in (("", 255, "white"), (",background=BLACK", 0, "black"), (",background=0A0b0c", 10, "0a0b0c")):
+        for more, colour, background in (("", 255, "white"), (",background=BLACK", 0, "black"), (",background=0A0b0c", 10, "0a0b0c")):
             opened = stored_dataset.open_dataset(name + more)
             assert opened.images("train")[1, 0].tolist() == [[colour] * 8] * 8
-            note = f"1 picture has transparent parts, which became {said} (background={said})"
+            note = f"1 picture has transparent parts, which became {background} (background={background})"
             assert list(opened.notes) == described(opened)["notes"] == [note]
             assert note in capsys.readouterr().err
         assert stored_dataset.open_dataset(f"{name},background=ffffff").path == stored_dataset.open_dataset(name).path
@@ -565,7 +565,7 @@ class TestImageFolder:
         ):
             stored_dataset.open_dataset(f"{name},background=grey")
 
-    def test_what_is_no_file_is_named_and_not_waited_for(self, pictures, cache):
+    def test_irregular_file_is_named_without_waiting(self, pictures, cache):
         (pictures / "train" / "cats" / "nowhere.png").symlink_to("/nowhere/at/all")
         (pictures / "train" / "cats" / "round.png").symlink_to("round.png")
         (pictures / "val" / "dogs" / "outside.png").symlink_to(pictures / "train" / "dogs" / "c.jpg")
@@ -578,23 +578,23 @@ class TestImageFolder:
         opened = stored_dataset.open_dataset(f"{name},skip-damaged=yes")
         assert (dict(opened.info.sizes), len(opened.left_out)) == ({"train": 3, "test": 3}, 3)
 
-    def test_a_class_whose_name_is_not_utf8_is_refused(self, pictures, cache):
-        """A checkpoint and an export have the names of classes, and could not be written."""
+    def test_class_whose_name_is_not_utf8_is_refused(self, pictures, cache):
+        """Checkpoints and exports contain class names, and could not be written."""
         (pictures / "train" / "cats").rename(pictures / "train" / os.fsdecode(b"caf\xe9"))
         (pictures / "val" / "cats").rename(pictures / "val" / os.fsdecode(b"caf\xe9"))
         with pytest.raises(UsageError, match=r"class folders whose names are not UTF-8: caf\\xe9\. Rename them"):
             stored_dataset.open_dataset(f"image-folder:{pictures}?size=8")
         assert not list(cache.glob("*"))
 
-    def test_a_picture_whose_name_is_not_utf8_is_read(self, pictures, cache):
+    def test_picture_whose_name_is_not_utf8_is_read(self, pictures, cache):
         (pictures / "train" / "cats" / "a.png").rename(pictures / "train" / "cats" / os.fsdecode(b"caf\xe9.png"))
         (pictures / "train" / "cats" / os.fsdecode(b"bad\xe9.png")).write_bytes(b"")
         opened = stored_dataset.open_dataset(f"image-folder:{pictures}?size=8,skip-damaged=yes")
         assert opened.info.sizes["train"] == 3
         assert [line.partition(":")[0].rpartition("/")[2] for line in opened.left_out] == [r"bad\xe9.png"]
 
-    def test_a_folder_whose_path_is_not_utf8_is_refused(self, pictures, cache, monkeypatch):
-        """A run knows its data by name. A link to it is as good as another name."""
+    def test_folder_whose_path_is_not_utf8_is_refused(self, pictures, cache, monkeypatch):
+        """A run identifies its data by name; a link to the folder works as well."""
         odd = pictures.parent / os.fsdecode(b"caf\xe9")
         pictures.rename(odd)
         for name, folder in ((f"image-folder:{odd}", None), ("image-folder", odd)):
@@ -607,7 +607,7 @@ class TestImageFolder:
         assert stored_dataset.open_dataset(f"image-folder:{odd.parent / 'link'}?size=8").info.sizes["train"] == 3
 
     @pytest.mark.parametrize(
-        ("spoil", "says"),
+        ("spoil", "message"),
         [
             (lambda root: (root / "val").rename(root / "valid"), "has no folder 'test' or 'val'"),
             (lambda root: (root / "train").rename(root / "training"), "has no folder 'train'"),
@@ -615,19 +615,19 @@ class TestImageFolder:
             (lambda root: picture(root / "val" / "birds" / "x.png", (1, 1, 1)), "classes that are missing in the train folder: birds"),
         ],
     )
-    def test_another_layout_is_told(self, pictures, spoil, says):
+    def test_other_layout_is_reported(self, pictures, spoil, message):
         spoil(pictures)
-        with pytest.raises(UsageError, match=says):
+        with pytest.raises(UsageError, match=message):
             stored_dataset.open_dataset(f"image-folder:{pictures}")
 
-    def test_a_folder_may_have_a_question_mark_in_its_name(self, pictures):
+    def test_folder_name_may_have_question_mark(self, pictures):
         folder = pictures.rename(pictures.with_name("which one?"))
         source = IMAGE_FOLDER.with_arguments(str(folder))
         assert (source.folder, source.name) == (folder, f"image-folder:{folder}?")
         for written in (source, IMAGE_FOLDER.with_arguments(f"{folder}?size=32")):
             assert IMAGE_FOLDER.with_arguments(written.name.partition(":")[2]) == written
 
-    def test_a_folder_is_needed_once(self, pictures, tmp_path):
+    def test_folder_is_required_exactly_once(self, pictures, tmp_path):
         with pytest.raises(UsageError, match="needs a folder; write image-folder:PATH"):
             stored_dataset.open_dataset("image-folder")
         with pytest.raises(UsageError, match=r"^data: .*there is no folder"):
@@ -639,7 +639,7 @@ class TestImageFolder:
 
 
 def png_file(path, values_hwc, bits, key=None):
-    """Write a PNG of any depth, in grey or RGB; Pillow writes few."""
+    """Write a PNG of any depth, in grey or RGB; Pillow writes few of them."""
     height, width, channels = values_hwc.shape
     rows = values_hwc.reshape(height, -1)
     if bits == 16:
@@ -662,7 +662,7 @@ def pnm_file(path, values_hwc, bits, plain):
 
 
 def tiff_file(path, values_hwc, bits, order, white_is_zero):
-    """Write a TIFF of grey with 12 or 16 bits."""
+    """Write a grey TIFF with 12 or 16 bits."""
     height, width, _ = values_hwc.shape
     values = (2**bits - 1 - values_hwc if white_is_zero else values_hwc).reshape(height, width)
     if bits == 16:
@@ -677,7 +677,7 @@ def tiff_file(path, values_hwc, bits, order, white_is_zero):
 
 
 def saved(name, **options):
-    """Return a writer by Pillow of values with 8 or 16 bits."""
+    """Return a Pillow writer of values with 8 or 16 bits."""
 
     def write(path, values_hwc, bits):
         values = values_hwc[..., 0] if values_hwc.shape[2] == 1 else values_hwc
@@ -713,7 +713,7 @@ class TestPictures:
     @pytest.mark.parametrize("number", range(len(WRITERS)))
     @settings(max_examples=4, deadline=None)
     @given(st.integers(0, 2**32))
-    def test_every_format_and_depth_is_seen_alike(self, tmp_path_factory, number, seed):
+    def test_every_format_and_depth_decodes_equally(self, tmp_path_factory, number, seed):
         channels, bits, write = WRITERS[number]
         path = tmp_path_factory.getbasetemp() / "any.picture"
         values_hwc = np.random.default_rng(seed).integers(0, 2**bits, (16, 16, channels))
@@ -723,7 +723,7 @@ class TestPictures:
 
     @settings(max_examples=40, deadline=None)
     @given(st.integers(0, 2**32), st.sampled_from([(1, 1), (1, 2), (1, 4), (1, 8), (1, 16), (3, 8), (3, 16)]))
-    def test_a_transparent_colour_has_the_depth_of_its_file(self, tmp_path_factory, seed, kind):
+    def test_transparent_colour_has_depth_of_file(self, tmp_path_factory, seed, kind):
         channels, bits = kind
         path = tmp_path_factory.getbasetemp() / "key.png"
         values_hwc = np.random.default_rng(seed).integers(0, 2**bits, (16, 16, channels))
@@ -732,7 +732,7 @@ class TestPictures:
         expected = np.where(clear[..., None], (255, 0, 0), values_hwc * 255 / (2**bits - 1)).transpose(2, 0, 1)
         assert np.abs(decode(path, 16, "ff0000") - expected).max() <= 1
 
-    def test_the_middle_of_the_shorter_side_is_kept(self, tmp_path):
+    def test_middle_square_is_cropped(self, tmp_path):
         columns = np.repeat(np.arange(0, 240, 2, dtype=np.uint8)[None, :, None], 40, 0).repeat(3, 2)  # 40 high, 120 wide
         Image.fromarray(columns).save(tmp_path / "wide.png")
         assert decode(tmp_path / "wide.png", 40)[0, 0].tolist() == list(range(80, 160, 2))
@@ -749,8 +749,8 @@ class TestPictures:
         assert decode(tmp_path / "clear.png", 4)[:, 0, 0].tolist() == [128, 128, 129]
         assert decode(tmp_path / "palette.png", 4).shape == (3, 4, 4)
 
-    def test_ink_on_transparency_is_not_one_square(self, tmp_path):
-        """Whatever way a file has of saying which parts are transparent."""
+    def test_transparency_is_filled_with_background(self, tmp_path):
+        """In every way in which a file marks transparent parts."""
         ink = np.zeros((8, 8), np.uint8)
         ink[2:5, 2:5] = 255
         black = Image.new("L", (8, 8), 0)
@@ -762,13 +762,13 @@ class TestPictures:
         for name in ("la.png", "rgba.webp", "key.png", "key.gif", "deep.png"):
             for colour in ("ffffff", "ff0000"):
                 seen = []
-                found = decode(tmp_path / name, 8, colour, seen)
-                assert found[1].tolist() == np.where(ink == 255, 0, int(colour[2:4], 16)).tolist(), name
+                pixels = decode(tmp_path / name, 8, colour, seen)
+                assert pixels[1].tolist() == np.where(ink == 255, 0, int(colour[2:4], 16)).tolist(), name
                 assert seen == [tmp_path / name]
 
     @settings(max_examples=60, deadline=None)
     @given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 250), st.integers(1, 8), st.sampled_from(["RGB", "L"]))
-    def test_the_middle_is_that_of_the_whole_picture_scaled(self, tmp_path_factory, width, height, size, turned, mode):
+    def test_crop_equals_middle_of_scaled_picture(self, tmp_path_factory, width, height, size, turned, mode):
         path = tmp_path_factory.getbasetemp() / "drawn.png"
         shape = (height, width, 3) if mode == "RGB" else (height, width)
         exif = Image.Exif()
@@ -777,11 +777,13 @@ class TestPictures:
         with Image.open(path) as opened:
             whole = ImageOps.exif_transpose(opened).convert("RGB")
         sides = [max(size, round(length * size / min(whole.size))) for length in whole.size]
-        left, top = ((length - size) // 2 for length in sides)
-        expected = np.asarray(whole.resize(sides, Image.Resampling.BILINEAR).crop((left, top, left + size, top + size))).astype(int)
+        left_edge, top_edge = ((length - size) // 2 for length in sides)
+        expected = np.asarray(
+            whole.resize(sides, Image.Resampling.BILINEAR).crop((left_edge, top_edge, left_edge + size, top_edge + size))
+        ).astype(int)
         assert np.abs(decode(path, size).transpose(1, 2, 0) - expected).max() <= 1
 
-    def test_are_turned_as_the_camera_noted(self, tmp_path):
+    def test_are_rotated_by_exif_orientation(self, tmp_path):
         upright = np.zeros((8, 4, 3), np.uint8)
         upright[:4] = 255
         turned = Image.fromarray(np.rot90(upright, 1).copy())
@@ -800,12 +802,12 @@ class TestPictures:
         ("image-folder:a/b?size=224", "image-folder:HERE/a/b"),
     ],
 )
-def test_a_job_names_its_data_in_full(tmp_path, monkeypatch, typed, full):
+def test_job_has_full_data_name(tmp_path, monkeypatch, typed, full):
     monkeypatch.chdir(tmp_path)
     assert written_out(Job(data=typed)).data == full.replace("HERE", str(tmp_path))
 
 
-def test_a_job_names_the_whole_path_of_its_folder(tmp_path, monkeypatch):
+def test_job_has_absolute_folder_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/someone")
     assert written_out(Job(data="svhn", data_dir=Path("files"))).data_dir == tmp_path / "files"

@@ -1,4 +1,4 @@
-"""The image models: torchvision's architectures, the same numbers on both frameworks, at every size of image and batch."""
+"""Image models: torchvision's architectures, equal on both frameworks at any size and batch."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ FOLDER = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """What each script computed in a process of its own, run when first asked for."""
-    found = {}
+    """Return a function that returns a script's results, computed in a process on first use."""
+    results_by_name = {}
 
-    def of(name):
-        if name not in found:
+    def results_of(name):
+        if name not in results_by_name:
             path = tmp_path_factory.mktemp("models") / f"{name}.npz"
             done = subprocess.run([sys.executable, str(FOLDER / f"model_{name}.py"), str(path)], capture_output=True, text=True)
-            found[name] = dict(np.load(path)) if done.returncode == 0 else done.stderr
-        assert isinstance(found[name], dict), found[name]
-        return found[name]
+            results_by_name[name] = dict(np.load(path)) if done.returncode == 0 else done.stderr
+        assert isinstance(results_by_name[name], dict), results_by_name[name]
+        return results_by_name[name]
 
-    return of
+    return results_of
 
 
 def part(results, case, prefix):
@@ -59,7 +59,7 @@ def test_both_frameworks_compute_the_same(results, case):
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.plain], ids=str)
-def test_logits_are_those_of_plain_modules(results, case):
+def test_logits_equal_plain_modules(results, case):
     for framework in ("passes_tf", "passes_torch"):
         assert difference(results(framework), results("torchvision"), case, "evaluated") <= LOGITS_TOLERANCE
         if case.buffers:
@@ -69,17 +69,17 @@ def test_logits_are_those_of_plain_modules(results, case):
 
 @pytest.mark.parametrize("case", EMPTY, ids=str)
 @pytest.mark.parametrize("framework", ["passes_tf", "passes_torch"])
-def test_an_empty_slice_gives_nothing_and_moves_nothing(results, case, framework):
-    found = results(framework)
-    assert found[f"{case}/trained"].shape == found[f"{case}/evaluated"].shape == (0, case.classes)
-    gradients = part(found, case, "gradient/")
+def test_empty_batch_gives_zeros_and_keeps_buffers(results, case, framework):
+    arrays = results(framework)
+    assert arrays[f"{case}/trained"].shape == arrays[f"{case}/evaluated"].shape == (0, case.classes)
+    gradients = part(arrays, case, "gradient/")
     assert set(gradients) == set(case.parameters)
     assert all(not value.any() for value in gradients.values())
-    assert all(np.array_equal(case.buffers[name], value) for name, value in part(found, case, "buffer/").items())
+    assert all(np.array_equal(case.buffers[name], value) for name, value in part(arrays, case, "buffer/").items())
 
 
 @pytest.mark.parametrize("case", SINGLE, ids=str)
-def test_one_example_can_be_normalised(results, case):
+def test_single_example_is_normalised(results, case):
     tf, torch = results("passes_tf"), results("passes_torch")
     assert difference(tf, torch, case, "trained") <= LOGITS_TOLERANCE
     assert difference(tf, torch, case, "buffer/") <= LOGITS_TOLERANCE
@@ -88,12 +88,12 @@ def test_one_example_can_be_normalised(results, case):
     assert torch[f"{case}/buffer/{name}"] == pytest.approx(0.9 * case.buffers[name], rel=1e-6)
 
 
-def test_a_forward_function_leaves_the_buffers_alone(results):
+def test_forward_function_does_not_change_buffers(results):
     assert all(results("passes_torch")[f"{case}/unchanged"] for case in CASES + EMPTY + SINGLE)
 
 
 def test_low_precision_is_low_and_logits_are_float32(results):
-    """bf16 keeps eight bits: results are off by about 2⁻⁸, which also shows that it was used."""
+    """bf16 has eight bits: errors of about 2⁻⁸ also show that it was used."""
     for framework in ("passes_tf", "passes_torch"):
         low, full = results(framework)["bf16/trained"], results(framework)[f"{CASES[0]}/trained"]
         assert low.dtype == np.float32
@@ -101,7 +101,7 @@ def test_low_precision_is_low_and_logits_are_float32(results):
 
 
 @pytest.mark.parametrize("model", ["alexnet", "resnet18"])
-def test_initial_values_spread_as_torchvisions(results, model):
+def test_initial_values_have_spread_of_torchvision(results, model):
     ours = Case(model, (3, 224, 224), 1, 1000).parameters
     theirs = {name.split("/")[2]: value for name, value in results("torchvision").items() if name.startswith(f"spread/{model}/")}
     assert len(theirs) > 10
@@ -118,13 +118,13 @@ def test_initial_values_spread_as_torchvisions(results, model):
     ],
     ids=str,
 )
-def test_size_and_cost_are_the_published_ones(case, parameters, millions):
-    """The cost of torchvision's models is the one that torchvision documents with their weights (0.71 and 1.81 billion)."""
+def test_size_and_cost_equal_published_ones(case, parameters, millions):
+    """The cost is that documented by torchvision with its weights (0.71 and 1.81 billion)."""
     assert case.spec.size == parameters
     assert case.spec.multiply_adds / 1e6 == pytest.approx(millions, rel=1e-3)
 
 
-def test_too_small_an_image_is_refused_with_what_is_needed():
+def test_too_small_image_is_refused_with_minimum():
     with pytest.raises(UsageError, match="at least 8×8 pixels, but those of 'made' have 7×9"):
         _ = Case("cnn", (3, 7, 9), 1).spec
 

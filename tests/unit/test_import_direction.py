@@ -1,4 +1,4 @@
-"""Imports run one way, and a framework is imported only in its adapter."""
+"""Imports go in one direction, and a framework is imported only in its adapter."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ OWN_PROCESS = {
     "launch/launchers/ray_client.py": {"ray"},
     "launch/launchers/ray_node_holder.py": {"ray"},
 }
-"""Modules that run in a process of their own and may import a framework's package there."""
+"""Modules that run in a separate process and may import a framework's package there."""
 
 
 def packages(repository):
-    """The packages as pyproject.toml lists them: a folder imports only folders that stand before it."""
+    """Return the packages of pyproject.toml in order: a folder imports only earlier ones."""
     return tomllib.loads((repository / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
 
 
 @pytest.fixture(scope="module")
 def sources(repository):
-    """Every source file of the packages: path relative to the repository, and the absolute names of all modules it imports."""
-    found = {}
+    """Return every source file of the packages: its relative path and the modules it imports."""
+    modules_by_path = {}
     for package in packages(repository):
         folder = package.split(".")[1:]
         for path in sorted(repository.joinpath(*folder).glob("*.py")):
-            found[path.relative_to(repository).as_posix()] = set(imported(path, ["crosstrain", *folder]))
-    assert len(found) > 20
-    return found
+            modules_by_path[path.relative_to(repository).as_posix()] = set(imported(path, ["crosstrain", *folder]))
+    assert len(modules_by_path) > 20
+    return modules_by_path
 
 
 def imported(path, package):
@@ -52,47 +52,50 @@ def imported(path, package):
 
 
 def files_imported(sources):
-    """Return for each file the other files that it imports: a folder's ``__init__.py`` where that alone is named."""
+    """Return the files that each file imports; for a mere folder its ``__init__.py``."""
     modules = {"crosstrain." + path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in sources}
-    found = {}
+    files = {}
     for path, names in sources.items():
         longest = {
-            name for name in names if name in modules and not any(other.startswith(f"{name}.") and other in modules for other in names)
+            name for name in names if name in modules and not any(longer.startswith(f"{name}.") and longer in modules for longer in names)
         }
-        found[path] = {modules[name] for name in longest} - {path}
-    return found
+        files[path] = {modules[name] for name in longest} - {path}
+    return files
 
 
-def circles(arrows):
-    """Return every set of more than one node that all reach each other (Tarjan's strongly connected components)."""
-    numbers, lowest, stack, found = {}, {}, [], []
+def cycles_in(arrows):
+    """Return every set of several nodes that all reach each other.
+
+    These are Tarjan's strongly connected components.
+    """
+    numbers, lowest, stack, cycles = {}, {}, [], []
 
     def visit(node):
         numbers[node] = lowest[node] = len(numbers)
         stack.append(node)
-        for other in sorted(arrows.get(node, ())):
-            if other not in numbers:
-                visit(other)
-            if other in stack:
-                lowest[node] = min(lowest[node], lowest[other])
+        for target in sorted(arrows.get(node, ())):
+            if target not in numbers:
+                visit(target)
+            if target in stack:
+                lowest[node] = min(lowest[node], lowest[target])
         if lowest[node] == numbers[node]:
             at = stack.index(node)
             component = stack[at:]
             del stack[at:]
             if len(component) > 1:
-                found.append(sorted(component))
+                cycles.append(sorted(component))
 
     for node in sorted(arrows):
         if node not in numbers:
             visit(node)
-    return found
+    return cycles
 
 
-def folder_of(path):
+def package_folder(path):
     return path.rpartition("/")[0]
 
 
-def test_a_folder_imports_only_those_before_it(repository, sources):
+def test_folder_imports_only_earlier_folders(repository, sources):
     order = list(dict.fromkeys(package.split(".")[1] for package in packages(repository)))
     wrong = []
     for path, modules in sources.items():
@@ -106,28 +109,30 @@ def test_a_folder_imports_only_those_before_it(repository, sources):
     assert wrong == []
 
 
-def test_no_circle_of_files_exists(sources):
-    assert circles(files_imported(sources)) == []
+def test_files_have_no_import_cycle(sources):
+    assert cycles_in(files_imported(sources)) == []
 
 
-def test_subfolders_import_one_way(sources):
-    """An ``__init__.py`` may load folders that stand after its own when it is asked for something."""
+def test_subfolders_import_in_one_direction(sources):
+    """An ``__init__.py`` may import later folders lazily."""
     arrows = defaultdict(set)
-    for path, others in files_imported(sources).items():
+    for path, targets in files_imported(sources).items():
         if not path.endswith("/__init__.py"):
-            arrows[folder_of(path)] |= {folder_of(other) for other in others if not other.endswith("/__init__.py")} - {folder_of(path)}
-    assert circles(arrows) == []
+            arrows[package_folder(path)] |= {package_folder(target) for target in targets if not target.endswith("/__init__.py")} - {
+                package_folder(path)
+            }
+    assert cycles_in(arrows) == []
 
 
-def test_packages_are_the_folders_that_there_are(repository):
+def test_packages_are_the_existing_folders(repository):
     tops = {package.split(".")[1] for package in packages(repository)}
-    found = {path.parent for top in tops for path in repository.joinpath(top).rglob("*.py")}
-    assert {"crosstrain." + ".".join(path.relative_to(repository).parts) for path in found} == set(packages(repository))
+    folders = {path.parent for top in tops for path in repository.joinpath(top).rglob("*.py")}
+    assert {"crosstrain." + ".".join(path.relative_to(repository).parts) for path in folders} == set(packages(repository))
     assert {path.parent.name for path in repository.glob("*/py.typed")} == tops
 
 
 def tree(repository):
-    """The packages in their order, each with the first sentence of its ``__init__.py``, as docs/architecture.md shows them."""
+    """Return the packages with the first sentence of each ``__init__.py``, as in the docs."""
     models = {f"crosstrain.models.{name}" for name in available("model")}
     rows = []
     for package in packages(repository):
@@ -138,13 +143,13 @@ def tree(repository):
     return "\n".join(f"{name:<20}{says}" for name, says in rows)
 
 
-def test_the_documented_tree_is_that_of_the_packages(repository):
+def test_documented_tree_equals_packages(repository):
     assert tree(repository) in (repository / "docs/architecture.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.thorough
-def test_what_the_guides_import_can_be_imported(repository):
-    """The places that other people's models, datasets and backends import from: all of them before either framework."""
+def test_modules_of_the_guides_can_be_imported(repository):
+    """Modules that third-party models, datasets and backends import, before either framework."""
     guides = "\n".join(path.read_text(encoding="utf-8") for path in repository.glob("docs/*.md"))
     modules = sorted(set(re.findall(r"^ *from crosstrain[.]([\w.]+) import", guides, re.MULTILINE)))
     modules = [module for module in modules if not {"tf", "torch"} & set(module.split("."))]
@@ -156,12 +161,12 @@ def test_what_the_guides_import_can_be_imported(repository):
         assert done.returncode == 0, done.stderr
 
 
-def test_circles_are_seen():
-    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set()}) == [["a", "b", "c"]]
-    assert circles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+def test_import_cycles_are_detected():
+    assert cycles_in({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set()}) == [["a", "b", "c"]]
+    assert cycles_in({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
 
-def test_reports_read_files_alone(sources):
+def test_reports_import_no_other_packages(sources):
     allowed = {"core", "metrics", "records", "report"}
     wrong = [
         f"{path} imports {module}"
@@ -172,7 +177,7 @@ def test_reports_read_files_alone(sources):
     assert wrong == []
 
 
-def adapter_of(path):
+def adapter_backend(path):
     """Return the backend whose framework the file may import."""
     parts = path.removesuffix(".py").split("/")
     if len(parts) < 3 or parts[0] not in {"backends", "models"}:
@@ -181,23 +186,23 @@ def adapter_of(path):
     return name if name in FRAMEWORKS.values() else None
 
 
-def test_a_framework_is_imported_in_its_adapter_alone(sources):
+def test_framework_is_imported_only_in_its_adapter(sources):
     wrong = [
         f"{path} imports {module}"
         for path, modules in sources.items()
         for module in modules
         if (framework := module.split(".")[0]) in FRAMEWORKS
-        and adapter_of(path) != FRAMEWORKS[framework]
+        and adapter_backend(path) != FRAMEWORKS[framework]
         and framework not in OWN_PROCESS.get(path, set())
     ]
     assert wrong == []
 
 
-def test_no_module_beside_the_adapters_loads_a_framework(sources):
-    """Import them all in one process, the backends' packages too, since the driver looks up a backend without running it."""
+def test_only_adapters_load_a_framework(sources):
+    """All in one process, with backend packages, since the driver looks up backends."""
     modules = []
     for path in sources:
-        if path in OWN_PROCESS or (adapter_of(path) and not path.endswith("/__init__.py")):
+        if path in OWN_PROCESS or (adapter_backend(path) and not path.endswith("/__init__.py")):
             continue
         modules.append("crosstrain." + path.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
     script = (
@@ -207,7 +212,7 @@ def test_no_module_beside_the_adapters_loads_a_framework(sources):
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
 
 
-def test_the_rules_see_every_way_to_import(tmp_path):
+def test_rules_detect_every_way_to_import(tmp_path):
     path = tmp_path / "x.py"
     path.write_text(
         "import torch.nn as nn\ndef f():\n    from ..engine import loop\n    from . import base\n    from ...core.job import Job\n"

@@ -1,4 +1,4 @@
-"""What a leading task answers is believed only where it can be: steps that are outstanding, figures of workers that there are."""
+"""Impossible answers of a leading task are refused: unplanned steps, unknown workers."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_up_training import LeadingTask, to_the_end, training_loop
+from made_up_training import LeadingTask, run_to_end, training_loop
 from msgspec import structs
 
 from crosstrain.core.errors import RunFailedError
@@ -15,11 +15,11 @@ from crosstrain.engine.protocol.node_messages import Phase
 
 
 class RefusedError(RunFailedError):
-    """A leading task was given up."""
+    """A leading task was rejected."""
 
 
 class Task(LeadingTask):
-    """`change` turns the answers to a command into others."""
+    """A leading task whose answers to a command are replaced by `change`."""
 
     def __init__(self, mode="sync", change=lambda answers: answers):
         super().__init__()
@@ -40,23 +40,23 @@ class Task(LeadingTask):
 def train(task, mode="sync", stall_timeout=5.0):
     shape = {"mode": mode, "nodes": 2 if mode == "async" else 1}
     job = {"epochs": 3, "stall_timeout": stall_timeout, "eval_every": "1epochs", "save_final": False, **shape}
-    return to_the_end(training_loop(job, task))
+    return run_to_end(training_loop(job, task))
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_sound_answers_train(mode):
+def test_valid_answers_train(mode):
     assert train(Task(mode), mode).updates_reported == 24
 
 
 def changed(kind, **fields):
     def change(answers):
-        return [structs.replace(each, **fields) if each.kind == kind else each for each in answers]
+        return [structs.replace(answer, **fields) if answer.kind == kind else answer for answer in answers]
 
     return change
 
 
 @pytest.mark.parametrize(
-    ("change", "mode", "told"),
+    ("change", "mode", "message"),
     [
         (changed("steps", first_step=1_000_000), "sync", "which are not outstanding"),
         (changed("steps", first_step=1), "sync", "which are not outstanding"),
@@ -72,14 +72,14 @@ def changed(kind, **fields):
         (lambda answers: [Phase("nothing"), *answers], "sync", "which the training loop does not know"),
     ],
 )
-def test_what_cannot_be_is_refused_and_the_task_blamed(change, mode, told):
-    with pytest.raises(RefusedError, match=rf"^0: .*{told}"):
+def test_impossible_answer_is_refused_and_task_blamed(change, mode, message):
+    with pytest.raises(RefusedError, match=rf"^0: .*{message}"):
         train(Task(mode, change), mode)
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.sampled_from(["first_step", "examples", "worker"]), st.none() | st.integers(0, 2**53), st.sampled_from(["sync", "async"]))
-def test_whatever_number_steps_carry_the_loop_trains_on_or_refuses_them(field, value, mode):
+def test_steps_with_any_number_are_trained_or_refused(field, value, mode):
     if value is None and field != "worker":
         return
     with suppress(RefusedError):

@@ -1,4 +1,4 @@
-"""A setting that does nothing is refused where it is typed for a run, and told where it comes from elsewhere."""
+"""An ineffective setting is refused if typed for a run, and noted if from elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from crosstrain.cli.group import invoke
 from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
-from crosstrain.core.settings.job_fields import TAKES_EFFECT, environment_name, flag_name, flags_of, idle_settings, is_boolean
+from crosstrain.core.settings.job_fields import TAKES_EFFECT, environment_name, flag_name, idle_settings, is_boolean, requirement_flags
 from crosstrain.core.settings.sources import ResumedRun, resolve, shipped
 from crosstrain.core.settings.sweeps import Grid, plan
 from crosstrain.launch.sweep_folder import Entry, Request
@@ -43,67 +43,67 @@ WITHOUT = {
 
 
 WITH = {"schedule_coefficient": {"warmup_steps": "4"}}
-"""What the other setting needs in its turn."""
+"""Requirements of the other setting."""
 
 
 def json_value(text):
-    """A value as a file of settings has it."""
+    """Return a value as in a settings file."""
     return text == "true" if text in ("true", "false") else text
 
 
-def options_of(fields):
-    """What is typed for the values of settings."""
+def make_options(fields):
+    """Return the command-line options for values of settings."""
     return [f"--no-{name}" if value == "false" else f"{flag_name(name)}={value}" for name, value in fields.items()]
 
 
-def value_of(field):
+def sample_value(field):
     return VALUES.get(field, "0.5")
 
 
 @pytest.fixture(autouse=True)
-def a_framework(monkeypatch):
+def _installed_framework(monkeypatch):
     monkeypatch.setenv("TRAINER_BACKEND", "torch")
 
 
 def enabling(field):
-    """Every value of the other setting with which this one does something."""
+    """Return every value of the other setting with which this one has an effect."""
     needed = TAKES_EFFECT[field]
-    others = {"keep_best": "loss", "max_restarts": "3", "eval_every": "5steps", "checkpoint_every": "5steps"}
-    values = needed.values or (others.get(needed.field, "sqlite:///x.db"),)
+    values_by_field = {"keep_best": "loss", "max_restarts": "3", "eval_every": "5steps", "checkpoint_every": "5steps"}
+    values = needed.values or (values_by_field.get(needed.field, "sqlite:///x.db"),)
     return [{needed.field: str(value).lower() if isinstance(value, bool) else value, **WITH.get(field, {})} for value in values]
 
 
 @pytest.mark.parametrize("field", TAKES_EFFECT)
-def test_typed_it_is_refused_with_what_would_make_it_do_something(field, capsys):
-    others = options_of(WITHOUT.get(field, {}))
-    typed, shown = ([flag_name(field)], "True") if is_boolean(field) else ([flag_name(field), value_of(field)], value_of(field))
-    assert invoke(["run", "--print-config", *typed, *others]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith(f"error: {flag_name(field)}: got '{shown}', which does nothing, as ")
-    assert said.err.endswith(f"; it belongs to {flags_of(TAKES_EFFECT[field])}.\n")
+def test_typed_ineffective_setting_is_refused_with_remedy(field, capsys):
+    more = make_options(WITHOUT.get(field, {}))
+    typed, shown = ([flag_name(field)], "True") if is_boolean(field) else ([flag_name(field), sample_value(field)], sample_value(field))
+    assert invoke(["run", "--print-config", *typed, *more]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"error: {flag_name(field)}: got '{shown}', which does nothing, as ")
+    assert captured.err.endswith(f"; it belongs to {requirement_flags(TAKES_EFFECT[field])}.\n")
 
 
 @pytest.mark.parametrize("field", TAKES_EFFECT)
-def test_it_is_taken_where_it_does_something(field):
-    for other in enabling(field):
-        resolved = resolve({field: value_of(field), **other}, {"TRAINER_BACKEND": "torch"})
+def test_effective_setting_is_accepted(field):
+    for settings in enabling(field):
+        resolved = resolve({field: sample_value(field), **settings}, {"TRAINER_BACKEND": "torch"})
         assert resolved.idle == {}
         resolved.refuse_idle_flags()
 
 
 @pytest.mark.parametrize("field", TAKES_EFFECT)
-def test_from_a_file_or_a_variable_it_is_told(field, tmp_path):
+def test_ineffective_setting_from_file_or_variable_is_noted(field, tmp_path):
     path = tmp_path / "job.toml"
-    text = value_of(field)
+    text = sample_value(field)
     needed = [f"{name} = {json.dumps(json_value(value))}" for name, value in WITHOUT.get(field, {}).items()]
     path.write_text("\n".join([f"{field} = {text if text[0].isdigit() else repr(text)}", *needed]) + "\n")
     for environ, config, key in (({environment_name(field): text}, None, environment_name(field)), ({}, path, field)):
         resolved = resolve({}, {"TRAINER_BACKEND": "torch", **WITHOUT_ENVIRON.get(field, {}), **environ}, config)
         resolved.refuse_idle_flags()
-        (told,) = resolved.idle_notes()
-        assert told.startswith(f"{key}: got '{text}'")
-        assert (str(path) in told) == (config is not None)
+        (note,) = resolved.idle_notes()
+        assert note.startswith(f"{key}: got '{text}'")
+        assert (str(path) in note) == (config is not None)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_keep_needs_a_run_that_saves_checkpoints(settings, idle):
 WITHOUT_ENVIRON = {field: {environment_name(name): value for name, value in needed.items()} for field, needed in WITHOUT.items()}
 
 
-def test_what_a_run_goes_on_with_is_neither_refused_nor_told():
+def test_ineffective_setting_of_resumed_run_is_accepted():
     fields = Job(schedule_gamma=0.5, monitor=False, backend="torch").model_dump()
     resolved = resolve({"steps": "+5"}, {}, None, ResumedRun(fields, "earlier", 10, 1, lambda fields: None))
     assert resolved.idle == {}
@@ -137,22 +137,22 @@ def test_what_a_run_goes_on_with_is_neither_refused_nor_told():
 
 
 @pytest.mark.parametrize("name", shipped())
-def test_no_shipped_configuration_has_such_a_setting(name):
+def test_shipped_configurations_have_no_ineffective_settings(name):
     assert resolve({"backend": "torch"}, {}, name).idle == {}
 
 
-def test_a_sweep_tells_and_hands_on_what_does_something(tmp_path, capsys):
+def test_sweep_notes_ineffective_settings_and_passes_others(tmp_path, capsys):
     grid = ["--grid", "schedule=constant,step", "--schedule-gamma", "0.5", "--beta1", "0.5", "--out", str(tmp_path)]
     assert invoke(["sweep", *grid, "--dry-run"]) == 0
-    said = capsys.readouterr()
-    assert said.err.splitlines()[-2:] == [
+    captured = capsys.readouterr()
+    assert captured.err.splitlines()[-2:] == [
         "beta1: does nothing in 2 of 2 points; it belongs to --optimizer adam or adamw",
         "schedule_gamma: does nothing in 1 of 2 points; it belongs to --schedule step",
     ]
-    constant, step = said.out.splitlines()
+    constant, step = captured.out.splitlines()
     assert "--schedule-gamma 0.5" in step
     assert "--schedule-gamma" not in constant
-    assert "--beta1" not in said.out
+    assert "--beta1" not in captured.out
 
 
 settings_of_jobs = st.fixed_dictionaries(
@@ -172,7 +172,7 @@ settings_of_jobs = st.fixed_dictionaries(
 
 
 def typed(words):
-    """The options of a command as `resolve` takes them."""
+    """Return the options of a command as `resolve` takes them."""
     flags, iterator = {}, iter(words)
     for word in iterator:
         name = word.removeprefix("--").removeprefix("no-").replace("-", "_")
@@ -181,7 +181,7 @@ def typed(words):
 
 
 @given(settings_of_jobs)
-def test_commands_that_are_made_for_a_run_are_never_refused_and_mean_the_same(fields):
+def test_generated_commands_are_accepted_and_equivalent(fields):
     job = Job.model_validate(fields)
     (point,) = plan(Grid({"seed": [0]}), {name: str(value) for name, value in fields.items()}, {}, None)
     commands = [

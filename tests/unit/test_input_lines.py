@@ -14,7 +14,7 @@ from crosstrain.core.errors import InterruptedRunError
 
 
 def read(*chunks):
-    """The batches that a reader gets of what is written in these pieces."""
+    """Return the batches that a reader gets when these chunks are written."""
     source, sink = os.pipe()
 
     def write():
@@ -26,39 +26,39 @@ def read(*chunks):
 
     writer = threading.Thread(target=write)
     writer.start()
-    found = list(arriving_lines(source, lambda: False))
+    batches = list(arriving_lines(source, lambda: False))
     writer.join()
     os.close(source)
-    return found
+    return batches
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.text(alphabet="ab\n\u2028\x85\x0c", max_size=9).map(str.encode), max_size=9))
-def test_lines_end_at_line_feeds_alone_however_they_arrive(chunks):
+def test_lines_end_only_at_line_feeds(chunks):
     whole = b"".join(chunks)
     expected = whole.removesuffix(b"\n").split(b"\n") if whole else []
     assert [line for batch in read(*chunks) for line in batch] == expected
 
 
-def test_a_line_that_is_too_long_is_passed_over_and_not_held():
+def test_too_long_line_is_skipped_and_not_stored():
     long = b"x" * (MAX_LINE_BYTES + 1)
-    found = [line for batch in read(b"one\r\n", long, long, b"\ntwo\n", b"y" * MAX_LINE_BYTES, b"\n", long) for line in batch]
-    assert found == [b"one", None, b"two", b"y" * MAX_LINE_BYTES, None]
+    lines = [line for batch in read(b"one\r\n", long, long, b"\ntwo\n", b"y" * MAX_LINE_BYTES, b"\n", long) for line in batch]
+    assert lines == [b"one", None, b"two", b"y" * MAX_LINE_BYTES, None]
 
 
-def test_no_more_lines_at_once_than_there_should_be():
-    found = read(b"line\n" * (3 * MAX_LINES + 1))
-    assert sum(map(len, found)) == 3 * MAX_LINES + 1
-    assert max(map(len, found)) <= MAX_LINES
+def test_batches_have_maximum_number_of_lines():
+    batches = read(b"line\n" * (3 * MAX_LINES + 1))
+    assert sum(map(len, batches)) == 3 * MAX_LINES + 1
+    assert max(map(len, batches)) <= MAX_LINES
 
 
-def test_long_lines_are_taken_few_at_a_time():
-    found = read((b"x" * 60_000 + b"\n") * 300)
-    assert sum(map(len, found)) == 300
-    assert max(sum(map(len, lines)) for lines in found) < MAX_BYTES + 2 * MAX_LINE_BYTES
+def test_batches_of_long_lines_are_bounded_in_bytes():
+    batches = read((b"x" * 60_000 + b"\n") * 300)
+    assert sum(map(len, batches)) == 300
+    assert max(sum(map(len, lines)) for lines in batches) < MAX_BYTES + 2 * MAX_LINE_BYTES
 
 
-def test_a_line_is_there_before_the_next_is_written():
+def test_line_arrives_before_next_is_written():
     source, sink = os.pipe()
     lines = arriving_lines(source, lambda: False)
     for text in (b"first", b"second"):
@@ -69,7 +69,7 @@ def test_a_line_is_there_before_the_next_is_written():
     os.close(source)
 
 
-def test_a_wait_ends_where_it_is_to_be_interrupted():
+def test_wait_ends_on_interrupt():
     source, sink = os.pipe()
     with pytest.raises(InterruptedRunError):
         next(arriving_lines(source, lambda: True))

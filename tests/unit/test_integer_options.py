@@ -1,4 +1,4 @@
-"""Every option of every command that takes an integer takes decimal digits alone."""
+"""Integer options of all commands accept only decimal digits."""
 
 import click
 import pytest
@@ -26,7 +26,7 @@ FOUND = [
 
 
 @pytest.mark.parametrize("kind", FOUND)
-def test_it_is_an_integer_in_decimal_digits(kind):
+def test_option_accepts_only_decimal_digits(kind):
     assert isinstance(kind, IntegerRange)
     for text in ("1_0", "١", " 1", "1.0", "0x1", "", "9" * 5000):
         with pytest.raises(click.BadParameter):

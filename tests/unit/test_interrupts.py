@@ -1,4 +1,4 @@
-"""Signals that ask a command to end, at moments and in places where they may be lost, or are not meant for it."""
+"""Signals that end a command, at moments and places where they may be lost or ignored."""
 
 import signal
 import subprocess
@@ -15,13 +15,13 @@ from crosstrain.cli.interrupts import RememberedInterrupts
 class Finalised:
     def __del__(self):
         os.kill(os.getpid(), int(sys.argv[1]))
-        for _ in range(1000):  # the handler is called within
+        for _ in range(1000):  # the handler is called in this loop
             pass
 
 with RememberedInterrupts() as interrupts:
     interrupts.check()
     Finalised()
-    print("went on")
+    print("continued")
     try:
         interrupts.check()
     except KeyboardInterrupt:
@@ -30,19 +30,19 @@ with RememberedInterrupts() as interrupts:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_in_a_finaliser_is_not_forgotten(number):
+def test_interrupt_in_finaliser_is_not_lost(number):
     done = subprocess.run([sys.executable, "-c", SCRIPT, str(int(number))], capture_output=True, text=True)
-    assert done.stdout == "went on\ninterrupted\n", done.stderr
+    assert done.stdout == "continued\ninterrupted\n", done.stderr
     assert "Exception ignored in" in done.stderr
 
 
 @pytest.mark.usefixtures("signals_as_before")
 @pytest.mark.parametrize(("inherited", "expected"), [(signal.SIG_DFL, ["in good order"]), (signal.SIG_IGN, [])])
-def test_a_terminal_that_is_closed_ends_a_run_unless_it_was_started_to_outlive_that(inherited, expected):
-    """``nohup trainer run … &``: what is ignored when a command starts stays so."""
+def test_closed_terminal_ends_run_unless_nohup(inherited, expected):
+    """``nohup trainer run … &``: a signal ignored when a command starts stays ignored."""
     signal.signal(signal.SIGHUP, inherited)
     did = []
     with EndingSignals(lambda: did.append("in good order"), lambda: did.append("at once")) as signals:
         signal.raise_signal(signal.SIGHUP)
         assert (did, signals.interrupted) == (expected, bool(expected))
-    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # of one that was interrupted, a late signal is nothing more
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # once interrupted, late signals are ignored

@@ -1,4 +1,4 @@
-"""Each backend is usable where the other framework is not installed."""
+"""Each backend works where the other framework is not installed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ ABSENT = {
     "tf": ["torch", "functorch", "lightning", "pytorch_lightning", "accelerate"],
     "torch": ["tensorflow", "keras", "tf_keras"],
 }
-"""For each backend: what is left out of its environment, by the beginning of the name."""
+"""For each backend: prefixes of the packages missing in its environment."""
 
 OTHER = {"tf": "torch", "torch": "tf"}
 
 
 @pytest.fixture(scope="module", params=["tf", "torch"])
-def alone(request, tmp_path_factory, make_environment):
-    """An environment with one framework: the backend's name, and the command line in it."""
+def single_backend(request, tmp_path_factory, make_environment):
+    """Return a backend's name, and the command line in an environment with only its framework."""
     folder = tmp_path_factory.mktemp(f"{request.param}-alone")
     python = make_environment(folder / "env", ABSENT[request.param])
 
@@ -30,29 +30,29 @@ def alone(request, tmp_path_factory, make_environment):
 
 
 @pytest.mark.thorough
-def test_backends_shows_one_and_how_to_get_the_other(alone):
-    backend, trainer = alone
+def test_backends_lists_one_and_installation_of_other(single_backend):
+    backend, trainer = single_backend
     done = trainer("backends", "--json")
-    found = {one["name"]: one for one in json.loads(done.stdout)}
-    other = OTHER[backend]
-    assert found[backend]["problem"] is None, found
-    assert found[backend]["version"]
-    assert "cpu" in found[backend]["devices"]
-    assert found[other]["version"] is None
-    assert "is not installed" in found[other]["problem"]
-    assert found[other]["hint"] == f"pip install 'crosstrain[{other}]'"
+    rows = {row["name"]: row for row in json.loads(done.stdout)}
+    missing = OTHER[backend]
+    assert rows[backend]["problem"] is None, rows
+    assert rows[backend]["version"]
+    assert "cpu" in rows[backend]["devices"]
+    assert rows[missing]["version"] is None
+    assert "is not installed" in rows[missing]["problem"]
+    assert rows[missing]["hint"] == f"pip install 'crosstrain[{missing}]'"
 
 
 @pytest.mark.quick_cases("torch")
-def test_auto_takes_the_one_that_is_there(alone):
-    backend, trainer = alone
+def test_auto_takes_installed_backend(single_backend):
+    backend, trainer = single_backend
     done = trainer("run", "--print-config", "--json")
     assert json.loads(done.stdout)["backend"]["value"] == backend
 
 
 @pytest.mark.quick_cases("torch")
-def test_asking_for_the_other_says_what_to_install(alone):
-    backend, trainer = alone
+def test_missing_backend_names_installation(single_backend):
+    backend, trainer = single_backend
     done = trainer("run", "--backend", OTHER[backend])
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: backend '{OTHER[backend]}' needs the package ")
@@ -61,9 +61,9 @@ def test_asking_for_the_other_says_what_to_install(alone):
 
 
 @pytest.mark.thorough
-def test_a_run_succeeds(alone):
-    _, trainer = alone
+def test_run_succeeds(single_backend):
+    _, trainer = single_backend
     done = trainer("run", "--steps", "20", "--eval-every", "end", "--json")
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
-    assert (summary["state"], summary["backend"], summary["updates_applied"]) == ("succeeded", alone[0], 20)
+    assert (summary["state"], summary["backend"], summary["updates_applied"]) == ("succeeded", single_backend[0], 20)

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from crosstrain.backends.base import Availability
-from crosstrain.launch.preflight.interview import cache_file, probe_kept
+from crosstrain.launch.preflight.interview import cache_file, probe_with_cache
 
 PLUGIN = """
 import os
@@ -51,9 +51,9 @@ AVAILABLE = [Availability("counting", "1.0", ("cpu",))]
 
 @pytest.mark.thorough
 def test_framework_is_probed_once(count_probes):
-    assert [probe_kept(["counting"]) for _ in range(3)] == [AVAILABLE] * 3
+    assert [probe_with_cache(["counting"]) for _ in range(3)] == [AVAILABLE] * 3
     assert count_probes() == 1
-    assert probe_kept(["counting"], fresh=True) == AVAILABLE
+    assert probe_with_cache(["counting"], fresh=True) == AVAILABLE
     assert count_probes() == 2
 
 
@@ -69,41 +69,41 @@ def changes(tmp_path, monkeypatch):
 @pytest.mark.thorough
 @pytest.mark.parametrize("change", ["another package", "the backend's file", "a variable"])
 def test_changed_dependency_probes_again(count_probes, tmp_path, monkeypatch, change):
-    probe_kept(["counting"])
+    probe_with_cache(["counting"])
     changes(tmp_path, monkeypatch)[change]()
-    assert probe_kept(["counting"]) == AVAILABLE
+    assert probe_with_cache(["counting"]) == AVAILABLE
     assert count_probes() == 2
 
 
 def test_problem_is_not_cached(count_probes, monkeypatch):
     monkeypatch.setenv("COUNTING_PROBLEM", "it is broken")
-    assert [probe_kept(["counting"])[0].problem for _ in range(2)] == ["it is broken"] * 2
+    assert [probe_with_cache(["counting"])[0].problem for _ in range(2)] == ["it is broken"] * 2
     assert count_probes() == 2
     monkeypatch.delenv("COUNTING_PROBLEM")
-    assert probe_kept(["counting"]) == AVAILABLE
+    assert probe_with_cache(["counting"]) == AVAILABLE
 
 
-@pytest.mark.quick_cases("found5")
+@pytest.mark.quick_cases("content5")
 @pytest.mark.parametrize(
-    "found", ["", "[]", "{", '{"counting": 3}', '{"counting": {"holds_for": 1, "version": "1.0", "devices": []}}', "[" * 10**5]
+    "content", ["", "[]", "{", '{"counting": 3}', '{"counting": {"holds_for": 1, "version": "1.0", "devices": []}}', "[" * 10**5]
 )
-def test_invalid_cache_file_is_replaced(count_probes, found):
+def test_invalid_cache_file_is_replaced(count_probes, content):
     cache_file().parent.mkdir(parents=True)
-    cache_file().write_text(found)
-    assert [probe_kept(["counting"]) for _ in range(2)] == [AVAILABLE] * 2
+    cache_file().write_text(content)
+    assert [probe_with_cache(["counting"]) for _ in range(2)] == [AVAILABLE] * 2
     assert count_probes() == 1
     assert set(json.loads(cache_file().read_text())) == {"counting"}
 
 
 @pytest.mark.thorough
 def test_cache_file_writable_by_others_is_ignored(count_probes):
-    probe_kept(["counting"])
+    probe_with_cache(["counting"])
     cache_file().chmod(0o666)
-    probe_kept(["counting"])
+    probe_with_cache(["counting"])
     assert count_probes() == 2
 
 
 def test_unwritable_cache_folder_caches_nothing(count_probes, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
-    assert [probe_kept(["counting"]) for _ in range(2)] == [AVAILABLE] * 2
+    assert [probe_with_cache(["counting"]) for _ in range(2)] == [AVAILABLE] * 2
     assert count_probes() == 2

@@ -1,4 +1,4 @@
-"""The fast reader of summaries, which lists of runs use: it agrees with the schema on every value."""
+"""The fast reader of summaries, for lists of runs, agrees with the schema on every value."""
 
 from __future__ import annotations
 

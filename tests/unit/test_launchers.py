@@ -23,9 +23,9 @@ from crosstrain.launch.launchers.registry import (
     LaunchRequest,
     allocated,
     choose_launcher,
+    launcher_taking,
     placed_without,
     takes_option,
-    who_takes,
 )
 from crosstrain.launch.launchers.rendezvous import ExternalLauncher
 from crosstrain.launch.launchers.slurm import SrunStarter
@@ -42,16 +42,16 @@ def test_automatic_launchers_have_names():
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "kind"),
+    ("name", "options", "kind"),
     [
         ("local", {}, LocalLauncher),
         ("rendezvous", {"membership": JOINED, "secret": b"secret", "asked": {"nodes": 2}}, ExternalLauncher),
         ("ssh", {"hosts": HOSTS}, RemoteLauncher),
     ],
 )
-def test_auto_selects_launcher_from_the_request(name, given, kind):
+def test_auto_selects_launcher_from_the_request(name, options, kind):
     for launcher in ("auto", name):
-        run = LaunchRequest(Job(nodes=2, launcher=launcher), print, **given)
+        run = LaunchRequest(Job(nodes=2, launcher=launcher), print, **options)
         made = choose_launcher(run)
         assert type(made) is kind
         assert made.job is run.job
@@ -113,7 +113,7 @@ def test_launchers_detect_processes_with_nodes(around):
     assert placed_without("hosts", around)
     assert not placed_without("hosts", {})
     assert placed_without("ray_address", around) == ("SLURM_JOB_ID" in around)
-    assert who_takes("ray_address") == "ray"
+    assert launcher_taking("ray_address") == "ray"
 
 
 def test_hosts_file_is_for_launchers_that_accept_it(brought, tmp_path, monkeypatch, capsys):
@@ -160,7 +160,7 @@ def test_doctor_and_run_name_the_same_flag(capsys):
 
 
 @pytest.mark.parametrize(
-    ("job", "given", "message"),
+    ("job", "options", "message"),
     [
         ({"launcher": "local"}, {"membership": JOINED}, "'local' starts all nodes on this machine, and torchrun has them elsewhere"),
         ({"launcher": "local"}, {"hosts": HOSTS}, "'local' starts all nodes on this machine, and --hosts has them elsewhere"),
@@ -170,9 +170,9 @@ def test_doctor_and_run_name_the_same_flag(capsys):
         ({"bandwidth": "100mbit"}, {"hosts": HOSTS}, "bandwidth: got '100mbit', which is for virtual nodes; these were started by ssh"),
     ],
 )
-def test_launcher_that_cannot_start_is_refused(job, given, message):
+def test_launcher_that_cannot_start_is_refused(job, options, message):
     with pytest.raises(UsageError, match=message):
-        choose_launcher(LaunchRequest(Job(nodes=2, **job), print, **given))
+        choose_launcher(LaunchRequest(Job(nodes=2, **job), print, **options))
 
 
 def test_hosts_decide_the_number_of_nodes():

@@ -11,7 +11,7 @@ from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
 from crosstrain.core.schedules import SCHEDULES
 from crosstrain.core.settings.job_fields import choices
-from crosstrain.core.update_rules import base_learning_rate, explained_schedule, learning_rates, refuse_without_width
+from crosstrain.core.update_rules import base_learning_rate, check_model_width, learning_rates, schedule_text
 
 
 def rates(first=0, count=100, per_epoch=10, total=100, width=None, **fields):
@@ -22,7 +22,7 @@ def test_every_schedule_has_a_formula_and_a_description():
     allowed = set(choices("schedule"))
     assert allowed == set(SCHEDULES)
     for schedule in sorted(allowed):
-        assert explained_schedule(Job(backend="torch", schedule=schedule, warmup_steps=10), 100)
+        assert schedule_text(Job(backend="torch", schedule=schedule, warmup_steps=10), 100)
 
 
 def test_constant():
@@ -66,10 +66,10 @@ def test_noam_requires_warm_up_and_a_model_width():
     with pytest.raises(ValueError, match=r"noam rises over --warmup-steps"):
         Job(schedule="noam")
     job = Job(schedule="noam", warmup_steps=4)
-    refuse_without_width(job, 64)
-    refuse_without_width(Job(), None)
+    check_model_width(job, 64)
+    check_model_width(Job(), None)
     with pytest.raises(UsageError, match=r"schedule: got 'noam', .* and 'logreg' has none.* says its width in ModelSpec\.width"):
-        refuse_without_width(job, None)
+        check_model_width(job, None)
 
 
 @pytest.mark.parametrize(("rule", "expected"), [("none", 0.1), ("linear", 0.4), ("sqrt", 0.2)])

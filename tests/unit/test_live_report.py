@@ -50,7 +50,7 @@ class Followed:
     def page(self):
         return self.published.content.document.decode()
 
-    def until(self, condition, what):
+    def refresh_until(self, condition, what):
         """Refresh until a condition holds; each rendering is followed by a pause."""
 
         def looked():
@@ -61,7 +61,7 @@ class Followed:
 
     def next_version(self):
         before = self.published.version
-        self.until(lambda published: published.version > before, "a new page")
+        self.refresh_until(lambda published: published.version > before, "a new page")
 
 
 def without_page(path):
@@ -217,7 +217,7 @@ def test_removed_run_leaves_the_page_unless_it_is_the_last(tmp_path):
     assert "Run two" in followed.page
     assert followed.published.notes == ("no longer there: one",)
     shutil.rmtree(tmp_path / "runs")
-    followed.until(lambda published: published.runs == 0, "the last run to be gone")
+    followed.refresh_until(lambda published: published.runs == 0, "the last run to be gone")
     assert followed.published.notes == (f"{tmp_path / 'runs'}: the folder is no longer there", "no longer there: one, two")
     assert "Run two" in followed.page
     make_run(tmp_path / "runs", "two", steps=40)
@@ -240,7 +240,7 @@ def test_unreadable_folder_is_named(tmp_path):
     followed = Followed(folder)
     folder.chmod(0)
     try:
-        followed.until(lambda published: published.runs == 0, "the folder to be closed")
+        followed.refresh_until(lambda published: published.runs == 0, "the folder to be closed")
         assert "cannot be read" in followed.published.notes[0]
     finally:
         folder.chmod(0o700)

@@ -12,7 +12,7 @@ from crosstrain.records.store.jsonl import encode
 from crosstrain.records.store.schema import StepRecord
 from crosstrain.report.analysis.conclusion import conclude
 from crosstrain.report.analysis.quality import loss_agreements
-from crosstrain.report.analysis.sentences import told
+from crosstrain.report.analysis.sentences import render_conclusion
 from crosstrain.report.runs.run import Run
 
 
@@ -42,7 +42,7 @@ def test_agreement_of_losses_is_described(tmp_path, change, sentence):
     other_losses = [value * change.get(index, 1.0) for index, value in enumerate(LOSSES)]
     runs = [recorded(tmp_path, made("a"), LOSSES), recorded(tmp_path, made("b", backend="tf"), other_losses)]
     (agreement,) = loss_agreements(runs)
-    assert told(conclude(runs)).losses == (sentence,)
+    assert render_conclusion(conclude(runs)).losses == (sentence,)
     assert json.loads(json.dumps(conclude(runs).to_json()["losses"][0]))["updates"] == agreement.updates == 50
 
 

@@ -7,7 +7,7 @@ import errno
 import numpy as np
 import pytest
 
-from crosstrain.core.liveness import REMEDY, kernel_oom_kills, told_of, worker_in
+from crosstrain.core.liveness import REMEDY, kernel_oom_kills, memory_error_line, worker_in
 from crosstrain.engine.protocol.node_messages import Death, Error
 from crosstrain.launch.driver.first_failure import Failures
 
@@ -18,7 +18,7 @@ TF = "OOM when allocating tensor with shape[70368744177664] and type float on /j
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "line"),
     [
         (RuntimeError(TORCH), TORCH),
         (RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB."), "CUDA out of memory. Tried to allocate 20.00 GiB."),
@@ -31,17 +31,17 @@ TF = "OOM when allocating tensor with shape[70368744177664] and type float on /j
         (RuntimeError("RESOURCE_EXHAUSTED: received a message that is larger than allowed"), None),
     ],
 )
-def test_out_of_memory_errors_are_recognised(error, told):
-    assert told_of(error) == told
+def test_out_of_memory_errors_are_recognised(error, line):
+    assert memory_error_line(error) == line
     outer = RuntimeError("the step failed")
     outer.__cause__ = error
-    assert told_of(outer) == told
+    assert memory_error_line(outer) == line
 
 
 def test_numpy_allocation_failure_is_recognised():
     with pytest.raises(MemoryError) as refused:
         np.zeros(2**60, np.uint8)
-    assert told_of(refused.value).startswith("Unable to allocate 1.00 EiB for an array")
+    assert memory_error_line(refused.value).startswith("Unable to allocate 1.00 EiB for an array")
 
 
 def test_worker_is_read_from_tensorflow_error():

@@ -127,11 +127,11 @@ def test_objects_are_refused():
 
 def test_plans_results_and_states_round_trip():
     plan = Plan(10, 3, 2, 4, np.array([0.1, 0.1, 0.1]))
-    again = typed(Train.of(plan)).plan()
+    again = typed(Train.from_plan(plan)).plan()
     assert (again.first_step, again.count, again.epoch, again.first_in_epoch) == (10, 3, 2, 4)
     np.testing.assert_array_equal(again.learning_rates, plan.learning_rates)
     result = StepResult(4, np.array([0.5, 0.25], np.float32), 20, 0.125, None, 0.5, 2, np.array([0, 3]))
-    back = typed(Steps.of(result)).result()
+    back = typed(Steps.from_result(result)).result()
     assert (back.first_step, back.examples, back.seconds, back.data_wait_seconds, back.network_wait_seconds, back.worker) == (
         4,
         20,
@@ -142,7 +142,7 @@ def test_plans_results_and_states_round_trip():
     )
     np.testing.assert_array_equal(back.staleness, [0, 3])
     evaluation = EvalResult("test", {"loss_sum": 12.5, "correct": 300.0, "examples": 360.0}, 0.5, 99)
-    assert typed(Evaluated.of(evaluation, 3)).result() == evaluation
+    assert typed(Evaluated.from_result(evaluation, 3)).result() == evaluation
     state = State({"a/b": np.ones((2, 3), np.float32)}, {"momentum": {"a/b": np.zeros((2, 3), np.float32)}}, 7)
     begin, *chunks = map(typed, load_messages(state))
     receiver = StateReceiver(begin)

@@ -14,7 +14,7 @@ from run_samples import sync_run
 from crosstrain.cli.group import invoke
 from crosstrain.records.store.run_directory import RunReader
 from crosstrain.report.compare.comparison import compare_runs
-from crosstrain.report.compare.comparison_tables import above, below
+from crosstrain.report.compare.comparison_tables import difference_lines, table_notes
 from crosstrain.report.compare.formats import as_csv, as_markdown
 from crosstrain.report.compare.ratios import aggregate
 from crosstrain.report.compare.runs_list import runs_table
@@ -40,7 +40,7 @@ def ranked(name, rank=2.0, **fields):
 
 def test_notes_name_the_metrics_of_the_runs():
     comparison = compare_runs([ranked("one"), ranked("two", seed=1)], fold=False)
-    text = "\n".join([*above(comparison), *below(comparison)])
+    text = "\n".join([*difference_lines(comparison), *table_notes(comparison)])
     assert "seed (one: 0; two: 1): loss, top-3 accuracy, mean rank and time to target are not comparable" in text
     assert "loss, top-3 accuracy, mean rank, time to target (seed)" in text
     assert "metrics" not in text
@@ -52,12 +52,12 @@ def test_notes_name_the_metrics_of_the_runs():
 
 def test_metrics_of_different_models_are_named_once():
     comparison = compare_runs([ranked("one"), made("two", until="accuracy>=0.8"), made("three", seed=1)], fold=False)
-    assert "loss, top-3 accuracy, mean rank, accuracy and time to target are not comparable" in "\n".join(above(comparison))
+    assert "loss, top-3 accuracy, mean rank, accuracy and time to target are not comparable" in "\n".join(difference_lines(comparison))
 
 
 def test_runs_with_an_accuracy_name_it():
     comparison = compare_runs([made("one"), made("two", seed=1)], fold=False)
-    assert "loss, accuracy and time to target are not comparable" in "\n".join(above(comparison))
+    assert "loss, accuracy and time to target are not comparable" in "\n".join(difference_lines(comparison))
     assert comparison.to_json()["comparability"]["differences"][0]["makes_not_comparable"] == ["loss", "accuracy", "time to target"]
 
 

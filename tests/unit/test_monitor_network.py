@@ -77,13 +77,13 @@ def test_tcp_bytes_include_closed_connections(sampler, address):
         sampler.watch("receiver", receiver.pid)
         sender.go("5")
         sender.line()
-        open_record = until(sampler, lambda record: moved(record) >= 5 * MEGABYTE)
+        open_record = sample_until(sampler, lambda record: moved(record) >= 5 * MEGABYTE)
         sender.go("15")
         sender.line()
         sender.go("0")
         sender.line()
         assert receiver.line() == str(20 * MEGABYTE)
-        closed_record = until(sampler, lambda record: moved(record) >= 20 * MEGABYTE)
+        closed_record = sample_until(sampler, lambda record: moved(record) >= 20 * MEGABYTE)
         sampler.sample()
         later_record = sampler.sample()
         sampler.unwatch("sender")
@@ -98,7 +98,7 @@ def test_tcp_bytes_include_closed_connections(sampler, address):
     assert not open_record.problems + closed_record.problems + later_record.problems + last_record.problems
 
 
-def until(sampler, condition):
+def sample_until(sampler, condition):
     """Sample until the condition holds; the notice of a close arrives a moment later."""
     deadline = time.monotonic() + 5
     while not condition(record := sampler.sample()):
@@ -133,7 +133,7 @@ def test_child_s_connection_counts_for_its_task(sampler):
             sender.line()
             sender.go("0")
             assert task.line() == "over"
-            record = until(sampler, lambda record: record.network_received_bytes >= 2 * MEGABYTE)
+            record = sample_until(sampler, lambda record: record.network_received_bytes >= 2 * MEGABYTE)
     assert record.network_received_bytes == pytest.approx(2 * MEGABYTE, abs=2)
 
 

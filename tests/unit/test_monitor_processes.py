@@ -42,7 +42,7 @@ def test_cpu_seconds_of_a_tree_equal_wait4():
         forest = Forest()
         tree = forest.plant("worker-0", parent.pid)
         largest_tree = 0
-        while not parent.has_said_something():
+        while not parent.has_output():
             look(forest)
             largest_tree = max(largest_tree, len(tree.members))
             time.sleep(0.02)

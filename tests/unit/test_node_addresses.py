@@ -28,7 +28,7 @@ class Here:
 
 
 @pytest.mark.parametrize(
-    ("given", "address"),
+    ("environment", "address"),
     [
         ({"CROSSTRAIN_NODE_ADDRESS": "10.0.0.1"}, "10.0.0.1"),
         ({"CROSSTRAIN_NODE_ADDRESS": "10.0.0.1", "CROSSTRAIN_NODE_ADDRESS_TOWARDS": "127.0.0.1"}, "10.0.0.1"),
@@ -36,8 +36,8 @@ class Here:
         ({"SSH_CONNECTION": OF_A_LOGIN, "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1", "SLURM_STEP_ID": "0"}, None),
     ],
 )
-def test_launcher_passes_the_node_s_address(given, address):
-    assert address_for_others(given) == address
+def test_launcher_passes_the_node_s_address(environment, address):
+    assert address_for_others(environment) == address
 
 
 @pytest.mark.parametrize(

@@ -318,7 +318,7 @@ def test_node_that_violates_the_protocol_is_cut_off(failures, number):
     assert failure.task == "agent-1"
 
 
-TRAIN = Train.of(Plan(0, 2, 0, 0, np.ones(2)))
+TRAIN = Train.from_plan(Plan(0, 2, 0, 0, np.ones(2)))
 EVALUATE = Evaluate("test")
 STATE = SendState()
 for number, command in enumerate((TRAIN, EVALUATE, STATE), 1):
@@ -395,9 +395,9 @@ def test_real_messages_of_tasks_and_agents_are_accepted():
     """Made by the functions that make them in a run."""
     state = State({"w": np.ones((2, 3), np.float32)}, {"momentum": {"w": np.zeros((2, 3), np.float32)}}, 4, {}, {"loss_scale": 8.0})
     sent = [
-        Steps.of(StepResult(3, np.ones(2, np.float32), 8, 0.5, 0.1, None)),
-        Steps.of(StepResult(3, np.ones(2, np.float32), 8, np.float64(0.5), 0.1, None, 1, np.zeros(2, np.int64))),
-        Evaluated.of(EvalResult("test", {"loss_sum": float("inf"), "correct": 2.0, "examples": 5.0}, 0.1, 7), 2),
+        Steps.from_result(StepResult(3, np.ones(2, np.float32), 8, 0.5, 0.1, None)),
+        Steps.from_result(StepResult(3, np.ones(2, np.float32), 8, np.float64(0.5), 0.1, None, 1, np.zeros(2, np.int64))),
+        Evaluated.from_result(EvalResult("test", {"loss_sum": float("inf"), "correct": 2.0, "examples": 5.0}, 0.1, 7), 2),
         Calibrated(CalibrationResult(1, 2, 0.3, {"busy": 0.5})),
         *brought(state),
     ]

@@ -19,7 +19,7 @@ from crosstrain.core.errors import InterruptedRunError, RunFailedError, UsageErr
 from crosstrain.core.job import Job
 from crosstrain.core.settings.job_fields import environment_name
 from crosstrain.core.settings.personal import PERSONAL_OPTIONS, resolve_personal
-from crosstrain.core.settings.sources import TOLD_VARIABLES
+from crosstrain.core.settings.sources import NOTIFICATION_VARIABLES
 from crosstrain.launch.driver import notify
 from crosstrain.launch.driver.notify import NoticeError, Notifier, RunNews, post, run_command
 from crosstrain.records.store.jsonl import read_records
@@ -47,9 +47,9 @@ def test_notice_has_the_outcome_of_the_run():
         "steps": 1200, "seconds": 61.235, "exit_code": 1, "restarts": 2,
         "text": "run mine on node0 has failed after 1,200 steps and 61 s: task worker-1 was killed",
     }  # fmt: skip
-    assert NEWS.variables().keys() == TOLD_VARIABLES.keys()
+    assert NEWS.variables().keys() == NOTIFICATION_VARIABLES.keys()
     assert NEWS.variables()["TRAINER_RUN_EXIT_CODE"] == "1"
-    assert not TOLD_VARIABLES.keys() & {environment_name(field) for field in Job.model_fields}
+    assert not NOTIFICATION_VARIABLES.keys() & {environment_name(field) for field in Job.model_fields}
 
 
 def test_texts_of_other_hosts_are_bounded_and_escaped():

@@ -76,7 +76,7 @@ LOOK = """
 import json, sys
 import numpy as np
 from crosstrain.core.job import Job
-from crosstrain.core.update_rules import explained_schedule, learning_rates
+from crosstrain.core.update_rules import schedule_text, learning_rates
 from crosstrain.core.settings.sources import resolve
 from crosstrain.core.settings.sweeps import as_arguments
 from crosstrain.launch.driver.resumption import foreign_settings
@@ -99,7 +99,7 @@ print(json.dumps({
     "hparams": settings(job, "operation")["label_smoothing"],
     "mllog": _declared(job)["opt_label_smoothing"],
     "rates": learning_rates(inverse, 0, 3, 1, 3).tolist(),
-    "words": explained_schedule(inverse, 3),
+    "words": schedule_text(inverse, 3),
     "gamma idle": "schedule_gamma" in resolve({"backend": "torch", "schedule": "inverse", "schedule_gamma": "0.5"}, {}).idle,
     "document": settings_document.document(),
 }))

@@ -4,7 +4,7 @@ import itertools
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_up_training import LeadingTask, Records, Saver, to_the_end, training_loop
+from made_up_training import LeadingTask, Records, Saver, run_to_end, training_loop
 
 EPOCHS = 12
 SAVING = st.sampled_from([{}, {"checkpoint_every": "3steps"}, {"checkpoint_every": "7steps"}])
@@ -53,5 +53,5 @@ def test_evaluation_is_recorded_at_its_step_in_any_order(leaders, order, saving)
     loop = training_loop(job, Leaders(leaders, lambda count: next(picks) % count), records, Saver())
     loop.clock = lambda: next(ticks)
     steps_per_epoch = loop.epochs.steps_per_epoch
-    assert to_the_end(loop).updates_reported == EPOCHS * steps_per_epoch
+    assert run_to_end(loop).updates_reported == EPOCHS * steps_per_epoch
     assert records.places == [(epoch * steps_per_epoch, epoch * steps_per_epoch) for epoch in range(1, EPOCHS + 1)]

@@ -145,7 +145,7 @@ def test_incomputable_metric_is_refused_by_name(value, message):
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("sums", "message"),
     [
         ({SENTENCES: 1.0}, f"returned no right: sums {SENTENCES}, instead of right, {SENTENCES}"),
         ({}, f"returned no {SENTENCES} and no right: sums of no name, instead of right, {SENTENCES}"),
@@ -156,15 +156,15 @@ def test_incomputable_metric_is_refused_by_name(value, message):
         ({SENTENCES: 1.0, "right": "all"}, "fails: ValueError"),
     ],
 )
-def test_invalid_sentence_sums_are_refused(found, said):
+def test_invalid_sentence_sums_are_refused(sums, message):
     class Broken(WithoutBleu):
         def sentence_sums(self, hypotheses, references):
-            return found
+            return sums
 
     broken = Broken("source", "target", "13a")
-    with pytest.raises(RunFailedError, match=rf"the model's Broken\.sentence_sums {said}"):
+    with pytest.raises(RunFailedError, match=rf"the model's Broken\.sentence_sums {message}"):
         checked_sums(broken, ["a"], ["b"])
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         refuse_uncomputable(objective(quality=broken))
 
 

@@ -77,7 +77,7 @@ def test_personal_file_is_in_the_configuration_folder(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (
             "lr = 0.1\n",
@@ -98,12 +98,12 @@ def test_personal_file_is_in_the_configuration_folder(monkeypatch):
         ('hosts = "a"\nhostfile = "/b"\n', None),
     ],
 )
-def test_error_in_the_personal_file_names_it(home, text, said):
+def test_error_in_the_personal_file_names_it(home, text, message):
     home.write(text)
-    if said is None:
+    if message is None:
         assert resolved_options(home).keys() == {"hosts", "hostfile"}  # both on one layer: their user reports it
     else:
-        assert said.format(home.path) in refused(home)
+        assert message.format(home.path) in refused(home)
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])

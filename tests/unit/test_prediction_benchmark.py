@@ -7,7 +7,7 @@ import tomllib
 import pytest
 from predict_samples import COMPUTE, PAYLOAD, RING, calibrated_run
 
-from benchmarks.prediction import table as prediction_table
+from benchmarks.prediction import table as render_predictions
 from benchmarks.prediction.__main__ import BANDWIDTHS, BATCH_SIZE, FITTED, SCENES, Wanted, main, wanted_runs
 from benchmarks.prediction.table import BEGIN, END, judge, markdown, toml_text
 from crosstrain.report.analysis.cost_model import Link, ring_step
@@ -68,8 +68,8 @@ def test_document_has_all_points(measured):
 def test_writing_replaces_the_text_between_the_marks(measured, tmp_path, monkeypatch):
     document, table = tmp_path / "scaling.md", tmp_path / "table.toml"
     document.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n", encoding="utf-8")
-    monkeypatch.setattr(prediction_table, "DOCUMENT", document)
-    monkeypatch.setattr(prediction_table, "VALIDATION_FILE", table)
+    monkeypatch.setattr(render_predictions, "DOCUMENT", document)
+    monkeypatch.setattr(render_predictions, "VALIDATION_FILE", table)
     assert main(["write", "--out", str(measured), "--only", SCENE.name]) == 0
     text = document.read_text(encoding="utf-8")
     assert text.startswith("before\n")

@@ -107,7 +107,7 @@ def test_answer_with_wrong_field_is_refused_or_harmless(question, data):
 
 
 @pytest.mark.parametrize(
-    ("question", "said"),
+    ("question", "answer"),
     [
         ("describe", {}),
         ("describe", {**DESCRIBED, "host": {}}),
@@ -132,8 +132,8 @@ def test_answer_with_wrong_field_is_refused_or_harmless(question, data):
         ("connect", b"no message\n"),
     ],
 )
-def test_host_with_invalid_answer_is_named(question, said):
-    with probes(honest, lying(question, said), honest) as made:
+def test_host_with_invalid_answer_is_named(question, answer):
+    with probes(honest, lying(question, answer), honest) as made:
         reports = interview(made, "torch", JOB, 30.0)
     problems = findings(reports, Here({}), "torch", started_by="ssh")
     assert [(report.host, report.problem) for report in reports[::2]] == [("node0", None), ("node2", None)]

@@ -25,10 +25,10 @@ from crosstrain.core.setting import GROUPS
 from crosstrain.core.settings.sweeps import Grid, plan
 from crosstrain.report.analysis.conclusion import conclude
 from crosstrain.report.analysis.configurations import FIGURES
-from crosstrain.report.analysis.sentences import QUESTION, as_text, closing_text, told
+from crosstrain.report.analysis.sentences import QUESTION, as_text, closing_text, render_conclusion
 from crosstrain.report.compare.cells import cell
 from crosstrain.report.compare.comparison import compare_runs
-from crosstrain.report.compare.comparison_tables import above
+from crosstrain.report.compare.comparison_tables import difference_lines
 from crosstrain.report.pages.page import render
 from crosstrain.report.runs.columns import column
 from crosstrain.report.runs.run import Run, started_runs
@@ -51,7 +51,7 @@ def test_runs_of_one_seed_are_repeats():
     (best,) = conclude(EQUAL_JOBS).best
     assert best.configuration.label == "tf"
     assert best.over_worst.ratio == pytest.approx(1150 / math.sqrt(1000 * 1210))
-    (sentence,) = told(conclude(EQUAL_JOBS)).best
+    (sentence,) = render_conclusion(conclude(EQUAL_JOBS)).best
     assert "; significance unknown (not every configuration has repeats); runs of one job differ by up to 5%" in sentence
 
 
@@ -67,9 +67,9 @@ def test_copies_of_a_run_count_once(tmp_path):
     """Any number of copies is neither ranked nor weighted, and is reported."""
     paths = copied(tmp_path, EQUAL_JOBS, ["x", "y"])
     alone = compare_paths(paths[:3])
-    assert not conclude(alone.runs).concludes
+    assert not conclude(alone.runs).is_conclusive
     assert alone.copies == (("x", "y", "a"),)
-    assert above(alone)[0] == "Copies of one run, which count once: x, y, a."
+    assert difference_lines(alone)[0] == "Copies of one run, which count once: x, y, a."
     assert alone.to_json()["copies"] == [["x", "y", "a"]]
     assert compare_paths(paths[3:]).copies == ()
     conclusion = conclude(compare_paths(paths).runs)
@@ -144,7 +144,7 @@ SCATTERED = speeds_of(tf=[1000.0, 1210.0], torch=[1030.0, 990.0])
 def test_repeats_are_judged_together():
     conclusion = conclude(SCATTERED)
     assert conclusion.rankings[0].ratio.ratio == pytest.approx(math.sqrt(1000 * 1210) / math.sqrt(1030 * 990))
-    assert "not significant; needs about" in told(conclusion).best[0]
+    assert "not significant; needs about" in render_conclusion(conclusion).best[0]
 
 
 def test_runs_of_one_job_are_not_ranked():
@@ -152,8 +152,8 @@ def test_runs_of_one_job_are_not_ranked():
     conclusion = conclude(runs)
     assert conclusion.rankings == ()
     assert conclusion.best == ()  # nothing is best without a comparison
-    assert told(conclusion).best == ("There is only one configuration, with a throughput of 1,100 examples/s (n = 2).",)
-    assert not conclude(runs[:1]).concludes
+    assert render_conclusion(conclusion).best == ("There is only one configuration, with a throughput of 1,100 examples/s (n = 2).",)
+    assert not conclude(runs[:1]).is_conclusive
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_runs_of_one_job_are_not_ranked():
     ],
 )
 def test_significance_needs_repeats(jobs, ending):
-    (best,) = told(conclude(speeds_of(**jobs))).best
+    (best,) = render_conclusion(conclude(speeds_of(**jobs))).best
     assert best.endswith(f"; {ending}.")
 
 
@@ -181,14 +181,14 @@ def test_starved_run_affects_neither_rank_nor_mean():
     assert comparison.entries[1].figures["examples_per_second"] == 1205.0
     assert comparison.entries[1].counts["examples_per_second"] == 2
     assert cell(comparison.entries[1], column("examples_per_second")).endswith("(n=2)")
-    words = told(conclude(comparison.runs))
+    words = render_conclusion(conclude(comparison.runs))
     assert words.best[0].startswith("torch has the highest throughput, 1,205 examples/s (geometric mean; 95 % CI ")
     assert any("torch-seed=2 needed; its speed and times are not used" in text for text in words.caveats)
 
 
 def test_all_runs_starved_is_reported():
     runs = [made(name, backend=name, summary={"per_node": [starved_node(0.9)]}) for name in ("tf", "torch")]
-    words = told(conclude(runs))
+    words = render_conclusion(conclude(runs))
     assert words.head.startswith("2 runs: ")
     assert words.best == (
         "Throughput is not compared: CPU contention from other programs leaves no two configurations to compare; repeat tf, torch.",
@@ -208,7 +208,9 @@ def test_run_with_lost_loss_is_marked_and_not_best(lost, since):
     (best,) = conclude(runs).best
     assert (best.configuration.runs[0].name, best.worst.runs[0].name) == ("torch-seed=0", "tf-seed=0")
     assert comparison.marks[2] == set(GROUPS)
-    assert f"  loss NaN or infinite (nan: {since}): all figures are not comparable; its speed is not that of training." in above(comparison)
+    assert f"  loss NaN or infinite (nan: {since}): all figures are not comparable; its speed is not that of training." in difference_lines(
+        comparison
+    )
 
 
 def test_repeat_with_lost_loss_affects_no_mean():
@@ -247,8 +249,8 @@ def test_compare_report_and_sweep_agree(data, field, repeats):
         paths = written(Path(folder), *runs)
         compared, apart = compare_paths(paths), compare_paths(paths, fold=False)
         table = points_text([(Path(folder, point.name), point.settings) for point in points], repeats=repeats is not None, width=None)
-    assert told(conclude(apart.runs)) == told(conclude(compared.runs))
-    assert of_torch(table) == of_torch(as_text(told(conclude(compared.runs)), 200))
+    assert render_conclusion(conclude(apart.runs)) == render_conclusion(conclude(compared.runs))
+    assert of_torch(table) == of_torch(as_text(render_conclusion(conclude(compared.runs)), 200))
 
 
 def test_sweep_marks_axes_like_compare(tmp_path):
@@ -258,7 +260,7 @@ def test_sweep_marks_axes_like_compare(tmp_path):
     text = points_text([(tmp_path / point.name, point.settings) for point in points], repeats=False, width=None)
     compared = CliRunner().invoke(compare, paths, catch_exceptions=False).output
     assert ": 1.00 × as fast as precision " in text
-    assert as_text(told(conclude(compare_paths(paths).runs)), None) in compared
+    assert as_text(render_conclusion(conclude(compare_paths(paths).runs)), None) in compared
     assert "† not comparable with" in text
     assert text.splitlines()[-1] == "`trainer compare --by precision` takes that for what is compared, and marks nothing for it."
 
@@ -286,7 +288,7 @@ def test_page_has_the_sentences_of_compare(tmp_path):
             file.write_text(json.dumps({**json.loads(file.read_text()), "examples_per_second": speed}))
             paths.append(path)
     page = render(started_runs(map(Run, paths)))
-    words = told(conclude(compare_paths(paths).runs))
+    words = render_conclusion(conclude(compare_paths(paths).runs))
     for sentence in (words.head, *words.best, *words.bottlenecks, *words.caveats, *(part for line in words.axes for part in astuple(line))):
         assert escape(sentence) in page
     printed = " ".join(CliRunner().invoke(compare, list(map(str, paths)), catch_exceptions=False).output.split())
@@ -298,7 +300,7 @@ def test_page_has_the_sentences_of_compare(tmp_path):
 
 def test_terminal_output_ends_with_the_conclusion(tmp_path):
     """Tables may have scrolled off the screen; a file or a pipe has it once."""
-    words = told(conclude(EQUAL_JOBS))
+    words = render_conclusion(conclude(EQUAL_JOBS))
     assert closing_text(words, None) == ""
     assert closing_text(words, 500).split() == " ".join(words.best).split()
     assert CliRunner().invoke(compare, written(tmp_path, *EQUAL_JOBS)).output.count(words.best[0][:60]) == 1

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from imported_later import ImportedLater
 
-from crosstrain.report.compare.ratios import MAX_REPEATS_TOLD, interval_of_mean, mean_difference, ratio, repeats_that_would_tell
+from crosstrain.report.compare.ratios import MAX_LISTED_REPEATS, interval_of_mean, mean_difference, ratio, repeats_that_would_tell
 
 stats = ImportedLater("scipy.stats")
 
@@ -85,7 +85,7 @@ def test_suggested_repeats_reach_significance(values, factor):
         return stats.t.ppf(0.975, 2 * (repeats - 1)) * deviation * math.sqrt(2 / repeats) < math.log(factor)
 
     if needed is None:
-        assert not tells(MAX_REPEATS_TOLD)
+        assert not tells(MAX_LISTED_REPEATS)
     else:
         assert tells(needed)
         assert needed == 2 or not tells(needed - 1)

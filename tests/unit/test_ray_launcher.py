@@ -60,19 +60,19 @@ def test_invalid_address_is_refused(address):
 
 
 @pytest.mark.parametrize(
-    ("job", "given", "message"),
+    ("job", "options", "message"),
     [
         ({}, {"hosts": (Host("node0"),)}, "'ray' starts the nodes where Ray gives them; leave --hosts and --hostfile out"),
         ({"bandwidth": "100mbit"}, {}, "bandwidth: got '100mbit', which is for virtual nodes; these were started by Ray"),
     ],
 )
-def test_conflicting_launch_option_is_refused(job, given, message):
+def test_conflicting_launch_option_is_refused(job, options, message):
     with pytest.raises(UsageError, match=message):
-        make(LaunchRequest(Job(**job), print, **given))
+        make(LaunchRequest(Job(**job), print, **options))
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
         (["--ray-address", "auto", "--hosts", "a,b"], "--ray-address and --hosts: both say where the nodes are"),
         (["--ray-address", "auto", "--launcher", "local"], "--ray-address: --launcher local does not take it, .* or give --launcher ray"),
@@ -84,9 +84,9 @@ def test_conflicting_launch_option_is_refused(job, given, message):
         (["--launcher", "ray", "--network", "isolated"], "network: got 'isolated', which is for virtual nodes"),
     ],
 )
-def test_conflicting_options_end_the_command(given, message, capsys, monkeypatch):
+def test_conflicting_options_end_the_command(arguments, message, capsys, monkeypatch):
     monkeypatch.setenv("TRAINER_SECRET", "0" * 32)
-    assert invoke(["run", "--backend", "torch", *given]) == 2
+    assert invoke(["run", "--backend", "torch", *arguments]) == 2
     assert re.search(message, capsys.readouterr().err)
 
 

@@ -103,10 +103,10 @@ def test_job_selects_its_restart_policy():
     restarted = policy_for_job(Job(nodes=3, max_restarts=1, min_nodes=2))
     assert restarted.decide(failure("node"), [], 1) == Restart(replaces_nodes=True, min_nodes=2)
     assert isinstance(restarted.decide(failure("node"), [], 1), Stop)
-    assert (Job().saved_every, Job().saves_on_the_way) == (None, False)
-    assert (Job(max_restarts=1).saved_every, Job(max_restarts=1).saves_on_the_way) == ("10s", True)
-    assert not Job(max_restarts=1, checkpoint_every="end").saves_on_the_way
-    assert Job(keep_best="accuracy").saves_on_the_way
+    assert (Job().saved_every, Job().saves_intermediate_checkpoints) == (None, False)
+    assert (Job(max_restarts=1).saved_every, Job(max_restarts=1).saves_intermediate_checkpoints) == ("10s", True)
+    assert not Job(max_restarts=1, checkpoint_every="end").saves_intermediate_checkpoints
+    assert Job(keep_best="accuracy").saves_intermediate_checkpoints
 
 
 def test_only_recoverable_errors_are_failures():

@@ -9,7 +9,7 @@ from run_samples import a_job, open_run
 
 from crosstrain.core.job import Job
 from crosstrain.core.settings.job_fields import choices
-from crosstrain.core.update_rules import explained_schedule
+from crosstrain.core.update_rules import schedule_text
 from crosstrain.data.base import DataInfo, TextFeatures, split_amounts
 from crosstrain.data.columns import Column, ColumnSpec
 from crosstrain.records.store.schema import StepRecord
@@ -21,7 +21,7 @@ from crosstrain.report.runs.run import Run
 
 def test_schedules_are_described():
     for schedule in choices("schedule"):
-        assert "0.05" in explained_schedule(Job(schedule=schedule, warmup_steps=10), 100), schedule
+        assert "0.05" in schedule_text(Job(schedule=schedule, warmup_steps=10), 100), schedule
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_schedules_are_described():
     ],
 )
 def test_learning_rate_schedule_is_explained(job, words):
-    assert explained_schedule(Job(**job), 1000) == words
+    assert schedule_text(Job(**job), 1000) == words
 
 
 def test_learning_rate_is_as_recorded(tmp_path):

@@ -12,7 +12,7 @@ from crosstrain.cli.commands.compare import compare
 from crosstrain.core.errors import UsageError
 from crosstrain.core.setting import SPEED
 from crosstrain.report.compare.comparison import compare_runs
-from crosstrain.report.compare.comparison_tables import below, default_tables
+from crosstrain.report.compare.comparison_tables import default_tables, table_notes
 
 
 def run_on(nodes, speed, name="", **job):
@@ -50,7 +50,7 @@ def test_superlinear_scaling_is_marked():
     comparison = compare_runs([run_on(1, 1000.0, global_batch_size=60), run_on(2, 2300.0, global_batch_size=60)], by=["nodes"])
     assert [point.too_fast for point in comparison.scaling[0].points] == [False, True]
     assert default_tables(comparison)[-1].rows[-1][-1] == "115%‡"
-    assert any(line.startswith("‡ significantly above 100 %") for line in below(comparison))
+    assert any(line.startswith("‡ significantly above 100 %") for line in table_notes(comparison))
     comparison = compare_runs([run_on(1, 1000.0, global_batch_size=60), run_on(2, 2050.0, global_batch_size=60)], by=["nodes"])
     assert not any(point.too_fast for point in comparison.scaling[0].points)
     repeats = [
@@ -130,9 +130,9 @@ IN_ORDER = [
 ]
 
 
-@pytest.mark.parametrize(("key", "others", "values"), IN_ORDER, ids=[case[0] for case in IN_ORDER])
-def test_setting_values_are_in_numeric_order(key, others, values):
-    runs = [made(f"run{number}", **{key: value}, **others) for number, value in enumerate(values)]
+@pytest.mark.parametrize(("key", "constant", "values"), IN_ORDER, ids=[case[0] for case in IN_ORDER])
+def test_setting_values_are_in_numeric_order(key, constant, values):
+    runs = [made(f"run{number}", **{key: value}, **constant) for number, value in enumerate(values)]
     for ordering in (runs, runs[::-1], sorted(runs, key=lambda run: str(run.job[key]))):
         assert [entry.runs[0].name for entry in compare_runs(ordering, by=[key]).entries] == [run.name for run in runs]
 

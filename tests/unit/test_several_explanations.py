@@ -10,7 +10,7 @@ from crosstrain.cli.commands.explain import explain
 from crosstrain.core.errors import UsageError
 from crosstrain.records.text import seconds_text
 from crosstrain.report.analysis.conclusion import conclude
-from crosstrain.report.analysis.sentences import told
+from crosstrain.report.analysis.sentences import render_conclusion
 from crosstrain.report.runs.run import Run
 
 
@@ -71,6 +71,6 @@ def test_time_per_example_is_of_the_largest_update(tmp_path, size, examples):
         described = json.loads((path / "job.json").read_text())
         (path / "job.json").write_text(json.dumps({**described, "dataset": {"sizes": {"train": size, "test": 4}}}))
         runs.append(Run(path))
-    fast, slow = told(conclude(runs)).bottlenecks
+    fast, slow = render_conclusion(conclude(runs)).bottlenecks
     assert fast.endswith(f" ({examples} examples take {seconds_text(examples / 1000)}).")
     assert slow.endswith(f" ({examples} examples take {seconds_text(examples / 500)}).")

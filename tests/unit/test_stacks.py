@@ -184,22 +184,22 @@ def test_stacks_are_bounded_and_keep_the_innermost_line(script):
     assert any(stack["text"].endswith("… (cut)\n") for stack in stacks.values())
 
 
-def at(*lines):
+def stack_of_lines(*lines):
     return TaskStack("Current thread 0x1 (most recent call first):\n" + "".join(f'  File "{file}", line 3 in f\n' for file in lines))
 
 
 def test_equal_places_are_grouped_and_the_rarest_is_first():
-    stacks = {f"worker-{number}": at("/wait.py", "/loop.py") for number in range(9)} | {"worker-9": at("/stuck.py")}
+    stacks = {f"worker-{number}": stack_of_lines("/wait.py", "/loop.py") for number in range(9)} | {"worker-9": stack_of_lines("/stuck.py")}
     assert describe_places(stacks) == (
         "worker-9 stands at /stuck.py:3 (f); worker-0, worker-1, worker-2, worker-3, worker-4, worker-5 and 3 more stand at /wait.py:3 (f)"
     )
     assert describe_places({"worker-0": TaskStack("", "is gone")}) == ""
-    many = describe_places({f"worker-{number}": at(f"/{number}.py") for number in range(100)})
+    many = describe_places({f"worker-{number}": stack_of_lines(f"/{number}.py") for number in range(100)})
     assert many.endswith("; others at 96 more places")
 
 
 def test_straggler_is_the_task_at_another_place():
-    wait, stuck = at("/wait.py"), at("/stuck.py")
+    wait, stuck = stack_of_lines("/wait.py"), stack_of_lines("/stuck.py")
     assert odd_one_out({"worker-0": wait, "worker-1": stuck, "worker-2": wait}) == "worker-1"
     assert odd_one_out({"worker-0": wait, "worker-1": stuck}) is None
     assert odd_one_out({"worker-0": wait, "worker-1": stuck, "ps-0": wait}) is None
@@ -216,14 +216,14 @@ def test_texts_of_a_node_are_escaped_and_short():
 
 
 def test_file_keeps_all_stalls_until_it_is_large(tmp_path, monkeypatch):
-    append_stacks(tmp_path, "stalled\nonce", {"worker-0": at("/a.py"), "worker-1": TaskStack("", "is stopped")})
+    append_stacks(tmp_path, "stalled\nonce", {"worker-0": stack_of_lines("/a.py"), "worker-1": TaskStack("", "is stopped")})
     append_stacks(tmp_path, "stalled twice", {"worker-0": TaskStack('  File "/b\x1b.py", line 3 in f\n')})
     text = (tmp_path / STACKS).read_text()
     assert "stalled\\x0aonce" in text
     assert "== worker-1: is stopped" in text
     assert '"/b\\x1b.py"' in text
     monkeypatch.setattr(places, "MAX_BYTES", len(text))
-    append_stacks(tmp_path, "stalled again", {"worker-0": at("/a.py")})
-    append_stacks(tmp_path, "stalled for ever", {"worker-0": at("/a.py")})
+    append_stacks(tmp_path, "stalled again", {"worker-0": stack_of_lines("/a.py")})
+    append_stacks(tmp_path, "stalled for ever", {"worker-0": stack_of_lines("/a.py")})
     assert (tmp_path / STACKS).read_text()[len(text) :].count("\n") == 3
     assert "omitted" in (tmp_path / STACKS).read_text()

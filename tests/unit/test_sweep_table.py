@@ -10,7 +10,7 @@ from comparison_samples import made, written
 from crosstrain.cli.commands.sweep import points_conclusion, points_text
 from crosstrain.core.settings.sweeps import Grid, plan
 from crosstrain.report.analysis.conclusion import conclude
-from crosstrain.report.analysis.sentences import as_text, closing_text, told
+from crosstrain.report.analysis.sentences import as_text, closing_text, render_conclusion
 from crosstrain.report.runs.run import finished_run
 
 
@@ -131,13 +131,13 @@ def test_scaling_series_is_named_by_its_batch(tmp_path):
 def test_sweep_and_comparison_agree(tmp_path, grid, flags):
     points = swept(tmp_path, Grid(grid, (), 2), **flags)
     conclusion = conclude([finished_run(path) for path, _ in points])
-    assert points_conclusion(points) == conclusion.to_json(told(conclusion).sentences)
-    assert points_text(points, repeats=True, width=None).startswith(as_text(told(conclusion), None))
+    assert points_conclusion(points) == conclusion.to_json(render_conclusion(conclusion).sentences)
+    assert points_text(points, repeats=True, width=None).startswith(as_text(render_conclusion(conclusion), None))
 
 
 def test_sweep_ends_with_conclusion_and_requested_tables(tmp_path, capsys):
     points = swept(tmp_path, Grid({"batch_size": [16, 32], "lr": [0.1, 0.2], "backend": ["torch", "tf"]}, (), 3))
-    words = told(conclude([finished_run(path) for path, _ in points]))
+    words = render_conclusion(conclude([finished_run(path) for path, _ in points]))
     answer, every = (points_text(points, repeats=True, width=None, tables=tables) for tables in (False, True))
     assert answer == as_text(words, None)
     assert answer.count("\n") < 40

@@ -190,7 +190,7 @@ def test_point_names_are_folders(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "given",
+    "settings",
     [
         {"batch_size": 5, "mode": "async"},
         {"cores_per_node": [1.0, 0.25], "nodes": 2},
@@ -198,10 +198,10 @@ def test_point_names_are_folders(tmp_path):
         {"lr": 3e-05, "until": "accuracy>=0.9", "eval_every": "500steps"},
     ],
 )
-def test_command_of_a_point_has_its_settings(given):
-    with run.make_context("run", as_arguments(given)) as context:
+def test_command_of_a_point_has_its_settings(settings):
+    with run.make_context("run", as_arguments(settings)) as context:
         job = resolve(given_options(context), {}).job
-    assert job.model_dump(mode="json") | given == job.model_dump(mode="json")
+    assert job.model_dump(mode="json") | settings == job.model_dump(mode="json")
 
 
 def test_settings_are_described():

@@ -296,7 +296,7 @@ def test_stall_names_the_silent_node(cluster):
 def test_unread_channel_blocks_nobody(cluster):
     """A frozen agent leaves its channel full; the driver has to continue to notice."""
     control, (agent,) = cluster(1)
-    plan = Train.of(Plan(0, 2**17, 0, 0, np.arange(2.0**17)))
+    plan = Train.from_plan(Plan(0, 2**17, 0, 0, np.arange(2.0**17)))
     assert seconds(lambda: [control.send(plan) for _ in range(20)]) < 2
     assert control.receive(0.1) is None
     for _ in range(20):

@@ -23,7 +23,7 @@ class Task:
         for source in order.sources():
             longest = Hypothesis((7,) * (len(source) + order.decoding.extra_length), -float(source[0]), -2.0, ended=False)
             every.append([longest] * order.n_best)
-        answer = Translated.of(every, 1)
+        answer = Translated.from_hypotheses(every, 1)
         self.sizes_bytes.append(parse_header(encoded(answer)[0]).array_bytes)  # raises if it is too large
         return answer
 
@@ -43,7 +43,7 @@ def test_answers_are_split_to_fit_messages(lengths):
 def test_single_answer_is_too_large():
     every = [[Hypothesis((7,) * 80, -1.0, -2.0, ended=False)] * 64] * 1024
     with pytest.raises(ProtocolError, match="more bytes"):
-        parse_header(encoded(Translated.of(every, 1))[0])
+        parse_header(encoded(Translated.from_hypotheses(every, 1))[0])
 
 
 def test_few_translations_are_one_answer():

@@ -157,7 +157,7 @@ def test_setting_without_effect_is_refused(setting):
 
 def test_sentences_and_hypotheses_round_trip():
     sources = [[4, 5, 2], [2], [6, 2]]
-    message = messages.Translate.of(sources, BEAM, 2)
+    message = messages.Translate.from_sentences(sources, BEAM, 2)
     assert [source.tolist() for source in message.sources()] == sources
     assert (message.decoding, message.n_best) == (BEAM, 2)
     hypotheses = [
@@ -165,7 +165,7 @@ def test_sentences_and_hypotheses_round_trip():
         [Hypothesis((9,) * 7, -9.0, -12.0, ended=False)],
         [],
     ]
-    sent = messages.Translated.of(hypotheses, 3)
+    sent = messages.Translated.from_hypotheses(hypotheses, 3)
     assert sent.hypotheses(3) == hypotheses
     with pytest.raises(ValueError, match="of 3 sentences that do not fit the 2"):
         sent.hypotheses(2)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from crosstrain.records.store.schema import EvalRecord
 from crosstrain.report.analysis.conclusion import conclude
 from crosstrain.report.analysis.configurations import FIGURES, SPEED_FIGURE, speedup
-from crosstrain.report.analysis.sentences import told
+from crosstrain.report.analysis.sentences import render_conclusion
 from crosstrain.report.compare.comparison import compare_runs
-from crosstrain.report.compare.comparison_tables import above
+from crosstrain.report.compare.comparison_tables import difference_lines
 from crosstrain.report.compare.formats import as_csv, as_text
 from crosstrain.report.compare.ratios import Sample, better_by
 from crosstrain.report.pages.figure import make_lines
@@ -62,7 +62,7 @@ FAST, SLOW, GOOD, FAIR, GUESSED = (
 
 
 def best_of(runs):
-    return told(conclude(runs)).best
+    return render_conclusion(conclude(runs)).best
 
 
 # Contention ------------------------------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ def test_contended_async_runs_have_marked_metrics():
 
 def test_unmeasured_contention_makes_verdicts_unsure():
     runs = repeated("t", FAST, GOOD, contention=(None,) * 3) + repeated("f", SLOW, GOOD, backend="tf")
-    words = told(conclude(runs))
+    words = render_conclusion(conclude(runs))
     assert conclude(runs).rankings[0].ratio.to_json()["sure"] is None
     assert "significance unknown (CPU contention was not measured in every run)" in words.best[0]
     assert any(line.startswith("CPU contention was not measured") and "t-0, t-1, t-2" in line for line in words.caveats)
@@ -120,9 +120,11 @@ def test_winner_needs_an_opponent_and_repeats_are_suggested():
     text = (
         "Throughput is not compared: CPU contention from other programs leaves no two configurations to compare; repeat nodes-1, nodes-4."
     )
-    assert text in told(conclusion).best
+    assert text in render_conclusion(conclusion).best
     assert all(verdict.winner is None for verdict in conclusion.rankings)
-    assert any("CPU contention from other programs voids speeds; repeat" in line.significance for line in told(conclusion).axes)
+    assert any(
+        "CPU contention from other programs voids speeds; repeat" in line.significance for line in render_conclusion(conclusion).axes
+    )
 
 
 SPEEDS = st.lists(st.floats(900.0, 1100.0), min_size=2, max_size=5)
@@ -171,7 +173,7 @@ def test_diverged_configuration_is_never_the_fastest():
     runs = repeated("high", FAST, GUESSED, lr=0.1) + repeated("low", SLOW, GOOD, lr=0.02)
     conclusion = conclude(runs)
     assert conclusion.best == ()
-    words = told(conclusion)
+    words = render_conclusion(conclusion)
     assert words.best[0].startswith("learning rate 0.02 has the best test accuracy, 0.9500 (95 % CI ")
     assert words.best[1] == (
         "Diverged, so not ranked: learning rate 0.1 "
@@ -219,7 +221,7 @@ def test_throughput_is_ranked_among_the_best_in_quality():
     conclusion = conclude(runs)
     (best,) = conclusion.best
     assert (best.configuration.label, best.worst.label) == ("learning rate 0.02", "learning rate 0.01")
-    first, second = told(conclusion).best
+    first, second = render_conclusion(conclusion).best
     assert "significantly worse: learning rate 0.1, 0.9000 (n = 3)" in first
     assert "not significantly worse: learning rate 0.0" in first
     assert second.startswith("learning rate 0.02 has the highest throughput")
@@ -240,7 +242,7 @@ def test_runs_that_learnt_nothing_are_ranked_by_throughput():
 
 def test_single_runs_are_reported_without_recommendation():
     conclusion = conclude([run("a", 1500.0, 0.82, mode="async"), run("b", 1000.0, 0.85)])
-    quality, neither, speed = told(conclusion).best
+    quality, neither, speed = render_conclusion(conclusion).best
     assert quality == "sync has the best test accuracy, 0.8500 (n = 1); significance unknown against async, 0.8200 (n = 1)."
     assert "with one run each the significance is unknown: no recommendation" in neither
     assert speed.startswith("async has the highest throughput")
@@ -295,7 +297,10 @@ def test_incomparable_quality_is_not_recommended():
     runs = repeated("hi", FAST, FAIR, lr=0.1, epochs=5) + repeated("lo", SLOW, GOOD, lr=0.02, epochs=10)
     conclusion = conclude(runs)
     assert conclusion.configurations.quality.undecided
-    assert "The configurations train differently, and their quality is not comparable: no recommendation." in told(conclusion).best
+    assert (
+        "The configurations train differently, and their quality is not comparable: no recommendation."
+        in render_conclusion(conclusion).best
+    )
     assert conclusion.advice == ()
 
 
@@ -303,22 +308,22 @@ def test_other_budgets_are_named_if_not_comparable():
     job = {"steps": 300, "epochs": None}
     sync = repeated("s", FAST, GOOD, **job) + repeated("t", SLOW, GOOD, backend="tf", **job)
     runs = sync + repeated("a", SLOW, FAIR, mode="async", **{**job, "steps": 150})
-    words = told(conclude(runs))
+    words = render_conclusion(conclude(runs))
     unranked = next(line for line in words.best if line.startswith("Not ranked"))
     assert unranked.startswith("Not ranked, as the quality is not comparable (budget ")
     assert unranked.endswith("): torch, async.")
     assert [line.axis for line in words.axes if line.axis == "mode"] == []  # not repeated
-    assert any(line.startswith("  budget (sync: ") and "; async: " in line for line in above(compare_runs(runs)))
+    assert any(line.startswith("  budget (sync: ") and "; async: " in line for line in difference_lines(compare_runs(runs)))
 
 
 def test_widened_interval_is_marked():
     runs = repeated("t", FAST, GOOD, contention=(0.1, 0.1, 0.1)) + repeated("f", SLOW, GOOD, backend="tf")
-    words = told(conclude(runs))
+    words = render_conclusion(conclude(runs))
     assert words.best[0].count("95 % CI* ") == 2
     assert "* Widened for CPU contention; without it: torch up to 1.11 × as fast." in words.caveats
     scattered = repeated("t", (1000.0, 1160.0, 1300.0), GOOD, contention=(0.1,) * 3) + repeated("f", SLOW, GOOD, backend="tf")
-    assert told(conclude(scattered)).best[0].endswith(" repeats each without CPU contention.")
-    assert "CI*" not in told(conclude(repeated("t", FAST, GOOD) + repeated("f", SLOW, GOOD, backend="tf"))).best[0]
+    assert render_conclusion(conclude(scattered)).best[0].endswith(" repeats each without CPU contention.")
+    assert "CI*" not in render_conclusion(conclude(repeated("t", FAST, GOOD) + repeated("f", SLOW, GOOD, backend="tf"))).best[0]
 
 
 def test_contended_async_repeat_keeps_quality_verdict():
@@ -462,7 +467,7 @@ def test_conclusions_are_consistent_for_any_runs(jobs, until, copied):
         assert sum(bool(values) for values in quality.values) > 1
     if any(map(broken, runs)):
         assert quality.diverged
-    words = told(conclusion)
+    words = render_conclusion(conclusion)
     for place, values in enumerate(quality.values):
         for count in re.findall(rf"(?<!\w){re.escape(every[place].label)}, [\d.]+ \(n = (\d+)\)", " ".join(words.best)):
             assert int(count) == len(values)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crosstrain.backends.base import parameter_server_placement, ranks_placement
-from crosstrain.core.cluster import nodes_of_workers, read_procs_per_node, workers_by_node
+from crosstrain.core.cluster import node_by_worker, read_procs_per_node, workers_by_node
 from crosstrain.core.errors import UsageError
 from crosstrain.core.job import Job
 from crosstrain.core.settings.sources import given_settings, resolve
@@ -39,7 +39,7 @@ def test_workers_and_nodes_are_consistent(by_node):
 @given(count=st.integers(1, 9), nodes=st.integers(1, 12))
 def test_single_number_applies_to_every_node(count, nodes):
     assert workers_by_node(count, nodes) == (count,) * nodes
-    assert nodes_of_workers(workers_by_node(count, nodes)) == tuple(worker // count for worker in range(count * nodes))
+    assert node_by_worker(workers_by_node(count, nodes)) == tuple(worker // count for worker in range(count * nodes))
 
 
 @pytest.mark.parametrize(("typed", "read"), [("1,2", (1, 2)), (" 1 , 2", (1, 2)), ([1, 2], (1, 2)), ((1, 2), (1, 2))])

@@ -42,7 +42,7 @@ from ..compiler import compiled, xla_errors
 from ..data import layout_for, with_mapped_files
 from ..model import Buffers, ForwardContexts, TfModel, build_model
 from ..optimizers import build_optimizer
-from ..runtime import checked_values, set_tf_config, translated_errors, within
+from ..runtime import call_within, checked_values, set_tf_config, translated_errors
 from .calibration import WorkerComponents
 from .result_queue import ResultQueue
 from .shards import make_shard
@@ -64,7 +64,7 @@ def open_chief(task: Task, job: Job, spec: ModelSpec, data: Dataset) -> AsyncSes
     set_tf_config(task)
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     with translated_errors(task):
-        strategy = within(job.start_timeout, "forming the cluster", lambda: tf.distribute.ParameterServerStrategy(resolver))
+        strategy = call_within(job.start_timeout, "forming the cluster", lambda: tf.distribute.ParameterServerStrategy(resolver))
     session = AsyncSession(job, spec, data, strategy)
     startup_phase("warming up")
     session.compile(on=session.compile_is_faster() if chooses else job.compile == "on")

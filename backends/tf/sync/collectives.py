@@ -15,7 +15,7 @@ from ....core.job import Job
 from ....models.base import Array
 from ...base import set_nccl_interface
 from ..data import Tensors
-from ..runtime import fits_single_threaded_executor, set_tf_config, single_threaded_executor, translated_errors, within
+from ..runtime import call_within, fits_single_threaded_executor, set_tf_config, single_threaded_executor, translated_errors
 from .rendezvous import meet
 
 PACK_BYTES = 25 << 20  # one pack for a small model, several that overlap for a large one
@@ -132,7 +132,7 @@ class NativeCollectives(Collectives):
             return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
 
         with translated_errors(task):
-            self._strategy: tf.distribute.Strategy = within(job.start_timeout, "forming the cluster", connect)
+            self._strategy: tf.distribute.Strategy = call_within(job.start_timeout, "forming the cluster", connect)
         self._rank = task.rank
         self._sum = self.traced(
             lambda vector: self.on_replica(lambda v: self.all_reduce([v])[0], vector), tf.TensorSpec([None], tf.float32)

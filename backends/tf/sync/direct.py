@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ....core.cluster import Task
 from ....core.job import Job
-from ....exchange.all_reduce import buckets_of
+from ....exchange.all_reduce import cut_into_buckets
 from ....exchange.authentication import gpu_error
 from ....exchange.mesh import Mesh
 from ....models.base import Array
@@ -42,7 +42,9 @@ class TcpCollectives(Collectives):
         tensors = list(tensors)
         known = all(tensor.shape.is_fully_defined() for tensor in tensors)
         buckets = (
-            buckets_of([tensor.shape.num_elements() * tensor.dtype.size for tensor in tensors]) if known else [list(range(len(tensors)))]
+            cut_into_buckets([tensor.shape.num_elements() * tensor.dtype.size for tensor in tensors])
+            if known
+            else [list(range(len(tensors)))]
         )
         if len(buckets) <= 1:
             return _in_ops(self._reduce_arrays, tensors, tensors)
@@ -87,7 +89,7 @@ class TcpCollectives(Collectives):
 
     def messages(self, sizes_bytes: Sequence[int]) -> int:
         """Return the number of messages for gradients of these sizes."""
-        return len(buckets_of(sizes_bytes))
+        return len(cut_into_buckets(sizes_bytes))
 
     def broadcast(self, array: Array | None, shape: tuple[int, ...]) -> Array:
         """Broadcast the first rank's array."""

@@ -38,7 +38,7 @@ def meet(task: Task, seconds: float) -> None:
 
 
 def _gather(task: Task, deadline: float) -> None:
-    missing = {_code(task, placed.index): placed.name for placed in task.cluster.of_role("worker") if placed.index != 0}
+    missing = {_code(task, placed.index): placed.name for placed in task.cluster.tasks_with_role("worker") if placed.index != 0}
     arrivals: queue.Queue[tuple[bytes, socket.socket]] = queue.Queue()
 
     def prove(exchange: Exchange) -> tuple[bytes, socket.socket]:
@@ -71,7 +71,7 @@ def _gather(task: Task, deadline: float) -> None:
 
 
 def _report(task: Task, deadline: float) -> None:
-    first = task.cluster.of_role("worker")[0]
+    first = task.cluster.tasks_with_role("worker")[0]
     while True:
         try:
             with socket.create_connection(task.cluster.endpoint(first), timeout=_left(deadline, first.name)) as connection:

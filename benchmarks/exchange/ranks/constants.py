@@ -16,7 +16,7 @@ from place import Place, arguments, iterations_of, read_place, report
 
 from crosstrain.exchange import all_reduce as bucket_layout
 from crosstrain.exchange import all_reduce as sums
-from crosstrain.exchange.all_reduce import buckets_of
+from crosstrain.exchange.all_reduce import cut_into_buckets
 from crosstrain.exchange.mesh import Mesh
 
 MODULES = {"PIECE_BYTES": sums, "MAX_FURTHER_BYTES": sums, "BUCKET_BYTES": bucket_layout}
@@ -66,7 +66,7 @@ class Backward:
 
     def runner(self) -> Callable[[int], None]:
         """Return a pass with the constants that hold now."""
-        buckets = buckets_of([4 * size for size in self._sizes])
+        buckets = cut_into_buckets([4 * size for size in self._sizes])
         flat = [np.zeros(sum(self._sizes[place] for place in bucket), np.float32) for bucket in buckets]
 
         def run(iterations: int) -> None:

@@ -130,7 +130,7 @@ PairReader = Callable[[], Iterator[tuple[str, str] | str]]
 """Yields each pair of a split, or the reason to skip it ("with an empty line"; "" for no mention)."""
 
 PART_PAIRS, PART_BYTES = 20_000, 16 << 20  # of pairs encoded and kept together: a second or two of work, a few megabytes
-LINES_AT_ONCE, BYTES_AT_ONCE = 2_048, 1 << 20  # per encoding; Python's integers take ten times their memory
+LINES_PER_CHUNK, BYTES_PER_CHUNK = 2_048, 1 << 20  # per encoding; Python's integers take ten times their memory
 Arrays = Mapping[str, NDArray[Any]]
 
 
@@ -214,7 +214,7 @@ class PairEncoder:
 
     def _encode_lines(self, lines: Sequence[str]) -> tuple[NDArray[np.uint16], NDArray[np.int64]]:
         values, lengths = [np.empty(0, np.uint16)], [np.empty(0, np.int64)]
-        for some in parts(lines, LINES_AT_ONCE, BYTES_AT_ONCE, text_bytes):
+        for some in parts(lines, LINES_PER_CHUNK, BYTES_PER_CHUNK, text_bytes):
             encoded = self.vocabulary.encode(some)
             sizes = np.fromiter(map(len, encoded), np.int64, len(encoded))
             values.append(np.fromiter(itertools.chain.from_iterable(encoded), np.uint16, int(sizes.sum())))
