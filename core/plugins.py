@@ -148,8 +148,9 @@ BUILT_IN: Mapping[Kind, tuple[Plugin, ...]] = {
         Plugin("numbers", "crosstrain.data.sources.translation.numbers_in_words:DATASET"),
         Plugin("parallel-text", "crosstrain.data.sources.translation.parallel_text:DATASET"),
     ),
-    "forward": tuple(
-        Plugin(f"{name}/{on.name}", f"crosstrain.models.{name}.{on.name}") for name in (*_MODELS, IMPORTED) for on in _BACKENDS
+    "forward": (
+        *(Plugin(f"{name}/{on.name}", f"crosstrain.models.{name}.{on.name}") for name in _MODELS for on in _BACKENDS),
+        *(Plugin(f"{IMPORTED}/{on.name}", f"crosstrain.models.imported.{on.name}.forward") for on in _BACKENDS),
     ),
     "launcher": (
         *(Plugin(name, f"crosstrain.launch.launchers.{name}:LAUNCHER") for name in ("rendezvous", "local", "ssh", "slurm")),
@@ -194,15 +195,19 @@ def module_exists(name: str) -> bool:
 
 
 def model_base(text: str) -> str:
-    """Return NAME of a model ``NAME[:SIZE][?key=value&key=value]``; it may be a module's path, or a reference (`is_reference`)."""
+    """Return NAME of a model ``NAME[:SIZE][?key=value&key=value]``.
+
+    It may be a module's path, or a reference (`is_reference`).
+    """
     before = text.partition("?")[0]
     return before if is_reference(before) else before.partition(":")[0]
 
 
 def is_reference(base: str) -> bool:
-    """Return whether a model without arguments names a class or function: ``FILE.py:NAME``, ``module:NAME``, ``torchvision:NAME``.
+    """Return whether a model, without arguments, names a class or function.
 
-    Imports nothing. An installed model's name, and a module with forward functions, are followed by a size instead.
+    ``FILE.py:NAME``, ``module:NAME`` and ``torchvision:NAME`` do. After an installed model's name, or a module with forward functions, the
+    colon precedes a size. Imports nothing.
     """
     place, colon, _ = base.rpartition(":")
     if not colon or place.endswith(".py"):
@@ -213,7 +218,10 @@ def is_reference(base: str) -> bool:
 
 
 def _has_forward_functions(module: str) -> bool:
-    """Return whether a module's package has files named like backends; also for one that cannot be found, unless it is below a package."""
+    """Return whether a module's package has files named like backends.
+
+    True also for a top-level module that cannot be found: its name is then reported as unknown.
+    """
     top, *rest = module.split(".")
     try:
         spec = importlib.util.find_spec(top)
@@ -240,7 +248,7 @@ def find(kind: Kind, name: str) -> Plugin:
     if name in known:
         return known[name]
     if kind == "model" and is_reference(name):
-        return Plugin(name, "crosstrain.models.imported.importing:build")
+        return Plugin(name, "crosstrain.models.imported.importing:IMPORTER")
     if kind == "model" and "." in name and all(name.split(".")):
         return Plugin(name, f"{name}:build")
     key = "data" if kind == "dataset" else kind

@@ -116,7 +116,10 @@ class ModelSpec:
         return initial_values(self.parameters, seed)
 
     def initial_buffers(self, seed: int = 0) -> dict[str, Array]:
-        """Return the buffers' initial values by canonical name; those of imported models may depend on the seed."""
+        """Return the buffers' initial values by canonical name.
+
+        Those of imported models may depend on the seed.
+        """
         return {buffer.name: np.full(buffer.shape, buffer.constant, np.float32) for buffer in self.buffers}
 
 

@@ -20,8 +20,6 @@ from ..core.units import decimal_number
 from ..data.base import DataInfo
 from ..data.store import location as resolve
 from .base import ModelSpec
-from .imported.importing import build as build_reference
-from .imported.reference import read_reference
 
 SIZE = "size"
 Value = int | float | bool | str | None
@@ -175,7 +173,8 @@ def canonical_model(text: str) -> str:
     """
     base = model_base(text)
     if is_reference(base):
-        return read_reference(base).text + text[len(base) :]
+        canonical: str = load(find("model", text), "model").canonical(text)
+        return canonical
     if text == base:
         return text
     arguments = arguments_of(base, load(find("model", text), "model"))
@@ -206,7 +205,7 @@ def build_model(name: str, data: DataInfo) -> ModelSpec:
 
     Raises UsageError for unknown models, invalid arguments, missing columns.
     """
-    spec = build_reference(name, data) if is_reference(model_base(name)) else _built(name, data)
+    spec = load(find("model", name), "model")(name, data) if is_reference(model_base(name)) else _built(name, data)
     if not spec.inputs:
         raise UsageError(f"model: {name!r} reads no column; its `inputs` are empty")
     names = [column.name for column in data.columns]

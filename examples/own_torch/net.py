@@ -1,4 +1,4 @@
-"""A residual network for small images, as people write them: torch alone, and nothing of crosstrain."""
+"""A residual network for small images, as people write them: torch alone."""
 
 from torch import nn
 from torch.nn import functional as F

@@ -1,1 +1,1 @@
-"""nn.Module classes as people have them, trained on torch as they are and on TensorFlow translated."""
+"""Models written as nn.Modules: native on torch, translated to TensorFlow."""

@@ -1,7 +1,7 @@
-"""What is known of an imported model without its framework: a folder of files, written by a process that has the framework.
+"""Descriptions of imported models: files that a process with the framework writes.
 
-The folder's name is a digest of the reference, its arguments, the data's shape and the framework's version. It is used again as long as the
-sources that the model was made from have the recorded digests.
+A description's folder is named by a digest of the reference, its arguments, the data's shape and the framework's version. It is used
+as long as the files that the model was made from have the recorded digests.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ...core.drafts import replacing
 from ...core.errors import UsageError
 from ...core.job import Job
 from ..base import Array, ModelSpec
+from .requests import Request, ask
 
 DESCRIPTION, TRAINING, EVALUATION, CONSTANTS = "description.json", "training.json", "evaluation.json", "constants.npz"
 MASKED_RANKS = (2, 3, 4)  # dimensions of tensors for which `models.dropout_masks` has masks
@@ -57,7 +59,10 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class ImportedSpec(ModelSpec):
-    """A model whose initial values are its framework's own, by seed. `problems`: as in `Description`."""
+    """A model with its framework's own initial values, by seed.
+
+    `problems`: as in `Description`.
+    """
 
     problems: Mapping[str, str] = field(default_factory=dict)
 
@@ -87,9 +92,12 @@ class ImportedSpec(ModelSpec):
         return {buffer.name: values[buffer.name] for buffer in self.buffers}
 
     def _initial(self, seed: int) -> Mapping[str, Array]:
-        from .importing import initial_values
-
-        return initial_values(self.settings, seed)
+        imported: Imported = self.settings
+        path = initial_file(imported.folder, seed)
+        if not path.exists():
+            ask(Request(**imported.request, seed=seed, folder=str(imported.folder), describe=False))
+        with np.load(path, allow_pickle=False) as file:
+            return {name.removeprefix(BUFFER): file[name] for name in file.files}
 
 
 def initial_file(folder: Path, seed: int) -> Path:
@@ -100,10 +108,10 @@ def initial_file(folder: Path, seed: int) -> Path:
 def read_description(folder: Path) -> Description | None:
     """Read a folder's description; None if there is none, or a source has changed since."""
     try:
-        found = msgspec.json.decode((folder / DESCRIPTION).read_bytes(), type=Description)
+        description = msgspec.json.decode((folder / DESCRIPTION).read_bytes(), type=Description)
     except (FileNotFoundError, msgspec.DecodeError):
         return None
-    return found if all(file_digest(Path(path)) == digest for path, digest in found.sources.items()) else None
+    return description if all(file_digest(Path(path)) == digest for path, digest in description.sources.items()) else None
 
 
 def read_constants(folder: Path) -> dict[str, Array]:
@@ -113,7 +121,7 @@ def read_constants(folder: Path) -> dict[str, Array]:
 
 
 def source_digest(sources: Mapping[str, str]) -> str:
-    """Return a digest of the contents of files, which does not depend on where they are; "" for none."""
+    """Return a digest of files' names and contents, independent of their folder; "" for none."""
     if not sources:
         return ""
     contents = sorted((Path(path).name, digest) for path, digest in sources.items())
@@ -126,3 +134,9 @@ def file_digest(path: Path) -> str:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:
         return ""
+
+
+def write_values(path: Path, values: Mapping[str, Any]) -> None:
+    """Write named arrays, replacing the file at once."""
+    with replacing(path) as draft, draft.open("wb") as file:
+        np.savez(file, **values)

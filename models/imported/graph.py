@@ -31,7 +31,10 @@ class Node(msgspec.Struct, omit_defaults=True):
 
 
 class Graph(msgspec.Struct):
-    """The nodes, the name of the result, and the results that are new values of buffers, by the buffer's name."""
+    """The nodes in order, and the name of the result.
+
+    `updated`: the results that are new values of buffers, by the buffer's name.
+    """
 
     nodes: list[Node]
     result: str

@@ -1,6 +1,6 @@
-"""References to models as people have them: ``FILE.py:NAME``, ``package.module:NAME``, ``torchvision:NAME``.
+"""References to models: ``FILE.py:NAME``, ``package.module:NAME``, ``torchvision:NAME``.
 
-What stands there is an nn.Module class, or a function that returns a module. ``?key=value&…`` sets constructor arguments.
+NAME is an nn.Module class, or a function that returns a module. ``?key=value&…`` sets constructor arguments.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ATTRIBUTE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Where a model's class or function is: an absolute path, a module's dotted path, or torchvision."""
+    """The place of a class or function: a file, a module's dotted path, or torchvision."""
 
     kind: Literal["file", "module", "torchvision"]
     place: str
@@ -45,22 +45,25 @@ def read_reference(base: str) -> Reference:
     path = Path(place).expanduser().absolute()
     if not path.is_file():
         folder = path.parent
-        near = nearest(path.name, [other.name for other in folder.glob("*.py")]) if folder.is_dir() else None
+        near = nearest(path.name, [file.name for file in folder.glob("*.py")]) if folder.is_dir() else None
         hint = f" Did you mean {near!r}?" if near else ""
         raise UsageError(f"model: got {base!r}, but there is no file {str(path)!r}.{hint}")
     return Reference("file", str(path), attribute)
 
 
 def local_sources(path: Path) -> dict[str, Path]:
-    """Return a file and the modules next to it that it imports, by name, from their text: nothing is imported. Raises UsageError."""
-    found: dict[str, Path] = {}
+    """Return a file and the modules next to it that it imports, by name.
+
+    They are found in the text; nothing is imported. Raises UsageError for a file that is not Python.
+    """
+    sources: dict[str, Path] = {}
     waiting = [path]
     while waiting:
         file = waiting.pop()
         name = file.relative_to(path.parent).as_posix()
-        if name in found:
+        if name in sources:
             continue
-        found[name] = file
+        sources[name] = file
         try:
             tree = ast.parse(file.read_bytes())
         except (OSError, SyntaxError, ValueError, RecursionError) as error:
@@ -68,7 +71,7 @@ def local_sources(path: Path) -> dict[str, Path]:
         for module in _imported_modules(tree):
             place = path.parent.joinpath(*module.split("."))
             waiting += [file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()]
-    return found
+    return sources
 
 
 def _imported_modules(tree: ast.AST) -> Iterator[str]:

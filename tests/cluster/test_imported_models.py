@@ -52,7 +52,7 @@ def test_translation_equals_module(passes, name):
     assert difference(actual["evaluated"], expected["evaluated"]) <= 1e-5
     assert difference(actual["trained"], expected["trained"]) <= 1e-5
     gradients = [key for key in expected.files if key.startswith("gradient ")]
-    flat = [np.concatenate([found[key].ravel() for key in gradients]) for found in (actual, expected)]
+    flat = [np.concatenate([arrays[key].ravel() for key in gradients]) for arrays in (actual, expected)]
     assert difference(*flat) <= 1e-4
     for key in expected.files:
         if key.startswith("buffer "):
@@ -108,7 +108,7 @@ ASK = """
 import json, sys
 sys.path[:0] = [{folder!r}]
 from passes import DATA
-from crosstrain.models.imported.importing import Request
+from crosstrain.models.imported.requests import Request
 from crosstrain.models.imported.torch.process import answer
 problems = {{}}
 for name, arguments in json.load(sys.stdin).items():

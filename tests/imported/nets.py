@@ -1,4 +1,4 @@
-"""Modules of many kinds for tests of imported models; torch alone, and nothing of crosstrain."""
+"""Modules of many kinds for tests of imported models; torch alone."""
 
 import torch
 from torch import nn
@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 
 class Recurrent(nn.Module):
-    """Rows of an image through a GRU in both directions and a deep LSTM, and one linear layer used under two names."""
+    """Rows of an image through a GRU and an LSTM, and one linear layer under two names."""
 
     def __init__(self, image_size, channels, num_classes):
         super().__init__()
@@ -41,7 +41,7 @@ class Attentive(nn.Module):
 
 
 class Convolutional(nn.Module):
-    """Grouped, depthwise, dilated and transposed convolutions, poolings with remainders, norms of several kinds, random depth."""
+    """Convolutions, poolings and norms of many kinds, and random depth."""
 
     def __init__(self, channels, num_classes):
         super().__init__()

@@ -1,7 +1,6 @@
-"""``passes.py torch|tf FOLDER``: one training and one evaluation pass of each model of tests/imported/nets.py, on one framework.
+"""Passes of imported models: ``passes.py torch|tf FOLDER``, on one framework.
 
-torch writes what it computed to FOLDER, with TensorFlow following in a process of its own; each prints one JSON line a model. Models are
-given on standard input, one reference a line.
+References are read from standard input, one a line. Results go to FOLDER; one JSON line is printed for each model.
 """
 
 import json
@@ -13,7 +12,7 @@ import numpy as np
 from crosstrain.data.base import DataInfo, ImageFeatures
 from crosstrain.models.base import ForwardContext
 from crosstrain.models.dropout_masks import keep_mask_of_shape
-from crosstrain.models.imported.importing import build
+from crosstrain.models.imported.importing import IMPORTER
 
 ROWS, SHAPE, CLASSES = 6, (3, 18, 18), 5
 DATA = DataInfo.of_images("drawn", {"train": 10, "test": 10}, ImageFeatures(SHAPE, CLASSES, (0.5,) * 3, (0.2,) * 3))
@@ -31,7 +30,7 @@ def mask(layer, shape, rate):
 def torch_passes(spec):
     import torch
 
-    from crosstrain.models.imported.torch import forward
+    from crosstrain.models.imported.torch.forward import forward
 
     def dropped(x, rate, layer):
         return x * torch.from_numpy(mask(layer, x.shape, rate)).to(x.dtype) / (1 - rate)
@@ -53,7 +52,7 @@ def torch_passes(spec):
 def tf_passes(spec):
     import tensorflow as tf
 
-    from crosstrain.models.imported.tf import forward, storage_layouts
+    from crosstrain.models.imported.tf.forward import forward, storage_layouts
     from crosstrain.models.layers.tf import HeldParameters
 
     layouts = storage_layouts(spec)
@@ -97,7 +96,7 @@ def tf_passes(spec):
 def main(framework, folder):
     passes = {"torch": torch_passes, "tf": tf_passes}[framework]
     for number, reference in enumerate(sys.stdin.read().split()):
-        spec = build(reference, DATA)
+        spec = IMPORTER(reference, DATA)
         evaluated, trained, gradients, updated = passes(spec)
         path = Path(folder, f"{framework}-{number}.npz")
         arrays = {f"gradient {name}": value for name, value in gradients.items()} | {

@@ -42,6 +42,9 @@ PREPOSITIONS_AND_ADVERBS = re.compile(
     "above|after|again|alone|along|anew|apart|as|at|away|back|before|behind|below|beside|between|beyond|by|down|during|for|forth|from"
     "|in|into|later|near|of|off|on|onto|over|per|since|through|to|together|towards|under|until|up|upon|via|with|within|without"
 )
+ARGUMENTS = {("models/imported/tf/operations.py", "other"): "an argument of ATen's operations"}
+"""Variables that are named by others, with the reason."""
+
 INTERFACE = {
     ("backends/base.py", "of"): "`EvalResult.of` in docs/adding-a-backend.md",
     ("core/errors.py", "of"): "`UsageError.of` reports invalid options of plug-ins, as in examples/debian_text",
@@ -146,7 +149,11 @@ def problems() -> dict[str, list[str]]:
             for rule, number, explanation in problems_of_tree(tree, name):
                 result[rule].append(f"{name}:{number}: {explanation}")
             if PRONOUN.search(text):
-                result["variable"] += [f"{name}:{number}: {variable}" for number, variable in variables(tree) if variable in PRONOUNS]
+                result["variable"] += [
+                    f"{name}:{number}: {variable}"
+                    for number, variable in variables(tree)
+                    if variable in PRONOUNS and (name, variable) not in ARGUMENTS
+                ]
     finally:
         gc.enable()
     for begin, places in uses.items():

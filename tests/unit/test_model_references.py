@@ -1,4 +1,4 @@
-"""References to models: which texts are one, what they resolve to, and that reading them imports nothing."""
+"""References to models: what is one, what they resolve to, and that nothing is imported."""
 
 import os
 import sys
@@ -54,7 +54,7 @@ def test_reference_is_read_without_import(tmp_path, monkeypatch):
     for text in ("planted:Net", "planted.inner:Net", f"{package}/inner.py:Net"):
         assert is_reference(text)
         assert forward_backends(text) == ["tf", "torch"]
-        assert forward_plugin(text, "tf").target == "crosstrain.models.imported.tf"
+        assert forward_plugin(text, "tf").target == "crosstrain.models.imported.tf.forward"
         assert foreign_settings({"model": text})
         assert model_source(text).digest
     assert not mark.exists()

@@ -26,15 +26,18 @@ MIN_ROWS = 2  # batch statistics of a single row can be undefined
 def storage_layouts(spec: ModelSpec) -> dict[str, StorageLayout]:
     """Return [h, w, in, out] for the weights that convolutions alone read."""
     shapes = {parameter.name: parameter.shape for parameter in spec.parameters}
-    found: dict[str, StorageLayout] = {}
+    layouts: dict[str, StorageLayout] = {}
     for name in spec.settings.kernels:
         shape = shapes[name]
-        found[name] = StorageLayout(shape, (2, 3, 1, 0), (shape[2], shape[3], shape[1], shape[0]))
-    return found
+        layouts[name] = StorageLayout(shape, (2, 3, 1, 0), (shape[2], shape[3], shape[1], shape[0]))
+    return layouts
 
 
 def forward(parameters: Mapping[str, tf.Tensor], x: Any, context: ForwardContext[tf.Tensor]) -> tf.Tensor:
-    """Return the model's result for a batch, [batch, …] float32; of an empty batch from blank examples, which are cut off."""
+    """Return the model's result for a batch, float32 [batch, …].
+
+    An empty batch is computed from blank examples, which are cut off.
+    """
     imported: Imported = context.settings
     columns = x if isinstance(x, Mapping) else {imported.inputs[0]: x}
     inputs = [columns[name] for name in imported.inputs]

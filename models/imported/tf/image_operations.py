@@ -57,7 +57,10 @@ def _convolved(
     spans: Sequence[int],
     groups: int,
 ) -> tf.Tensor:
-    """Convolve; explicit paddings cost TensorFlow a factor of five on CPUs, so the padding is SAME or an operation of its own."""
+    """Convolve with padding SAME, or with a separate padding operation.
+
+    Explicit paddings are five times as slow on CPUs.
+    """
     inputs, outputs = kernel.shape[2], kernel.shape[3]
     if groups > 1 and inputs == 1 and strides[0] == strides[1]:
         depthwise = tf.reshape(tf.reshape(kernel, [*kernel.shape[:2], groups, outputs // groups]), [*kernel.shape[:2], groups, -1])
@@ -207,13 +210,16 @@ def _avg_pool2d(
 def _counted(
     sides: Sequence[int], kernels: Sequence[int], strides: Sequence[int], pads: Sequence[int], ends: Sequence[int], count_include_pad: bool
 ) -> Any:
-    """Return the number of elements of each window's mean, [rows, columns]; ceil_mode's padding never counts."""
-    each: list[Any] = []
+    """Return the number of elements of each window's mean, [rows, columns].
+
+    The padding of ceil_mode never counts.
+    """
+    counts: list[Any] = []
     for side, kernel, stride, pad, end in zip(sides, kernels, strides, pads, ends, strict=True):
         begins = np.arange((side + pad + end - kernel) // stride + 1) * stride - pad
         last, first = (side + pad, -pad) if count_include_pad else (side, 0)
-        each.append(np.minimum(begins + kernel, last) - np.maximum(begins, first))
-    return np.outer(*each).astype(np.float64)
+        counts.append(np.minimum(begins + kernel, last) - np.maximum(begins, first))
+    return np.outer(*counts).astype(np.float64)
 
 
 @operation("aten.avg_pool1d.default")
@@ -226,7 +232,10 @@ def _avg_pool1d(
 
 
 def _mean_windows(side: int, wanted: int) -> Any:
-    """Return weights of torch's adaptive windows, [wanted, side]: from floor(i·side/wanted) to ceil((i + 1)·side/wanted)."""
+    """Return weights of torch's adaptive windows, [wanted, side].
+
+    Window i is from floor(i · side / wanted) to ceil((i + 1) · side / wanted).
+    """
     weights = np.zeros((wanted, side))
     for row in range(wanted):
         first, last = row * side // wanted, -(-(row + 1) * side // wanted)
@@ -288,7 +297,10 @@ def _batch_norm_training(
     momentum: float,
     eps: float,
 ) -> tuple[Any, Any, Any, tf.Tensor, tf.Tensor]:
-    """Normalise by the batch. Running variances are unbiased; where a channel has a single value, as on torch's side, 0."""
+    """Normalise by the batch, and return the new running statistics.
+
+    Running variances are unbiased, and 0 if a channel has a single value, as on torch's side.
+    """
     y: Any
     if not training:
         y, _, _ = _batch_norm_evaluation(run, input, weight, bias, running_mean, running_var, momentum, eps)
@@ -340,7 +352,7 @@ def _batch_norm_evaluation(
 def _batch_norm_without_statistics(
     run: Pass, input: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
 ) -> tuple[Any, None, None]:
-    """Normalise by the batch, without running statistics (track_running_stats=False, instance normalisation)."""
+    """Normalise by the batch, without running statistics."""
     x = canonical(input)
     mean, variance = tf.nn.moments(x, [0, *range(2, x.shape.rank)])
     return _normalised(x, mean, variance, weight, bias, eps), None, None
@@ -382,7 +394,10 @@ def _group_norm(
 
 
 def _resize_weights(side: int, wanted: int, linear: bool, align_corners: bool, scale: float | None) -> Any:
-    """Return torch's weights of a resized axis, [wanted, side] (docs of torch.nn.functional.interpolate)."""
+    """Return torch's weights of a resized axis, [wanted, side].
+
+    https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.interpolate.html
+    """
     weights = np.zeros((wanted, side))
     ratio = (side - 1) / max(1, wanted - 1) if align_corners else 1 / scale if scale else side / wanted
     for row in range(wanted):

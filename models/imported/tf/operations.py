@@ -1,4 +1,4 @@
-"""ATen operations on TensorFlow: a table from their names to functions of a `Pass` and their arguments.
+"""ATen operations on TensorFlow: functions of a `Pass` and the operation's arguments.
 
 Images [batch, channels, height, width] stay channels last between operations that allow it (`ChannelsLast`), as TensorFlow's CPU kernels
 require; any other operation converts them to canonical order first.
@@ -87,7 +87,10 @@ def shape_of(x: tf.Tensor) -> list[Any]:
 
 
 def reshaped(x: tf.Tensor, shape: Sequence[Any]) -> tf.Tensor:
-    """Reshape to sizes of which some are tensors; a single one of them becomes −1, which keeps the other sizes known."""
+    """Reshape to sizes of which some are tensors.
+
+    A single one of them becomes −1, which keeps the other sizes known.
+    """
     dynamic = [axis for axis, size in enumerate(shape) if tf.is_tensor(size)]
     open_axes = [axis for axis, size in enumerate(shape) if not tf.is_tensor(size) and size == -1]
     if not dynamic:
@@ -753,19 +756,19 @@ def _pad(run: Pass, self: Any, pad: Sequence[int], value: float | None = 0.0, mo
 @operation("aten.index.Tensor", "aten._unsafe_index.Tensor")
 def _index(run: Pass, self: Any, indices: Sequence[Any]) -> tf.Tensor:
     x = canonical(self)
-    given = {axis: canonical(index) for axis, index in enumerate(indices) if index is not None}
-    axes = list(given)
+    positions_by_axis = {axis: canonical(index) for axis, index in enumerate(indices) if index is not None}
+    axes = list(positions_by_axis)
     if axes != list(range(axes[0], axes[0] + len(axes))):
         raise NotImplementedError("indices with a whole dimension between them")
-    if any(given[axis].dtype == tf.bool for axis in axes):
+    if any(positions_by_axis[axis].dtype == tf.bool for axis in axes):
         raise NotImplementedError("a mask as an index, whose result has another size for each batch; use torch.where")
     if len(axes) == 1:
         whole = shape_of(x)[axes[0]]
-        index = given[axes[0]]
+        index = positions_by_axis[axes[0]]
         return tf.gather(x, tf.where(index < 0, index + tf.cast(whole, index.dtype), index), axis=axes[0])
     order = [*axes, *(axis for axis in range(x.shape.rank) if axis not in axes)]
     moved = tf.transpose(x, order)
-    parts = [tf.cast(given[axis], tf.int64) for axis in axes]
+    parts = [tf.cast(positions_by_axis[axis], tf.int64) for axis in axes]
     parts = [tf.where(part < 0, part + tf.cast(shape_of(x)[axis], tf.int64), part) for axis, part in zip(axes, parts, strict=True)]
     whole_shape = parts[0]
     for part in parts[1:]:
@@ -788,7 +791,7 @@ def _gather(run: Pass, self: Any, dim: int, index: Any, sparse_grad: bool = Fals
     x, index = canonical(self), canonical(index)
     rank = x.shape.rank
     axis = dim % rank
-    order = [other for other in range(rank) if other != axis] + [axis]
+    order = [place for place in range(rank) if place != axis] + [axis]
     picked = tf.gather(tf.transpose(x, order), tf.transpose(index, order), axis=-1, batch_dims=rank - 1)
     return tf.transpose(picked, np.argsort(order))
 
@@ -841,7 +844,7 @@ def _scatter(
     if index is not None:
         start, end, source = index, index + 1 if index != -1 else None, tf.expand_dims(source, axis)
     places = tf.range(whole)[slice(start, None if isinstance(end, int) and end >= END else end, step)]
-    order = [axis, *(other for other in range(x.shape.rank) if other != axis)]
+    order = [axis, *(place for place in range(x.shape.rank) if place != axis)]
     replaced = tf.tensor_scatter_nd_update(tf.transpose(x, order), places[:, None], tf.transpose(source, order))
     return tf.transpose(replaced, np.argsort(order))
 

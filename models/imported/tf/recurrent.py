@@ -1,4 +1,7 @@
-"""GRU and LSTM layers on TensorFlow, as `models.imported.torch.recurrent` writes them; x [time, batch, features]."""
+"""GRU and LSTM layers on TensorFlow; x [time, batch, features].
+
+Their operations are those of `models.imported.torch.recurrent`.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,10 @@ def _layers(
     cell: Callable[[tf.Tensor, tf.Tensor], Step],
     bias: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """Run all layers and directions. `states`: initial values [layers · directions, batch, width] of each part of the state."""
+    """Run all layers and directions.
+
+    `states`: initial values [layers · directions, batch, width] of each part of the state.
+    """
     directions = 2 if bidirectional else 1
     ends: list[list[tf.Tensor]] = []
     for layer in range(layers):
@@ -55,7 +61,10 @@ def _layers(
 
 @operation("crosstrain.gru.default")
 def _gru(run: Pass, x: Any, h0: Any, weights: Sequence[Any], layers: int, bidirectional: bool) -> tuple[tf.Tensor, tf.Tensor]:
-    """Gates r, z, n (https://docs.pytorch.org/docs/stable/generated/torch.nn.GRU.html): n = tanh(x_n + r · (W_hn h + b_hn))."""
+    """Compute a GRU: gates r, z, n, with n = tanh(x_n + r · (W_hn h + b_hn)).
+
+    https://docs.pytorch.org/docs/stable/generated/torch.nn.GRU.html
+    """
 
     def cell(hidden_weight: tf.Tensor, hidden_bias: tf.Tensor) -> Step:
         def step(projected_bg: tf.Tensor, state: list[tf.Tensor]) -> list[tf.Tensor]:

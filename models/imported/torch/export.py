@@ -1,4 +1,7 @@
-"""Export an nn.Module as a `Graph` (torch.export, https://docs.pytorch.org/docs/stable/export.html)."""
+"""Export an nn.Module as a `Graph` by torch.export.
+
+https://docs.pytorch.org/docs/stable/export.html
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ _FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A graph, the batch's axis of each tensor that it drops in (`_batch_axes`), and tensors that it holds as constants."""
+    """A graph with its constants.
+
+    `dropouts`: the batch's axis of each tensor that it drops in (`_batch_axes`). `constants`: tensors by name.
+    """
 
     graph: Graph
     dropouts: list[int]
@@ -40,9 +46,10 @@ class Exported:
 
 
 def exported_graph(module: torch.nn.Module, inputs: Sequence[torch.Tensor], *, training: bool, lengths: Sequence[int] = ()) -> Exported:
-    """Return the graph of ``module(*inputs)`` for any batch size. `lengths`: positions of inputs whose second size varies too.
+    """Return the graph of ``module(*inputs)`` for any batch size.
 
-    Raises UsageError, with the user's line, for code that cannot be exported, such as branches that depend on data.
+    `lengths`: positions of inputs whose second size varies too. Raises UsageError, with the user's line, for code that cannot be
+    exported, such as branches that depend on data.
     """
     batch = Dim("batch", min=2, max=MAX_BATCH)
     time = Dim("time", min=2, max=MAX_BATCH)
@@ -81,7 +88,10 @@ def _user_place(trace: str) -> str:
 
 
 def _batch_axes(program: ExportedProgram) -> list[int]:
-    """Return, for each operation that draws, in order, the axis of its tensor that is the batch; −1 if each example has several rows."""
+    """Return the batch's axis of the tensor of each drawing operation, in order.
+
+    −1 if each example has several rows.
+    """
     batch = next(node.meta["val"].shape[0] for node in program.graph.nodes if node.op == "placeholder" and _is_input(program, node))
     axes: list[int] = []
     for node in program.graph.nodes:

@@ -1,4 +1,4 @@
-"""Imported models on torch: the user's own module, with the run's parameters and buffers in their places."""
+"""Imported models on torch: the user's module, with a run's parameters and buffers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _drawing: Draws | None = None  # of the pass in progress: a task computes one at
 
 
 def forward(parameters: Mapping[str, torch.Tensor], x: Any, context: ForwardContext[torch.Tensor]) -> torch.Tensor:
-    """Return the module's result for a batch; of an empty batch from blank examples, which are cut off."""
+    """Return the module's result for a batch.
+
+    An empty batch is computed from blank examples, which are cut off.
+    """
     imported: Imported = context.settings
     columns = x if isinstance(x, Mapping) else {imported.inputs[0]: x}
     inputs = [columns[name] for name in imported.inputs]
@@ -47,12 +50,12 @@ class _Bound:
 
         def places(named: Mapping[str, torch.Tensor], of_all: Iterator[tuple[str, torch.Tensor]], store: str) -> dict[str, list[Any]]:
             by_value = {id(value): name for name, value in named.items()}
-            found: dict[str, list[Any]] = {name: [] for name in named}
+            places_by_name: dict[str, list[Any]] = {name: [] for name in named}
             for name, value in of_all:
                 if id(value) in by_value:
                     owner, _, attribute = name.rpartition(".")
-                    found[by_value[id(value)]].append((getattr(owners[owner], store), attribute))
-            return found
+                    places_by_name[by_value[id(value)]].append((getattr(owners[owner], store), attribute))
+            return places_by_name
 
         state, frozen = carried(module), dict(module.named_parameters())
         floats = {name: value for name, value in state.items() if name not in frozen}
@@ -86,9 +89,9 @@ class _Bound:
 
 
 def _put(places: Mapping[str, list[Any]], values: Mapping[str, torch.Tensor]) -> None:
-    for name, each in places.items():
+    for name, name_places in places.items():
         value = values[name]
-        for store, attribute in each:
+        for store, attribute in name_places:
             store[attribute] = value
 
 
@@ -105,7 +108,10 @@ def _bound(imported: Imported) -> _Bound:
 
 
 def _normalised_single(self: _BatchNorm, x: torch.Tensor) -> torch.Tensor:
-    """Normalise a batch; of one value per channel, which torch rejects in training, only the shift remains."""
+    """Normalise a batch of one value per channel, which torch rejects in training.
+
+    Only the shift remains. Other batches are normalised by the layer itself.
+    """
     if not self.training or x.numel() != x.shape[1] or self.running_mean is None:
         return type(self).forward(self, x)
     with torch.no_grad():
@@ -125,7 +131,10 @@ class Draws:
         self._layer = 0
 
     def dropped(self, x: torch.Tensor, rate: float) -> torch.Tensor:
-        """Zero elements with probability `rate` and scale the others; an empty batch's blank examples keep all."""
+        """Zero elements with probability `rate` and scale the others.
+
+        An empty batch's blank examples keep all.
+        """
         layer, self._layer = self._layer, self._layer + 1
         if rate >= 1.0:
             return torch.zeros_like(x)
@@ -144,7 +153,7 @@ class Draws:
 
 @contextmanager
 def _drawn_by(context: ForwardContext[torch.Tensor], imported: Imported, rows: int) -> Iterator[None]:
-    """Within the block, what draws at random in training draws by the run's seed, the update and the layer."""
+    """Within the block, draw by the run's seed, the update and the layer."""
     global _drawing
     if not context.training:
         yield
@@ -218,7 +227,7 @@ def _bernoulli(self: torch.Tensor, p: Any = 0.5, *, generator: torch.Generator |
 
 @lru_cache(maxsize=1)
 def _install() -> None:
-    """Replace what draws in torch's own modules; without a training pass in progress these do as before."""
+    """Replace torch's drawing functions. Outside training passes they act as before."""
     replaced: dict[str, Callable[..., Any]] = {
         "dropout": _dropout,
         "alpha_dropout": _alpha_dropout,

@@ -76,8 +76,8 @@ def built(reference: Reference, arguments: Mapping[str, str], shape: Sequence[in
     try:
         module = build(**values)
     except (Exception, SystemExit) as error:
-        given = ", ".join(f"{name}={value!r}" for name, value in values.items())
-        raise UsageError(f"model: {reference.text}({given}) fails: {raised(error)}.") from error
+        shown = ", ".join(f"{name}={value!r}" for name, value in values.items())
+        raise UsageError(f"model: {reference.text}({shown}) fails: {raised(error)}.") from error
     if not isinstance(module, torch.nn.Module):
         raise UsageError(f"model: {reference.text} returned {type(module).__name__}, not an nn.Module.")
     return module
@@ -114,7 +114,7 @@ def _values(
 
 
 def _value(reference: Reference, name: str, text: str, parameter: inspect.Parameter | None) -> Any:
-    """Read an argument as its default's type, or as Python's literal for a number, true, false or none."""
+    """Read an argument as its default's type, else as a literal of Python."""
     default = None if parameter is None or parameter.default is parameter.empty else parameter.default
     if isinstance(default, str):
         return text

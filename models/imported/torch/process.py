@@ -1,6 +1,7 @@
-"""The process that reads a user's module: ``python -m crosstrain.models.imported.torch.process``, a `Request` as JSON on standard input.
+"""The process that reads a user's module; `Request` as JSON on standard input.
 
-It writes the model's description, graphs and initial values into the request's folder, and prints null, or the problem, as JSON.
+``python -m crosstrain.models.imported.torch.process`` writes the model's description, graphs and initial values into the request's folder,
+and prints null, or the problem, as JSON.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from ....core.errors import TrainerError, UsageError, raised
-from ..description import BUFFER, CONSTANTS, DESCRIPTION, EVALUATION, TRAINING, Description, file_digest, initial_file
+from ..description import BUFFER, CONSTANTS, DESCRIPTION, EVALUATION, TRAINING, Description, file_digest, initial_file, write_values
 from ..graph import STATE, Graph
-from ..importing import Request, write_values
 from ..reference import Reference, read_reference
+from ..requests import Request
 from .export import exported_graph
 from .modules import built, carried, trained
 
@@ -139,7 +140,7 @@ def _canonical_names(module: torch.nn.Module) -> dict[str, str]:
 
 
 def _kernels(graphs: list[Graph]) -> list[str]:
-    """Return the state that is read as the weight of two-dimensional convolutions, and by nothing else."""
+    """Return the state that only two-dimensional convolutions read, as their weight."""
     as_kernels: set[str] = set()
     otherwise: set[str] = set()
     for graph in graphs:

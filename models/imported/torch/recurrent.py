@@ -1,4 +1,7 @@
-"""Recurrent layers as single operations of an exported graph: torch.export would unroll them to a fixed length."""
+"""Recurrent layers as single operations of an exported graph.
+
+torch.export would unroll them to a fixed length.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ def _gru_shapes(
 def lstm(
     x: torch.Tensor, h0: torch.Tensor, c0: torch.Tensor, weights: list[torch.Tensor], layers: int, bidirectional: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Stand for nn.LSTM on x [time, batch, features] in exported graphs; never computed by torch."""
+    """Stand for nn.LSTM on x [time, batch, features] in exported graphs.
+
+    torch never computes it.
+    """
     raise NotImplementedError
 
 
@@ -44,7 +50,10 @@ torch.library.custom_op("crosstrain::lstm", lstm, mutates_args=()).register_fake
 
 @contextmanager
 def as_operations(module: torch.nn.Module) -> Iterator[None]:
-    """Within the block, recurrent layers are one operation each, and no layer works in place. Raises UsageError."""
+    """Within the block, each recurrent layer is one operation, and no layer works in place.
+
+    Raises UsageError for unsupported layers.
+    """
     changed: list[tuple[torch.nn.Module, str, Any]] = []
     try:
         for name, part in module.named_modules():
