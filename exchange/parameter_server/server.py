@@ -17,9 +17,9 @@ from ...core.errors import RunFailedError
 from ...core.job import Job
 from ...core.listener import AuthenticatingListener, Exchange
 from ...models.base import ModelSpec
-from ..authentication import accept, admit_client, tune
+from ..authentication import accept, tune
 from .shards import MakeRule, Shard, Vector, bytes_of
-from .wire_protocol import AVERAGED, HELLO_BYTES, NO_STEP, OVERFLOWED, Connection, Frame, Hello, Kind
+from .wire_protocol import AVERAGED, NO_STEP, OVERFLOWED, Connection, Frame, Hello, Kind, admit
 
 
 class Lease:
@@ -133,14 +133,7 @@ class Listener:
         self._door = AuthenticatingListener(listening, self._prove, self._admit, log.warning)
 
     def _prove(self, exchange: Exchange) -> tuple[socket.socket, Hello, float]:
-        """Check a client, reading at most 84 bytes."""
-
-        def check(hello: Hello) -> None:
-            if hello.elements != self._elements:
-                raise ConnectionError(f"it expects a shard of {hello.elements} elements, this one has {self._elements}")
-
-        hello = admit_client(exchange, self._secret, HELLO_BYTES, Hello.read, check)
-        return exchange.connection, hello, exchange.deadline
+        return exchange.connection, admit(exchange, self._secret, self._elements), exchange.deadline
 
     def _admit(self, peer: tuple[socket.socket, Hello, float], _host: str) -> None:
         connection, hello, arrival = peer

@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Literal, NamedTuple
 
+from ...core.listener import Exchange
+from ..authentication import admit_client
 from ..authentication import connect as open_connection
 from .shards import Vector, bytes_of
 
@@ -175,7 +177,6 @@ class Connection:
 PROTOCOL = 2
 _MAGIC = b"ctps"
 _HELLO_LAYOUT = struct.Struct("<4sHBxIQ")
-HELLO_BYTES = _HELLO_LAYOUT.size
 _ROLES: tuple[Literal["chief", "worker"], ...] = ("chief", "worker")
 
 
@@ -197,6 +198,19 @@ class Hello(NamedTuple):
         if magic != _MAGIC or protocol != PROTOCOL or role >= len(_ROLES):
             raise ConnectionError(f"it does not speak protocol {PROTOCOL} of the parameter server")
         return cls(_ROLES[role], place, elements)
+
+
+def admit(exchange: Exchange, secret: str, elements: int) -> Hello:
+    """Check a client, reading at most 84 bytes.
+
+    Raises OSError, with the reason, if it must not join.
+    """
+
+    def check(hello: Hello) -> None:
+        if hello.elements != elements:
+            raise ConnectionError(f"it expects a shard of {hello.elements} elements, this one has {elements}")
+
+    return admit_client(exchange, secret, _HELLO_LAYOUT.size, Hello.read, check)
 
 
 def connect(endpoint: tuple[str, int], secret: str, hello: Hello, deadline: float) -> Connection:

@@ -22,7 +22,7 @@ from ...core.bounded_json import UnreadableError, parse_json
 from ...core.errors import UsageError
 from ...core.plugins import BUILT_IN, NO_MODULE, find, forward_plugin, is_reference, load, model_base, module_exists
 from ...core.process import child_working_directory, command_ending_with_parent, python
-from ...models.imported.reference import local_sources, read_reference
+from ...models.imported.reference import TORCHVISION, local_sources, read_reference
 
 MAX_BYTES = 64 * 2**20  # total size limit of a package's sources
 MAX_ENTRIES = 20_000  # limit of files and folders in a package: large Python packages have a few thousand
@@ -60,7 +60,7 @@ def model_source(model: str) -> ModelSource | None:
 
 def _reference_source(base: str) -> ModelSource | None:
     reference = read_reference(base)
-    if reference.kind == "torchvision":  # its version is compared with the packages'
+    if reference.kind == TORCHVISION:  # its version is compared with the packages'
         return None
     if reference.kind == "file":
         return ModelSource(reference.place, _digest(local_sources(Path(reference.place))))

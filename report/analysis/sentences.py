@@ -59,7 +59,7 @@ class ConclusionText:
     head: str
     best: tuple[str, ...]
     axes: tuple[AxisLine, ...]
-    accuracy: tuple[str, ...]
+    final_metrics: tuple[str, ...]
     bottlenecks: tuple[str, ...]
     recommendations: tuple[str, ...]
     losses: tuple[str, ...]
@@ -68,7 +68,7 @@ class ConclusionText:
     @property
     def sections(self) -> list[tuple[str, tuple[str, ...]]]:
         """The parts below the axes that have sentences, with their names."""
-        parts = {"Quality": self.accuracy, "Bottleneck": self.bottlenecks, "Recommendation": self.recommendations}
+        parts = {"Quality": self.final_metrics, "Bottleneck": self.bottlenecks, "Recommendation": self.recommendations}
         parts |= {"Loss agreement": self.losses, "Caveats": self.caveats}
         return [(name, sentences) for name, sentences in parts.items() if sentences]
 
@@ -105,7 +105,7 @@ def render_conclusion(conclusion: Conclusion) -> ConclusionText:
         one_line(_head(configs)),
         _lines(best),
         tuple(AxisLine(*map(one_line, (line.axis, line.compared, line.ratio, line.significance))) for line in lines),
-        _lines(render_accuracy(configs)),
+        _lines(render_final_metrics(configs)),
         _lines(_bottlenecks(conclusion.diagnoses)),
         _lines(_recommendations(conclusion)),
         _lines(render_agreements(conclusion.losses)),
@@ -414,7 +414,7 @@ def render_quality(configs: ConfigurationSet, *, speed: bool = True) -> Iterator
         yield "Throughput is not ranked: no other configuration has comparable quality."
 
 
-def render_accuracy(configs: ConfigurationSet) -> list[str]:
+def render_final_metrics(configs: ConfigurationSet) -> list[str]:
     """Return a sentence on the best and the worst quality, if comparable and without target."""
     quality, every = configs.quality, configs.all
     runs = [run for config in every for run in config.runs]

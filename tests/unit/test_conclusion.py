@@ -152,7 +152,7 @@ def learnt(*accuracies, **more):
         made(f"r{lr}", lr=lr, summary={"eval": {"examples": 360, "accuracy": accuracy, "loss": 1.0}}, **more)
         for lr, accuracy in zip((0.1, 0.2, 0.3), accuracies, strict=False)
     ]
-    return render_conclusion(conclude(runs)).accuracy
+    return render_conclusion(conclude(runs)).final_metrics
 
 
 def test_final_accuracy_is_shown_without_target():
@@ -163,7 +163,7 @@ def test_final_accuracy_is_shown_without_target():
     runs = [
         made(name, backend=name, summary={"eval": {"accuracy": value, "loss": 1.0}}) for name, value in (("tf", 0.819), ("torch", 0.809))
     ]
-    assert render_conclusion(conclude(runs)).accuracy == (
+    assert render_conclusion(conclude(runs)).final_metrics == (
         f"Final test accuracy: {both}. Rerun with --until 'accuracy>=0.8', which all runs reached, to compare time to accuracy.",
     )
     assert learnt(0.5, 0.5) == ("Final test accuracy: 0.5000 in all configurations.",)

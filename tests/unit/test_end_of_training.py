@@ -17,11 +17,11 @@ ORDERS_AT_THE_END = 11  # 64 sentences per order, with a beam of 4
 
 
 class Task(LeadingTask):
-    """A task that translates; `before` is called with each command that arrives."""
+    """A task that translates; `record_command` is called with each command that arrives."""
 
-    def __init__(self, before):
+    def __init__(self, record_command):
         super().__init__()
-        self.before, self.commands = before, []
+        self.record_command, self.commands = record_command, []
 
     def send(self, command):
         self.record_command(command)
@@ -41,7 +41,7 @@ class Run:
     """A run to its end; `at_order(loop, number)` is called before each order of translations."""
 
     def __init__(self, at_order=lambda loop, number: None, **job):
-        self.tasks, self.records, self.saver = Task(self.before), Records(), Saver()
+        self.tasks, self.records, self.saver = Task(self.record_command), Records(), Saver()
         self.at_order, self.orders, self.saved_before_orders = at_order, 0, []
         job = {"epochs": 3, "eval_every": "end", **job}
         self.loop = training_loop(job, self.tasks, self.records, self.saver, OBJECTIVE, SENTENCES)
@@ -169,7 +169,7 @@ def test_returning_nodes_do_not_pause_final_translation():
 
 def test_pause_during_training_stops_with_checkpoint():
     run = Run(checkpoint_every="10steps")
-    run.tasks.before = lambda command: run.loop.pause() if command.kind == "train" else None
+    run.tasks.record_command = lambda command: run.loop.pause() if command.kind == "train" else None
     outcome = run_to_end(run.loop)
     assert not run.loop.only_translates
     assert outcome.interrupted

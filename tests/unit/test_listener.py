@@ -26,7 +26,6 @@ from crosstrain.core.errors import RunFailedError
 from crosstrain.core.listener import MAX_UNPROVEN, PROOF_SECONDS, AuthenticatingListener
 from crosstrain.engine.protocol.transport import HandshakeError, WrongSecretError, accept, connect
 from crosstrain.exchange.authentication import accept as tell_accepted
-from crosstrain.exchange.authentication import admit_client
 from crosstrain.exchange.parameter_server import wire_protocol as authentication
 
 pytestmark = pytest.mark.alone  # measures how soon clients are dropped and peers accepted
@@ -40,7 +39,7 @@ def as_driver(exchange):
 
 
 def as_shard(exchange):
-    hello = admit_client(exchange, SECRET, authentication.HELLO_BYTES, authentication.Hello.read, lambda hello: None)
+    hello = authentication.admit(exchange, SECRET, 1000)
     return exchange.connection, hello if tell_accepted(exchange.connection) else None
 
 

@@ -179,7 +179,7 @@ def test_diverged_configuration_is_never_the_fastest():
         "Diverged, so not ranked: learning rate 0.1 "
         "(3 of 3 runs: test accuracy 0.1000 at the end, no better than guessing the most common class)."
     )
-    assert not any("0.1'" in line for line in words.accuracy)
+    assert not any("0.1'" in line for line in words.final_metrics)
     assert all(limit.configuration.label == "learning rate 0.02" for limit in conclusion.diagnoses)
     assert words.axes == ()  # nothing beyond this
 
