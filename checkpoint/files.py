@@ -104,7 +104,7 @@ _ALIGNMENT = 8
 
 
 def header(arrays: Iterable[tuple[str, str, tuple[int, ...], int]], metadata: Mapping[str, str]) -> bytes:
-    """Return the header of (name, numpy type, shape, bytes) arrays.
+    """Return the safetensors header of arrays: (name, numpy type, shape, size in bytes).
 
     Raises ValueError for an unsupported type or repeated name.
     """

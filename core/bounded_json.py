@@ -76,7 +76,9 @@ def _expect_regular(status: os.stat_result) -> None:
 def read_json(path: Path, most_bytes: int = MAX_BYTES) -> Any:
     """Return the JSON value of a file. Raises what `open_regular` and `parse_json` raise."""
     with open_regular(path) as file:
-        size = min(os.fstat(file.fileno()).st_size, most_bytes)  # memory for the most would take longer than most documents
+        size = min(
+            os.fstat(file.fileno()).st_size, most_bytes
+        )  # a buffer of `most_bytes` would take longer to allocate than a usual file to read
         data = _read(file.read, size + 1)
         data += _read(file.read, most_bytes - size) if len(data) > size else b""
     if len(data) > most_bytes:

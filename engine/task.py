@@ -131,7 +131,7 @@ class CommandLoop:
                 self._outgoing = None
 
     def _execute(self, command: messages.Command) -> float:
-        """Execute a command; return the training seconds spent on quiescing."""
+        """Execute a command; return the seconds of draining, which count as training."""
         if isinstance(command, messages.Train):
             self._report(self.session.train(command.plan()))
             return 0.0

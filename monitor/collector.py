@@ -29,7 +29,10 @@ class Problems:
         self._new: list[str] = []
 
     def attempt(self, what: str, probe: Callable[[], T]) -> T | None:
-        """Return the probe's result; on an exception None, with a note: measuring never ends a run."""
+        """Return the probe's result, or None after an exception, which is noted.
+
+        Measuring never ends a run.
+        """
         try:
             return probe()
         except Exception as error:  # noqa: BLE001 -- see above; the text is recorded

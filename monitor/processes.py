@@ -43,9 +43,9 @@ class ProcessStat:
 
 
 def read_file(path: str) -> bytes:
-    """Return a small file's content.
+    """Return the content of a small file, such as one of /proc.
 
-    Raises OSError, FileNotFoundError or ProcessLookupError for an ended process.
+    Raises OSError; of an ended process FileNotFoundError or ProcessLookupError.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -129,7 +129,7 @@ def read_disk_bytes(pid: int) -> tuple[int, int] | None:
 
 
 def read_pss_bytes(pid: int) -> int | None:
-    """Return proportional memory, None if gone, at a cost of milliseconds.
+    """Return the proportional set size (PSS), or None if the process is gone. Takes milliseconds.
 
     Raises PermissionError.
     """

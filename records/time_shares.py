@@ -60,10 +60,7 @@ class StepTimes:
 def time_shares(
     calibration: Mapping[str, Any] | None, mode: str, times: StepTimes, clock: Clock, part_began_seconds: float = 0.0
 ) -> Shares | None:
-    """Return a summary's ``time_shares`` of the last, calibrated segment.
-
-    None without calibration.
-    """
+    """Return a summary's ``time_shares``, of the run's last segment; None without calibration."""
     if calibration is None:
         return None
     measured: Sequence[Mapping[str, Any]] = calibration["workers"]

@@ -95,6 +95,7 @@ def _writers() -> dict[str, Plugin | None]:
 
 
 def _writer(name: str) -> str:
+    """Return the name of the installed backend that writes a format, or `PLAIN`."""
     writers = _writers()
     check_choice("--format", name, list(writers))
     backend = writers[name]

@@ -222,7 +222,7 @@ def resolve(
 
 def given_settings(flags: Mapping[str, Any], environ: Mapping[str, str], config: Path | str | None = None) -> dict[str, Any]:
     """Return the given values, each checked by itself, for a run resumed elsewhere."""
-    return {field: _check_alone(field, value) for field, value in _read_layers(flags, environ, config).items()}
+    return {field: _normalised_value(field, value) for field, value in _read_layers(flags, environ, config).items()}
 
 
 def _read_layers(flags: Mapping[str, Any], environ: Mapping[str, str], config: Path | str | None) -> dict[str, GivenValue]:
@@ -230,7 +230,7 @@ def _read_layers(flags: Mapping[str, Any], environ: Mapping[str, str], config: P
     return merge_layers(typed, merge_layers(variables, file, _ALTERNATIVES), _ALTERNATIVES)
 
 
-def _check_alone(field: str, value: GivenValue) -> Any:
+def _normalised_value(field: str, value: GivenValue) -> Any:
     _refuse_boolean(field, value)
     if _is_relative(field, value):
         return str(value.value).strip()

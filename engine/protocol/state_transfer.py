@@ -54,7 +54,10 @@ class PeerMemory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return cls(os.getpid(), ctypes.addressof(mark), bytes(mark).hex())
 
     def readable(self, addresses: Iterable[int]) -> bool:
-        """Return whether this process can read the byte at each of that process's addresses."""
+        """Return whether this process can read the other one's memory at these addresses.
+
+        A random mark at a known address shows that the process id is the right one.
+        """
         if sys.platform != "linux":
             return False
         mark = bytearray(MARK_BYTES)

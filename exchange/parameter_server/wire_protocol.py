@@ -82,13 +82,13 @@ MAX_TRAILER_BYTES = 1 << 16
 class Connection:
     """An authenticated connection. Used by one thread at a time, except for `abort`."""
 
-    __slots__ = ("_began", "_head_in", "_head_out", "connection")
+    __slots__ = ("_head_in", "_head_out", "_trailer_prefix", "connection")
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self._head_in = bytearray(_LAYOUT.size)
         self._head_out = bytearray(_LAYOUT.size)
-        self._began = b""  # the part of a trailer that arrived with its header
+        self._trailer_prefix = b""  # the part of a trailer that arrived with its header
 
     def send(
         self,
@@ -131,7 +131,7 @@ class Connection:
         elif filled > frame.trailer:
             raise ConnectionError("the peer sent bytes that its frame does not announce")
         else:
-            self._began = bytes(payload[:filled])
+            self._trailer_prefix = bytes(payload[:filled])
         return frame
 
     def send_buffers(self, buffers: Sequence[memoryview]) -> None:
@@ -151,10 +151,10 @@ class Connection:
         """Return the bytes after the frame's payload. Raises ConnectionError for too many."""
         if frame.trailer > MAX_TRAILER_BYTES:
             raise ConnectionError(f"the peer announces a trailer of {frame.trailer} bytes; at most {MAX_TRAILER_BYTES} are agreed")
-        trailer, began = bytearray(frame.trailer), self._began
-        self._began = b""
-        trailer[: len(began)] = began
-        self._receive_rest(memoryview(trailer), len(began))
+        trailer, prefix = bytearray(frame.trailer), self._trailer_prefix
+        self._trailer_prefix = b""
+        trailer[: len(prefix)] = prefix
+        self._receive_rest(memoryview(trailer), len(prefix))
         return bytes(trailer)
 
     def _receive_rest(self, buffer: memoryview, filled: int) -> None:

@@ -279,9 +279,9 @@ class LineFile:
         self._lock = threading.Lock()
 
     def write(self, record: Record) -> int:
-        """Append a record; return its bytes.
+        """Append a record as a line; return the line's size in bytes.
 
-        Raises DiskError, RunFailedError beyond readers' limits, ValueError once closed.
+        Raises DiskError; RunFailedError for a line that readers would refuse; ValueError once closed.
         """
         line = encode(record)
         if not is_readable_line(line):

@@ -183,7 +183,7 @@ def compare_runs(runs: Sequence[Run], *, fold: bool = True, by: Sequence[str | F
     # figures unless `by_confounds`.
     runs = labelled(runs)
     rules = [setting_rule(setting) if isinstance(setting, str) else setting for setting in by]
-    entries = _called_by_difference(make_entries(runs, fold=fold, by=rules))
+    entries = _labelled_by_difference(make_entries(runs, fold=fold, by=rules))
     settings: list[dict[str, str]] = [{"run": entry.label} for entry in entries]
     if rules:
         entries, settings = _grouped(entries, rules)
@@ -208,7 +208,7 @@ def compare_runs(runs: Sequence[Run], *, fold: bool = True, by: Sequence[str | F
     )
 
 
-def _called_by_difference(entries: list[Row]) -> list[Row]:
+def _labelled_by_difference(entries: list[Row]) -> list[Row]:
     rules: list[Factor] = []
     for rule in CHOSEN if any(len(entry.runs) > 1 for entry in entries) else ():
         if rule.key != "seed" and is_distinguishing(entries, rules, rule):

@@ -265,7 +265,8 @@ class AsyncSession:
         for _ in range(MAX_ROUNDS):
             answers = self._on_each_worker(self._component_functions[order.component], order)
             by_worker = {worker: CalibrationResult(int(worker), int(count), seconds) for worker, count, seconds in answers}
-            if len(by_worker) == self._job.workers or not order.count:  # a worker that is being replaced may have none
+            complete = len(by_worker) == self._job.workers
+            if complete or not order.count:  # a count of 0 only prepares, which a restarting worker does later
                 return list(by_worker.values())
         raise RunFailedError(
             f"in {MAX_ROUNDS} rounds the {self._job.workers} workers never had a part of a step to repeat at the same time"

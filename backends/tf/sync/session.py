@@ -163,6 +163,7 @@ class SyncSession(RankSession[StateMemory]):
         self._averaged = True
 
     def _open_trial(self) -> DirectTrial:
+        """Connect the ranks over TCP, to time that all-reduce against the native one."""
         traced = self._ranks.traced(partial(self._ranks.on_replica, self._ranks.sum_in_order), tf.TensorSpec([None], tf.float32))
 
         def all_reduce(vector: Vector) -> Vector:
