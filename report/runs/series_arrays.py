@@ -72,6 +72,7 @@ def _one_by_one(
     """Return the lines of a piece, the number of the first, and that of a torn last one."""
     lines: list[L] = []
     torn: int | None = None
+    kind: Any = decoder.type  # of one class; msgspec also allows unions
     for current, text in enumerate(piece.removesuffix(b"\n").split(b"\n"), number):
         if torn is not None:
             raise torn_line(path, torn)
@@ -81,11 +82,11 @@ def _one_by_one(
             lines.append(line)
         except (msgspec.DecodeError, ValueError) as error:
             if type(error) is not msgspec.DecodeError:  # its subclass is for JSON of another type
-                raise DamagedRunError(f"{path}, line {current}: {no_record(decoder.type, error)}.") from error
+                raise DamagedRunError(f"{path}, line {current}: {no_record(kind, error)}.") from error
             torn = current
         except RecursionError:
             deep = UnreadableError("it is nested too deep")
-            raise DamagedRunError(f"{path}, line {current}: {no_record(decoder.type, deep)}.") from None
+            raise DamagedRunError(f"{path}, line {current}: {no_record(kind, deep)}.") from None
     return lines, torn
 
 
