@@ -129,9 +129,9 @@ def read_disk_bytes(pid: int) -> tuple[int, int] | None:
 
 
 def read_pss_bytes(pid: int) -> int | None:
-    """Return the proportional set size (PSS), or None if the process is gone. Takes milliseconds.
+    """Return the proportional set size (PSS), or None if the process is gone.
 
-    Raises PermissionError.
+    Takes milliseconds. Raises PermissionError.
     """
     match = re.search(rb"^Pss:\s*(\d+)", read_process_file(pid, "smaps_rollup") or b"", re.MULTILINE)
     return None if match is None else int(match[1]) * 1024

@@ -57,9 +57,9 @@ class SvhnSource:
         return [self._file(data_dir, part) for part in self._parts]
 
     def load_in(self, work: Path, data_dir: Path | None) -> PreparedBlocks:
-        """Return blocks of verified files, which are downloaded into `work` if there is no `data_dir`.
+        """Return blocks of verified files.
 
-        Blocks are decoded while the store is written.
+        Files are downloaded into `work` if there is no `data_dir`. Blocks are decoded while the store is written.
         """
         folder = files_of("svhn", data_dir, work, _DOWNLOAD_SECONDS, self._hint, self._parts)
         for part in self._parts:

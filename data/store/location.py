@@ -101,9 +101,9 @@ def _key_parts(name: str) -> tuple[str, str]:
 
 
 def stores_of(name: str, source: DatasetSource, *, any_version: bool = False) -> list[Path]:
-    """Return the folders of a dataset's stores; those that depend on no original files come first.
+    """Return the folders of a dataset's stores.
 
-    `any_version`: include stores of other versions of the source.
+    Those that depend on no original files come first. `any_version`: include stores of other versions of the source.
     """
     pattern = key_pattern(name, source, any_version=any_version)
     base, _ = _key_parts(name)
