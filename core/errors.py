@@ -89,9 +89,15 @@ class ResumableRunError(InterruptedRunError):
     exit_code = 75
 
 
+MAX_RAISED_CHARACTERS = 2_000
+
+
 def raised(error: BaseException) -> str:
     """Return an exception of external code as one line: type, message, file and line."""
     frames = traceback.extract_tb(error.__traceback__)
     at = next((frame for frame in reversed(frames) if "_sitebuiltins" not in frame.filename), frames[-1])  # the definition of `exit`
-    message = " ".join(str(error).split())
+    try:
+        message = " ".join(str(error)[:MAX_RAISED_CHARACTERS].encode(errors="backslashreplace").decode().split())
+    except Exception:  # noqa: BLE001 -- the class is external, too
+        message = "its text cannot be read"
     return f"{type(error).__name__}{': ' if message else ''}{message} ({at.filename}, line {at.lineno})"

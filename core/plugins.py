@@ -9,6 +9,7 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import os
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -230,7 +231,7 @@ def _has_forward_functions(module: str) -> bool:
     if spec is None:
         return not rest
     folders = spec.submodule_search_locations or []
-    return any(Path(folder, *rest, f"{backend}.py").is_file() for folder in folders for backend in available("backend"))
+    return any(os.path.isfile(Path(folder, *rest, f"{backend}.py")) for folder in folders for backend in available("backend"))
 
 
 def find(kind: Kind, name: str) -> Plugin:

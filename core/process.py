@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+PRIVATE_VARIABLES = ("TRAINER_SECRET", "TRAINER_NOTIFY", "TRAINER_ON_FAILURE")  # of the driver and agents, hidden from other code
 NO_PROGRAM = 127  # exit code of a shell and of `command_ending_with_parent` for a missing program
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)  # batch systems send these some time before the end of a job
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM, *NOTICES)
@@ -39,7 +40,7 @@ def isolated_python(*arguments: str) -> list[str]:
     return [sys.executable, "-I", "-S", *arguments]
 
 
-def exit_description(code: int) -> str:
+def ending_in_words(code: int) -> str:
     """Describe how a process ended, by its exit code as in `subprocess`: below 0 for a signal."""
     return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
 

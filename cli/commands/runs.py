@@ -241,9 +241,9 @@ def describe(path: Path) -> dict[str, Any]:
             damaged.append(str(error))
             return None
 
+    summary = read("summary") if read("has_summary") else None  # first, so that the row has it without another read
     row, status, job, nodes = run_row(run), read("status"), read("job"), read("nodes")
     code = None if nodes is None else read("code")
-    summary = read("summary") if read("has_summary") else None
     if summary is not None and (lost := lost_updates(run)) is not None:
         damaged.append(lost)
     files = describe_folder(path)

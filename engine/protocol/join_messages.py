@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .messages import WireMessage
+from .messages import ProtocolNumber, WireMessage
 from .node_messages import Code, Duration, Name
 
 
@@ -17,21 +17,21 @@ class JoinRequest(WireMessage, tag="join", forbid_unknown_fields=False):
     node: Code
     local_rank: Code
     asked: dict[Name, Any]
-    protocol: int | None = None
+    protocol: ProtocolNumber | None = None
 
 
 class CommandJoin(WireMessage, tag="join", forbid_unknown_fields=False):
     """A command that the driver had started on a node of a cluster, by its number."""
 
     number: Code
-    protocol: int | None = None
+    protocol: ProtocolNumber | None = None
 
 
 class Welcome(WireMessage, forbid_unknown_fields=False):
     """The process takes part."""
 
     node_timeout_seconds: Duration
-    protocol: int | None = None
+    protocol: ProtocolNumber | None = None
 
 
 class Refused(WireMessage, forbid_unknown_fields=False):

@@ -118,7 +118,7 @@ class Message:
         """The protocol that a greeting of any release names; None if it names none."""
         try:
             return _GREETING.decode(self.line).protocol
-        except (msgspec.DecodeError, ValueError):
+        except (msgspec.DecodeError, ValueError, RecursionError):
             return None
 
     @classmethod
@@ -201,8 +201,11 @@ class Header(msgspec.Struct):
         return Message(self.kind, line[:-1], arrays, self.to)
 
 
+ProtocolNumber = Annotated[int, msgspec.Meta(ge=0, le=10**6)]
+
+
 class _Greeting(msgspec.Struct):
-    protocol: int | None = None
+    protocol: ProtocolNumber | None = None
 
 
 _ENCODER = msgspec.json.Encoder(enc_hook=_plain)

@@ -11,7 +11,7 @@ from ...core.errors import TrainerError
 from ...core.liveness import memory_error_line
 from ...monitor.gpu import VisibleGpu
 from ...records.store.schema import MAX_PROBLEM_CHARACTERS, MAX_PROBLEMS, Count, GpuSample, SystemRecord, TaskSample, line_fields
-from .messages import FILE_PIECE_BYTES, MAX_ERROR_CHARACTERS, MAX_PEERS_PROBED, MAX_STACK_CHARACTERS, WireMessage
+from .messages import FILE_PIECE_BYTES, MAX_ERROR_CHARACTERS, MAX_PEERS_PROBED, MAX_STACK_CHARACTERS, ProtocolNumber, WireMessage
 
 Label = Annotated[str, msgspec.Meta(max_length=255)]  # a host's name; names of interfaces and addresses are shorter
 Flag = Annotated[str, msgspec.Meta(max_length=64)]  # of a processor: the longest have about twenty characters
@@ -161,7 +161,7 @@ class Hello(FromNode):
 
     ARRIVES: ClassVar = "requested"
 
-    protocol: int
+    protocol: ProtocolNumber
     node: Number
     pid: Pid
     identity: Identity

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from ...core.job import Job
-from ...core.process import exit_description as exit_description  # for launchers of other packages
+from ...core.process import ending_in_words as ending_in_words  # for launchers of other packages
 from ...core.process import python
 from ...engine.protocol.messages import Stream
 from ...engine.protocol.node_messages import Prepare
@@ -70,7 +70,7 @@ class NodeChannel:
     shares_files: bool
     process: AgentProcess | None = None
     host: str | None = None
-    explain: Callable[[int], str] = exit_description
+    explain: Callable[[int], str] = ending_in_words
     ports: Mapping[str, int] = field(default_factory=dict)
     scratch: Path | None = None
     fork_server: Callable[[], str] | None = None
@@ -95,7 +95,7 @@ class StartedAgent:
     isolated: bool | None
     cores: float | None = None
     host: str | None = None
-    explain: Callable[[int], str] = exit_description
+    explain: Callable[[int], str] = ending_in_words
     shares_files: bool = False
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 import signal
 import threading
 import time
@@ -63,7 +64,12 @@ def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None
 
 
 def _value(settings: Mapping[str, Any], key: str) -> str:
-    return repr(settings[key]) if key in settings else "not given"
+    return _SHORT.repr(settings[key]) if key in settings else "not given"
+
+
+_SHORT = reprlib.Repr()  # bounds the text of values from another process, also if they are nested
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 200
+_SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = 100
 
 
 def another_protocol(whose: str, theirs: int | None, ours: str) -> str:

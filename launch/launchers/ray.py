@@ -218,7 +218,7 @@ class RayStarter:
         with contextlib.suppress(OSError):
             while (message := stream.receive()) is not None:
                 self._handle(EVENTS.parse(message))
-        last_lines = self._errors.suffix() if self._errors is not None else ""
+        last_lines = self._errors.behind() if self._errors is not None else ""
         self._fail(f"its client process has ended{last_lines}")
 
     def _handle(self, event: RayEvent) -> None:

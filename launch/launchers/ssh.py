@@ -35,7 +35,7 @@ from .base import (
     StartedAgent,
     end_agents,
     end_lost,
-    exit_description,
+    ending_in_words,
     send_prepare,
 )
 from .host_list import Host, HostChecks, refuse, remote_python
@@ -193,7 +193,7 @@ class ErrorLines:
         self._thread.join(READ_SECONDS)
         return [*self._lines]
 
-    def suffix(self) -> str:
+    def behind(self) -> str:
         """Return the last lines for the end of a message, after the process has ended."""
         return "".join(f": {line}" for line in self.last())
 
@@ -215,10 +215,10 @@ def end_elsewhere(command: Sequence[str], code: int, error_lines: Sequence[str],
         return f"could not be started: there is no {interpreter}{lines}; --python PATH names the interpreter on the nodes"
     missing = [match[1] for line in error_lines if (match := _MISSING.search(line)) is not None]
     if not missing:
-        return f"{exit_description(code)}{by}{lines}"
+        return f"{ending_in_words(code)}{by}{lines}"
     install = f"{interpreter} -m pip install crosstrain=={version('crosstrain')}"
     return (
-        f"{exit_description(code)}{by}, as {missing[-1]} is not installed for {interpreter}{lines}; type `{install}` there, or name "
+        f"{ending_in_words(code)}{by}, as {missing[-1]} is not installed for {interpreter}{lines}; type `{install}` there, or name "
         "another interpreter by --python PATH"
     )
 
@@ -264,7 +264,7 @@ class SshStarter:
 
         def explain(code: int) -> str:
             if code == SSH_FAILED:
-                return f"is out of reach: ssh has failed, or the connection has ended{errors.suffix()} (try `ssh {shlex.quote(host)} true`)"
+                return f"is out of reach: ssh has failed, or the connection has ended{errors.behind()} (try `ssh {shlex.quote(host)} true`)"
             return end_elsewhere(command, code, errors.last())
 
         return StartedAgent(process, stream, "", isolated=None, host=host, explain=explain)

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...core.process import child_working_directory, exit_description, python
+from ...core.process import child_working_directory, ending_in_words, python
 from .scratch import task_environment
 
 if TYPE_CHECKING:  # agents load this file without it
@@ -224,7 +224,7 @@ class ForkServerProcess(ForkServer):
     def describe_end(self) -> str:
         """Describe the server's end; call after its tasks have ended."""
         try:
-            how = exit_description(self._process.wait(END_SECONDS))
+            how = ending_in_words(self._process.wait(END_SECONDS))
         except subprocess.TimeoutExpired:
             how = "has ended the connection to an agent"
         return f"the fork server (process {self._process.pid}) {how}"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import RunFailedError
-from ...core.process import pid_namespace, start_of
+from ...core.process import PRIVATE_VARIABLES, pid_namespace, start_of
 from ...engine.protocol.node_messages import Prepare
 
 _NAME = re.compile(r"crosstrain-(\d+)-(\d+)-(\d+)-\w+")
@@ -107,7 +107,7 @@ def _free(port: int) -> bool:
 FOREIGN_VARIABLES = frozenset(
     {
         *("TF_CONFIG", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
-        *("TRAINER_SECRET", "TRAINER_NOTIFY", "TRAINER_ON_FAILURE"),
+        *PRIVATE_VARIABLES,
     }
 )  # hidden from tasks: the rank from another launcher, and the secrets of agents and driver
 NO_GPU = "-1"  # CUDA_VISIBLE_DEVICES of a task without GPU

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ...core.errors import UsageError
-from ...core.process import exit_description, isolated_python, python
+from ...core.process import ending_in_words, isolated_python, python
 from ...core.units import bandwidth_text
 from .cpu_quota import CpuGroup
 from .namespaces import (
@@ -147,7 +147,7 @@ class VirtualNetwork:
         """Raise NetworkLostError if the holder, which cleans up, has ended."""
         code = None if self._started is None else self._started.holder.poll()
         if code is not None:
-            raise NetworkLostError(f"the holder of the virtual network (process {self.holder_pid}) {exit_description(code)}")
+            raise NetworkLostError(f"the holder of the virtual network (process {self.holder_pid}) {ending_in_words(code)}")
 
     def close(self) -> None:
         """Remove the nodes; their processes are killed after half a second. Idempotent."""

@@ -7,6 +7,9 @@ as long as the files that the model was made from have the recorded digests.
 from __future__ import annotations
 
 import hashlib
+import os
+import stat
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,9 +24,10 @@ from ...core.job import Job
 from ..base import Array, ModelSpec
 from .requests import Request, ask
 
+FORMAT = 1  # of the files below
 DESCRIPTION, TRAINING, EVALUATION, CONSTANTS = "description.json", "training.json", "evaluation.json", "constants.npz"
 MASKED_RANKS = (2, 3, 4)  # dimensions of tensors for which `models.dropout_masks` has masks
-BUFFER = "buffer/"  # prefix of buffers' and frozen parameters' names in files of initial values
+PARAMETER, BUFFER = "parameter/", "buffer/"  # prefixes of names in files of initial values; frozen parameters are among the buffers
 
 
 class Description(msgspec.Struct):
@@ -84,20 +88,32 @@ class ImportedSpec(ModelSpec):
     def initial(self, seed: int) -> dict[str, Array]:
         """Return the parameters' initial values by name."""
         values = self._initial(seed)
-        return {parameter.name: values[parameter.name] for parameter in self.parameters}
+        return {parameter.name: values[PARAMETER + parameter.name] for parameter in self.parameters}
 
     def initial_buffers(self, seed: int = 0) -> dict[str, Array]:
         """Return the initial values by name of the buffers, and of parameters that are not trained."""
         values = self._initial(seed)
-        return {buffer.name: values[buffer.name] for buffer in self.buffers}
+        return {buffer.name: values[BUFFER + buffer.name] for buffer in self.buffers}
 
     def _initial(self, seed: int) -> Mapping[str, Array]:
         imported: Imported = self.settings
         path = initial_file(imported.folder, seed)
-        if not path.exists():
+        values = self._read_initial(path)
+        if values is None:  # not written yet, or damaged
+            path.unlink(missing_ok=True)
             ask(Request(**imported.request, seed=seed, folder=str(imported.folder), describe=False))
-        with np.load(path, allow_pickle=False) as file:
-            return {name.removeprefix(BUFFER): file[name] for name in file.files}
+            values = self._read_initial(path)
+        if values is None:
+            raise UsageError(f"model: the arrays of {self.name} depend on the seed, or {str(path)!r} cannot be read.")
+        return values
+
+    def _read_initial(self, path: Path) -> Mapping[str, Array] | None:
+        try:
+            values = _read_values(path)
+        except UsageError:
+            return None
+        shapes = {PARAMETER + part.name: part.shape for part in self.parameters} | {BUFFER + part.name: part.shape for part in self.buffers}
+        return values if {name: value.shape for name, value in values.items() if value.dtype == np.float32} == shapes else None
 
 
 def initial_file(folder: Path, seed: int) -> Path:
@@ -109,15 +125,22 @@ def read_description(folder: Path) -> Description | None:
     """Read a folder's description; None if there is none, or a source has changed since."""
     try:
         description = msgspec.json.decode((folder / DESCRIPTION).read_bytes(), type=Description)
-    except (FileNotFoundError, msgspec.DecodeError):
+    except (OSError, ValueError, RecursionError):  # also of msgspec
         return None
     return description if all(file_digest(Path(path)) == digest for path, digest in description.sources.items()) else None
 
 
 def read_constants(folder: Path) -> dict[str, Array]:
     """Read the model's whole-number and boolean state, which training never changes."""
-    with np.load(folder / CONSTANTS, allow_pickle=False) as file:
-        return dict(file)
+    return _read_values(folder / CONSTANTS)
+
+
+def _read_values(path: Path) -> dict[str, Array]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return dict(file)
+    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
+        raise UsageError(f"model: {str(path)!r} is damaged ({error}). Remove its folder; it is written again.") from error
 
 
 def source_digest(sources: Mapping[str, str]) -> str:
@@ -129,14 +152,15 @@ def source_digest(sources: Mapping[str, str]) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """Return a file's SHA-256; "" if it cannot be read."""
+    """Return the SHA-256 of a regular file; "" for anything else."""
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else ""
+    except (OSError, ValueError):
         return ""
 
 
 def write_values(path: Path, values: Mapping[str, Any]) -> None:
-    """Write named arrays, replacing the file at once."""
+    """Write named arrays; the file is replaced as a whole."""
     with replacing(path) as draft, draft.open("wb") as file:
         np.savez(file, **values)

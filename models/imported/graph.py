@@ -11,6 +11,9 @@ from typing import Any
 
 import msgspec
 
+from ...core.drafts import replacing
+from ...core.errors import UsageError
+
 STATE, INPUT, CONSTANT, ITEM = "state", "input", "constant", "item"  # nodes that are no operations
 NODE, FORMAT, INFINITY = "node", "format", "infinity"  # keys of encoded arguments
 MAX_GRAPH_BYTES = 256 << 20
@@ -51,13 +54,17 @@ class Graph(msgspec.Struct):
 
     def write(self, path: Path) -> None:
         """Write the graph as JSON."""
-        path.write_bytes(msgspec.json.encode(self))
+        with replacing(path) as draft:
+            draft.write_bytes(msgspec.json.encode(self))
 
 
 def read_graph(path: Path) -> Graph:
-    """Read a graph that `Graph.write` wrote. Raises ValueError for anything else."""
+    """Read a graph that `Graph.write` wrote. Raises UsageError for anything else."""
     with path.open("rb") as file:
         content = file.read(MAX_GRAPH_BYTES + 1)
     if len(content) > MAX_GRAPH_BYTES:
-        raise ValueError(f"{path} is larger than {MAX_GRAPH_BYTES >> 20} MiB")
-    return msgspec.json.decode(content, type=Graph)
+        raise UsageError(f"model: its graph is larger than {MAX_GRAPH_BYTES >> 20} MiB ({path}). Choose --backend torch.")
+    try:
+        return msgspec.json.decode(content, type=Graph)
+    except msgspec.DecodeError as error:
+        raise UsageError(f"model: {str(path)!r} is damaged ({error}). Remove its folder; it is written again.") from error

@@ -16,8 +16,8 @@ from ...core.errors import MissingPackageError, UsageError
 from ...data.base import IMAGE, LABEL, DataInfo
 from ...data.store.location import cache_root
 from ..base import ParameterSpec
-from .description import Description, Imported, ImportedSpec, read_description, source_digest
-from .reference import read_reference
+from .description import FORMAT, Description, Imported, ImportedSpec, file_digest, read_description, source_digest
+from .reference import Reference, local_sources, read_reference
 from .requests import Request, ask
 
 
@@ -33,7 +33,7 @@ class Importer:
         arguments = _arguments(text, rest)
         shape, classes = list(data.input_shape), data.classes
         facts: dict[str, Any] = {"reference": reference.text, "arguments": arguments, "shape": shape, "classes": classes}
-        folder = _folder(facts)
+        folder = _folder(reference, facts)
         description = read_description(folder)
         if description is None:
             ask(Request(**facts, seed=0, folder=str(folder), describe=True))
@@ -45,6 +45,7 @@ class Importer:
     def canonical(self, text: str) -> str:
         """Return a model's text with an absolute path. Raises UsageError."""
         base, question_mark, rest = text.partition("?")
+        _arguments(text, rest)
         return read_reference(base).text + question_mark + rest
 
 
@@ -60,15 +61,27 @@ def _arguments(text: str, rest: str) -> dict[str, str]:
     return arguments
 
 
-def _folder(facts: Mapping[str, Any]) -> Path:
-    try:
-        torch = version("torch")
-    except PackageNotFoundError as error:
+def _folder(reference: Reference, facts: Mapping[str, Any]) -> Path:
+    """Return the folder of a description, by sources and releases of packages."""
+    torch = _release("torch")
+    if torch is None:
         raise MissingPackageError(
             "model: an nn.Module needs torch, also to be trained on TensorFlow. Install it with: pip install 'crosstrain[torch]'"
-        ) from error
-    key = json.dumps([facts, torch, version("crosstrain")], sort_keys=True)
-    return cache_root().parent / "models" / hashlib.sha256(key.encode()).hexdigest()[:32]
+        )
+    if reference.kind == "file":
+        path = Path(reference.place)
+        sources: Any = {name: file_digest(file) for name, file in local_sources(path).items()}
+    else:
+        sources = _release(reference.place.partition(".")[0])
+    key = json.dumps([FORMAT, facts, torch, sources], sort_keys=True)
+    return cache_root() / "imported-models" / hashlib.sha256(key.encode()).hexdigest()[:32]
+
+
+def _release(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def _spec(reference: str, facts: Mapping[str, Any], folder: Path, description: Description, data: DataInfo) -> ImportedSpec:

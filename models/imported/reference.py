@@ -16,6 +16,7 @@ from ...core.errors import UsageError
 from ...core.suggestions import nearest
 
 TORCHVISION = "torchvision"
+MAX_SOURCE_BYTES = 4 << 20  # of one file
 _ATTRIBUTE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 
 
@@ -42,10 +43,13 @@ def read_reference(base: str) -> Reference:
         return Reference("torchvision", "torchvision.models", attribute)
     if not place.endswith(".py"):
         return Reference("module", place, attribute)
-    path = Path(place).expanduser().absolute()
+    try:
+        path = Path(place).expanduser().absolute()
+    except RuntimeError as error:  # of an unknown user's home
+        raise UsageError(f"model: got {base!r}: {error}.") from error
     if not path.is_file():
         folder = path.parent
-        near = nearest(path.name, [file.name for file in folder.glob("*.py")]) if folder.is_dir() else None
+        near = nearest(path.name, [file.name for file in folder.glob("*.py")]) if folder.is_dir() and not path.exists() else None
         hint = f" Did you mean {near!r}?" if near else ""
         raise UsageError(f"model: got {base!r}, but there is no file {str(path)!r}.{hint}")
     return Reference("file", str(path), attribute)
@@ -65,19 +69,28 @@ def local_sources(path: Path) -> dict[str, Path]:
             continue
         sources[name] = file
         try:
-            tree = ast.parse(file.read_bytes())
-        except (OSError, SyntaxError, ValueError, RecursionError) as error:
+            with file.open("rb") as opened:
+                text = opened.read(MAX_SOURCE_BYTES + 1)
+            if len(text) > MAX_SOURCE_BYTES:
+                raise UsageError(f"model: {str(file)!r} is larger than {MAX_SOURCE_BYTES >> 20} MiB; is it Python?")
+            tree = ast.parse(text)
+        except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise UsageError(f"model: {str(file)!r} cannot be read as Python: {error}.") from error
-        for module in _imported_modules(tree):
-            place = path.parent.joinpath(*module.split("."))
-            waiting += [file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()]
+        for module, level in _imported_modules(tree):
+            folder = file.parents[level - 1] if level else path.parent
+            parts = module.split(".") if module else []
+            packages = [folder.joinpath(*parts[:depth], "__init__.py") for depth in range(1, len(parts) + 1)]
+            modules = [*packages, folder.joinpath(*parts).with_suffix(".py")] if parts else []
+            waiting += [source for source in modules if source.is_file() and source.is_relative_to(path.parent)]
     return sources
 
 
-def _imported_modules(tree: ast.AST) -> Iterator[str]:
+def _imported_modules(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Yield the modules that a file may import, and the level of the import: 0 if absolute."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from ((alias.name, 0) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = [node.module] if node.module else []
+            yield ".".join(base), node.level
+            yield from ((".".join([*base, alias.name]), node.level) for alias in node.names)

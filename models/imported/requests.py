@@ -5,16 +5,21 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import tempfile
+import threading
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
 from ...core.errors import UsageError
-from ...core.process import child_working_directory, command_ending_with_parent, python
+from ...core.process import PRIVATE_VARIABLES, child_working_directory, command_ending_with_parent, python
 
 MAX_SECONDS = 600.0  # for importing, building and exporting a model
+PIECE_BYTES, KEPT_PIECES = 1 << 14, 4  # of what the user's code prints
+MAX_ANSWER_BYTES = 1 << 16
 CHILD = "crosstrain.models.imported.torch.process"
 _ADVICE = "Keep what trains or prints under `if __name__ == '__main__':`"
 
@@ -36,27 +41,57 @@ class Request(msgspec.Struct):
 
 def ask(request: Request) -> None:
     """Have a process with torch write what is requested. Raises UsageError with its message."""
-    Path(request.folder).mkdir(parents=True, exist_ok=True)
-    command = command_ending_with_parent(python(CHILD))
-    output: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": child_working_directory()}
-    try:
-        child = subprocess.run(
-            command,
-            check=False,
-            input=msgspec.json.encode(request),
-            timeout=MAX_SECONDS,
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-            **output,
+    Path(request.folder).mkdir(parents=True, exist_ok=True, mode=0o700)
+    variables = {name: value for name, value in os.environ.items() if name not in PRIVATE_VARIABLES}
+    output: deque[bytes] = deque(maxlen=KEPT_PIECES)
+    with tempfile.TemporaryFile() as answer:
+        child = subprocess.Popen(
+            command_ending_with_parent(python(CHILD)),
+            stdin=subprocess.PIPE,
+            stdout=answer,
+            stderr=subprocess.PIPE,
+            cwd=child_working_directory(),
+            env={**variables, "CUDA_VISIBLE_DEVICES": ""},
+            start_new_session=True,
         )
-    except subprocess.TimeoutExpired as error:
-        raise UsageError(f"model: importing {request.reference} took longer than {MAX_SECONDS:.0f} s. {_ADVICE}.") from error
+        reader = threading.Thread(target=_keep_last, args=(child.stderr, output), name="output of a model", daemon=True)
+        reader.start()
+        try:
+            _send(child, msgspec.json.encode(request))
+            code = child.wait(MAX_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            raise UsageError(f"model: importing {request.reference} took longer than {MAX_SECONDS:.0f} s. {_ADVICE}.") from error
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)  # also what the user's code has started
+            child.wait()
+            reader.join(1.0)
+        answer.seek(0)
+        _raise_problem(request, code, answer.read(MAX_ANSWER_BYTES), b"".join(output))
+
+
+def _send(child: subprocess.Popen[bytes], content: bytes) -> None:
+    with suppress(BrokenPipeError):  # it has ended, which its exit code explains
+        if child.stdin is not None:
+            child.stdin.write(content)
+            child.stdin.close()
+
+
+def _keep_last(stream: IO[bytes] | None, output: deque[bytes]) -> None:
+    while stream is not None and (piece := os.read(stream.fileno(), PIECE_BYTES)):
+        output.append(piece)
+    if stream is not None:
+        stream.close()
+
+
+def _raise_problem(request: Request, code: int, answer: bytes, output: bytes) -> None:
     problem: Any = None
     with suppress(msgspec.DecodeError):
-        problem = msgspec.json.decode(child.stdout, type=str | None)
-        if child.returncode == 0 and problem is None:
+        problem = msgspec.json.decode(answer, type=str | None)
+        if code == 0 and problem is None:
             return
     if isinstance(problem, str):
         raise UsageError(problem)
-    how = f"was killed by {signal.Signals(-child.returncode).name}" if child.returncode < 0 else f"ended with code {child.returncode}"
-    lines = child.stderr.decode(errors="replace").strip().splitlines()
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+    lines = output.decode(errors="replace").strip().splitlines()
     raise UsageError(f"model: importing {request.reference} {how}{f': {lines[-1][:400]}' if lines else ''}. {_ADVICE}.")

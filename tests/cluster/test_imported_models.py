@@ -1,6 +1,7 @@
 """nn.Modules as they are: on torch, and translated to TensorFlow."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -88,6 +89,51 @@ def test_module_trains_asynchronously(cache, tmp_path, backend):
 def test_run_of_a_module_resumes_on_the_other_framework(runs):
     done = trainer("run", "--resume", str(runs["torch"].path), "--model", f"{NET}:Net", "--backend", "tf", "--steps", "+2")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.thorough
+def test_changed_source_is_refused(cache, tmp_path):
+    net = tmp_path / "net.py"
+    shutil.copy(NET, net)
+    run = run_job(tmp_path, backend="torch", model=f"{net}:Net?width=4", tensorboard=False, **SMALL_STEPS)
+    net.write_text(net.read_text().replace("F.relu(self.norm2", "F.leaky_relu(self.norm2"))
+    model = ["--model", f"{net}:Net?width=4"]
+    evaluated = trainer("evaluate", str(run.path), *model)
+    exported = trainer("export", str(run.path), "--format", "safetensors", *model)
+    resumed = trainer("run", "--resume", str(run.path), *model, "--steps", "+2")
+    for done in (evaluated, exported, resumed):
+        assert done.returncode == 2
+        assert "has changed since the checkpoint was saved" in done.stderr
+    assert trainer("run", "--resume", str(run.path), *model, "--steps", "+2", "--force").returncode == 0
+
+
+@pytest.mark.thorough
+def test_exported_weights_load_into_the_module(cache, runs, tmp_path):
+    target = tmp_path / "exported"
+    done = trainer("export", str(runs["tf"].path), "--format", "safetensors", "--model", f"{NET}:Net", "--output", str(target))
+    assert done.returncode == 0, done.stderr
+    script = (
+        f"import sys; sys.path.insert(0, {str(NET.parent)!r})\n"
+        "from net import Net\nfrom safetensors.torch import load_file\n"
+        f"weights = load_file({str(target / 'model.safetensors')!r})\n"
+        "print(Net(channels=3).load_state_dict(weights, strict=False))\n"
+    )
+    loaded = subprocess.run([sys.executable, "-c", script], text=True, check=True, stdout=subprocess.PIPE).stdout
+    assert "unexpected_keys=[]" in loaded
+    assert all("num_batches_tracked" in name for name in loaded.split("missing_keys=[")[1].split("]")[0].split(", "))
+    refused = trainer(
+        "export", str(runs["torch"].path), "--format", "torch", "--model", f"{NET}:Net", "--output", str(tmp_path / "program")
+    )
+    assert refused.returncode == 2
+    assert "the weights can be exported: --format safetensors" in refused.stderr
+
+
+@pytest.mark.parametrize(("option", "value"), [("--precision", "bf16"), ("--compile", "on")])
+def test_unsupported_option_is_refused_by_name(cache, tmp_path, option, value):
+    done = trainer("run", "--model", f"{NET}:Net", "--backend", "torch", "--data", "glyphs", option, value, "--out", str(tmp_path))
+    assert done.returncode == 2
+    assert f"got {value!r}; " in done.stderr
+    assert "is an imported model" in done.stderr
 
 
 PROBLEMS = {

@@ -21,7 +21,7 @@ def inputs_of(case, seed, padding=0):
 
 def training(case):
     dropout = Dropout(case.job(), 0)
-    dropout.at(STEP, case.indices)
+    dropout.set_step(STEP, case.indices)
     return ForwardContext(True, dropout=dropout, settings=case.spec.settings)
 
 
@@ -78,7 +78,7 @@ def dropped(seed):
     for shared in (False, True):
         for dimensions, shape in DROPPED.items():
             dropout = Dropout(CASES[1].job(deterministic=shared), 0)
-            dropout.at(STEP, np.arange(shape[0], dtype=np.int32))
+            dropout.set_step(STEP, np.arange(shape[0], dtype=np.int32))
             yield f"dropped/{shared}/{dimensions}", torch.stack([dropout(torch.ones(shape), rate, 0).mean() for rate in rates(seed)])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 
 from ....core.errors import TrainerError, UsageError, raised
 from ....core.suggestions import did_you_mean
+from ....core.units import decimal_number
 from ..reference import Reference
 
 # Parameters of constructors that get a fact of the data, unless they are given.
@@ -123,12 +125,9 @@ def _value(reference: Reference, name: str, text: str, parameter: inspect.Parame
         value: Any = literals[text.lower()]
     else:
         try:
-            value = int(text)
+            value = int(text) if re.fullmatch(r"[+-]?[0-9]{1,18}", text) else decimal_number(text)
         except ValueError:
-            try:
-                value = float(text)
-            except ValueError:
-                value = text
+            value = text
     wanted = type(default)
     fits = default is None or isinstance(value, wanted) or (wanted is float and isinstance(value, int)) or value is None
     if not fits or (wanted is int and isinstance(value, bool)):

@@ -6,20 +6,36 @@ and prints null, or the problem, as JSON.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 import msgspec
 import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from ....core.drafts import replacing
 from ....core.errors import TrainerError, UsageError, raised
-from ..description import BUFFER, CONSTANTS, DESCRIPTION, EVALUATION, TRAINING, Description, file_digest, initial_file, write_values
+from ..description import (
+    BUFFER,
+    CONSTANTS,
+    DESCRIPTION,
+    EVALUATION,
+    PARAMETER,
+    TRAINING,
+    Description,
+    file_digest,
+    initial_file,
+    read_description,
+    write_values,
+)
 from ..graph import STATE, Graph
-from ..reference import Reference, read_reference
+from ..reference import Reference, local_sources, read_reference
 from ..requests import Request
 from .export import exported_graph
 from .modules import built, carried, trained
@@ -33,7 +49,7 @@ def main() -> None:
     os.dup2(2, 1)
     problem = answer(msgspec.json.decode(sys.stdin.buffer.read(), type=Request))
     with os.fdopen(answer_to, "wb") as stream:
-        stream.write(msgspec.json.encode(problem))
+        stream.write(msgspec.json.encode(problem and problem.encode(errors="backslashreplace").decode()))
 
 
 def answer(request: Request) -> str | None:
@@ -42,26 +58,85 @@ def answer(request: Request) -> str | None:
         _write(request)
     except TrainerError as error:
         return str(error)
+    except Exception as error:  # noqa: BLE001 -- of the user's code, in any method of the module
+        return f"model: {request.reference} cannot be used: {raised(error)}."
     return None
 
 
 def _write(request: Request) -> None:
     reference, folder = read_reference(request.reference), Path(request.folder)
-    module = built(reference, request.arguments, request.shape, request.classes, request.seed)
-    if request.describe:
-        description = _described(reference, module, request, folder)
-        _write_initial(module, initial_file(folder, request.seed), reference)
-        (folder / DESCRIPTION).write_bytes(msgspec.json.encode(description))
-    else:
-        _write_initial(module, initial_file(folder, request.seed), reference)
+    before = _local_digests(reference)
+    opened = _OpenedFiles(folder)
+    sys.addaudithook(opened)
+    with _locked(folder):
+        if request.describe and read_description(folder) is not None:
+            return  # another process was faster
+        module = built(reference, request.arguments, request.shape, request.classes, request.seed)
+        if request.describe:
+            for path in folder.glob("initial-*.npz"):  # of earlier sources
+                path.unlink()
+            description = _described(reference, module, request, folder)
+            description.sources |= opened.digests
+            if _local_digests(reference) != before:
+                raise UsageError(f"model: a source of {reference.text} changed while it was read. Try again.")
+            _write_initial(module, initial_file(folder, request.seed), reference)
+            with replacing(folder / DESCRIPTION) as draft:
+                draft.write_bytes(msgspec.json.encode(description))
+        else:
+            _write_initial(module, initial_file(folder, request.seed), reference)
+
+
+def _local_digests(reference: Reference) -> dict[str, str]:
+    sources = local_sources(Path(reference.place)) if reference.kind == "file" else {}
+    return {name: file_digest(path) for name, path in sources.items()}
+
+
+class _OpenedFiles:
+    """Audit hook for the digests of data files that the user's code opens, such as weights."""
+
+    MAX_FILES = 1_000
+
+    def __init__(self, folder: Path) -> None:
+        self.digests: dict[str, str] = {}
+        self._folder = folder
+        self._excluded = ("/proc/", "/sys/", "/dev/", *{f"{prefix}/" for prefix in (sys.prefix, sys.base_prefix)}, f"{folder}/")
+        self._reading = False
+
+    def __call__(self, event: str, arguments: tuple[object, ...]) -> None:
+        if event != "open" or self._reading or len(self.digests) >= self.MAX_FILES:
+            return
+        path, mode, _ = arguments
+        if not isinstance(path, str) or not isinstance(mode, str) or not mode.startswith("r") or path.endswith((".pyc", ".py")):
+            return
+        whole = os.path.abspath(path)
+        if whole.startswith(self._excluded) or whole in self.digests or not os.path.isfile(whole):
+            return
+        self._reading = True
+        try:
+            self.digests[whole] = file_digest(Path(whole))
+        finally:
+            self._reading = False
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock within the block, and first remove what a killed process left."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        for draft in folder.glob(".*"):
+            draft.unlink()
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _write_initial(module: torch.nn.Module, path: Path, reference: Reference) -> None:
-    values = {name: value.detach().numpy() for name, value in trained(module).items()}
+    values = {PARAMETER + name: value.detach().numpy() for name, value in trained(module).items()}
     values |= {BUFFER + name: value.detach().numpy() for name, value in carried(module).items()}
     for name, value in values.items():
         if not np.isfinite(value).all():
-            raise UsageError(f"model: the initial values of {name.removeprefix(BUFFER)!r} of {reference.text} are not finite.")
+            raise UsageError(f"model: the initial values of {name.partition('/')[2]!r} of {reference.text} are not finite.")
     write_values(path, values)
 
 
@@ -74,6 +149,7 @@ def _described(reference: Reference, module: torch.nn.Module, request: Request, 
     images = torch.randn(EXAMPLES, *request.shape, generator=torch.Generator().manual_seed(0))
     state = {name: value.clone() for name, value in module.state_dict().items()}
     classes, multiply_adds = _tried(reference, module, images, request)
+    _refuse_unused(reference, module, images)
     module.load_state_dict(state)
     description = Description(
         parameters={name: tuple(value.shape) for name, value in parameters.items()},
@@ -110,6 +186,15 @@ def _tried(reference: Reference, module: torch.nn.Module, images: torch.Tensor, 
             f"model: {reference.text} returns {logits.shape[1]} logits for data of {request.classes} classes. Set its number of classes."
         )
     return logits.shape[1], counter.get_total_flops() // 2 // len(images)
+
+
+def _refuse_unused(reference: Reference, module: torch.nn.Module, images: torch.Tensor) -> None:
+    parameters = trained(module)
+    module.train()
+    gradients = torch.autograd.grad(module(images).sum(), list(parameters.values()), allow_unused=True)
+    if unused := [name for name, gradient in zip(parameters, gradients, strict=True) if gradient is None]:
+        listed = f"{', '.join(unused[:3])}{' and others' if len(unused) > 3 else ''}"
+        raise UsageError(f"model: its result does not depend on {listed} of {reference.text}. Freeze them: requires_grad_(False).")
 
 
 def _export(module: torch.nn.Module, images: torch.Tensor, folder: Path, description: Description) -> None:
@@ -165,13 +250,15 @@ def _sources(reference: Reference) -> dict[str, str]:
     if reference.kind == "torchvision":
         return {}
     folder = Path(reference.place).parent if reference.kind == "file" else None
-    top = reference.place.partition(".")[0]
-    files = set()
+    package = reference.place.partition(".")[0]
+    paths = set()
     for name, module in list(sys.modules.items()):
-        path = getattr(module, "__file__", None)
-        if path and path.endswith(".py") and (Path(path).is_relative_to(folder) if folder else name.partition(".")[0] == top):
-            files.add(path)
-    return {path: file_digest(Path(path)) for path in sorted(files) if "site-packages" not in path}
+        path = vars(module).get("__file__") if isinstance(module, ModuleType) else None
+        if isinstance(path, str) and path.endswith(".py") and "site-packages" not in path:
+            belongs = Path(path).is_relative_to(folder) if folder else name.partition(".")[0] == package
+            if belongs:
+                paths.add(path)
+    return {path: file_digest(Path(path)) for path in sorted(paths)}
 
 
 if __name__ == "__main__":
