@@ -58,3 +58,11 @@ def test_another_resumed_run_is_a_difference():
 def test_invalid_setting_fails_on_its_node(flags):
     with pytest.raises(UsageError, match=f"--{next(iter(flags))}"):
         given_settings(flags, {})
+
+
+def test_value_of_another_process_is_shown_in_bounded_length():
+    nested = []
+    for _ in range(900):
+        nested = [nested]
+    for value in (nested, "x" * 1_500_000, list(range(100_000))):
+        assert len(difference({"lr": 0.1}, {"lr": value})) < 2_000

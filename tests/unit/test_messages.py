@@ -15,6 +15,7 @@ from untyped import Message, array_of, fields_of
 
 from crosstrain.backends.base import EvalResult, Plan, State, StepResult
 from crosstrain.core.listener import Exchange
+from crosstrain.engine.protocol.messages import Message as RawMessage
 from crosstrain.engine.protocol.messages import MessageParser, ProtocolError, RawArray, ReusableBuffer, Stream
 from crosstrain.engine.protocol.state_transfer import StateReceiver, load_messages
 from crosstrain.engine.protocol.task_messages import Evaluated, Predicted, Steps, TaskReport, ToTask, Train
@@ -249,3 +250,10 @@ def test_concurrent_cut_spares_a_new_connection():
         opened[0].sendall(b"!")
         assert opened[1].recv(1) == b"!"
         assert number in {end.fileno() for end in opened}
+
+
+def test_nested_greeting_names_no_protocol():
+    """Its header may be read in a thread with more room on the stack than the one that asks for the protocol."""
+    line = b'{"kind":"hello","x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    assert RawMessage("hello", line).protocol is None
+    assert RawMessage("hello", b'{"kind":"hello","protocol":' + b"9" * 4000 + b"}").protocol is None

@@ -111,3 +111,20 @@ def test_source_digest_changes_with_an_imported_file(tmp_path):
     after = model_source(f"{tmp_path}/net.py:Net")
     assert before.package == after.package == os.fspath(tmp_path / "net.py")
     assert before.digest != after.digest
+
+
+def test_unknown_home_folder_is_refused():
+    with pytest.raises(UsageError, match="no-such-user"):
+        read_reference("~no-such-user/net.py:Net")
+
+
+def test_relative_imports_of_a_package_are_sources(tmp_path):
+    package = tmp_path / "parts"
+    package.mkdir()
+    (tmp_path / "net.py").write_text("from parts.heads import Head\n")
+    (package / "__init__.py").write_text("")
+    (package / "heads.py").write_text("from .common import width\nfrom . import more\n")
+    for name in ("common.py", "more.py"):
+        (package / name).touch()
+    parts = [f"parts/{name}.py" for name in ("__init__", "common", "heads", "more")]
+    assert sorted(local_sources(tmp_path / "net.py")) == ["net.py", *parts]
