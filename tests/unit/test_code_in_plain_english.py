@@ -47,6 +47,7 @@ ARGUMENTS = {("models/imported/tf/operations.py", "other"): "an argument of ATen
 
 INTERFACE = {
     ("backends/base.py", "of"): "`EvalResult.of` in docs/adding-a-backend.md",
+    ("launch/launchers/ssh.py", "behind"): "`ErrorLines.behind` in docs/adding-a-launcher.md",
     ("core/errors.py", "of"): "`UsageError.of` reports invalid options of plug-ins, as in examples/debian_text",
 }
 """Functions that third parties call, with the reason."""

@@ -253,7 +253,7 @@ def test_concurrent_cut_spares_a_new_connection():
 
 
 def test_nested_greeting_names_no_protocol():
-    """Its header may be read in a thread with more room on the stack than the one that asks for the protocol."""
+    """The thread that reads the header may have more room on its stack."""
     line = b'{"kind":"hello","x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
     assert RawMessage("hello", line).protocol is None
     assert RawMessage("hello", b'{"kind":"hello","protocol":' + b"9" * 4000 + b"}").protocol is None
