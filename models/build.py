@@ -122,7 +122,7 @@ def read_arguments(text: str, arguments: Mapping[str, Argument]) -> dict[str, Va
 
     Raises UsageError for unknown or repeated arguments and invalid values.
     """
-    pairs = _split_arguments(text, SIZE in arguments)
+    pairs = split_arguments(text, SIZE in arguments)
     if pairs and not arguments:
         raise UsageError(f"model: got {text!r}, but {model_base(text)!r} takes no arguments. Leave {text[len(model_base(text)) :]!r} out.")
     values: dict[str, Value] = {}
@@ -140,7 +140,11 @@ def read_arguments(text: str, arguments: Mapping[str, Argument]) -> dict[str, Va
     return values
 
 
-def _split_arguments(text: str, sized: bool) -> list[tuple[str, str]]:
+def split_arguments(text: str, sized: bool) -> list[tuple[str, str]]:
+    """Return the arguments of ``NAME[:SIZE][?key=value&…]`` as text, also repeated ones.
+
+    Raises UsageError for another form.
+    """
     base = model_base(text)
     before, question_mark, after = text[len(base) :].partition("?")
     pairs: list[tuple[str, str]] = []

@@ -22,10 +22,12 @@ from ...core.drafts import replacing
 from ...core.errors import UsageError
 from ...core.job import Job
 from ..base import Array, ModelSpec
+from .reference import Reference, local_sources
 from .requests import Request, ask
 
-FORMAT = 1  # of the files below
+VERSION = 2  # of the files below
 DESCRIPTION, TRAINING, EVALUATION, CONSTANTS = "description.json", "training.json", "evaluation.json", "constants.npz"
+MIN_ROWS = 2  # of blank examples for an empty batch: batch statistics of a single row can be undefined
 MASKED_RANKS = (2, 3, 4)  # dimensions of tensors for which `models.dropout_masks` has masks
 PARAMETER, BUFFER = "parameter/", "buffer/"  # prefixes of names in files of initial values; frozen parameters are among the buffers
 
@@ -33,17 +35,15 @@ PARAMETER, BUFFER = "parameter/", "buffer/"  # prefixes of names in files of ini
 class Description(msgspec.Struct):
     """What a process with the framework found out about a model.
 
-    `frozen`: parameters without a gradient, which count as buffers. `kernels`: weights that only convolutions read. `dropouts`: the batch's
+    `buffers`: also parameters without a gradient. `kernels`: weights that only convolutions read. `dropouts`: the batch's
     axis of each tensor that the model drops in, in order, −1 where an example has several rows. `sources`: SHA-256 of each file by path.
     `problems`: why a backend cannot train it, by the backend's name.
     """
 
     parameters: dict[str, tuple[int, ...]]
     buffers: dict[str, tuple[int, ...]]
-    frozen: list[str]
     kernels: list[str]
     dropouts: list[int]
-    classes: int
     multiply_adds: int
     sources: dict[str, str]
     problems: dict[str, str] = {}
@@ -149,6 +149,15 @@ def source_digest(sources: Mapping[str, str]) -> str:
         return ""
     contents = sorted((Path(path).name, digest) for path, digest in sources.items())
     return hashlib.sha256(repr(contents).encode()).hexdigest()
+
+
+def local_digests(reference: Reference) -> dict[str, str]:
+    """Return the digests of a file and the modules next to it that it imports, by name.
+
+    Empty for other references.
+    """
+    sources = local_sources(Path(reference.place)) if reference.kind == "file" else {}
+    return {name: file_digest(path) for name, path in sources.items()}
 
 
 def file_digest(path: Path) -> str:

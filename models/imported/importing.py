@@ -16,8 +16,9 @@ from ...core.errors import MissingPackageError, UsageError
 from ...data.base import IMAGE, LABEL, DataInfo
 from ...data.store.location import cache_root
 from ..base import ParameterSpec
-from .description import FORMAT, Description, Imported, ImportedSpec, file_digest, read_description, source_digest
-from .reference import Reference, local_sources, read_reference
+from ..build import split_arguments
+from .description import VERSION, Description, Imported, ImportedSpec, local_digests, read_description, source_digest
+from .reference import Reference, read_reference
 from .requests import Request, ask
 
 
@@ -26,11 +27,7 @@ class Importer:
 
     def __call__(self, text: str, data: DataInfo) -> ImportedSpec:
         """Return the spec of a model ``REFERENCE[?key=value&…]`` for this data. Raises UsageError."""
-        base, question_mark, rest = text.partition("?")
-        reference = read_reference(base)
-        if question_mark and not rest:
-            raise UsageError(f"model: got {text!r}, where nothing follows '?'; write {base}?key=value&key=value, or leave '?' out.")
-        arguments = _arguments(text, rest)
+        reference, arguments = read_reference(text.partition("?")[0]), _arguments(text)
         shape, classes = list(data.input_shape), data.classes
         facts: dict[str, Any] = {"reference": reference.text, "arguments": arguments, "shape": shape, "classes": classes}
         folder = _folder(reference, facts)
@@ -45,16 +42,13 @@ class Importer:
     def canonical(self, text: str) -> str:
         """Return a model's text with an absolute path. Raises UsageError."""
         base, question_mark, rest = text.partition("?")
-        _arguments(text, rest)
+        _arguments(text)
         return read_reference(base).text + question_mark + rest
 
 
-def _arguments(text: str, rest: str) -> dict[str, str]:
+def _arguments(text: str) -> dict[str, str]:
     arguments: dict[str, str] = {}
-    for part in rest.split("&") if rest else []:
-        key, equals, value = part.partition("=")
-        if not (key and equals and value):
-            raise UsageError(f"model: got {part!r} in {text!r}; write key=value, with '&' between two of them.")
+    for key, value in split_arguments(text, sized=False):
         if key in arguments:
             raise UsageError(f"model: got {key!r} twice in {text!r}; give it once.")
         arguments[key] = value
@@ -68,12 +62,8 @@ def _folder(reference: Reference, facts: Mapping[str, Any]) -> Path:
         raise MissingPackageError(
             "model: an nn.Module needs torch, also to be trained on TensorFlow. Install it with: pip install 'crosstrain[torch]'"
         )
-    if reference.kind == "file":
-        path = Path(reference.place)
-        sources: Any = {name: file_digest(file) for name, file in local_sources(path).items()}
-    else:
-        sources = _release(reference.place.partition(".")[0])
-    key = json.dumps([FORMAT, facts, torch, sources], sort_keys=True)
+    sources = local_digests(reference) or _release(reference.place.partition(".")[0])
+    key = json.dumps([VERSION, facts, torch, sources], sort_keys=True)
     return cache_root() / "imported-models" / hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
@@ -90,7 +80,7 @@ def _spec(reference: str, facts: Mapping[str, Any], folder: Path, description: D
         name=reference,
         parameters=tuple(ParameterSpec(name, tuple(shape)) for name, shape in description.parameters.items()),
         input_shape=data.input_shape,
-        classes=description.classes,
+        classes=data.classes,
         multiply_adds=description.multiply_adds,
         buffers=tuple(ParameterSpec(name, tuple(shape)) for name, shape in description.buffers.items()),
         dropout=bool(description.dropouts or description.problems),

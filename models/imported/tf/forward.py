@@ -14,13 +14,12 @@ from ....core.errors import UsageError
 from ...base import ForwardContext, ModelSpec
 from ...layers.formulas import StorageLayout
 from ...layers.tf import HeldParameters
-from ..description import EVALUATION, MASKED_RANKS, TRAINING, Imported, read_constants
+from ..description import EVALUATION, MASKED_RANKS, MIN_ROWS, TRAINING, Imported, read_constants
 from ..graph import CONSTANT, FORMAT, INFINITY, INPUT, ITEM, NODE, STATE, Graph, Node, read_graph
 from . import image_operations, recurrent
 from .operations import OPERATIONS, canonical
 
 _FILLED_BY_IMPORT = image_operations, recurrent  # register their operations
-MIN_ROWS = 2  # batch statistics of a single row can be undefined
 
 
 def storage_layouts(spec: ModelSpec) -> dict[str, StorageLayout]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from .operations import ChannelsLast, Pass, canonical, channels_last, operation, reshaped, shape_of
+from .operations import ChannelsLast, Pass, as_float32, canonical, channels_last, operation, reshaped, shape_of
 
 
 def _pair(value: Sequence[int] | int) -> tuple[int, int]:
@@ -22,6 +22,10 @@ def _padded(x_bhwc: tf.Tensor, pads: Sequence[tuple[int, int]], value: float = 0
     if not any(amount for pair in pads for amount in pair):
         return x_bhwc
     return tf.pad(x_bhwc, [[0, 0], *map(list, pads), [0, 0]], constant_values=tf.constant(value, x_bhwc.dtype))
+
+
+def _biased(y_bhwc: tf.Tensor, bias: tf.Tensor | None) -> ChannelsLast:
+    return ChannelsLast(y_bhwc if bias is None else tf.nn.bias_add(y_bhwc, bias))
 
 
 @operation("aten.conv2d.default", "aten.conv2d.padding")
@@ -44,8 +48,7 @@ def _conv2d(
     else:
         pads = [(amount, amount) for amount in _pair(padding)]
     y = _convolved(x, kernel, strides, dilations, pads, spans, groups)
-    y = tf.cast(y, tf.float32) if y.dtype in (tf.bfloat16, tf.float16) else y
-    return ChannelsLast(y if bias is None else tf.nn.bias_add(y, bias))
+    return _biased(as_float32(y), bias)
 
 
 def _convolved(
@@ -123,8 +126,7 @@ def _transposed_conv2d(
     y = _padded(y, [(0, more) for more in extra])
     ends = [size + more - pad for size, more, pad in zip(full, extra, pads, strict=True)]
     y = y[:, pads[0] : ends[0], pads[1] : ends[1]]
-    y = tf.cast(y, tf.float32) if y.dtype in (tf.bfloat16, tf.float16) else y
-    return ChannelsLast(y if bias is None else tf.nn.bias_add(y, bias))
+    return _biased(as_float32(y), bias)
 
 
 @operation("aten.conv_transpose2d.default")

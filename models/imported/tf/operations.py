@@ -364,11 +364,11 @@ def _linear(run: Pass, input: Any, weight: tf.Tensor, bias: tf.Tensor | None = N
     else:
         y = tf.matmul(tf.reshape(x, [-1, x.shape[-1]]), weight, transpose_b=True)
         y = reshaped(y, [*shape_of(x)[:-1], weight.shape[0]])
-    y = _float32(y)
+    y = as_float32(y)
     return y if bias is None else tf.nn.bias_add(y, bias) if y.shape.rank == 2 else y + bias
 
 
-def _float32(y: tf.Tensor) -> tf.Tensor:
+def as_float32(y: tf.Tensor) -> tf.Tensor:
     """Return a product's result in float32, unless it is in float64."""
     return tf.cast(y, tf.float32) if y.dtype in (tf.bfloat16, tf.float16) else y
 
@@ -378,12 +378,12 @@ def _matmul(run: Pass, self: Any, other: Any = None, mat2: Any = None, vec: Any 
     second = next(x for x in (other, mat2, vec, tensor) if x is not None)
     a, b = run.low(canonical(self)), run.low(canonical(second))
     if a.shape.rank == 1 and b.shape.rank == 1:
-        return _float32(tf.reduce_sum(a * b))
+        return as_float32(tf.reduce_sum(a * b))
     if b.shape.rank == 1:
-        return _float32(tf.linalg.matvec(a, b))
+        return as_float32(tf.linalg.matvec(a, b))
     if a.shape.rank == 1:
-        return _float32(tf.linalg.matvec(b, a, transpose_a=True))
-    return _float32(tf.matmul(a, b))
+        return as_float32(tf.linalg.matvec(b, a, transpose_a=True))
+    return as_float32(tf.matmul(a, b))
 
 
 @operation("aten.addmm.default", "aten.baddbmm.default")
@@ -419,7 +419,7 @@ def _attention(
 ) -> tf.Tensor:
     query, key, value = canonical(query), canonical(key), canonical(value)
     query = query * tf.constant(scale or 1 / math.sqrt(query.shape[-1]), query.dtype)
-    scores = _float32(tf.matmul(run.low(query), run.low(key), transpose_b=True))
+    scores = as_float32(tf.matmul(run.low(query), run.low(key), transpose_b=True))
     if is_causal:
         rows, columns = tf.range(tf.shape(query)[-2]), tf.range(tf.shape(key)[-2])
         scores = tf.where(rows[:, None] >= columns[None], scores, tf.constant(-math.inf, scores.dtype))
@@ -429,7 +429,7 @@ def _attention(
     weights = tf.nn.softmax(scores)
     if dropout_p and run.training:
         weights = run.dropout(weights, dropout_p)
-    return _float32(tf.matmul(run.low(weights), run.low(value)))
+    return as_float32(tf.matmul(run.low(weights), run.low(value)))
 
 
 @operation("aten._softmax.default", "aten.softmax.int")

@@ -13,11 +13,10 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...base import ForwardContext
-from ..description import MASKED_RANKS, Imported
+from ..description import MASKED_RANKS, MIN_ROWS, Imported
 from ..reference import read_reference
 from .modules import built, carried, trained
 
-MIN_ROWS = 2  # batch statistics of a single row can be undefined
 _drawing: Draws | None = None  # of the pass in progress: a task computes one at a time
 
 
@@ -33,7 +32,7 @@ def forward(parameters: Mapping[str, torch.Tensor], x: Any, context: ForwardCont
     rows = len(inputs[0])
     if not rows:
         inputs = [value.new_zeros(MIN_ROWS, *value.shape[1:]) for value in inputs]
-    bound.bind(parameters, context, changes=bool(rows))
+    bound.bind(parameters, context)
     with _drawn_by(context, imported, rows):
         result: torch.Tensor = bound.module(*inputs)
     if context.training and rows:
@@ -68,7 +67,7 @@ class _Bound:
             if isinstance(part, _BatchNorm):
                 part.forward = _normalised_single.__get__(part)
 
-    def bind(self, parameters: Mapping[str, torch.Tensor], context: ForwardContext[torch.Tensor], *, changes: bool) -> None:
+    def bind(self, parameters: Mapping[str, torch.Tensor], context: ForwardContext[torch.Tensor]) -> None:
         """Put parameters and buffers in place; a training pass writes to copies of the buffers."""
         if self.module.training != context.training:
             self.module.train(context.training)

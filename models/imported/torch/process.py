@@ -31,11 +31,12 @@ from ..description import (
     Description,
     file_digest,
     initial_file,
+    local_digests,
     read_description,
     write_values,
 )
 from ..graph import STATE, Graph
-from ..reference import Reference, local_sources, read_reference
+from ..reference import Reference, read_reference
 from ..requests import Request
 from .export import exported_graph
 from .modules import built, carried, trained
@@ -65,30 +66,25 @@ def answer(request: Request) -> str | None:
 
 def _write(request: Request) -> None:
     reference, folder = read_reference(request.reference), Path(request.folder)
-    before = _local_digests(reference)
-    opened = _OpenedFiles(folder)
-    sys.addaudithook(opened)
+    before = local_digests(reference)
     with _locked(folder):
         if request.describe and read_description(folder) is not None:
             return  # another process was faster
+        opened = _OpenedFiles(folder)
+        sys.addaudithook(opened)
         module = built(reference, request.arguments, request.shape, request.classes, request.seed)
         if request.describe:
             for path in folder.glob("initial-*.npz"):  # of earlier sources
                 path.unlink()
             description = _described(reference, module, request, folder)
             description.sources |= opened.digests
-            if _local_digests(reference) != before:
+            if local_digests(reference) != before:
                 raise UsageError(f"model: a source of {reference.text} changed while it was read. Try again.")
             _write_initial(module, initial_file(folder, request.seed), reference)
             with replacing(folder / DESCRIPTION) as draft:
                 draft.write_bytes(msgspec.json.encode(description))
         else:
             _write_initial(module, initial_file(folder, request.seed), reference)
-
-
-def _local_digests(reference: Reference) -> dict[str, str]:
-    sources = local_sources(Path(reference.place)) if reference.kind == "file" else {}
-    return {name: file_digest(path) for name, path in sources.items()}
 
 
 class _OpenedFiles:
@@ -98,7 +94,6 @@ class _OpenedFiles:
 
     def __init__(self, folder: Path) -> None:
         self.digests: dict[str, str] = {}
-        self._folder = folder
         self._excluded = ("/proc/", "/sys/", "/dev/", *{f"{prefix}/" for prefix in (sys.prefix, sys.base_prefix)}, f"{folder}/")
         self._reading = False
 
@@ -148,16 +143,14 @@ def _described(reference: Reference, module: torch.nn.Module, request: Request, 
         raise UsageError(f"model: the parameter {wide!r} of {reference.text} is {module.get_parameter(wide).dtype}; float32 is needed.")
     images = torch.randn(EXAMPLES, *request.shape, generator=torch.Generator().manual_seed(0))
     state = {name: value.clone() for name, value in module.state_dict().items()}
-    classes, multiply_adds = _tried(reference, module, images, request)
+    multiply_adds = _tried(reference, module, images, request)
     _refuse_unused(reference, module, images)
     module.load_state_dict(state)
     description = Description(
         parameters={name: tuple(value.shape) for name, value in parameters.items()},
         buffers={name: tuple(value.shape) for name, value in carried(module).items()},
-        frozen=[name for name, value in module.named_parameters() if not value.requires_grad],
         kernels=[],
         dropouts=[],
-        classes=classes,
         multiply_adds=multiply_adds,
         sources=_sources(reference),
     )
@@ -168,8 +161,8 @@ def _described(reference: Reference, module: torch.nn.Module, request: Request, 
     return description
 
 
-def _tried(reference: Reference, module: torch.nn.Module, images: torch.Tensor, request: Request) -> tuple[int, int]:
-    """Run the module; return the number of logits, and the multiply-adds of an example."""
+def _tried(reference: Reference, module: torch.nn.Module, images: torch.Tensor, request: Request) -> int:
+    """Run the module and check its result; return the multiply-adds of an example."""
     counter = FlopCounterMode(display=False)
     module.eval()
     shape = "×".join(map(str, request.shape))
@@ -185,7 +178,7 @@ def _tried(reference: Reference, module: torch.nn.Module, images: torch.Tensor, 
         raise UsageError(
             f"model: {reference.text} returns {logits.shape[1]} logits for data of {request.classes} classes. Set its number of classes."
         )
-    return logits.shape[1], counter.get_total_flops() // 2 // len(images)
+    return int(counter.get_total_flops() // 2 // len(images))
 
 
 def _refuse_unused(reference: Reference, module: torch.nn.Module, images: torch.Tensor) -> None:
