@@ -18,6 +18,7 @@ from ..core.job import Job
 from ..core.update_rules import EMA, FIRST_MOMENT, MOMENTUM, SECOND_MOMENT, averaging_rates, slot_names
 from ..data.base import IMAGE, LABEL, Dataset, Split
 from ..data.columns import LENGTHS
+from ..data.features import read_column
 from ..data.preprocessing import Changes, apply_changes, normal_table
 from ..exchange.parameter_server.shards import Vector
 from ..models.base import Array, ModelSpec, ParameterSpec
@@ -108,7 +109,7 @@ class GatheredSplit:
         Raises UsageError for a missing column.
         """
         self._size = data.info.sizes[split]
-        self._columns = {name: data.column(split, name) for name in (*inputs, target)}
+        self._columns = {name: read_column(data, split, name) for name in (*inputs, target)}
         self._inputs, self._target = tuple(inputs), target
         self._images: Array | None = None
         if IMAGE in inputs:

@@ -26,8 +26,9 @@ from ..core.console import spelled_value
 from ..core.errors import UsageError
 from ..core.job import Job
 from ..core.settings.job_fields import allowed
-from ..data.base import MAX_CLASSES, DataInfo, ImageFeatures, TextFeatures
+from ..data.base import MAX_CLASSES, DataInfo, ImageFeatures
 from ..data.columns import ColumnSpec
+from ..data.features import described_features, features_from, features_problem
 from ..data.preprocessing import statistics_problem
 from ..data.sources.translation.tokenizer import Vocabulary
 from ..models.base import ModelSpec
@@ -128,10 +129,24 @@ class _Column(JsonObject):
 
 class _ColumnData(_Data):
     columns: Annotated[list[_Column], Field(min_length=1, max_length=100)]
-    vocabulary_sizes: dict[str, Annotated[int, Field(ge=1, le=MAX_CLASSES)]]
+    vocabulary_sizes: dict[str, Annotated[int, Field(ge=1, le=MAX_CLASSES)]] = Field(default_factory=dict)
+    target: Annotated[str, Field(max_length=100)] = ""
+    classes: Annotated[int, Field(ge=0, le=MAX_CLASSES)] = 0
+    class_names: list[str] = Field(default_factory=list)
+    mean: dict[str, list[Number]] | None = None
+    std: dict[str, list[Number]] | None = None
     languages: Annotated[list[Annotated[str, Field(max_length=40)]], Field(max_length=10)] = Field(default_factory=list)
     bleu_tokenizer: Annotated[str, Field(max_length=40)] = "13a"
     pieces_sha256: Annotated[str, Field(max_length=64)] | None = None
+
+    @model_validator(mode="after")
+    def _sound(self) -> Self:
+        if (self.mean is None) != (self.std is None):
+            raise ValueError("mean and std: one of them is missing")
+        columns = [ColumnSpec(column.name, column.dtype, tuple(column.shape)) for column in self.columns]
+        if problem := features_problem(columns, features_from(self.model_dump())):
+            raise ValueError(problem)
+        return self
 
 
 class _Spent(JsonObject):
@@ -225,10 +240,9 @@ def described_data(info: DataInfo, digest: str, data_dir: Path | None, pieces_sh
 
 def _describe_features(info: DataInfo) -> dict[str, Any]:
     features = info.features
-    if isinstance(features, TextFeatures):
+    if not isinstance(features, ImageFeatures):
         columns = [{"name": column.name, "dtype": column.dtype, "shape": list(column.shape)} for column in info.columns]
-        sizes, languages = dict(features.vocabulary_sizes), list(features.languages)
-        return {"columns": columns, "vocabulary_sizes": sizes, "languages": languages, "bleu_tokenizer": features.bleu_tokenizer}
+        return {"columns": columns, **described_features(features)}
     return {
         "input_shape": list(features.shape),
         "classes": features.classes,
@@ -242,8 +256,7 @@ def data_info(data: Mapping[str, Any]) -> DataInfo:
     """Return the description of the data, from which a model can be built without the data."""
     if "columns" in data:
         columns = tuple(ColumnSpec(column["name"], column["dtype"], tuple(column["shape"])) for column in data["columns"])
-        features = TextFeatures(data["vocabulary_sizes"], tuple(data.get("languages", ())), data.get("bleu_tokenizer", "13a"))
-        return DataInfo(data["name"], data.get("sizes", {}), columns, features, data.get("synthetic", False))
+        return DataInfo(data["name"], data.get("sizes", {}), columns, features_from(data), data.get("synthetic", False))
     channels, height, width = data["input_shape"]
     images = ImageFeatures(
         (channels, height, width),

@@ -6,7 +6,7 @@ import functools
 import os
 import select
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from ..core.errors import InterruptedRunError, MissingPackageError, UsageError
 from ..core.job import Job
 from ..core.plugins import available, forward_backends, forward_plugin
 from ..core.settings.job_fields import choices
-from ..data.base import DataInfo, TextFeatures
+from ..data.base import DataInfo, ImageFeatures, TableFeatures, TextFeatures
 from ..data.sources.translation.tokenizer import pieces_digest
 from ..data.store.location import written_out
 from ..data.store.stored_dataset import StoredDataset, open_dataset
@@ -117,17 +117,18 @@ def fitting_data(meta: Meta, job: Job) -> StoredDataset:
     """Open the dataset, normalised as in training. Raises UsageError if the model does not fit."""
     dataset = open_dataset(job.data, job.data_dir)
     info, trained = dataset.info, meta.data
-    if "columns" in trained or info.normalisation is None:
-        _require_same_columns(info, data_info(trained), job.data)
+    expected = data_info(trained)
+    if not (isinstance(info.features, ImageFeatures) and isinstance(expected.features, ImageFeatures)):
+        _require_same_columns(info, expected, job.data)
         _require_same_pieces(dataset, trained, job.data)
-        return dataset
-    for what, value, expected in (
+        return dataset if expected.normalisation is None else _normalised_as(dataset, expected, job.data)
+    for what, value, wanted in (
         ("images of shape", list(info.input_shape), list(trained["input_shape"])),
         ("classes:", info.classes, trained["classes"]),
     ):
-        if value != expected:
+        if value != wanted:
             raise UsageError(
-                f"--data: {job.data!r} has {what} {value}, but the model was trained on {trained['name']!r} with {what} {expected}."
+                f"--data: {job.data!r} has {what} {value}, but the model was trained on {trained['name']!r} with {what} {wanted}."
                 " Give a dataset of the same shape and classes."
             )
     names = info.images.class_names
@@ -138,9 +139,13 @@ def fitting_data(meta: Meta, job: Job) -> StoredDataset:
             f"--data: class {label} of {job.data!r} is called {name!r}, but the model was trained on {trained['name']!r}, where it is"
             f" {trained_name!r}. Labels would not mean the same; give a dataset with the same classes."
         )
-    if (list(info.mean), list(info.std)) != (list(trained["mean"]), list(trained["std"])):
-        note(f"data: {job.data} is normalised by the mean and standard deviation of {trained['name']}, as in training")
-    return dataset.normalised_as(trained["mean"], trained["std"])
+    return _normalised_as(dataset, expected, job.data)
+
+
+def _normalised_as(dataset: StoredDataset, trained: DataInfo, name: str) -> StoredDataset:
+    if dataset.info.normalisation != trained.normalisation:
+        note(f"data: {name} is normalised by the mean and standard deviation of {trained.name}, as in training")
+    return dataset.normalised_as(*(trained.normalisation or ()))
 
 
 def _require_same_pieces(dataset: StoredDataset, trained: Mapping[str, Any], name: str) -> None:
@@ -164,7 +169,9 @@ def _require_same_columns(info: DataInfo, trained: DataInfo, name: str) -> None:
         raise UsageError(
             f"--data: {name!r} has {texts[0]}, but the model was trained on {trained.name!r} with {texts[1]}. Give the same languages."
         )
-    if (info.columns, info.features) != (trained.columns, trained.features):
+    features = replace(info.features, mean={}, std={}) if isinstance(info.features, TableFeatures) else info.features
+    expected = replace(trained.features, mean={}, std={}) if isinstance(trained.features, TableFeatures) else trained.features
+    if (info.columns, features) != (trained.columns, expected):
         raise UsageError(
             f"--data: {name!r} has the columns {described(info)}, but the model was trained on {trained.name!r} with "
             f"{described(trained)}. Give a dataset of the same columns."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -40,12 +40,31 @@ class ImageFeatures:
 class TextFeatures:
     """Features of token sequences.
 
-    `vocabulary_sizes`: tokens of a column are below it. `languages`: source and target.
+    `vocabulary_sizes`: tokens of a column are below it. `languages`: source and target. `target`: an int64 column of numbers below
+    `classes`, if the texts have classes, with `class_names` in their order.
     """
 
     vocabulary_sizes: Mapping[str, int]
     languages: tuple[str, ...] = ()
     bleu_tokenizer: str = "13a"
+    target: str = ""
+    classes: int = 0
+    class_names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TableFeatures:
+    """Features of rows of numbers, of which the column `target` is to be predicted.
+
+    It is int64 below `classes`; or without classes float32, or uint8 with a 1 for each class that applies. `mean` and `std` have, by
+    name of a float32 input column, a number for each element: models read (x − mean) / std. Other columns are read as stored.
+    """
+
+    target: str
+    classes: int = 0
+    class_names: tuple[str, ...] = ()
+    mean: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    std: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +77,7 @@ class DataInfo:
     name: str
     sizes: Mapping[Split, int]
     columns: tuple[ColumnSpec, ...]
-    features: ImageFeatures | TextFeatures
+    features: ImageFeatures | TextFeatures | TableFeatures
     synthetic: bool = False
 
     @classmethod
@@ -90,9 +109,14 @@ class DataInfo:
         return self.features
 
     @property
-    def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-        """(mean, std) of images; None for other data."""
-        return (self.features.mean, self.features.std) if isinstance(self.features, ImageFeatures) else None
+    def normalisation(self) -> tuple[Any, Any] | None:
+        """(mean, std) of images by channel, or of a table by column; None for text."""
+        return None if isinstance(self.features, TextFeatures) else (self.features.mean, self.features.std)
+
+    @property
+    def target(self) -> str:
+        """The column that is to be predicted; "" for text without classes."""
+        return LABEL if isinstance(self.features, ImageFeatures) else self.features.target
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
@@ -101,8 +125,10 @@ class DataInfo:
 
     @property
     def classes(self) -> int:
-        """Number of classes."""
-        return self.images.classes
+        """Number of classes. Raises UsageError for data without."""
+        if not self.features.classes:
+            raise UsageError(f"data: {self.name!r} has no classes. Choose a dataset with classes: trainer data list")
+        return self.features.classes
 
     @property
     def mean(self) -> tuple[float, ...]:
@@ -160,7 +186,7 @@ class PreparedColumns:
     """
 
     columns: tuple[ColumnSpec, ...]
-    features: TextFeatures
+    features: TextFeatures | TableFeatures
     blocks: Mapping[Split, Callable[[], Iterator[Mapping[str, Column]]]]
     synthetic: bool = False
     left_out: Callable[[], Sequence[str]] = tuple
@@ -284,7 +310,7 @@ def split_amounts(data: Dataset, split: Split) -> dict[str, Any]:
 
 def commonest_class_fraction(data: Dataset, split: Split) -> float | None:
     """Return the fraction of the commonest class in a split; None without classes or examples."""
-    if not any(spec.name == LABEL for spec in data.info.columns) or not data.info.sizes[split]:
+    if not data.info.features.classes or not data.info.sizes[split]:
         return None
-    labels = data.column(split, LABEL).values
+    labels = data.column(split, data.info.target).values
     return float(np.unique(labels, return_counts=True)[1].max() / len(labels))

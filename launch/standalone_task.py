@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -31,7 +31,7 @@ CLOSE_GRACE_SECONDS = 10.0
 class StandaloneTask:
     """The task of a job with a single sync worker; every process ends with this context.
 
-    It opens the job's data itself; `normalisation` has the (mean, std) of images, if not the data's own. `placeholder`, the
+    It opens the job's data itself; `normalisation` has the (mean, std) of its inputs, if not the data's own. `placeholder`, the
     `described_data` of a text, replaces it with one made-up example (`placeholder_text`). Raises UsageError for what the backend does not
     support, RunFailedError if the task dies, InterruptedRunError after SIGINT, SIGTERM, SIGHUP (unless ignored), SIGUSR1 or SIGUSR2.
     """
@@ -42,7 +42,7 @@ class StandaloneTask:
         model: ModelSpec,
         warn: Callable[[str], None],
         *,
-        normalisation: tuple[Sequence[float], Sequence[float]] | None = None,
+        normalisation: tuple[Any, Any] | None = None,
         placeholder: Mapping[str, Any] | None = None,
     ) -> None:
         self._job, self._model = job, model

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ...core.job import Job
 from ...data.base import IMAGE, DataInfo, Dataset, Split
 from ...data.columns import LENGTHS, ColumnSpec
+from ...data.features import read_column
 from ...data.preprocessing import normal_line, normal_table
 from ...models.base import ModelSpec
 from ..vectors import only_or_named
@@ -173,7 +174,7 @@ class Layout:
                 images = data.images(split)
                 arrays[spec.name] = np.ascontiguousarray(images.transpose(0, 2, 3, 1)) if self.channels_last else np.asarray(images)
                 continue
-            column = data.column(split, spec.name)
+            column = read_column(data, split, spec.name)
             if (file := self.mapped.get((split, spec.name))) is not None:
                 arrays[spec.name + OFFSETS] = np.asarray(column.offsets) + file.header
                 continue
@@ -343,7 +344,7 @@ def with_mapped_files(layout: Layout, data: Dataset) -> Layout:
     It is the same in every process with the same data.
     """
     columns = [(split, spec.name) for split in SPLITS for spec in layout.columns if spec.varies]
-    files = {(split, name): mapped_file(data.column(split, name).values) for split, name in columns}
+    files = {(split, name): mapped_file(read_column(data, split, name).values) for split, name in columns}
     return replace(layout, mapped={key: file for key, file in files.items() if file is not None})
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ...core.job import Job
 from ...data.base import IMAGE, LABEL, DataInfo, Dataset, Split
 from ...data.columns import LENGTHS, Column
+from ...data.features import read_column
 from ...data.preprocessing import Changes, apply_changes, normal_line
 from ...data.sampler import Batches
 from ...models.base import ModelSpec
@@ -218,7 +219,7 @@ class ResidentSplit:
         def resident(name: str) -> ResidentColumn:
             if name == IMAGE:
                 return _Images(data, split, device, channels_last=channels_last, changing=changing)
-            column = data.column(split, name)
+            column = read_column(data, split, name)
             return _Numbers(column, device) if column.offsets is None else _Sequences(name, column, device)
 
         self._inputs, self._target = {name: resident(name) for name in inputs}, resident(target)

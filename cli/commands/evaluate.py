@@ -87,7 +87,7 @@ def evaluate(
     _print(_figures(chosen, job, dataset, evaluated, predictions), spec.objective.infos, as_json=as_json)
     if predictions is not None and evaluated.logits is not None:
         with writing(predictions), replacing(predictions) as draft, draft.open("wb") as file:
-            np.savez(file, logits=evaluated.logits, labels=dataset.labels(cast(Split, split)))
+            np.savez(file, logits=evaluated.logits, labels=dataset.column(cast(Split, split), spec.target).values)
 
 
 def _check_new(path: Path) -> None:

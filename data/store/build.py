@@ -17,7 +17,8 @@ from pydantic import ValidationError
 from ...core.bounded_json import first_problem
 from ...core.console import note, one_line, spelled
 from ...core.errors import TrainerError, UsageError
-from ..base import DatasetSource, LoadsInParts, PreparedArrays, PreparedBlocks, PreparedColumns, Split
+from ..base import DatasetSource, LoadsInParts, PreparedArrays, PreparedBlocks, PreparedColumns, Split, TextFeatures
+from ..features import described_features
 from ..preprocessing import PixelCounts
 from ..sources.translation.pairs import scoring_problem
 from .location import CACHE_VARIABLE, locked, originals_fingerprint, put_aside
@@ -187,31 +188,33 @@ def _absent_classes(split: Split, labels: Sequence[int], names: Sequence[str]) -
 
 
 def _write_columns(folder: Path, prepared: PreparedColumns) -> dict[str, Any]:
-    features, vocabulary_sizes = prepared.features, dict(prepared.features.vocabulary_sizes)
-    translates = bool(features.languages)
-    if translates and (wrong := translation_problem(prepared)) is not None:
-        raise BrokenSourceError(wrong)
+    features = prepared.features
+    translates = False
+    if isinstance(features, TextFeatures) and features.languages:
+        translates = True
+        if (wrong := translation_problem(prepared, features)) is not None:
+            raise BrokenSourceError(wrong)
     entries: dict[str, FileEntry] = {}
     sizes: dict[Split, int] = {}
     for split in SPLITS:
-        with ColumnWriter(folder, split, prepared.columns, vocabulary_sizes, SIDES if translates else ()) as writer:
+        with ColumnWriter(folder, split, prepared.columns, features, SIDES if translates else ()) as writer:
             for block in iterate_blocks(prepared.blocks[split], f"its blocks of {split}"):
                 writer.add(block)
             entries |= writer.finish()
             sizes[split] = writer.count
     attachments = check_attachments(call_source(prepared.attachments))
+    described = described_features(features)
     if translates:
-        translated = {name: size for name, size in vocabulary_sizes.items() if name in ("source", "target")}
+        translated = {name: size for name, size in described["vocabulary_sizes"].items() if name in SIDES}
         if (wrong := scoring_problem(attachments, translated, sizes["test"])) is not None:
-            raise BrokenSourceError(f"it says its languages {', '.join(features.languages)}, and {wrong}")
+            raise BrokenSourceError(f"it says its languages {', '.join(described['languages'])}, and {wrong}")
+    notes = check_class_names(features.class_names)
     return {
         "columns": tuple(ColumnEntry(name=column.name, dtype=column.dtype, shape=column.shape) for column in prepared.columns),
-        "vocabulary_sizes": vocabulary_sizes,
+        **described,
         "sizes": sizes,
-        "languages": features.languages,
-        "bleu_tokenizer": features.bleu_tokenizer,
         "left_out": checked_texts(prepared.left_out, "left_out"),
-        "notes": checked_texts(prepared.notes, "notes"),
+        "notes": checked_texts(prepared.notes, "notes") + notes,
         "files": entries,
         "attachments": _write_attachments(folder, attachments),
     }

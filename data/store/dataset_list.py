@@ -14,7 +14,8 @@ import numpy as np
 from ...core import plugins
 from ...core.bounded_json import UnreadableError, parse_json
 from ...core.errors import TrainerError, UsageError
-from ..base import LABEL, DatasetSource, ImageFeatures
+from ..base import DatasetSource, ImageFeatures
+from ..features import described_features
 from .location import cache_root, is_locked, key_pattern, locked, put_aside, resolve, stores_of
 from .manifest import MANIFEST, SPLITS, ColumnManifest, Manifest, check_sizes, read_manifest
 from .stored_dataset import StoredDataset
@@ -84,7 +85,7 @@ def _describe_store(name: str, source: DatasetSource, folder: Path) -> DatasetSt
         version=manifest.version,
         train=manifest.sizes["train"],
         test=manifest.sizes["test"],
-        classes=manifest.classes if isinstance(manifest, Manifest) else None,
+        classes=manifest.classes or None,
         input_shape=manifest.input_shape if isinstance(manifest, Manifest) else None,
         languages=manifest.languages if isinstance(manifest, ColumnManifest) else None,
         pieces=max(manifest.vocabulary_sizes.values(), default=None) if isinstance(manifest, ColumnManifest) else None,
@@ -110,11 +111,8 @@ def described(dataset: StoredDataset) -> dict[str, Any]:
         facts |= {"shape": list(info.input_shape), "classes": info.classes}
         if info.features.class_names:
             facts["class_names"] = list(info.features.class_names)
-        counts = {split: np.bincount(dataset.column(split, LABEL).values, minlength=info.classes) for split in SPLITS}
-        facts["smallest_class_examples"] = {split: int(count.min()) for split, count in counts.items()}
     else:
-        facts |= {"languages": list(info.features.languages), "bleu_tokenizer": info.features.bleu_tokenizer}
-        facts["vocabulary_sizes"] = dict(info.features.vocabulary_sizes)
+        facts |= described_features(info.features)
         for column in (column for column in info.columns if column.varies):
             for split in SPLITS:
                 lengths = dataset.column(split, column.name).lengths
@@ -130,6 +128,9 @@ def described(dataset: StoredDataset) -> dict[str, Any]:
             facts["text_sha256"] = digest
         if _VOCABULARY in dataset.attachments:
             facts["vocabulary"] = parse_json(dataset.attachment(_VOCABULARY))
+    if info.features.classes:
+        counts = {split: np.bincount(dataset.column(split, info.target).values, minlength=info.classes) for split in SPLITS}
+        facts["smallest_class_examples"] = {split: int(count.min()) for split, count in counts.items()}
     return {**facts, "left_out": list(dataset.left_out), "notes": list(dataset.notes), "path": str(dataset.path), "digest": dataset.digest}
 
 

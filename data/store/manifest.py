@@ -7,7 +7,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -17,8 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from ...core.bounded_json import UnreadableError, first_problem, open_regular, read_json
 from ...core.console import is_text, spelled
 from ...core.drafts import replacing
-from ..base import IMAGE, LABEL, MAX_ATTACHMENT_BYTES, MAX_CLASSES, DataInfo, ImageFeatures, Split, TextFeatures
+from ..base import IMAGE, LABEL, MAX_ATTACHMENT_BYTES, MAX_CLASSES, DataInfo, ImageFeatures, Split
 from ..columns import ColumnSpec
+from ..features import Features, features_from, features_problem
 from ..preprocessing import statistics_problem
 
 SCHEMA = 2
@@ -81,8 +82,7 @@ class Manifest(BaseModel):
             raise ValueError(problem)
         if self.class_names and len(self.class_names) != self.classes:
             raise ValueError(f"class_names: {len(self.class_names)} names for {self.classes} classes")
-        if wrong := [spelled(name) for name in self.class_names if not is_text(name)]:
-            raise ValueError(f"class_names: not in UTF-8: {', '.join(wrong[:10])}")
+        _refuse_unwritable(self.class_names)
         return self
 
     def info(self) -> DataInfo:
@@ -102,6 +102,11 @@ class Manifest(BaseModel):
         return self.files
 
 
+def _refuse_unwritable(class_names: Sequence[str]) -> None:
+    if wrong := [spelled(name) for name in class_names if not is_text(name)]:
+        raise ValueError(f"class_names: not in UTF-8: {', '.join(wrong[:10])}")
+
+
 class ColumnEntry(BaseModel):
     """One column: see `ColumnSpec`."""
 
@@ -117,7 +122,10 @@ class ColumnEntry(BaseModel):
 
 
 class ColumnManifest(BaseModel):
-    """Description of a store of columns; see `Manifest` and `TextFeatures`."""
+    """Description of a store of columns; see `Manifest`, and the features of text and tables.
+
+    `mean` and `std` are those of a table, and None for text.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
@@ -126,9 +134,14 @@ class ColumnManifest(BaseModel):
     version: int
     data_dir: str | None
     columns: Annotated[tuple[ColumnEntry, ...], Field(min_length=1, max_length=100)]
-    vocabulary_sizes: dict[str, Annotated[int, Field(ge=1, le=MAX_CLASSES)]]
+    vocabulary_sizes: dict[str, Annotated[int, Field(ge=1, le=MAX_CLASSES)]] = {}
     sizes: dict[Split, Size]
     synthetic: bool
+    target: str = ""
+    classes: Annotated[int, Field(ge=0, le=MAX_CLASSES)] = 0
+    class_names: tuple[str, ...] = ()
+    mean: dict[str, tuple[Number, ...]] | None = None
+    std: dict[str, tuple[Number, ...]] | None = None
     languages: Annotated[tuple[Word, ...], Field(max_length=10)] = ()
     bleu_tokenizer: Word = "13a"
     left_out: tuple[str, ...] = ()
@@ -141,16 +154,25 @@ class ColumnManifest(BaseModel):
         names = [entry.spec().name for entry in self.columns]
         if len(set(names)) != len(names) or not set(self.vocabulary_sizes) <= set(names):
             raise ValueError("columns: names repeat, or a vocabulary belongs to none of them")
+        if (self.mean is None) != (self.std is None):
+            raise ValueError("mean and std: one of them is missing")
+        if problem := features_problem([entry.spec() for entry in self.columns], self.features):
+            raise ValueError(problem)
+        _refuse_unwritable(self.class_names)
         for name, entry in self.attachments.items():
             if problem := attachment_problem(name, entry.bytes):
                 raise ValueError(f"attachments: {problem}")
         return self
 
+    @property
+    def features(self) -> Features:
+        """The features of the columns."""
+        return features_from({name: getattr(self, name) for name in (*_FEATURES, "vocabulary_sizes", "languages", "bleu_tokenizer")})
+
     def info(self) -> DataInfo:
         """Return the part that models and backends need."""
         columns = tuple(entry.spec() for entry in self.columns)
-        features = TextFeatures(dict(self.vocabulary_sizes), self.languages, self.bleu_tokenizer)
-        return DataInfo(self.name, dict(self.sizes), columns, features, self.synthetic)
+        return DataInfo(self.name, dict(self.sizes), columns, self.features, self.synthetic)
 
     @property
     def column_files(self) -> ColumnFiles:
@@ -169,6 +191,7 @@ class ColumnManifest(BaseModel):
 
 
 StoreManifest = Manifest | ColumnManifest
+_FEATURES = ("target", "classes", "class_names", "mean", "std")  # of stores of columns that earlier releases do not know
 
 
 def values_file(split: Split, column: str) -> str:
@@ -196,7 +219,9 @@ def file_sha256(path: Path) -> str:
 
 def write_manifest(folder: Path, manifest: StoreManifest) -> None:
     """Write ``manifest.json`` with its own digest in it."""
-    fields = manifest.model_dump(mode="json", by_alias=True, exclude=None if manifest.notes else {"notes"})  # for earlier releases
+    fields = manifest.model_dump(mode="json", by_alias=True)
+    unused = {"notes"} if isinstance(manifest, Manifest) or manifest.features.target else {"notes", *_FEATURES}
+    fields = {name: value for name, value in fields.items() if value or name not in unused}  # for earlier releases
     (folder / MANIFEST).write_text(json.dumps({**fields, _SELF: json_digest(fields)}, indent=2) + "\n", encoding="utf-8")
 
 

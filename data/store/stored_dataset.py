@@ -13,15 +13,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tokenize import TokenError
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...core.bounded_json import open_regular
 from ...core.errors import DamagedStoreError, TrainerError, UsageError
-from ..base import IMAGE, LABEL, DataInfo, Split, TextFeatures
+from ..base import IMAGE, LABEL, DataInfo, ImageFeatures, Split, TableFeatures
 from ..columns import TOKENS, Column
+from ..features import values_problem
 from ..preprocessing import normal_table
 from ..text import END
 from .build import build_store
@@ -97,9 +98,14 @@ class StoredDataset:
             raise _damage_error(self.path, self.info.name, None, [FileCheck(name, len(content), "differs from its sha256")])
         return content
 
-    def normalised_as(self, mean: Sequence[float], std: Sequence[float]) -> StoredDataset:
-        """Return the same examples with other statistics per channel for their normalisation."""
-        return replace(self, info=replace(self.info, features=replace(self.info.images, mean=tuple(mean), std=tuple(std))))
+    def normalised_as(self, mean: Any, std: Any) -> StoredDataset:
+        """Return the same examples with another `DataInfo.normalisation`."""
+        if isinstance(self.info.features, TableFeatures):
+            statistics: dict[str, Any] = {"mean": {name: tuple(values) for name, values in mean.items()}}
+            statistics["std"] = {name: tuple(values) for name, values in std.items()}
+        else:
+            statistics = {"mean": tuple(mean), "std": tuple(std)}
+        return replace(self, info=replace(self.info, features=replace(self.info.features, **statistics)))
 
     def images(self, split: Split) -> NDArray[np.uint8]:
         """Return the images, uint8 [n, c, h, w], a read-only map; in memory they are channels last."""
@@ -237,23 +243,23 @@ def _map_columns(folder: Path, manifest: StoreManifest, name: str, data_dir: Pat
 
 def _out_of_range(info: DataInfo, name: str, column: Column) -> str | None:
     features = info.features
-    known = features.vocabulary_sizes.get(name) if isinstance(features, TextFeatures) else features.classes if name == LABEL else None
-    if known is None or not column.values.size:
-        return None
-    least, most = _extremes(column.values)
-    return None if least >= 0 and most < known else f"{name} lies in {least}…{most}, not in 0…{known - 1}"
+    if isinstance(features, ImageFeatures):
+        if name == IMAGE:
+            return None
+        features = TableFeatures(LABEL, features.classes)
+    return values_problem(features, name, *_extremes(column.values)) if column.values.size else None
 
 
-def _extremes(values: NDArray[np.generic]) -> tuple[int, int]:
+def _extremes(values: NDArray[np.generic]) -> tuple[float, float]:
     """Reads a map in parts, so that none stays in memory."""
     if not isinstance(values, np.memmap) or values.ndim != 1 or values.filename is None:
-        return int(values.min()), int(values.max())
-    extremes: list[int] = []
+        return values.min().item(), values.max().item()
+    extremes: list[float] = []
     for start in range(0, len(values), _PART):
         shape = (min(_PART, len(values) - start),)
         part = np.memmap(values.filename, values.dtype, "r", values.offset + start * values.itemsize, shape)
-        extremes += [int(part.min()), int(part.max())]
-    return min(extremes), max(extremes)
+        extremes += [part.min().item(), part.max().item()]
+    return np.min(extremes).item(), np.max(extremes).item()  # NaN, if there is one
 
 
 def _map(folder: Path, file: str, manifest: StoreManifest, name: str, data_dir: Path | None) -> NDArray[np.generic]:

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from ...core.console import spelled
 from ...core.errors import TrainerError, UsageError, raised
 from ...metrics.base import TOKENIZERS, TOKENIZERS_OF_PACKAGES
-from ..base import Block, PreparedArrays, PreparedBlocks, PreparedColumns, Split, TextFeatures
+from ..base import Block, PreparedArrays, PreparedBlocks, PreparedColumns, Split, TableFeatures, TextFeatures
 from ..columns import Column, ColumnSpec
+from ..features import Features, features_problem, values_problem
 from ..preprocessing import PixelCounts
 from ..text import END, PADDING
 from .manifest import FILES, SPLITS, FileEntry, file_sha256, offsets_file, values_file
@@ -119,11 +120,19 @@ def _check_columns(loaded: PreparedColumns) -> None:
     columns = loaded.columns
     if not isinstance(columns, tuple) or not columns or not all(isinstance(column, ColumnSpec) for column in columns):
         raise BrokenSourceError("its columns are not a tuple of ColumnSpec")
-    if not isinstance(loaded.features, TextFeatures):
-        raise BrokenSourceError(f"its features are {_describe_type(loaded.features)}, not TextFeatures")
-    sizes = loaded.features.vocabulary_sizes
-    if not isinstance(sizes, Mapping) or not all(_is_count(size) for size in sizes.values()):
-        raise BrokenSourceError(f"its vocabulary_sizes are {sizes!r}, not a whole number from 1 up for each column of tokens")
+    features = loaded.features
+    if not isinstance(features, TextFeatures | TableFeatures):
+        raise BrokenSourceError(f"its features are {_describe_type(features)}, not TextFeatures or TableFeatures")
+    if features.classes != 0 and not _is_count(features.classes):
+        raise BrokenSourceError(f"its classes are {features.classes!r}, not a whole number")
+    if isinstance(features, TextFeatures):
+        sizes = features.vocabulary_sizes
+        if not isinstance(sizes, Mapping) or not all(_is_count(size) for size in sizes.values()):
+            raise BrokenSourceError(f"its vocabulary_sizes are {sizes!r}, not a whole number from 1 up for each column of tokens")
+    elif not all(isinstance(statistics, Mapping) for statistics in (features.mean, features.std)):
+        raise BrokenSourceError("its mean and std are not numbers by name of a column")
+    if problem := features_problem(columns, features):
+        raise BrokenSourceError(problem)
 
 
 def check_attachments(attachments: object) -> Mapping[str, bytes]:
@@ -154,9 +163,9 @@ def checked_texts(function: Callable[[], Iterable[str]], name: str) -> tuple[str
     return tuple(map(spelled, texts))
 
 
-def translation_problem(prepared: PreparedColumns) -> str | None:
+def translation_problem(prepared: PreparedColumns, features: TextFeatures) -> str | None:
     """Return why data with languages is no translation, or None."""
-    features, columns = prepared.features, {column.name: column for column in prepared.columns}
+    columns = {column.name: column for column in prepared.columns}
     if not isinstance(features.languages, tuple) or len(features.languages) != 2:
         return f"its languages are {features.languages!r}; a translation has two, (source, target)"
     for side in SIDES:
@@ -302,7 +311,7 @@ class SplitWriter(_ArrayFiles):
 class ColumnWriter(_ArrayFiles):
     """Writes columns of one split, in a ``with`` block.
 
-    `vocabulary_sizes`: of token columns. `sentences`: translated columns.
+    `sentences`: translated columns.
     """
 
     def __init__(
@@ -310,11 +319,11 @@ class ColumnWriter(_ArrayFiles):
         folder: Path,
         split: Split,
         columns: tuple[ColumnSpec, ...],
-        vocabulary_sizes: Mapping[str, int],
+        features: Features,
         sentences: Sequence[str] = (),
     ) -> None:
         super().__init__(folder, split)
-        self._columns, self._vocabulary_sizes, self._sentences = columns, vocabulary_sizes, sentences
+        self._columns, self._features, self._sentences = columns, features, sentences
         self._elements = {column.name: 0 for column in columns}
 
     def __enter__(self) -> ColumnWriter:
@@ -356,10 +365,9 @@ class ColumnWriter(_ArrayFiles):
     def _check_values(self, spec: ColumnSpec, column: Column) -> None:
         if problem := column.wrong_with(spec):
             raise BrokenSourceError(f"{self._split} {problem}")
-        if spec.name in self._vocabulary_sizes and column.values.size:
-            least, most, size = int(column.values.min()), int(column.values.max()), self._vocabulary_sizes[spec.name]
-            if least < 0 or most >= size:
-                raise BrokenSourceError(f"{self._split} {spec.name} lie in {least}…{most}, not in 0…{size - 1}")
+        extremes = (column.values.min().item(), column.values.max().item()) if column.values.size else (0, 0)
+        if problem := values_problem(self._features, spec.name, *extremes):
+            raise BrokenSourceError(f"{self._split} {problem}")
         if spec.name in self._sentences and (problem := sentences_problem(column, self.count)):
             raise BrokenSourceError(f"{self._split} {spec.name}: {problem}")
 

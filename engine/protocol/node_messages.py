@@ -397,7 +397,7 @@ class Start(ToNode):
     gpu_of_task: Mapping[str, VisibleGpu]
     start_seconds: float
     profiles: bool = False
-    normalisation: Any = None  # the (mean, std) of images, if not those of the data
+    normalisation: Any = None  # `DataInfo.normalisation`, if not that of the data
     placeholder: Mapping[str, Any] | None = None  # description of data that is not there
     tasks: Sequence[PlacedTask] = ()
     again: bool = False

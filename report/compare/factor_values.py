@@ -159,11 +159,15 @@ def shape(run: Run) -> Any:
     described = run.job.get("dataset")
     if not described:
         return None
+    classes = f" in {described['classes']} classes" if described.get("classes") else ""
     if described.get("vocabulary_sizes") is not None:
-        return ", ".join(f"{name} of {size:,} different tokens" for name, size in sorted(described["vocabulary_sizes"].items()))
-    if described.get("input_shape") is None or described.get("classes") is None:
+        sizes = sorted(described["vocabulary_sizes"].items())
+        return ", ".join(f"{name} of {size:,} different tokens" for name, size in sizes) + classes
+    if described.get("columns") is not None:
+        return f"{len(described['columns'])} columns{classes}"
+    if described.get("input_shape") is None or not classes:
         return None
-    return f"{'×'.join(map(str, described['input_shape']))} in {described['classes']} classes"
+    return f"{'×'.join(map(str, described['input_shape']))}{classes}"
 
 
 def precision(run: Run) -> Any:

@@ -152,7 +152,7 @@ BROKEN = [
     (translation(blocks={"train": fails, "test": 3}), "its blocks have of the type int for test, not a function"),
     (translation(blocks={"train": lambda: None, "test": fails}), "its blocks of train returned None"),
     (translation(columns=["source"]), "its columns are not a tuple of ColumnSpec"),
-    (translation(features=None), "its features are None, not TextFeatures"),
+    (translation(features=None), "its features are None, not TextFeatures or TableFeatures"),
     (source_with_features(vocabulary_sizes={"source": "40", "target": 40}), "its vocabulary_sizes are"),
     (single_block_source([1, 2]), "a train block is of the type list"),
     (single_block_source(block(source=[1, 2])), "train source of a block is not a Column of an array"),

@@ -102,7 +102,7 @@ def test_images_are_columns(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"vocabulary": 3}, "train tokens lie in 1…4, not in 0…2"),
+        ({"vocabulary": 3}, "train tokens lies in 1…4, not in 0…2"),
         ({"spoil": {"more": Column(np.zeros(2))}}, "has the columns more, score, tokens"),
         ({"spoil": {"score": Column(np.zeros(9, np.float32))}}, "different numbers of examples"),
         ({"spoil": {"score": Column(np.zeros(2, np.int32))}}, "score is int32"),
