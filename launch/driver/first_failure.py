@@ -144,6 +144,7 @@ class Failures:
 
     def __init__(self, lost: Iterable[int], dispensable: Collection[str] = ()) -> None:  # `dispensable` may end once ready
         self.tasks: defaultdict[str, TaskRecord] = defaultdict(TaskRecord)
+        self._absent: dict[str, TaskRecord] = {}  # looked at for every message of a thousand tasks
         self.restarted: deque[RestartedTask] = deque()
         self.warming_up_seconds = 0.0  # the longest of all tasks
         self._ends = [_End(node, None) for node in lost]
@@ -177,6 +178,7 @@ class Failures:
         if task.lost_at is not None:
             self.restarted.append(RestartedTask(name, task.cause, now - task.lost_at))
         task.state, task.phase, task.warming_since, task.lost_at = TaskState.READY, None, math.inf, None
+        self._absent.pop(name, None)
 
     def replace(self, name: str, cause: str, after_seconds: float, start_seconds: float) -> None:
         """Note that a lost task restarts alone after a pause, so that its end is no failure."""
@@ -186,11 +188,12 @@ class Failures:
             self._expect_death(name)
         task.state, task.cause, task.start_at, task.start_seconds = TaskState.LOST, cause, now + after_seconds, start_seconds
         task.lost_at = now if task.lost_at is None else task.lost_at
+        self._absent[name] = task
 
     def start_due(self) -> list[str]:
         """Return the lost tasks to restart now, each once."""
         now = time.monotonic()
-        due = [name for name, task in self.tasks.items() if task.state is TaskState.LOST and task.start_at <= now]
+        due = [name for name, task in self._absent.items() if task.state is TaskState.LOST and task.start_at <= now]
         for name in due:
             task = self.tasks[name]
             task.state, task.ready_by = TaskState.RESTARTING, now + task.start_seconds
@@ -199,7 +202,7 @@ class Failures:
     def overdue(self, grace_seconds: float) -> str | None:
         """Return a restarted task that is not ready this long after its limit, if any."""
         latest = time.monotonic() - grace_seconds
-        for name, task in self.tasks.items():
+        for name, task in self._absent.items():
             if task.state is TaskState.RESTARTING and task.ready_by < latest:
                 task.state = TaskState.OVERDUE
                 return name

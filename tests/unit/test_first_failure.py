@@ -1,6 +1,7 @@
 """The first failure of a run: examples, and random histories of a cluster."""
 
 import random
+import sys
 
 import pytest
 from hypothesis import given
@@ -127,3 +128,27 @@ def test_first_cause_is_independent_of_clocks(seed, clocks, other_clocks):
     assert blamed.node == equals[0][0].node
     moment = next(moment for termination, moment in terminations if termination is blamed)
     assert moment == min(moment for termination, moment in equals if termination.node == blamed.node)
+
+
+def test_look_for_restarts_costs_the_same_for_more_tasks():
+    def instructions(tasks: int) -> int:
+        failures = Failures([])
+        for number in range(tasks):
+            failures.mark_ready(f"worker-{number}")
+        count = 0
+
+        def trace(frame, event, argument):
+            nonlocal count
+            frame.f_trace_opcodes = True
+            count += event == "opcode"
+            return trace
+
+        sys.settrace(trace)
+        try:
+            failures.start_due()
+            failures.overdue(0.0)
+        finally:
+            sys.settrace(None)
+        return count
+
+    assert 0 < instructions(1_000) == instructions(1)
