@@ -88,15 +88,21 @@ class WorkerWatch:
 # Texts of the system, frameworks' libraries and our backends; frameworks raise general errors.
 _CONNECTION_LOST = re.compile(
     r"(?:reset|closed|aborted) by (?:the )?(?:remote )?peer|connection (?:was )?(?:reset|closed|aborted|lost|refused|timed out)"
-    r"|broken pipe|socket closed|no route to host|failed to connect to all addresses|heartbeat timeout"
+    r"|broken pipe|socket closed|no route to host|failed to connect to all addresses"
     r"|lost (?:the chief|a parameter server|worker-\d+)|every worker is lost",
     re.IGNORECASE,
 )
+_HEARTBEAT_LOST = re.compile(r"heartbeat timeout|coordinationservice/heartbeat", re.IGNORECASE)
+
+
+def indicates_silent_peer(text: str) -> bool:
+    """Return whether a text reports that a peer no longer answers, which may be stopped."""
+    return _HEARTBEAT_LOST.search(text) is not None
 
 
 def indicates_peer_loss(text: str) -> bool:
-    """Return whether a text reports a lost connection."""
-    return _CONNECTION_LOST.search(text) is not None
+    """Return whether a text reports a lost connection or a silent peer."""
+    return _CONNECTION_LOST.search(text) is not None or indicates_silent_peer(text)
 
 
 def caused_by_peer_loss(error: BaseException | None) -> bool:

@@ -20,7 +20,7 @@ from ...core.errors import RunFailedError, StalledRunError, TrainerError, UsageE
 from ...core.liveness import REMEDY, worker_in
 from ...engine.protocol.messages import WireMessage
 from ...engine.protocol.node_messages import Death, Error, Phase
-from ...engine.worker_watch import indicates_peer_loss
+from ...engine.worker_watch import indicates_peer_loss, indicates_silent_peer
 
 FORK_SERVER = "fork-server"  # task name if a fork server ended, with the tasks that it had forked
 WARMING_UP = "warming up"  # includes compilation
@@ -285,7 +285,7 @@ class Failures:
         log = "\n".join(f"  {line}" for line in death.tail)
         text = f"task {task} on {name} {how}{doing}{why}"
         died = TaskDiedError(f"{text}\nlast lines of its log:\n{log}" if log else text, task, node)
-        died.stalled = error is not None and error.type == StalledRunError.__name__
+        died.stalled = error is not None and (error.type == StalledRunError.__name__ or indicates_silent_peer(error.message))
         return died
 
 

@@ -170,6 +170,15 @@ def test_frozen_task_stalls_run(tmp_path):
         assert run.alive() == []
 
 
+@pytest.mark.slow
+def test_frozen_chief_is_named_where_heartbeats_end_first(tmp_path):
+    with start(tmp_path, "tf", "sync", "--stall-timeout", "100") as run:
+        training(run, tmp_path)
+        os.kill(task_pid(run, tmp_path, "worker-0"), signal.SIGSTOP)
+        assert run.wait(60) == 1
+        assert "stopped by a signal: worker-0" in run.stderr()
+
+
 @pytest.mark.thorough
 def test_driver_stopped_beyond_stall_timeout_continues(tmp_path):
     with start(tmp_path, "toy", "sync", "--stall-timeout", "2") as run:

@@ -12,6 +12,7 @@ from crosstrain.engine.worker_watch import caused_by_peer_loss
 from crosstrain.launch.driver.first_failure import Failures, Termination, first_cause, is_victim
 
 GLOO = "[/third_party/gloo/gloo/transport/tcp/pair.cc:561] Connection closed by peer [10.77.0.2]:49049. This is typically caused by …"
+HEARTBEAT = "Collective ops is aborted by: Deadline Exceeded\n\nRPC: /tensorflow.CoordinationService/Heartbeat"
 GRPC = ':UNKNOWN:Error received from peer  {grpc_message:"recvmsg:Connection reset by peer", grpc_status:14}'
 
 
@@ -32,6 +33,7 @@ def chained(error, cause):
         (ConnectionError("a rank has gone"), True),
         (RuntimeError(GLOO), True),
         (RuntimeError("x" * 5000 + GRPC), True),
+        (RuntimeError(HEARTBEAT), True),
         (chained(RuntimeError("cannot go on"), BrokenPipeError()), True),
         (chained(RuntimeError("cannot go on"), ValueError("bad image")), False),
         (FileNotFoundError("no such file"), False),
