@@ -170,7 +170,7 @@ def test_frozen_task_stalls_run(tmp_path):
         assert run.alive() == []
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_frozen_chief_is_named_where_heartbeats_end_first(tmp_path):
     with start(tmp_path, "tf", "sync", "--stall-timeout", "100") as run:
         training(run, tmp_path)
