@@ -21,12 +21,13 @@ from ..core.cluster import Task, TaskSpec, node_by_worker
 from ..core.errors import RunFailedError, UsageError
 from ..core.job import Job
 from ..core.update_rules import weights_to_evaluate
-from ..data.base import Dataset, Split
+from ..data.base import LABEL, Dataset, Split
 from ..data.batching import Arranged, batch_rule, example_lengths
 from ..data.preprocessing import augmentation
 from ..data.sampler import Batches, Sampler
 from ..models.base import Array, ModelSpec
-from ..models.objectives import COUNTED, Objective
+from ..models.losses import class_weights
+from ..models.objectives import CLASS_WEIGHTS, COUNTED, Objective
 from ..records.store.schema import Count, Index, Seconds
 from .capabilities import Capabilities
 from .decoding_functions import Translating
@@ -293,13 +294,19 @@ def make_sampler(job: Job, data: Dataset, weight: str = COUNTED) -> Sampler:
 
     Raises UsageError if data do not fit or an example has no weight.
     """
-    weights = None if weight == COUNTED else data.weights("train", weight)
+    weights = None if weight == COUNTED else _example_weights(job, data, weight)
     changes = augmentation(job.augment, data.info)
     lengths = batch_lengths(job, data)
     try:
         return Sampler(data.info.sizes["train"], job.seed, batch_rule(job), job.workers, changes, weights, lengths)
     except ValueError as error:
         raise UsageError(f"data: the training examples of {data.info.name!r} cannot be weighted by {weight}: {error}") from error
+
+
+def _example_weights(job: Job, data: Dataset, weight: str) -> NDArray[np.integer] | NDArray[np.floating]:
+    if weight != CLASS_WEIGHTS:
+        return data.weights("train", weight)
+    return np.array(class_weights(job.loss, data.info))[data.column("train", LABEL).values]
 
 
 def batch_lengths(job: Job, data: Dataset) -> dict[str, NDArray[np.int64]] | None:
@@ -322,7 +329,7 @@ def refuse_unweighted(job: Job, data: Dataset, weight: str = COUNTED) -> None:
     That is where a training example, or all test examples together, have none.
     """
     make_sampler(job, data, weight)
-    if weight != COUNTED and not data.weights("test", weight).any():
+    if weight not in (COUNTED, CLASS_WEIGHTS) and not data.weights("test", weight).any():
         raise UsageError(
             f"data: the test examples of {data.info.name!r} have no {weight} at all, so that no evaluation can be divided by them"
         )

@@ -35,8 +35,8 @@ class Capabilities:
     """What a backend declares. The defaults are the minimum: sync training in fp32 on the CPU.
 
     - `modes`, `precisions`, `devices`, `exchanges`: supported values of the options; ``--device auto`` is always possible.
-    - `compiling`, `augmentation`, `profiling`, `accumulation`, `clipping`, `weight_averaging`: whether it supports ``--compile``,
-      ``--augment``, ``--profile``, ``--accumulate``, ``--clip-norm``, ``--ema-decay``.
+    - `compiling`, `augmentation`, `profiling`, `accumulation`, `clipping`, `weight_averaging`, `losses`: whether it supports ``--compile``,
+      ``--augment``, ``--profile``, ``--accumulate``, ``--clip-norm``, ``--ema-decay``, ``--loss``.
     - `deterministic`: with ``--deterministic`` two sync runs of a job are bit-identical, also after a resume.
     - `packages`: the imported top-level modules, each with the distributions that provide it; all are needed, and their versions recorded.
     - `install`: the command that installs them; `gpu_install`: what to do if the framework does not find an existing GPU.
@@ -60,6 +60,7 @@ class Capabilities:
     accumulation: bool = False
     clipping: bool = False
     weight_averaging: bool = False
+    losses: bool = False
     packages: Mapping[str, Sequence[str]] = field(default_factory=dict)
     install: str = ""
     gpu_install: str = ""
@@ -82,6 +83,7 @@ COMPLETE = Capabilities(
     accumulation=True,
     clipping=True,
     weight_averaging=True,
+    losses=True,
     forks=True,
     rejoins=frozenset({"worker"}),
 )  # supports every setting
@@ -129,5 +131,6 @@ def _asked(job: Job, capabilities: Capabilities) -> Iterator[tuple[str, str, Seq
         ("accumulate", f"{job.accumulate:g}", "1", capabilities.accumulation),
         ("clip_norm", f"{job.clip_norm:g}", "0", capabilities.clipping),
         ("ema_decay", f"{job.ema_decay:g}", "0", capabilities.weight_averaging),
+        ("loss", job.loss or "none", "none", capabilities.losses),
     ):
         yield name, value, [without, value] if supported else [without]

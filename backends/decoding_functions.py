@@ -22,6 +22,7 @@ from ..core.plugins import forward_plugin, load
 from ..data.base import Dataset, Split
 from ..data.text import END
 from ..models.decoding import GREEDY, Decoding, Hypothesis, Scored, Stepper, TranslationScorer, decode
+from ..models.losses import functions_on
 from ..models.objectives import CROSS_ENTROPY, Objective
 
 _NAMES = ("encode", "empty_cache", "decode_step")
@@ -67,6 +68,10 @@ class ModelFunctions:
         Raises UsageError without a forward function, the named loss, or what a translating model decodes with.
         """
         module, name = load(forward_plugin(model, backend), "forward"), objective.loss
+        if objective.standard is not None:
+            functions = functions_on(backend)
+            chosen = None if name == CROSS_ENTROPY else _checked(name, partial(getattr(functions, name), objective.standard), shape_of)
+            return cls(module, chosen, partial(functions.example_sums, objective.standard), None)
         if name != CROSS_ENTROPY and not hasattr(module, name):
             raise UsageError(f"model: its objective names the loss {name!r}, which is no function of {module.__name__}.")
         losses = None if name == CROSS_ENTROPY else _checked(name, getattr(module, name), shape_of)

@@ -58,8 +58,9 @@ class _Job(JsonObject):
     device: str = "auto"
     beam: int = 4
     length_penalty: float = 0.6
+    loss: str | None = None
 
-    @field_validator("seed", "precision", "device", "beam", "length_penalty", mode="before")
+    @field_validator("seed", "precision", "device", "beam", "length_penalty", "loss", mode="before")
     @classmethod
     def _as_in_a_job(cls, value: Any, info: ValidationInfo) -> Any:
         field = info.field_name or ""

@@ -58,7 +58,7 @@ class ArrayEntry:
 def rebuilt_model(meta: Meta) -> ModelSpec:
     """Rebuild a checkpoint's model. Raises UsageError if the model of this name has changed."""
     name = meta.job["model"]
-    spec: ModelSpec = build_model(name, data_info(meta.data))
+    spec: ModelSpec = build_model(name, data_info(meta.data), meta.job.get("loss"))
     now = described_model(spec)
     for kind in ("parameters", "buffers"):
         before, after = _shapes(meta.model[kind]), _shapes(now[kind])

@@ -83,6 +83,7 @@ def trained_job(meta: Meta, settings: TaskSettings, *, reads_data: bool = True) 
         data_dir=settings.data_dir or _known_dir(meta, settings.data),
         precision=settings.precision or run.get("precision", "fp32"),
         device=settings.device or run.get("device", "auto"),
+        loss=run.get("loss"),
         seed=meta.seed,
         beam=run.get("beam", BEAM.beam) if settings.beam is None else settings.beam,
         length_penalty=run.get("length_penalty", BEAM.length_penalty) if length_penalty is None else length_penalty,

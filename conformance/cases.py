@@ -66,6 +66,7 @@ OPTIONAL_CAPABILITIES: Mapping[str, Mapping[str, Any]] = {
     "accumulate": {"accumulate": 2},
     "clip_norm": {"clip_norm": 1.0},
     "ema_decay": {"ema_decay": 0.9},
+    "loss": {"loss": "cross_entropy?smoothing=0.1"},
     "exchange": {"exchange": "direct", "nodes": 2},
 }
 PATIENCE_SECONDS = 300.0

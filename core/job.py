@@ -32,6 +32,7 @@ from .console import is_plain_name, is_text
 from .schedules import SCHEDULES, schedules_with
 from .setting import (
     ALL,
+    LEARNING,
     NOTHING,
     RESOURCES,
     TARGET,
@@ -205,6 +206,14 @@ class Job(BaseModel):
         None, "Stop when an evaluation reaches this target, such as 'accuracy>=0.9'."
     )
 
+    loss: str | None = _optimiser(
+        None,
+        "Loss of a classifier, instead of its own: cross_entropy, binary_cross_entropy (one output, of two classes) or multi_label (one "
+        "binary loss per class). Options: cross_entropy?smoothing=0.1&class_weights=balanced, or a number for each class.",
+        compare=ComparisonRule(
+            "loss", LEARNING, "losses by other formulas are not comparable, and trajectories differ", none="the model's"
+        ),
+    )
     optimizer: Literal["sgd", "adam", "adamw"] = _optimiser(
         "sgd",
         "Update rule; the formulas are torch's on every backend.",

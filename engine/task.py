@@ -272,7 +272,7 @@ def open_session(task: Task, job: Job, opened: Open) -> Session | Server:
     """Open dataset and model; join the cluster and warm up."""
     startup_phase("opening the dataset and the model")
     data = _open_data(job, opened)
-    model = build_model(job.model, data.info)
+    model = build_model(job.model, data.info, job.loss)
     startup_phase("joining the cluster", for_others=True)
     return load_backend(job.backend).open(task, job, model, data)
 

@@ -9,80 +9,21 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ..core.errors import TrainerError, UsageError, raised
 from ..core.job import Job
 from ..core.plugins import find, is_reference, load, model_base
-from ..core.units import decimal_number
 from ..data.base import DataInfo
 from ..data.store import location as resolve
+from .arguments import SIZE, Argument, Range, Rate, read_arguments, split_arguments, write_arguments
 from .base import ModelSpec
+from .losses import canonical_loss, objective_of, with_outputs
+from .objectives import CLASSIFICATION
 
-SIZE = "size"
-Value = int | float | bool | str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """The range of a number: `least` ≤ number < `below`."""
-
-    least: float
-    below: float
-
-    @property
-    def allowed(self) -> str:
-        """The range in words."""
-        return f"from {self.least:g} up to, but not including, {self.below:g}"
-
-
-Rate = Annotated[float, Range(0.0, 1.0)]  # a share or probability below 1
-
-
-@dataclass(frozen=True, slots=True)
-class Argument:
-    """A keyword-only parameter of a model's `build`.
-
-    `choices`: of a Literal; `range`: of a number.
-    """
-
-    name: str
-    kind: type
-    choices: tuple[str, ...]
-    default: Value
-    range: Range | None = None
-
-    @property
-    def allowed(self) -> str:
-        """The allowed values in words."""
-        kinds = {int: "a whole number", float: "a number", bool: "true or false", str: "a text without &"}
-        return ", ".join(self.choices) or kinds[self.kind] + (f" {self.range.allowed}" if self.range else "")
-
-    def read(self, text: str) -> Value:
-        """Parse a value. Raises ValueError for an invalid one."""
-        value = self._read(text)
-        if self.range is not None and isinstance(value, int | float) and not self.range.least <= value < self.range.below:
-            raise ValueError(text)
-        return value
-
-    def _read(self, text: str) -> Value:
-        if self.kind is str and (not self.choices or text in self.choices):
-            return text
-        if self.kind is bool and text in ("true", "false"):
-            return text == "true"
-        if self.kind is int and len(text) <= 18 and text.isascii() and text.removeprefix("-").isdigit():
-            return int(text)
-        if self.kind is float:
-            return decimal_number(text)
-        raise ValueError(text)
-
-    def write(self, value: Value) -> str:
-        """Return a value as text; equal values give equal texts."""
-        if isinstance(value, bool):
-            return str(value).lower()
-        return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
+__all__ = ["SIZE", "Argument", "Range", "Rate", "build_model", "canonical_model", "read_arguments", "split_arguments", "written_out"]
 
 
 def arguments_of(name: str, build: Callable[..., Any]) -> dict[str, Argument]:
@@ -117,59 +58,6 @@ def _argument(model: str, parameter: inspect.Parameter, hint: Any) -> Argument:
     return Argument(parameter.name, str if choices else kind, tuple(choices), parameter.default, number_range)
 
 
-def read_arguments(text: str, arguments: Mapping[str, Argument]) -> dict[str, Value]:
-    """Parse the arguments in ``NAME[:SIZE][?key=value&…]``.
-
-    Raises UsageError for unknown or repeated arguments and invalid values.
-    """
-    pairs = split_arguments(text, SIZE in arguments)
-    if pairs and not arguments:
-        raise UsageError(f"model: got {text!r}, but {model_base(text)!r} takes no arguments. Leave {text[len(model_base(text)) :]!r} out.")
-    values: dict[str, Value] = {}
-    for key, value in pairs:
-        if key not in arguments:
-            listed = ", ".join(f"{name}=…" for name in arguments)
-            raise UsageError.of(f"model: argument of {model_base(text)!r}", key, listed, arguments)
-        if key in values:
-            raise UsageError(f"model: got {key!r} twice in {text!r}; give it once.")
-        argument = arguments[key]
-        try:
-            values[key] = argument.read(value)
-        except ValueError:
-            raise UsageError.of(f"model: {key} of {model_base(text)!r}", value, argument.allowed, argument.choices) from None
-    return values
-
-
-def split_arguments(text: str, sized: bool) -> list[tuple[str, str]]:
-    """Return the arguments of ``NAME[:SIZE][?key=value&…]`` as text, also repeated ones.
-
-    Raises UsageError for another form.
-    """
-    base = model_base(text)
-    before, question_mark, after = text[len(base) :].partition("?")
-    pairs: list[tuple[str, str]] = []
-    if before.startswith(":"):
-        if not before[1:]:
-            raise UsageError(f"model: got {text!r}, where nothing follows ':'; write {base}:SIZE, or leave ':' out.")
-        pairs.append((SIZE, before[1:]) if sized else (before[1:], ""))
-    if question_mark and not after:
-        raise UsageError(f"model: got {text!r}, where nothing follows '?'; write {base}?key=value&key=value, or leave '?' out.")
-    for part in after.split("&") if after else []:
-        key, equals, value = part.partition("=")
-        if not (key and equals and value):
-            raise UsageError(f"model: got {part!r} in {text!r}; write key=value, with '&' between two of them.")
-        pairs.append((key, value))
-    return pairs
-
-
-def write_arguments(base: str, values: Mapping[str, Value], arguments: Mapping[str, Argument]) -> str:
-    """Return ``NAME[:SIZE][?key=value&…]`` without defaults, in the order of `arguments`."""
-    written = {key: argument.write(values[key]) for key, argument in arguments.items() if key in values and values[key] != argument.default}
-    size = written.pop(SIZE, None)
-    rest = "&".join(f"{key}={value}" for key, value in written.items())
-    return base + (f":{size}" if size else "") + (f"?{rest}" if rest else "")
-
-
 def canonical_model(text: str) -> str:
     """Return a model's text in the order of `build`, without defaults.
 
@@ -186,8 +74,8 @@ def canonical_model(text: str) -> str:
 
 
 def written_out(job: Job) -> Job:
-    """Return the job with canonical texts of its model and data."""
-    return resolve.written_out(job).model_copy(update={"model": canonical_model(job.model)})
+    """Return the job with canonical texts of its model, loss and data."""
+    return resolve.written_out(job).model_copy(update={"model": canonical_model(job.model), "loss": canonical_loss(job.loss)})
 
 
 def _built(name: str, data: DataInfo) -> ModelSpec:
@@ -204,12 +92,13 @@ def _built(name: str, data: DataInfo) -> ModelSpec:
     return spec
 
 
-def build_model(name: str, data: DataInfo) -> ModelSpec:
-    """Build the model `name` for this data.
+def build_model(name: str, data: DataInfo, loss: str | None = None) -> ModelSpec:
+    """Build the model `name` for this data, with a job's `loss`.
 
-    Raises UsageError for unknown models, invalid arguments, missing columns.
+    Raises UsageError for unknown models, invalid arguments, missing columns, and a loss that does not fit.
     """
-    spec = load(find("model", name), "model")(name, data) if is_reference(model_base(name)) else _built(name, data)
+    imported, shown = is_reference(model_base(name)), with_outputs(loss, data)
+    spec = load(find("model", name), "model")(name, shown) if imported else _built(name, shown)
     if not spec.inputs:
         raise UsageError(f"model: {name!r} reads no column; its `inputs` are empty")
     names = [column.name for column in data.columns]
@@ -219,6 +108,10 @@ def build_model(name: str, data: DataInfo) -> ModelSpec:
             f"{' and no '.join(dict.fromkeys(missing))}; it has {', '.join(names)}. Choose another dataset: trainer data list"
         )
     _check_translation(name, spec, data)
+    if loss is not None and spec.objective != CLASSIFICATION:
+        raise UsageError(f"loss: got {loss!r}, but {name!r} has an objective of its own, {spec.objective.name!r}. Leave --loss out.")
+    if loss is not None or (imported and spec.objective == CLASSIFICATION):
+        spec = replace(spec, objective=objective_of(loss, data))
     return spec
 
 

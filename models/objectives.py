@@ -19,7 +19,24 @@ from .decoding import TranslationQuality, checked_sums
 LOSS_SUM = "loss_sum"
 CROSS_ENTROPY = "cross_entropy"
 COUNTED = "examples"  # shows whether each example was counted exactly once
+CLASS_WEIGHTS = "class_weights"  # the sum of the weights of the examples' classes
 _COMPARISONS: Mapping[Better, str] = {"higher": ">=", "lower": "<="}
+
+
+@dataclass(frozen=True, slots=True)
+class StandardLoss:
+    """A loss that `models.losses` computes for any model, with its options.
+
+    - `name`: of the functions in ``models/losses/<backend>.py``.
+    - `classes`: of the labels; 0 for targets that are numbers, [batch] or [batch, outputs].
+    - `class_weights`: factor of the loss by class; empty for 1 each. `smoothing`, `delta`: of cross entropy and Huber's loss.
+    """
+
+    name: str
+    classes: int
+    class_weights: tuple[float, ...] = ()
+    smoothing: float = 0.0
+    delta: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +57,8 @@ class Objective:
         def tagging_loss(logits_btk, targets, context):  # `targets` as for `ForwardContext`, of the column `ModelSpec.target`
             return …                                     # [batch], float32
 
-    `context` is the `ForwardContext` of the forward pass that gave the logits.
+    `context` is the `ForwardContext` of the forward pass that gave the logits. With `standard` the loss and the further sums come from
+    `models.losses` instead, and the last sums, `tally`, as one vector of a batch.
 
     `metrics` are functions of `every_sum`, the headline first. With `translation` an evaluation also translates, and its metrics precede
     `metrics` (`every_metric`): the forward module then has `encode`, `empty_cache` and `decode_step` (`backends.decoding_functions`), and
@@ -54,6 +72,8 @@ class Objective:
     metrics: tuple[Metric, ...]
     weight: str = COUNTED
     translation: TranslationQuality | None = None
+    standard: StandardLoss | None = None
+    tally: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         missing = {LOSS_SUM, COUNTED, self.weight} - set(self.sums)
@@ -67,8 +87,15 @@ class Objective:
         names = [metric.name for metric in self.every_metric]
         if len(set(names)) != len(names) or len(set(self.every_sum)) != len(self.every_sum):
             raise ValueError(f"objective {self.name!r}: names of sums and of metrics must differ from each other")
+        if self.tally != self.sums[len(self.summed) :]:
+            raise ValueError(f"objective {self.name!r}: the names of its tally are not its last sums")
         if self.loss == CROSS_ENTROPY and self.weight != COUNTED:
             raise ValueError(f"objective {self.name!r}: with the loss {CROSS_ENTROPY} each example counts 1; name a function of your own")
+
+    @property
+    def summed(self) -> tuple[str, ...]:
+        """The `sums` that have a number for each example."""
+        return self.sums[: len(self.sums) - len(self.tally)]
 
     @property
     def every_sum(self) -> tuple[str, ...]:
@@ -141,9 +168,9 @@ class Objective:
 
         `ranks`: dimensions by sum, None if it is no tensor.
         """
-        if missing := [name for name in self.sums if name not in ranks]:
+        if missing := [name for name in self.summed if name not in ranks]:
             raise UsageError(f"model: example_sums returned no {', '.join(missing)}, which the objective {self.name!r} adds up")
-        for name in self.sums:
+        for name in self.summed:
             if ranks[name] != 1:
                 problem = "is no tensor" if ranks[name] is None else f"has {ranks[name]} dimensions"
                 raise UsageError(f"model: {name!r} of example_sums {problem}; a number for each example is needed, [batch]")
@@ -160,7 +187,7 @@ class Objective:
         if set(sums) != set(self.sums):
             return f"sums {', '.join(sorted(sums))}, instead of {', '.join(sorted(self.sums))}"
         for name in {COUNTED, self.weight}:
-            if not (sums[name] > 0 and float(sums[name]).is_integer()):
+            if not (sums[name] > 0 and (name == CLASS_WEIGHTS or float(sums[name]).is_integer())):
                 return f"{sums[name]:g} {name}"
         return self.out_of_bounds(sums) if self.translation is None else None
 

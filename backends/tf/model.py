@@ -19,6 +19,7 @@ from ...models.base import Array, ForwardContext, ModelSpec
 from ...models.dropout_masks import drawn_rate, keep_mask_of_shape, refused_dropout
 from ...models.layers.formulas import StorageLayout
 from ...models.layers.tf import HeldParameters
+from ...models.losses import TALLY
 from ..base import TensorFunctions
 from ..decoding_functions import DecodingFunctions, ModelFunctions
 from ..vectors import EVALUATION_BATCH, EVALUATION_LOGITS_BYTES, evaluation_batch
@@ -194,7 +195,8 @@ class TfModel:
         if self.example_sums is not None:
             parts |= self.example_sums(outputs, y, context)
         self.spec.objective.check_parts({name: value.shape.rank if tf.is_tensor(value) else None for name, value in parts.items()})
-        return tf.stack([tf.reduce_sum(tf.cast(parts[name], tf.float64)) for name in self.spec.objective.sums])
+        summed = tf.stack([tf.reduce_sum(tf.cast(parts[name], tf.float64)) for name in self.spec.objective.summed])
+        return tf.concat([summed, parts[TALLY]], axis=0) if self.spec.objective.tally else summed
 
     def _cross_entropy(self, logits_bk: tf.Tensor, y_b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Return each example's loss, [batch], and its gradient by the logits, [batch, classes].

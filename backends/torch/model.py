@@ -16,6 +16,7 @@ from ...core.job import Job
 from ...data.sampler import Batches
 from ...models.base import Array, ForwardContext, ModelSpec
 from ...models.dropout_masks import drawn_rate, keep_mask_of_shape, refused_dropout
+from ...models.losses import TALLY
 from ..base import TensorFunctions
 from ..capabilities import check_precision
 from ..decoding_functions import ModelFunctions
@@ -229,7 +230,8 @@ class Model:
         sums = np.zeros(len(self.spec.objective.sums))
         for outputs, x, y in self._evaluated(data, start, stop):
             parts = self._batch_sums(outputs, x, y)
-            sums += [float(parts[name].sum(dtype=torch.float64)) for name in self.spec.objective.sums]
+            each = (float(parts[name].sum(dtype=torch.float64)) for name in self.spec.objective.summed)
+            sums += [*each, *(parts[TALLY].tolist() if self.spec.objective.tally else ())]
         return sums.tolist()
 
     def _batch_sums(self, outputs: torch.Tensor, x: Columns, y: Columns) -> dict[str, torch.Tensor]:

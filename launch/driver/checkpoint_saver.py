@@ -165,7 +165,7 @@ class CheckpointSaver:
             arranged=save.cursor.arranged,
             run_seconds=max(0.0, save.run_seconds),
             seed=job.seed,
-            job=self._training.requested.recorded(),
+            job={**self._training.requested.recorded(), "loss": job.loss},
             model=described_model(self._training.model),
             data=self._training.data_description,
             scalars=dict(message.scalars),

@@ -37,6 +37,7 @@ from ...engine.protocol.state_transfer import state_from_arrays
 from ...engine.translation import described
 from ...models.base import ModelSpec
 from ...models.build import build_model, written_out
+from ...models.losses import resolved_loss
 from ...models.objectives import Objective
 from ...records.store.heartbeat import SILENT_SECONDS, is_silent
 from ...records.store.run_directory import RunReader
@@ -277,7 +278,7 @@ def _match_training(saved: _SavedRun, job: Job, *, force: bool) -> _Match:
         )
     _require_same_training(problems, force=force)
     data = open_dataset(job.data, job.data_dir)
-    model = build_model(job.model, data.info)
+    model = build_model(job.model, data.info, resolved_loss(job.loss, data))
     data_problems = data_problem(data, meta)
     if "model" not in differing:
         problems += model_problem(model, meta)

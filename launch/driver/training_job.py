@@ -33,6 +33,7 @@ from ...metrics.base import described_metrics
 from ...models.base import ModelSpec
 from ...models.build import build_model
 from ...models.decoding import refuse_unscorable
+from ...models.losses import resolved_loss
 from ...models.objectives import refuse_uncomputable
 from ...records.store.run_directory import RunState
 from ...records.store.schema import Clock
@@ -62,8 +63,9 @@ class TrainingJob:
         """Open a job's data and build its model. Raises UsageError for an impossible job."""
         data = open_dataset(job.data, job.data_dir)
         augmentation(job.augment, data.info)
-        model = build_model(job.model, data.info)
-        refuse_unweighted(job, data, model.objective.weight)
+        resolved = job.model_copy(update={"loss": resolved_loss(job.loss, data)})
+        model = build_model(job.model, data.info, resolved.loss)
+        refuse_unweighted(resolved, data, model.objective.weight)
         model.objective.check(Target.parse(job.until) if job.until else None, job.keep_best)
         refuse_idle(job, model.objective)
         described(job, model.objective, data.info.sizes["test"])  # raises if translations cannot be scored
@@ -81,7 +83,7 @@ class TrainingJob:
         rejoins: frozenset[Role] = declared.rejoins if job.mode == "async" else frozenset()
         places = tuple(range(job.nodes))
         facts = (declared.survives, places, declared.gpu_install, rejoins, declared.exchanges)
-        return cls(job, job, model, data, placed, packages, *facts)
+        return cls(job, resolved, model, data, placed, packages, *facts)
 
     def resized(self, places: Sequence[int]) -> TrainingJob:
         """Return the same training on these nodes. Raises RunFailedError if that is not possible.
@@ -109,6 +111,7 @@ class TrainingJob:
             "global_batch_size": batch[1],
             "batch_tokens": tokens,
             "accumulate": accumulate,
+            "loss": self.job.loss,
             "cores_per_node": limits if limits is None or len(limits) == 1 else tuple(limits[node] for node in places),
         }
         resized = job.model_copy(update=changed)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from ...core.setting import AT_THE_END, GROUPS, METRICS, NOTHING, TRANSLATIONS
+from ...core.setting import AT_THE_END, GROUPS, METRICS, TRANSLATIONS
 from ...metrics import LOSS, MetricInfo
 from ..runs.run import Run
 from .caveats import CAVEATS
@@ -178,9 +178,9 @@ def compare_settings(
 ) -> Comparability:
     """Return the differences between runs."""
     # `repeats` are the runs behind each row, and `seeds` their seeds. Differences in `independent` settings (keys of `RULES`) are intended,
-    # and confound nothing unless the factor is independent anyway.
+    # and confound only what the factor always does.
     wanted = {rule.key for rule in RULES if rule.key in independent and not rule.independent}
-    rules = [replace(rule, independent=True, confounds=NOTHING, also=None) if rule.key in wanted else rule for rule in RULES]
+    rules = [replace(rule, independent=True, confounds=rule.always, also=None) if rule.key in wanted else rule for rule in RULES]
     values = [{rule.key: rule.value(run) for rule in RULES} for run in runs]
     for known, row_seeds in zip(values, seeds or (), strict=bool(seeds)):
         known["seed"] = row_seeds

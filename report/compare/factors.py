@@ -13,6 +13,7 @@ from ...core.setting import (
     AT_THE_END,
     LEARNING,
     LEARNT,
+    LOSS,
     NOTHING,
     RESOURCES,
     STEPS,
@@ -107,6 +108,7 @@ class Factor:
     order: Callable[[Any], Any] = natural  # sort key
     matters: bool = True  # else it affects no figure, and only keeps runs apart
     also: Callable[[Run], frozenset[str]] | None = None  # further confounded groups of a run
+    always: frozenset[str] = NOTHING  # groups that an intended difference confounds, too
 
     def changes_learning(self, *runs: Run) -> bool:
         """Return whether a difference between these runs changes their updates or order."""
@@ -128,7 +130,8 @@ def _declared(key: str) -> Factor:
     if rule is None:
         raise KeyError(f"the setting {key} declares no comparison rule")
     value = read.job_field(key, rule.none, None if rule.only_if is None else _meeting(rule.only_if))
-    return Factor(key, rule.label, value, rule.confounds, rule.why, order=BY_FIELD.get(key, natural), matters=rule.matters)
+    order, always = BY_FIELD.get(key, natural), frozenset({LOSS}) if key == "loss" else NOTHING
+    return Factor(key, rule.label, value, rule.confounds, rule.why, order=order, matters=rule.matters, always=always)
 
 
 def _meeting(requirement: Requirement) -> Callable[[Run], bool]:
@@ -189,7 +192,7 @@ _LEARNING = (
     *map(
         _declared,
         (
-            *("optimizer", "batch_tokens", "lr", "momentum", "nesterov", "weight_decay", "clip_norm", "beta1", "beta2", "epsilon"),
+            *("loss", "optimizer", "batch_tokens", "lr", "momentum", "nesterov", "weight_decay", "clip_norm", "beta1", "beta2", "epsilon"),
             *("schedule", "schedule_step_epochs", "schedule_gamma", "schedule_coefficient", "warmup_steps"),
             *("scale_lr", "base_batch_size", "ema_decay", "augment"),
         ),

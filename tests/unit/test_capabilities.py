@@ -26,14 +26,14 @@ MODES, PRECISIONS, DEVICES = ("sync", "async"), ("fp32", "bf16", "fp16"), ("auto
 AUGMENTS, PROFILES, EXCHANGES = ("none", "crop", "flip", "crop+flip"), (0, 1, 100), ("native", "direct")
 
 FIELDS = ("mode", "precision", "device", "augment", "deterministic", "profile", "exchange")
-FIELDS += ("compile", "accumulate", "clip_norm", "ema_decay")
+FIELDS += ("compile", "loss", "accumulate", "clip_norm", "ema_decay")
 TRAINING = (
-    ("off", 1, 0.0, 0.0),
-    ("off", 4, 0.0, 0.0),
-    ("auto", 1, 0.5, 0.0),
-    ("off", 1, 0.0, 0.99),
-    ("on", 4, 0.5, 0.99),
-    ("on", 1, 0.0, 0.0),
+    ("off", None, 1, 0.0, 0.0),
+    ("off", "multi_label", 4, 0.0, 0.0),
+    ("auto", None, 1, 0.5, 0.0),
+    ("off", None, 1, 0.0, 0.99),
+    ("on", "multi_label", 4, 0.5, 0.99),
+    ("on", None, 1, 0.0, 0.0),
 )
 
 EVERY_JOB = [
@@ -55,6 +55,7 @@ declarations = st.builds(
     accumulation=st.booleans(),
     clipping=st.booleans(),
     weight_averaging=st.booleans(),
+    losses=st.booleans(),
 )
 
 
@@ -83,6 +84,8 @@ def undeclared_fields(job, can):
         fields.add("clip_norm")
     if job["ema_decay"] and not can.weight_averaging:
         fields.add("ema_decay")
+    if job["loss"] and not can.losses:
+        fields.add("loss")
     return fields
 
 

@@ -44,6 +44,7 @@ DIFFERENCES = [
     ("train_size", {}, {"dataset": {"sizes": {"train": 100, "test": 360}}}, {RESOURCES}),
     ("test_size", {}, {"summary": {"eval": {"examples": 100, "loss": 0.5, "accuracy": 0.9}}}, LEARNING),
     ("seed", {}, {"seed": 1}, LEARNING),
+    ("loss", {}, {"loss": "cross_entropy?smoothing=0.1"}, LEARNING),
     ("optimizer", {}, {"optimizer": "adam"}, set(GROUPS)),
     ("lr", {}, {"lr": 0.1}, LEARNING),
     ("momentum", {}, {"momentum": 0.9}, LEARNING),
@@ -268,6 +269,14 @@ def test_requested_setting_is_compared():
     comparison = compare_settings(runs, independent={"precision"})
     assert (comparison.faults, comparison.marks(1)) == ([], set())
     assert [(difference.label, difference.values) for difference in comparison.independent] == [("precision", ("fp32", "bf16"))]
+
+
+def test_losses_by_different_formulas_are_never_ranked():
+    runs = [made(), made("two", loss="multi_label")]
+    assert compare_settings(runs).marks(1) == LEARNING
+    comparison = compare_settings(runs, independent={"loss"})
+    assert (comparison.faults, comparison.marks(1)) == ([], {LOSS})
+    assert [(difference.label, difference.values) for difference in comparison.independent] == [("loss", ("the model's", "multi_label"))]
 
 
 def segments(**changed):

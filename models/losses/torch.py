@@ -1,0 +1,66 @@
+"""Standard losses on torch, and what evaluations count besides.
+
+Shapes: outputs [batch, classes] or [batch, …] like the target; y_b labels [batch].
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from ...metrics.counts import BINS, MAX_CLASSES, TOP
+from ..objectives import CLASS_WEIGHTS, StandardLoss
+from . import BINARY, SCORE_SCALE, TALLY
+
+Tensor = torch.Tensor
+
+
+def weighted_cross_entropy(loss: StandardLoss, logits_bk: Tensor, y_b: Tensor, context: Any) -> Tensor:
+    """Return cross entropy with smoothed labels and weights of classes, by torch's formula."""
+    weights_k = logits_bk.new_tensor(loss.class_weights) if loss.class_weights else None
+    return functional.cross_entropy(logits_bk, y_b, weights_k, reduction="none", label_smoothing=loss.smoothing)
+
+
+def binary_cross_entropy(loss: StandardLoss, logits: Tensor, y_b: Tensor, context: Any) -> Tensor:
+    """Return −log σ(logit) of class 1, −log(1 − σ(logit)) of class 0."""
+    return functional.binary_cross_entropy_with_logits(logits.reshape(y_b.shape), y_b.to(logits.dtype), reduction="none")
+
+
+def multi_label(loss: StandardLoss, logits_bk: Tensor, y_b: Tensor, context: Any) -> Tensor:
+    """Return the mean over classes of the binary cross entropy of each."""
+    labels_bk = functional.one_hot(y_b, loss.classes).to(logits_bk.dtype)
+    return functional.binary_cross_entropy_with_logits(logits_bk, labels_bk, reduction="none").mean(1)
+
+
+def example_sums(loss: StandardLoss, outputs: Tensor, y_b: Tensor, context: Any) -> dict[str, Tensor]:
+    """Return the further parts of an objective's sums: [batch] each, and the vector of the tally."""
+    margins_b = outputs.reshape(y_b.shape) if loss.name == BINARY else None
+    predicted_b = outputs.argmax(1) if margins_b is None else (margins_b > 0).to(y_b.dtype)
+    parts, tallies = {"correct": predicted_b == y_b}, []
+    if loss.class_weights:
+        parts[CLASS_WEIGHTS] = torch.tensor(loss.class_weights, dtype=torch.float64, device=y_b.device)[y_b]
+    if loss.classes > TOP:
+        parts["in_top"] = _ranks(outputs, y_b) < TOP
+    if loss.classes <= MAX_CLASSES:
+        unmatched = torch.where(predicted_b == y_b, y_b, 3 * loss.classes)
+        tallies.append(_counts(torch.cat((unmatched, loss.classes + predicted_b, 2 * loss.classes + y_b)), 3 * loss.classes))
+    if loss.classes == 2:
+        margins_b = outputs[:, 1] - outputs[:, 0] if margins_b is None else margins_b
+        places_b = torch.nan_to_num(margins_b / (SCORE_SCALE + margins_b.abs()))
+        bins_b = ((places_b + 1.0) * (BINS / 2)).long().clamp(0, BINS - 1)
+        tallies.append(_counts(y_b * BINS + bins_b, 2 * BINS))
+    return {**parts, TALLY: torch.cat(tallies)} if tallies else parts
+
+
+def _ranks(logits_bk: Tensor, y_b: Tensor) -> Tensor:
+    """Return the number of classes before the right one; of equal logits the first class leads, as for argmax."""
+    right_b1 = logits_bk.gather(1, y_b[:, None])
+    earlier_bk = torch.arange(logits_bk.shape[1], device=y_b.device) < y_b[:, None]
+    return ((logits_bk > right_b1) | ((logits_bk == right_b1) & earlier_bk)).sum(1)
+
+
+def _counts(numbers_n: Tensor, size: int) -> Tensor:
+    """Return how often each number below `size` occurs, float64 [size]."""
+    return torch.bincount(numbers_n, minlength=size)[:size].double()

@@ -1,0 +1,74 @@
+"""Cases of standard losses, and their formulas in float64 numpy."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from crosstrain.models.losses import BINARY, MULTI_LABEL, WEIGHTED
+from crosstrain.models.objectives import CROSS_ENTROPY, StandardLoss
+
+SIZE = 40  # examples
+
+
+@dataclass(frozen=True)
+class Case:
+    """A loss with outputs and targets, and slices of these: the whole, its shards, and an empty one."""
+
+    loss: StandardLoss
+    outputs: np.ndarray
+    target: np.ndarray
+    slices: tuple[tuple[int, int], ...]
+
+
+def cases():
+    """Make every loss, with outputs of all magnitudes, some equal to each other."""
+    draw = np.random.default_rng(0)
+    losses = []
+    for classes in (2, 7):
+        weights = tuple(draw.uniform(0.2, 3.0, classes).tolist())
+        losses += [StandardLoss(CROSS_ENTROPY, classes), StandardLoss(MULTI_LABEL, classes)]
+        losses += [StandardLoss(WEIGHTED, classes, *options) for options in ((weights,), ((), 0.1), (weights, 0.25))]
+    losses.append(StandardLoss(BINARY, 2))
+    return [_case(loss, draw) for loss in losses]
+
+
+def _case(loss, draw):
+    shape = (SIZE, 1) if loss.name == BINARY else (SIZE, loss.classes)
+    outputs = np.round(draw.standard_normal(shape) * draw.choice([0.01, 1.0, 30.0], (SIZE, 1)), 2).astype(np.float32)
+    cuts = sorted(draw.integers(0, SIZE + 1, 3).tolist())
+    return Case(loss, outputs, draw.integers(0, loss.classes, SIZE), ((0, SIZE), *pairwise((0, 1, *cuts, SIZE)), (0, 0)))
+
+
+def log_shares(outputs):
+    shifted = outputs - outputs.max(1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+
+
+def binary(outputs, labels):
+    """Return −log σ(x) for labels of 1, −log(1 − σ(x)) for 0."""
+    return np.logaddexp(0.0, outputs) - labels * outputs
+
+
+def losses(loss, outputs, target):
+    """Return each example's loss, float64 [batch]."""
+    outputs = outputs.astype(np.float64)
+    if loss.name == BINARY:
+        return binary(outputs[:, 0], target)
+    labels = np.eye(loss.classes)[target]
+    if loss.name == MULTI_LABEL:
+        return binary(outputs, labels).mean(1)
+    weights = np.array(loss.class_weights or (1.0,) * loss.classes)
+    smoothed = (1 - loss.smoothing) * labels + loss.smoothing / loss.classes
+    return -(weights * smoothed * log_shares(outputs)).sum(1)
+
+
+def gradient(loss, outputs, target):
+    """Return the gradient of the sum of losses, by central differences of the formula."""
+    step, slopes = 1e-5, np.zeros(outputs.shape)
+    for column in range(outputs.shape[1]):
+        moved = np.zeros(outputs.shape[1])
+        moved[column] = step
+        higher, lower = (losses(loss, outputs.astype(np.float64) + sign * moved, target) for sign in (1, -1))
+        slopes[:, column] = (higher - lower) / (2 * step)
+    return slopes
