@@ -21,7 +21,7 @@ from ..core.cluster import Task, TaskSpec, node_by_worker
 from ..core.errors import RunFailedError, UsageError
 from ..core.job import Job
 from ..core.update_rules import weights_to_evaluate
-from ..data.base import LABEL, Dataset, Split
+from ..data.base import Dataset, Split
 from ..data.batching import Arranged, batch_rule, example_lengths
 from ..data.preprocessing import augmentation
 from ..data.sampler import Batches, Sampler
@@ -306,7 +306,7 @@ def make_sampler(job: Job, data: Dataset, weight: str = COUNTED) -> Sampler:
 def _example_weights(job: Job, data: Dataset, weight: str) -> NDArray[np.integer] | NDArray[np.floating]:
     if weight != CLASS_WEIGHTS:
         return data.weights("train", weight)
-    return np.array(class_weights(job.loss, data.info))[data.column("train", LABEL).values]
+    return np.array(class_weights(job.loss, data.info))[data.column("train", data.info.target).values]
 
 
 def batch_lengths(job: Job, data: Dataset) -> dict[str, NDArray[np.int64]] | None:

@@ -208,8 +208,9 @@ class Job(BaseModel):
 
     loss: str | None = _optimiser(
         None,
-        "Loss of a classifier, instead of its own: cross_entropy, binary_cross_entropy (one output, of two classes) or multi_label (one "
-        "binary loss per class). Options: cross_entropy?smoothing=0.1&class_weights=balanced, or a number for each class.",
+        "Loss, by default that of the model and data. Classes: cross_entropy, binary_cross_entropy (a single output, for two classes), "
+        "multi_label (a binary loss per class). Numbers: mse, mae, huber?delta=1. "
+        "Options: cross_entropy?smoothing=0.1&class_weights=balanced, or a weight for each class.",
         compare=ComparisonRule(
             "loss", LEARNING, "losses by other formulas are not comparable, and trajectories differ", none="the model's"
         ),

@@ -28,12 +28,13 @@ class StandardLoss:
     """A loss that `models.losses` computes for any model, with its options.
 
     - `name`: of the functions in ``models/losses/<backend>.py``.
-    - `classes`: of the labels; 0 for targets that are numbers, [batch] or [batch, outputs].
+    - `classes`: of the labels; 0 for targets of `outputs` numbers, or as many classes of which any may apply.
     - `class_weights`: factor of the loss by class; empty for 1 each. `smoothing`, `delta`: of cross entropy and Huber's loss.
     """
 
     name: str
     classes: int
+    outputs: int = 1
     class_weights: tuple[float, ...] = ()
     smoothing: float = 0.0
     delta: float = 1.0

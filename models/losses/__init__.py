@@ -6,6 +6,7 @@ of labels [batch, classes] (binary cross entropy: [batch] or [batch, 1]); of num
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
@@ -16,22 +17,14 @@ import numpy as np
 
 from ...core.errors import UsageError
 from ...core.units import decimal_number
-from ...data.base import LABEL, DataInfo, Dataset
+from ...data.base import DataInfo, Dataset
+from ...metrics import counts
 from ...metrics.base import ACCURACY, Metric
-from ...metrics.counts import (
-    AUC,
-    MAX_CLASSES,
-    SCORE_COUNTS,
-    TOP,
-    TOP_ACCURACY,
-    class_counts,
-    macro_f1,
-)
 from ..arguments import Argument, Range, read_arguments, write_arguments
 from ..objectives import CLASS_WEIGHTS, COUNTED, CROSS_ENTROPY, LOSS_SUM, Objective, StandardLoss
 
 TALLY = "tally"  # the part of a batch's sums that is a vector
-WEIGHTED, BINARY, MULTI_LABEL = "weighted_cross_entropy", "binary_cross_entropy", "multi_label"
+WEIGHTED, BINARY, MULTI_LABEL, MSE = "weighted_cross_entropy", "binary_cross_entropy", "multi_label", "mse"
 BALANCED = "balanced"
 SCORE_SCALE = 4.0  # a score s is binned by s / (4 + |s|), finely around 0 and up to large scores
 _LOSSES: Mapping[str, Mapping[str, Argument]] = {
@@ -41,7 +34,13 @@ _LOSSES: Mapping[str, Mapping[str, Argument]] = {
     },
     BINARY: {},
     MULTI_LABEL: {},
+    MSE: {},
+    "mae": {},
+    "huber": {"delta": Argument("delta", float, (), 1.0, Range(1e-6, 1e6))},
 }
+_LABELS, _LABEL_SETS, _NUMBERS = "one of several classes", "any of several classes", "numbers"  # what a target is
+_DEFAULTS = {_LABELS: CROSS_ENTROPY, _LABEL_SETS: MULTI_LABEL, _NUMBERS: MSE}
+_TARGETS = {CROSS_ENTROPY: {_LABELS}, BINARY: {_LABELS}, MULTI_LABEL: {_LABELS, _LABEL_SETS}}  # of other losses: numbers
 
 
 def functions_on(backend: str) -> ModuleType:
@@ -92,13 +91,13 @@ def resolved_loss(text: str | None, data: Dataset) -> str | None:
         return text
     name, options = _read(text)
     classes = data.info.classes
-    counts = np.bincount(data.column("train", LABEL).values, minlength=classes)
-    if missing := np.flatnonzero(counts == 0).tolist():
+    examples = np.bincount(data.column("train", data.info.target).values, minlength=classes)
+    if missing := np.flatnonzero(examples == 0).tolist():
         raise UsageError(
             f"loss: got {text!r}, but class {missing[0]} of {data.info.name!r} has no training example to be balanced by. "
             "Give class_weights a number for each class."
         )
-    options["class_weights"] = _written(tuple((counts.sum() / (classes * counts)).tolist()))
+    options["class_weights"] = _written(tuple((examples.sum() / (classes * examples)).tolist()))
     return write_arguments(name, options, _LOSSES[name])
 
 
@@ -117,20 +116,36 @@ def class_weights(text: str | None, data: DataInfo) -> tuple[float, ...]:
 
 
 def outputs_per_example(text: str | None, data: DataInfo) -> int:
-    """Return how many numbers a model has to return for an example. Raises UsageError."""
-    name = CROSS_ENTROPY if text is None else _read(text)[0]
-    if name == BINARY:
-        if data.classes != 2:
-            raise UsageError(f"loss: got {text!r}, which is for two classes; {data.name!r} has {data.classes}. Choose {CROSS_ENTROPY}.")
-        return 1
-    return data.classes
+    """Return how many numbers a model has to return for an example; 0 for one without an axis.
+
+    Raises UsageError for a loss that does not fit the data.
+    """
+    target = _target(text, data)
+    name = _DEFAULTS[target] if text is None else _read(text)[0]
+    if target not in _TARGETS.get(name, {_NUMBERS}):
+        fitting = ", ".join(known for known in _LOSSES if target in _TARGETS.get(known, {_NUMBERS}))
+        raise UsageError(f"loss: got {text!r}, but the target of {data.name!r} is {target}; allowed there: {fitting}.")
+    if name == BINARY and data.classes != 2:
+        raise UsageError(f"loss: got {text!r}, which is for two classes; {data.name!r} has {data.classes}. Choose {CROSS_ENTROPY}.")
+    if target == _LABELS:
+        return 0 if name == BINARY else data.classes
+    shape = data.column(data.target).fixed_shape
+    return math.prod(shape) if shape else 0
+
+
+def _target(text: str | None, data: DataInfo) -> str:
+    if not data.target:
+        raise UsageError(f"loss: got {text!r}, but {data.name!r} has no column that is to be predicted. Leave --loss out.")
+    if data.features.classes:
+        return _LABELS
+    return _LABEL_SETS if data.column(data.target).dtype == "uint8" else _NUMBERS
 
 
 def with_outputs(text: str | None, data: DataInfo) -> DataInfo:
     """Return the data as a model sees them that computes a number for each of their `classes`."""
-    if text is None or (outputs := outputs_per_example(text, data)) == data.classes:
+    if text is None or outputs_per_example(text, data) or not data.features.classes:
         return data
-    return replace(data, features=replace(data.images, classes=outputs))
+    return replace(data, features=replace(data.features, classes=1))
 
 
 def objective_of(text: str | None, data: DataInfo) -> Objective:
@@ -138,31 +153,41 @@ def objective_of(text: str | None, data: DataInfo) -> Objective:
 
     Raises UsageError for a loss that does not fit the data.
     """
-    name, options = (CROSS_ENTROPY, {}) if text is None else _read(text)
-    outputs_per_example(text, data)
+    outputs, target = outputs_per_example(text, data), _target(text, data)
+    name, options = (_DEFAULTS[target], {}) if text is None else _read(text)
     weights, smoothing = class_weights(text, data), options.get("smoothing", 0.0)
     if weights or smoothing:
         name = WEIGHTED
-    return objective_of_loss(StandardLoss(name, data.classes, weights, smoothing))
+    return objective_of_loss(StandardLoss(name, data.features.classes, max(1, outputs), weights, smoothing, options.get("delta", 1.0)))
 
 
 def objective_of_loss(loss: StandardLoss) -> Objective:
     """Return the objective of a loss, with the metrics of its targets."""
+    if loss.classes:
+        return _of_labels(loss)
+    if loss.name == MULTI_LABEL:
+        return _objective("multi-label", loss, [LOSS_SUM, COUNTED, *counts.LABEL_COUNTS], [], [*counts.MULTI_LABEL])
+    tally = [*counts.output_sums(loss.outputs)] if loss.outputs <= counts.MAX_CLASSES else []
+    metrics = [counts.RMSE, counts.MAE, *([counts.r_squared(loss.outputs)] if tally else [])]
+    return _objective("regression", loss, [LOSS_SUM, COUNTED, *counts.ERROR_SUMS], tally, metrics)
+
+
+def _of_labels(loss: StandardLoss) -> Objective:
     sums, tally, metrics = [LOSS_SUM, "correct", COUNTED], [], [ACCURACY]
     if loss.class_weights:
         sums.append(CLASS_WEIGHTS)
-    if loss.classes > TOP:
+    if loss.classes > counts.TOP:
         sums.append("in_top")
-        metrics.append(TOP_ACCURACY)
-    if loss.classes <= MAX_CLASSES:
-        tally += class_counts(loss.classes)
-        metrics.append(macro_f1(loss.classes))
+        metrics.append(counts.TOP_ACCURACY)
+    if loss.classes <= counts.MAX_CLASSES:
+        tally += counts.class_counts(loss.classes)
+        metrics.append(counts.macro_f1(loss.classes))
     if loss.classes == 2:
-        tally += SCORE_COUNTS
-        metrics.append(AUC)
+        tally += counts.SCORE_COUNTS
+        metrics.append(counts.AUC)
+    return _objective("classification", loss, sums, tally, metrics)
+
+
+def _objective(name: str, loss: StandardLoss, sums: list[str], tally: list[str], metrics: list[Metric]) -> Objective:
     weight = CLASS_WEIGHTS if loss.class_weights else COUNTED
-    return _objective("classification", loss, sums, tally, metrics, weight)
-
-
-def _objective(name: str, loss: StandardLoss, sums: list[str], tally: list[str], metrics: list[Metric], weight: str = COUNTED) -> Objective:
     return Objective(name, loss.name, (*sums, *tally), tuple(metrics), weight, standard=loss, tally=tuple(tally))

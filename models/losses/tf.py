@@ -9,9 +9,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...metrics.counts import BINS, MAX_CLASSES, TOP
+from ...metrics.counts import BINS, ERROR_SUMS, LABEL_COUNTS, MAX_CLASSES, TOP
 from ..objectives import CLASS_WEIGHTS, StandardLoss
-from . import BINARY, SCORE_SCALE, TALLY
+from . import BINARY, MULTI_LABEL, SCORE_SCALE, TALLY
 
 
 def weighted_cross_entropy(loss: StandardLoss, logits_bk: tf.Tensor, y_b: tf.Tensor, context: Any) -> tf.Tensor:
@@ -28,13 +28,58 @@ def binary_cross_entropy(loss: StandardLoss, logits: tf.Tensor, y_b: tf.Tensor, 
     return tf.nn.sigmoid_cross_entropy_with_logits(tf.cast(y_b, tf.float32), tf.reshape(logits, [-1]))
 
 
-def multi_label(loss: StandardLoss, logits_bk: tf.Tensor, y_b: tf.Tensor, context: Any) -> tf.Tensor:
+def multi_label(loss: StandardLoss, logits: tf.Tensor, y: tf.Tensor, context: Any) -> tf.Tensor:
     """Return the mean over classes of the binary cross entropy of each."""
-    return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(tf.one_hot(y_b, loss.classes), logits_bk), axis=1)
+    labels_bk = tf.one_hot(y, loss.classes) if loss.classes else tf.cast(_flat(loss, y), tf.float32)
+    return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels_bk, tf.reshape(logits, tf.shape(labels_bk))), axis=1)
 
 
-def example_sums(loss: StandardLoss, outputs: tf.Tensor, y_b: tf.Tensor, context: Any) -> dict[str, tf.Tensor]:
+def mse(loss: StandardLoss, outputs: tf.Tensor, target: tf.Tensor, context: Any) -> tf.Tensor:
+    """Return the mean over outputs of (ŷ − y)²."""
+    return tf.reduce_mean(tf.square(_flat(loss, outputs) - _flat(loss, target)), axis=1)
+
+
+def mae(loss: StandardLoss, outputs: tf.Tensor, target: tf.Tensor, context: Any) -> tf.Tensor:
+    """Return the mean over outputs of |ŷ − y|."""
+    return tf.reduce_mean(tf.abs(_flat(loss, outputs) - _flat(loss, target)), axis=1)
+
+
+def huber(loss: StandardLoss, outputs: tf.Tensor, target: tf.Tensor, context: Any) -> tf.Tensor:
+    """Return the mean over outputs of e² / 2 for |e| ≤ δ, else δ (|e| − δ/2), of e = ŷ − y."""
+    errors_bk = tf.abs(_flat(loss, outputs) - _flat(loss, target))
+    near_bk = tf.minimum(errors_bk, loss.delta)
+    return tf.reduce_mean(near_bk * near_bk / 2 + loss.delta * (errors_bk - near_bk), axis=1)
+
+
+def _flat(loss: StandardLoss, x: tf.Tensor) -> tf.Tensor:
+    """Return x as [batch, outputs]."""
+    return tf.reshape(x, [-1, loss.outputs])
+
+
+def example_sums(loss: StandardLoss, outputs: tf.Tensor, target: tf.Tensor, context: Any) -> dict[str, tf.Tensor]:
     """Return the further parts of an objective's sums: [batch] each, and the vector of the tally."""
+    if loss.classes:
+        return _of_labels(loss, outputs, target)
+    counted = _of_label_sets if loss.name == MULTI_LABEL else _of_numbers
+    return counted(_flat(loss, outputs), _flat(loss, target))
+
+
+def _of_label_sets(logits_bk: tf.Tensor, target_bk: tf.Tensor) -> dict[str, tf.Tensor]:
+    predicted_bk, actual_bk = logits_bk > 0, target_bk > 0
+    right_bk = predicted_bk == actual_bk
+    counted = (predicted_bk & actual_bk, predicted_bk, actual_bk, right_bk, tf.ones_like(right_bk))
+    return {name: tf.math.count_nonzero(labels_bk, axis=1) for name, labels_bk in zip(LABEL_COUNTS, counted, strict=True)}
+
+
+def _of_numbers(outputs_bk: tf.Tensor, target_bk: tf.Tensor) -> dict[str, tf.Tensor]:
+    actual_bk = tf.cast(target_bk, tf.float64)
+    errors_bk = tf.cast(outputs_bk, tf.float64) - actual_bk
+    means = (tf.reduce_mean(tf.square(errors_bk), axis=1), tf.reduce_mean(tf.abs(errors_bk), axis=1))
+    totals = [tf.reduce_sum(values_bk, axis=0) for values_bk in (tf.square(errors_bk), actual_bk, tf.square(actual_bk))]
+    return {**dict(zip(ERROR_SUMS, means, strict=True)), TALLY: tf.concat(totals, axis=0)}
+
+
+def _of_labels(loss: StandardLoss, outputs: tf.Tensor, y_b: tf.Tensor) -> dict[str, tf.Tensor]:
     margins_b = tf.reshape(outputs, [-1]) if loss.name == BINARY else None
     predicted_b = tf.argmax(outputs, axis=1, output_type=tf.int32) if margins_b is None else tf.cast(margins_b > 0, tf.int32)
     parts, tallies = {"correct": predicted_b == y_b}, []

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ...metrics.counts import BINS, MAX_CLASSES, TOP
+from ...metrics.counts import BINS, ERROR_SUMS, LABEL_COUNTS, MAX_CLASSES, TOP
 from ..objectives import CLASS_WEIGHTS, StandardLoss
-from . import BINARY, SCORE_SCALE, TALLY
+from . import BINARY, MULTI_LABEL, SCORE_SCALE, TALLY
 
 Tensor = torch.Tensor
 
@@ -28,14 +28,56 @@ def binary_cross_entropy(loss: StandardLoss, logits: Tensor, y_b: Tensor, contex
     return functional.binary_cross_entropy_with_logits(logits.reshape(y_b.shape), y_b.to(logits.dtype), reduction="none")
 
 
-def multi_label(loss: StandardLoss, logits_bk: Tensor, y_b: Tensor, context: Any) -> Tensor:
+def multi_label(loss: StandardLoss, logits: Tensor, y: Tensor, context: Any) -> Tensor:
     """Return the mean over classes of the binary cross entropy of each."""
-    labels_bk = functional.one_hot(y_b, loss.classes).to(logits_bk.dtype)
-    return functional.binary_cross_entropy_with_logits(logits_bk, labels_bk, reduction="none").mean(1)
+    labels_bk = functional.one_hot(y, loss.classes) if loss.classes else _flat(loss, y)
+    logits_bk = logits.reshape(labels_bk.shape)
+    return functional.binary_cross_entropy_with_logits(logits_bk, labels_bk.to(logits_bk.dtype), reduction="none").mean(1)
 
 
-def example_sums(loss: StandardLoss, outputs: Tensor, y_b: Tensor, context: Any) -> dict[str, Tensor]:
+def mse(loss: StandardLoss, outputs: Tensor, target: Tensor, context: Any) -> Tensor:
+    """Return the mean over outputs of (ŷ − y)²."""
+    return functional.mse_loss(_flat(loss, outputs), _flat(loss, target), reduction="none").mean(1)
+
+
+def mae(loss: StandardLoss, outputs: Tensor, target: Tensor, context: Any) -> Tensor:
+    """Return the mean over outputs of |ŷ − y|."""
+    return functional.l1_loss(_flat(loss, outputs), _flat(loss, target), reduction="none").mean(1)
+
+
+def huber(loss: StandardLoss, outputs: Tensor, target: Tensor, context: Any) -> Tensor:
+    """Return the mean over outputs of e² / 2 for |e| ≤ δ, else δ (|e| − δ/2), of e = ŷ − y."""
+    return functional.huber_loss(_flat(loss, outputs), _flat(loss, target), reduction="none", delta=loss.delta).mean(1)
+
+
+def _flat(loss: StandardLoss, x: Tensor) -> Tensor:
+    """Return x as [batch, outputs]."""
+    return x.reshape(-1, loss.outputs)
+
+
+def example_sums(loss: StandardLoss, outputs: Tensor, target: Tensor, context: Any) -> dict[str, Tensor]:
     """Return the further parts of an objective's sums: [batch] each, and the vector of the tally."""
+    if loss.classes:
+        return _of_labels(loss, outputs, target)
+    counted = _of_label_sets if loss.name == MULTI_LABEL else _of_numbers
+    return counted(_flat(loss, outputs), _flat(loss, target))
+
+
+def _of_label_sets(logits_bk: Tensor, target_bk: Tensor) -> dict[str, Tensor]:
+    predicted_bk, actual_bk = logits_bk > 0, target_bk > 0
+    right_bk = predicted_bk == actual_bk
+    counted = (predicted_bk & actual_bk, predicted_bk, actual_bk, right_bk, torch.ones_like(right_bk))
+    return {name: labels_bk.sum(1) for name, labels_bk in zip(LABEL_COUNTS, counted, strict=True)}
+
+
+def _of_numbers(outputs_bk: Tensor, target_bk: Tensor) -> dict[str, Tensor]:
+    actual_bk = target_bk.double()
+    errors_bk = outputs_bk.double() - actual_bk
+    parts = dict(zip(ERROR_SUMS, (errors_bk.square().mean(1), errors_bk.abs().mean(1)), strict=True))
+    return {**parts, TALLY: torch.cat((errors_bk.square().sum(0), actual_bk.sum(0), actual_bk.square().sum(0)))}
+
+
+def _of_labels(loss: StandardLoss, outputs: Tensor, y_b: Tensor) -> dict[str, Tensor]:
     margins_b = outputs.reshape(y_b.shape) if loss.name == BINARY else None
     predicted_b = outputs.argmax(1) if margins_b is None else (margins_b > 0).to(y_b.dtype)
     parts, tallies = {"correct": predicted_b == y_b}, []

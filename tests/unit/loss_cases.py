@@ -28,16 +28,25 @@ def cases():
     for classes in (2, 7):
         weights = tuple(draw.uniform(0.2, 3.0, classes).tolist())
         losses += [StandardLoss(CROSS_ENTROPY, classes), StandardLoss(MULTI_LABEL, classes)]
-        losses += [StandardLoss(WEIGHTED, classes, *options) for options in ((weights,), ((), 0.1), (weights, 0.25))]
-    losses.append(StandardLoss(BINARY, 2))
+        losses += [StandardLoss(WEIGHTED, classes, 1, *options) for options in ((weights,), ((), 0.1), (weights, 0.25))]
+    losses += [StandardLoss(BINARY, 2), StandardLoss(MULTI_LABEL, 0, 4), StandardLoss("huber", 0, delta=0.5)]
+    losses += [StandardLoss(name, 0, outputs) for name in ("mse", "mae", "huber") for outputs in (1, 3)]
     return [_case(loss, draw) for loss in losses]
 
 
 def _case(loss, draw):
-    shape = (SIZE, 1) if loss.name == BINARY else (SIZE, loss.classes)
-    outputs = np.round(draw.standard_normal(shape) * draw.choice([0.01, 1.0, 30.0], (SIZE, 1)), 2).astype(np.float32)
-    cuts = sorted(draw.integers(0, SIZE + 1, 3).tolist())
-    return Case(loss, outputs, draw.integers(0, loss.classes, SIZE), ((0, SIZE), *pairwise((0, 1, *cuts, SIZE)), (0, 0)))
+    columns = 1 if loss.name == BINARY else loss.classes or loss.outputs
+    outputs = np.round(draw.standard_normal((SIZE, columns)) * draw.choice([0.01, 1.0, 30.0], (SIZE, 1)), 2).astype(np.float32)
+    if loss.classes:
+        target = draw.integers(0, loss.classes, SIZE)
+    elif loss.name == MULTI_LABEL:
+        target = draw.integers(0, 2, (SIZE, columns)).astype(np.uint8)
+    else:
+        target = (1000 + draw.standard_normal((SIZE, columns))).astype(np.float32)
+        outputs = (target + outputs).astype(np.float32)
+        target = target if columns > 1 else target[:, 0]
+    cuts = sorted(draw.integers(1, SIZE + 1, 3).tolist())
+    return Case(loss, outputs, target, ((0, SIZE), *pairwise((0, 1, *cuts, SIZE)), (0, 0)))
 
 
 def log_shares(outputs):
@@ -55,7 +64,12 @@ def losses(loss, outputs, target):
     outputs = outputs.astype(np.float64)
     if loss.name == BINARY:
         return binary(outputs[:, 0], target)
-    labels = np.eye(loss.classes)[target]
+    if loss.name in ("mse", "mae", "huber"):
+        errors = np.abs(outputs - target.reshape(outputs.shape))
+        near = errors**2 / 2 if loss.name == "huber" else errors**2
+        formulas = {"mse": near, "mae": errors, "huber": np.where(errors <= loss.delta, near, loss.delta * (errors - loss.delta / 2))}
+        return formulas[loss.name].mean(1)
+    labels = np.eye(loss.classes)[target] if loss.classes else target
     if loss.name == MULTI_LABEL:
         return binary(outputs, labels).mean(1)
     weights = np.array(loss.class_weights or (1.0,) * loss.classes)

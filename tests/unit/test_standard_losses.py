@@ -13,12 +13,23 @@ from loss_cases import cases, gradient, losses
 from sklearn import metrics as reference
 
 from crosstrain.core.errors import UsageError
-from crosstrain.data.base import DataInfo, ImageFeatures
+from crosstrain.data.base import DataInfo, ImageFeatures, TableFeatures
+from crosstrain.data.columns import ColumnSpec
 from crosstrain.metrics.counts import BINS
 from crosstrain.models.build import build_model
-from crosstrain.models.losses import BINARY, SCORE_SCALE, canonical_loss, objective_of, objective_of_loss, resolved_loss
+from crosstrain.models.losses import (
+    BINARY,
+    MULTI_LABEL,
+    SCORE_SCALE,
+    canonical_loss,
+    objective_of,
+    objective_of_loss,
+    outputs_per_example,
+    resolved_loss,
+)
 
 FRAMEWORKS = ("torch", "tf")
+SUMS_OF_REALS = ("loss_sum", "class_weights", "squared_error", "absolute_error")
 CASES = cases()
 
 
@@ -43,18 +54,24 @@ def test_gradients_equal_formulas(computed):
 def test_sums_of_shards_equal_sums_of_whole(computed):
     for number, case in enumerate(CASES):
         whole, *shards = computed[f"sums {number}"]
-        counted = slice(1, None)  # all but the loss
-        np.testing.assert_allclose(np.sum(shards, axis=0)[counted], whole[counted], rtol=1e-15)
-        np.testing.assert_allclose(np.sum(shards, axis=0)[0], whole[0], rtol=1e-12)
+        np.testing.assert_allclose(np.sum(shards, axis=0), whole, rtol=1e-12)
+        counts = [name not in SUMS_OF_REALS and not name.startswith(("residual", "target")) for name in objective_of_loss(case.loss).sums]
+        assert np.array_equal(np.sum(shards, axis=0)[counts], whole[counts])  # exactly
         assert not shards[-1].any()  # an empty slice adds nothing
-        assert sum(shard[2] for shard in shards) == len(case.target)
+        assert objective_of_loss(case.loss).named(whole)["examples"] == len(case.target)
+
+
+def figures_of(computed, number):
+    objective = objective_of_loss(CASES[number].loss)
+    return objective.figures(objective.named(computed[f"sums {number}"][0]))
 
 
 def test_figures_equal_those_of_scikit_learn(computed):
     checked = set()
     for number, case in enumerate(CASES):
-        objective = objective_of_loss(case.loss)
-        figures = objective.figures(objective.named(computed[f"sums {number}"][0]))
+        if not case.loss.classes:
+            continue
+        figures = figures_of(computed, number)
         scores = case.outputs.astype(np.float64)
         predicted = (scores[:, 0] > 0).astype(int) if case.loss.name == BINARY else scores.argmax(1)
         assert figures["accuracy"] == reference.accuracy_score(case.target, predicted)
@@ -67,6 +84,22 @@ def test_figures_equal_those_of_scikit_learn(computed):
             assert abs(figures["auc"] - reference.roc_auc_score(case.target, margins)) <= bound(margins, case.target) + 1e-12
         checked |= figures.keys()
     assert checked == {"loss", "accuracy", "top5_accuracy", "f1", "auc"}
+
+
+def test_figures_of_numbers_equal_those_of_scikit_learn(computed):
+    numbers = [number for number, case in enumerate(CASES) if not case.loss.classes]
+    for number in numbers:
+        case, figures = CASES[number], figures_of(computed, number)
+        if case.loss.name == MULTI_LABEL:
+            predicted = case.outputs > 0
+            assert figures["f1"] == pytest.approx(reference.f1_score(case.target, predicted, average="micro"), abs=1e-12)
+            assert figures["label_accuracy"] == (predicted == case.target).mean()
+            continue
+        outputs, target = case.outputs.astype(np.float64), case.target.astype(np.float64).reshape(case.outputs.shape)
+        assert figures["rmse"] == pytest.approx(np.sqrt(((outputs - target) ** 2).mean()), rel=1e-12)
+        assert figures["mae"] == pytest.approx(reference.mean_absolute_error(target, outputs), rel=1e-12)
+        assert figures["r2"] == pytest.approx(reference.r2_score(target, outputs), rel=1e-7)
+    assert len(numbers) == 8
 
 
 def bins(margins):
@@ -83,8 +116,7 @@ def bound(margins, target):
 def test_class_weighted_mean_divides_by_weights(computed):
     for number, case in enumerate(CASES):
         if case.loss.class_weights:
-            objective = objective_of_loss(case.loss)
-            figures = objective.figures(objective.named(computed[f"sums {number}"][0]))
+            figures = figures_of(computed, number)
             weights = np.array(case.loss.class_weights)[case.target]
             expected = losses(case.loss, case.outputs, case.target).sum() / weights.sum()
             assert figures["loss"] == pytest.approx(expected, rel=1e-6)
@@ -150,6 +182,8 @@ def test_equal_losses_have_one_text(typed, canonical):
         ("cross_entropy?class_weights=nan", "got 'nan'; allowed: balanced"),
         ("cross_entropy?class_weights=1,2", "got 2 class_weights, but 'ten' has 10 classes"),
         ("binary_cross_entropy", "which is for two classes; 'ten' has 10"),
+        ("mse", "the target of 'ten' is one of several classes; allowed there: cross_entropy, binary_cross_entropy, multi_label."),
+        ("huber?delta=0", "delta of 'huber': got '0'; allowed: a number from 1e-06 up to"),
         ("cross_entropy?class_weights=" + "9" * 400, "allowed: balanced"),
     ],
 )
@@ -158,6 +192,23 @@ def test_invalid_loss_is_refused_by_name(text, message):
         build_model("logreg", TEN, canonical_loss(text))
     assert str(refused.value).startswith("loss: ")
     assert message in str(refused.value)
+
+
+TABLES = {
+    "sets": (ColumnSpec("y", "uint8", (4,)), ["f1", "label_accuracy", "loss"], 4),
+    "number": (ColumnSpec("y", "float32", ()), ["rmse", "mae", "r2", "loss"], 0),
+    "numbers": (ColumnSpec("y", "float32", (3,)), ["rmse", "mae", "r2", "loss"], 3),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_default_loss_and_metrics_follow_the_target(name):
+    column, metrics, outputs = TABLES[name]
+    data = DataInfo(name, {}, (ColumnSpec("x", "float32", (2,)), column), TableFeatures("y"))
+    assert [info.name for info in objective_of(None, data).infos] == metrics
+    assert outputs_per_example(None, data) == outputs
+    with pytest.raises(UsageError, match=f"loss: got 'cross_entropy', but the target of '{name}' is .*; allowed there: "):
+        objective_of("cross_entropy", data)
 
 
 class Labelled:
