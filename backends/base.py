@@ -306,7 +306,8 @@ def make_sampler(job: Job, data: Dataset, weight: str = COUNTED) -> Sampler:
 def _example_weights(job: Job, data: Dataset, weight: str) -> NDArray[np.integer] | NDArray[np.floating]:
     if weight != CLASS_WEIGHTS:
         return data.weights("train", weight)
-    return np.array(class_weights(job.loss, data.info))[data.column("train", data.info.target).values]
+    weights: NDArray[np.float64] = np.array(class_weights(job.loss, data.info))[data.column("train", data.info.target).values]
+    return weights
 
 
 def batch_lengths(job: Job, data: Dataset) -> dict[str, NDArray[np.int64]] | None:

@@ -18,6 +18,7 @@ from ..core.errors import TrainerError, UsageError
 from ..core.process import die_with_parent
 from ..models.base import Array, ModelSpec
 from ..models.decoding import GREEDY
+from ..models.losses import BINARY, MULTI_LABEL
 from ..records.store.run_directory import RunReader
 from ..records.store.vocabulary import VOCABULARY
 from .capabilities import ExportFormat
@@ -188,7 +189,7 @@ def _image_description(meta: Meta) -> dict[str, object]:
         "std": meta.data["std"],
         "normalisation": "(pixel / 255 - mean[channel]) / std[channel], float32",
         "input_name": IMAGES,
-        "output": "logits, float32 [batch, classes]",
+        "output": f"logits, float32 [batch, {'1' if meta.job.get('loss') == BINARY else 'classes'}]",
         "output_name": LOGITS,
     }
 
@@ -205,13 +206,15 @@ def _made_of(chosen: ChosenWeights) -> str:
 def _readme(meta: Meta, made_of: str, export_format: str, written: ExportFormat) -> str:
     channels, height, width = meta.data["input_shape"]
     usage = written.usage.replace("IMAGES", f"(1, {channels}, {height}, {width})")
+    outputs, whose = (1, "class 1") if meta.job.get("loss") == BINARY else (meta.data["classes"], "each class")
+    function = "sigmoid" if meta.job.get("loss") in (BINARY, MULTI_LABEL) else "softmax"
     return (
         f"# {meta.job['model']} as {export_format}\n\n"
         f"This folder holds {written.summary}. It was trained on {meta.data['name']} by `trainer` with {meta.step:,} updates."
         f"{made_of}\n\n"
         f"Input: images, [batch, {channels}, {height}, {width}], channels first, pixels normalised as (pixel / 255 − mean) / std with\n"
-        f"mean {meta.data['mean']} and std {meta.data['std']}, a number a channel. Output: logits, [batch, {meta.data['classes']}];\n"
-        f"their softmax is the probability of each class. `{DESCRIPTION}` says the same for programs, and has the names and shapes\n"
+        f"mean {meta.data['mean']} and std {meta.data['std']}, a number a channel. Output: logits, [batch, {outputs}];\n"
+        f"their {function} is the probability of {whose}. `{DESCRIPTION}` says the same for programs, and has the names and shapes\n"
         "of all weights.\n\n"
         f"```python\n{usage}\n```\n"
     )

@@ -173,7 +173,8 @@ def objective_of_loss(loss: StandardLoss) -> Objective:
 
 
 def _of_labels(loss: StandardLoss) -> Objective:
-    sums, tally, metrics = [LOSS_SUM, "correct", COUNTED], [], [ACCURACY]
+    sums, metrics = [LOSS_SUM, "correct", COUNTED], [ACCURACY]
+    tally: list[str] = []
     if loss.class_weights:
         sums.append(CLASS_WEIGHTS)
     if loss.classes > counts.TOP:

@@ -14,48 +14,46 @@ from ...metrics.counts import BINS, ERROR_SUMS, LABEL_COUNTS, MAX_CLASSES, TOP
 from ..objectives import CLASS_WEIGHTS, StandardLoss
 from . import BINARY, MULTI_LABEL, SCORE_SCALE, TALLY
 
-Tensor = torch.Tensor
 
-
-def weighted_cross_entropy(loss: StandardLoss, logits_bk: Tensor, y_b: Tensor, context: Any) -> Tensor:
+def weighted_cross_entropy(loss: StandardLoss, logits_bk: torch.Tensor, y_b: torch.Tensor, context: Any) -> torch.Tensor:
     """Return cross entropy with smoothed labels and weights of classes, by torch's formula."""
     weights_k = logits_bk.new_tensor(loss.class_weights) if loss.class_weights else None
     return functional.cross_entropy(logits_bk, y_b, weights_k, reduction="none", label_smoothing=loss.smoothing)
 
 
-def binary_cross_entropy(loss: StandardLoss, logits: Tensor, y_b: Tensor, context: Any) -> Tensor:
+def binary_cross_entropy(loss: StandardLoss, logits: torch.Tensor, y_b: torch.Tensor, context: Any) -> torch.Tensor:
     """Return −log σ(logit) of class 1, −log(1 − σ(logit)) of class 0."""
     return functional.binary_cross_entropy_with_logits(logits.reshape(y_b.shape), y_b.to(logits.dtype), reduction="none")
 
 
-def multi_label(loss: StandardLoss, logits: Tensor, y: Tensor, context: Any) -> Tensor:
+def multi_label(loss: StandardLoss, logits: torch.Tensor, y: torch.Tensor, context: Any) -> torch.Tensor:
     """Return the mean over classes of the binary cross entropy of each."""
     labels_bk = functional.one_hot(y, loss.classes) if loss.classes else _flat(loss, y)
     logits_bk = logits.reshape(labels_bk.shape)
     return functional.binary_cross_entropy_with_logits(logits_bk, labels_bk.to(logits_bk.dtype), reduction="none").mean(1)
 
 
-def mse(loss: StandardLoss, outputs: Tensor, target: Tensor, context: Any) -> Tensor:
+def mse(loss: StandardLoss, outputs: torch.Tensor, target: torch.Tensor, context: Any) -> torch.Tensor:
     """Return the mean over outputs of (ŷ − y)²."""
     return functional.mse_loss(_flat(loss, outputs), _flat(loss, target), reduction="none").mean(1)
 
 
-def mae(loss: StandardLoss, outputs: Tensor, target: Tensor, context: Any) -> Tensor:
+def mae(loss: StandardLoss, outputs: torch.Tensor, target: torch.Tensor, context: Any) -> torch.Tensor:
     """Return the mean over outputs of |ŷ − y|."""
     return functional.l1_loss(_flat(loss, outputs), _flat(loss, target), reduction="none").mean(1)
 
 
-def huber(loss: StandardLoss, outputs: Tensor, target: Tensor, context: Any) -> Tensor:
+def huber(loss: StandardLoss, outputs: torch.Tensor, target: torch.Tensor, context: Any) -> torch.Tensor:
     """Return the mean over outputs of e² / 2 for |e| ≤ δ, else δ (|e| − δ/2), of e = ŷ − y."""
     return functional.huber_loss(_flat(loss, outputs), _flat(loss, target), reduction="none", delta=loss.delta).mean(1)
 
 
-def _flat(loss: StandardLoss, x: Tensor) -> Tensor:
+def _flat(loss: StandardLoss, x: torch.Tensor) -> torch.Tensor:
     """Return x as [batch, outputs]."""
     return x.reshape(-1, loss.outputs)
 
 
-def example_sums(loss: StandardLoss, outputs: Tensor, target: Tensor, context: Any) -> dict[str, Tensor]:
+def example_sums(loss: StandardLoss, outputs: torch.Tensor, target: torch.Tensor, context: Any) -> dict[str, torch.Tensor]:
     """Return the further parts of an objective's sums: [batch] each, and the vector of the tally."""
     if loss.classes:
         return _of_labels(loss, outputs, target)
@@ -63,21 +61,21 @@ def example_sums(loss: StandardLoss, outputs: Tensor, target: Tensor, context: A
     return counted(_flat(loss, outputs), _flat(loss, target))
 
 
-def _of_label_sets(logits_bk: Tensor, target_bk: Tensor) -> dict[str, Tensor]:
+def _of_label_sets(logits_bk: torch.Tensor, target_bk: torch.Tensor) -> dict[str, torch.Tensor]:
     predicted_bk, actual_bk = logits_bk > 0, target_bk > 0
     right_bk = predicted_bk == actual_bk
     counted = (predicted_bk & actual_bk, predicted_bk, actual_bk, right_bk, torch.ones_like(right_bk))
     return {name: labels_bk.sum(1) for name, labels_bk in zip(LABEL_COUNTS, counted, strict=True)}
 
 
-def _of_numbers(outputs_bk: Tensor, target_bk: Tensor) -> dict[str, Tensor]:
+def _of_numbers(outputs_bk: torch.Tensor, target_bk: torch.Tensor) -> dict[str, torch.Tensor]:
     actual_bk = target_bk.double()
     errors_bk = outputs_bk.double() - actual_bk
     parts = dict(zip(ERROR_SUMS, (errors_bk.square().mean(1), errors_bk.abs().mean(1)), strict=True))
     return {**parts, TALLY: torch.cat((errors_bk.square().sum(0), actual_bk.sum(0), actual_bk.square().sum(0)))}
 
 
-def _of_labels(loss: StandardLoss, outputs: Tensor, y_b: Tensor) -> dict[str, Tensor]:
+def _of_labels(loss: StandardLoss, outputs: torch.Tensor, y_b: torch.Tensor) -> dict[str, torch.Tensor]:
     margins_b = outputs.reshape(y_b.shape) if loss.name == BINARY else None
     predicted_b = outputs.argmax(1) if margins_b is None else (margins_b > 0).to(y_b.dtype)
     parts, tallies = {"correct": predicted_b == y_b}, []
@@ -96,13 +94,15 @@ def _of_labels(loss: StandardLoss, outputs: Tensor, y_b: Tensor) -> dict[str, Te
     return {**parts, TALLY: torch.cat(tallies)} if tallies else parts
 
 
-def _ranks(logits_bk: Tensor, y_b: Tensor) -> Tensor:
+def _ranks(logits_bk: torch.Tensor, y_b: torch.Tensor) -> torch.Tensor:
     """Return the number of classes before the right one; of equal logits the first class leads, as for argmax."""
     right_b1 = logits_bk.gather(1, y_b[:, None])
     earlier_bk = torch.arange(logits_bk.shape[1], device=y_b.device) < y_b[:, None]
-    return ((logits_bk > right_b1) | ((logits_bk == right_b1) & earlier_bk)).sum(1)
+    ranks_b: torch.Tensor = ((logits_bk > right_b1) | ((logits_bk == right_b1) & earlier_bk)).sum(1)
+    return ranks_b
 
 
-def _counts(numbers_n: Tensor, size: int) -> Tensor:
+def _counts(numbers_n: torch.Tensor, size: int) -> torch.Tensor:
     """Return how often each number below `size` occurs, float64 [size]."""
-    return torch.bincount(numbers_n, minlength=size)[:size].double()
+    counts: torch.Tensor = torch.bincount(numbers_n, minlength=size)[:size].double()
+    return counts
