@@ -16,8 +16,8 @@ from . import BINARY, MULTI_LABEL, SCORE_SCALE, TALLY
 
 def weighted_cross_entropy(loss: StandardLoss, logits_bk: tf.Tensor, y_b: tf.Tensor, context: Any) -> tf.Tensor:
     """Return cross entropy with smoothed labels and weights of classes, by torch's formula."""
-    other = loss.smoothing / loss.classes
-    labels_bk = tf.one_hot(y_b, loss.classes, on_value=1.0 - loss.smoothing + other, off_value=other)
+    share = loss.smoothing / loss.classes
+    labels_bk = tf.one_hot(y_b, loss.classes, on_value=1.0 - loss.smoothing + share, off_value=share)
     if loss.class_weights:  # then labels do not sum to 1, as the gradient of TensorFlow's own cross entropy assumes
         labels_bk *= tf.constant(loss.class_weights, tf.float32)
     return -tf.reduce_sum(labels_bk * tf.nn.log_softmax(logits_bk), axis=1)
