@@ -20,8 +20,7 @@ WEIGHTED = "cross_entropy?smoothing=0.1&class_weights=balanced"
 JOB = {"data": "digits", "loss": WEIGHTED, "global_batch_size": 20, "steps": 12, "eval_every": "6steps"}
 QUIET = {"tensorboard": False, "monitor": False, "calibrate": False}
 TWO = {"data": "synthetic-images:size=8,classes=2,train=60,test=40", "loss": "binary_cross_entropy", "global_batch_size": 10, "steps": 6}
-COMBINATIONS = [("torch", 3), pytest.param("torch", 1, marks=pytest.mark.thorough), ("tf", 1)]
-COMBINATIONS += [pytest.param("tf", 3, marks=pytest.mark.thorough)]
+COMBINATIONS = [("torch", 3), *(pytest.param(*case, marks=pytest.mark.thorough) for case in (("torch", 1), ("tf", 1), ("tf", 3)))]
 
 
 class WeightedReference(Reference):
