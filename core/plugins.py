@@ -68,7 +68,6 @@ MOVED = {  # documented modules before 0.3 and their successors, as plugins may 
     "launch.node.identity": "launch.node.scratch",
     "metrics.language": "metrics.base",
     "models.alexnet.spec": "models.alexnet",
-    "models.arguments": "models.build",
     "models.cnn.spec": "models.cnn",
     "models.decoding.quality": "models.decoding",
     "models.layers.tf.sequence": "models.layers.tf",
