@@ -206,11 +206,11 @@ def model_base(text: str) -> str:
 def is_reference(base: str) -> bool:
     """Return whether a model, without arguments, names a class or function.
 
-    ``FILE.py:NAME``, ``module:NAME`` and ``torchvision:NAME`` do. After an installed model's name, or a module with forward functions, the
-    colon precedes a size. Imports nothing.
+    ``FILE.py:NAME``, ``module:NAME``, ``torchvision:NAME`` and ``hf:CONFIG.json`` do. After an installed model's name, or a module with
+    forward functions, the colon precedes a size. Imports nothing.
     """
     place, colon, _ = base.rpartition(":")
-    if not colon or place.endswith(".py"):
+    if not colon or place.endswith(".py") or base.startswith("hf:"):
         return bool(colon)
     if place in available("model") or not all(part.isidentifier() for part in place.split(".")):
         return False

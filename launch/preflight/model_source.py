@@ -22,7 +22,7 @@ from ...core.bounded_json import UnreadableError, parse_json
 from ...core.errors import UsageError
 from ...core.plugins import BUILT_IN, NO_MODULE, find, forward_plugin, is_reference, load, model_base, module_exists
 from ...core.process import child_working_directory, command_ending_with_parent, python
-from ...models.imported.reference import TORCHVISION, local_sources, read_reference
+from ...models.imported.reference import TORCHVISION, read_reference
 
 MAX_BYTES = 64 * 2**20  # total size limit of a package's sources
 MAX_ENTRIES = 20_000  # limit of files and folders in a package: large Python packages have a few thousand
@@ -62,8 +62,8 @@ def _reference_source(base: str) -> ModelSource | None:
     reference = read_reference(base)
     if reference.kind == TORCHVISION:  # its version is compared with the packages'
         return None
-    if reference.kind == "file":
-        return ModelSource(reference.place, _digest(local_sources(Path(reference.place))))
+    if sources := reference.sources():
+        return ModelSource(reference.place, _digest(sources))
     package = reference.place.partition(".")[0]
     files = _python_files(package)
     if not files:
@@ -73,7 +73,7 @@ def _reference_source(base: str) -> ModelSource | None:
 
 def package_path(name: str) -> Path | None:
     """Return a package's folder or a module's file; None if it has none."""
-    if name.endswith(".py"):
+    if os.path.isabs(name):
         return Path(name)
     spec = importlib.util.find_spec(name)
     if spec is None:

@@ -10,7 +10,7 @@ import hashlib
 import os
 import stat
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,14 @@ import numpy as np
 from ...core.drafts import replacing
 from ...core.errors import UsageError
 from ...core.job import Job
+from ...data.columns import LENGTHS
 from ..base import Array, ModelSpec
-from .reference import Reference, local_sources
+from .reference import Reference
 from .requests import Request, ask
 
-VERSION = 2  # of the files below
+VERSION = 3  # of the files below
 DESCRIPTION, TRAINING, EVALUATION, CONSTANTS = "description.json", "training.json", "evaluation.json", "constants.npz"
+OWN_LOSS = "own_losses"  # function of the forward modules
 MIN_ROWS = 2  # of blank examples for an empty batch: batch statistics of a single row can be undefined
 MASKED_RANKS = (2, 3, 4)  # dimensions of tensors for which `models.dropout_masks` has masks
 PARAMETER, BUFFER = "parameter/", "buffer/"  # prefixes of names in files of initial values; frozen parameters are among the buffers
@@ -35,11 +37,15 @@ PARAMETER, BUFFER = "parameter/", "buffer/"  # prefixes of names in files of ini
 class Description(msgspec.Struct):
     """What a process with the framework found out about a model.
 
+    `inputs`: the columns that it reads. `has_loss`: it has a loss of its own, and `measured`, if its evaluation has logits too.
     `buffers`: also parameters without a gradient. `kernels`: weights that only convolutions read. `dropouts`: the batch's
     axis of each tensor that the model drops in, in order, −1 where an example has several rows. `sources`: SHA-256 of each file by path.
     `problems`: why a backend cannot train it, by the backend's name.
     """
 
+    inputs: list[str]
+    has_loss: bool
+    measured: bool
     parameters: dict[str, tuple[int, ...]]
     buffers: dict[str, tuple[int, ...]]
     kernels: list[str]
@@ -51,11 +57,15 @@ class Description(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """The settings of an imported model's spec, for forward functions."""
+    """The settings of an imported model's spec, for forward functions.
+
+    `inputs`: the names of the tensors that it reads, in order. `measured`: as in `Description`.
+    """
 
     reference: str
     folder: Path
     inputs: tuple[str, ...]
+    measured: bool
     kernels: tuple[str, ...]
     dropouts: tuple[int, ...]
     request: Mapping[str, Any]
@@ -116,6 +126,11 @@ class ImportedSpec(ModelSpec):
         return values if {name: value.shape for name, value in values.items() if value.dtype == np.float32} == shapes else None
 
 
+def is_length(name: str, names: Collection[str]) -> bool:
+    """Return whether a tensor has the lengths of another column; blank examples have length 1."""
+    return name.endswith(LENGTHS) and name.removesuffix(LENGTHS) in names
+
+
 def initial_file(folder: Path, seed: int) -> Path:
     """Return the file of the initial values for a seed."""
     return folder / f"initial-{seed}.npz"
@@ -152,12 +167,8 @@ def source_digest(sources: Mapping[str, str]) -> str:
 
 
 def local_digests(reference: Reference) -> dict[str, str]:
-    """Return the digests of a file and the modules next to it that it imports, by name.
-
-    Empty for other references.
-    """
-    sources = local_sources(Path(reference.place)) if reference.kind == "file" else {}
-    return {name: file_digest(path) for name, path in sources.items()}
+    """Return the digests of a reference's own files, by name."""
+    return {name: file_digest(path) for name, path in reference.sources().items()}
 
 
 def file_digest(path: Path) -> str:

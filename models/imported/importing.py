@@ -7,19 +7,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ...core.errors import MissingPackageError, UsageError
-from ...data.base import IMAGE, LABEL, DataInfo
+from ...data.base import DataInfo, ImageFeatures, TextFeatures
 from ...data.store.location import cache_root
+from ...metrics.base import ACCURACY
 from ..base import ParameterSpec
 from ..build import split_arguments
-from .description import VERSION, Description, Imported, ImportedSpec, local_digests, read_description, source_digest
-from .reference import Reference, read_reference
-from .requests import Request, ask
+from ..objectives import CLASSIFICATION, COUNTED, LOSS_SUM, Objective
+from .description import OWN_LOSS, VERSION, Description, Imported, ImportedSpec, local_digests, read_description, source_digest
+from .reference import HF, Reference, read_reference
+from .requests import DataFacts, InputColumn, Request, ask
+
+NUMBERS_PER_POSITION = 4_096  # by which evaluations of sequences are cut; BERT's widest layer has 3,072
 
 
 class Importer:
@@ -28,8 +35,7 @@ class Importer:
     def __call__(self, text: str, data: DataInfo) -> ImportedSpec:
         """Return the spec of a model ``REFERENCE[?key=value&…]`` for this data. Raises UsageError."""
         reference, arguments = read_reference(text.partition("?")[0]), _arguments(text)
-        shape, classes = list(data.input_shape), data.classes
-        facts: dict[str, Any] = {"reference": reference.text, "arguments": arguments, "shape": shape, "classes": classes}
+        facts: dict[str, Any] = {"reference": reference.text, "arguments": arguments, "data": data_facts(data), "outputs": outputs(data)}
         folder = _folder(reference, facts)
         description = read_description(folder)
         if description is None:
@@ -62,8 +68,10 @@ def _folder(reference: Reference, facts: Mapping[str, Any]) -> Path:
         raise MissingPackageError(
             "model: an nn.Module needs torch, also to be trained on TensorFlow. Install it with: pip install 'crosstrain[torch]'"
         )
-    sources = local_digests(reference) or _release(reference.place.partition(".")[0])
-    key = json.dumps([VERSION, facts, torch, sources], sort_keys=True)
+    package = _release(reference.package) if reference.package else None
+    if reference.kind == HF and package is None:
+        raise MissingPackageError(f"model: {reference.text} needs transformers. Install it with: pip install 'crosstrain[hf]'")
+    key = json.dumps([VERSION, msgspec.to_builtins(facts), torch, package, local_digests(reference)], sort_keys=True)
     return cache_root() / "imported-models" / hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
@@ -75,21 +83,50 @@ def _release(package: str) -> str | None:
 
 
 def _spec(reference: str, facts: Mapping[str, Any], folder: Path, description: Description, data: DataInfo) -> ImportedSpec:
-    settings = Imported(reference, folder, (IMAGE,), tuple(description.kernels), tuple(description.dropouts), facts)
+    inputs = tuple(facts["data"].tensors(description.inputs))
+    settings = Imported(reference, folder, inputs, description.measured, tuple(description.kernels), tuple(description.dropouts), facts)
+    images = isinstance(data.features, ImageFeatures)
     return ImportedSpec(
         name=reference,
         parameters=tuple(ParameterSpec(name, tuple(shape)) for name, shape in description.parameters.items()),
-        input_shape=data.input_shape,
-        classes=data.classes,
+        input_shape=data.input_shape if images else (),
+        classes=0 if description.has_loss else data.features.classes,
         multiply_adds=description.multiply_adds,
         buffers=tuple(ParameterSpec(name, tuple(shape)) for name, shape in description.buffers.items()),
         dropout=bool(description.dropouts or description.problems),
-        inputs=(IMAGE,),
-        target=LABEL,
+        objective=_objective(reference, description, data),
+        inputs=tuple(description.inputs),
+        target=data.target or description.inputs[0],
+        logits_per_position=NUMBERS_PER_POSITION if any(data.column(name).varies for name in description.inputs) else 0,
         settings=settings,
         problems=description.problems,
         source=source_digest(description.sources),
     )
+
+
+def _objective(reference: str, description: Description, data: DataInfo) -> Objective:
+    if description.has_loss:
+        sums, metrics = ((LOSS_SUM, COUNTED, "correct"), (ACCURACY,)) if description.measured else ((LOSS_SUM, COUNTED), ())
+        return Objective("own loss", OWN_LOSS, sums, metrics)
+    if not data.features.classes:
+        raise UsageError(f"model: {data.name!r} has no classes, and {reference} no method loss(self, columns) that says what it learns.")
+    return CLASSIFICATION
+
+
+def data_facts(data: DataInfo) -> DataFacts:
+    """Return what a module may know about the data."""
+    features = data.features
+    limits = dict(features.vocabulary_sizes) if isinstance(features, TextFeatures) else {}
+    limits[data.target] = features.classes
+    columns = (InputColumn(column.name, column.dtype, column.shape, limits.get(column.name, 0)) for column in data.columns)
+    return DataFacts(tuple(columns), data.target)
+
+
+def outputs(data: DataInfo) -> int:
+    """Return how many outputs an example has; 0 for a single number."""
+    if data.features.classes or not data.target:
+        return data.features.classes
+    return math.prod(data.column(data.target).fixed_shape) if data.column(data.target).shape else 0
 
 
 IMPORTER = Importer()

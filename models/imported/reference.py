@@ -1,6 +1,7 @@
-"""References to models: ``FILE.py:NAME``, ``package.module:NAME``, ``torchvision:NAME``.
+"""References to models: classes and functions in files and modules, and configurations.
 
-NAME is an nn.Module class, or a function that returns a module. ``?key=value&…`` sets constructor arguments.
+``FILE.py:NAME``, ``package.module:NAME`` and ``torchvision:NAME`` are an nn.Module class, or a function that returns a module;
+``hf:CONFIG.json`` a configuration of transformers. ``?key=value&…`` sets constructor arguments or fields.
 """
 
 from __future__ import annotations
@@ -15,27 +16,45 @@ from typing import Literal
 from ...core.errors import UsageError
 from ...core.suggestions import nearest
 
-TORCHVISION = "torchvision"
+TORCHVISION, HF = "torchvision", "hf"
 MAX_SOURCE_BYTES = 4 << 20  # of one file
 _ATTRIBUTE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The place of a class or function: a file, a module's dotted path, or torchvision."""
+    """The place of a class or function: a file, a module's dotted path, or torchvision.
 
-    kind: Literal["file", "module", "torchvision"]
+    Of "hf" it is a configuration file, and there is no attribute.
+    """
+
+    kind: Literal["file", "module", "torchvision", "hf"]
     place: str
     attribute: str
 
     @property
     def text(self) -> str:
         """The reference as a run records it."""
+        if self.kind == HF:
+            return f"{HF}:{self.place}"
         return f"{TORCHVISION if self.kind == TORCHVISION else self.place}:{self.attribute}"
+
+    @property
+    def package(self) -> str:
+        """The top-level package that the class comes from; "" for a file."""
+        return {"file": "", HF: "transformers"}.get(self.kind, self.place.partition(".")[0])
+
+    def sources(self) -> dict[str, Path]:
+        """Return the user's files that it names or imports, by name. Raises UsageError."""
+        if self.kind == HF:
+            return {Path(self.place).name: Path(self.place)}
+        return local_sources(Path(self.place)) if self.kind == "file" else {}
 
 
 def read_reference(base: str) -> Reference:
     """Read a reference without arguments. Raises UsageError where a file or name cannot be one."""
+    if base.startswith(f"{HF}:"):
+        return Reference("hf", str(_existing(base, base.removeprefix(f"{HF}:"))), "")
     place, _, attribute = base.rpartition(":")
     if not _ATTRIBUTE.fullmatch(attribute):
         raise UsageError(f"model: got {base!r}; write {place}:NAME, with the name of a class or function in it.")
@@ -43,16 +62,21 @@ def read_reference(base: str) -> Reference:
         return Reference("torchvision", "torchvision.models", attribute)
     if not place.endswith(".py"):
         return Reference("module", place, attribute)
+    return Reference("file", str(_existing(base, place)), attribute)
+
+
+def _existing(base: str, place: str) -> Path:
+    """Return the absolute path of a reference's file. Raises UsageError if there is none."""
     try:
         path = Path(place).expanduser().absolute()
     except RuntimeError as error:  # of an unknown user's home
         raise UsageError(f"model: got {base!r}: {error}.") from error
     if not path.is_file():
         folder = path.parent
-        near = nearest(path.name, [file.name for file in folder.glob("*.py")]) if folder.is_dir() and not path.exists() else None
+        near = nearest(path.name, [file.name for file in folder.glob(f"*{path.suffix}")]) if folder.is_dir() and not path.exists() else None
         hint = f" Did you mean {near!r}?" if near else ""
         raise UsageError(f"model: got {base!r}, but there is no file {str(path)!r}.{hint}")
-    return Reference("file", str(path), attribute)
+    return path
 
 
 def local_sources(path: Path) -> dict[str, Path]:

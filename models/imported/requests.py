@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 import threading
 from collections import deque
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -16,6 +17,7 @@ import msgspec
 
 from ...core.errors import UsageError
 from ...core.process import PRIVATE_VARIABLES, child_working_directory, command_ending_with_parent, python
+from ...data.columns import LENGTHS
 
 MAX_SECONDS = 600.0  # for importing, building and exporting a model
 PIECE_BYTES, KEPT_PIECES = 1 << 14, 4  # of what the user's code prints
@@ -24,16 +26,56 @@ CHILD = "crosstrain.models.imported.torch.process"
 _ADVICE = "Keep what trains or prints under `if __name__ == '__main__':`"
 
 
+class InputColumn(msgspec.Struct, frozen=True):
+    """A column of the data: see `ColumnSpec`.
+
+    `limit`: its whole numbers are below it, 0 if unknown.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | None, ...]
+    limit: int = 0
+
+    @property
+    def varies(self) -> bool:
+        """Whether examples differ in length."""
+        return self.shape[:1] == (None,)
+
+    @property
+    def fixed_shape(self) -> tuple[int, ...]:
+        """The dimensions that do not vary."""
+        return tuple(size for size in self.shape if size is not None)
+
+
+class DataFacts(msgspec.Struct, frozen=True):
+    """The columns that a module may read, its loss also `target`; "" for data without."""
+
+    columns: tuple[InputColumn, ...]
+    target: str
+
+    @property
+    def inputs(self) -> tuple[InputColumn, ...]:
+        """The columns but the target."""
+        return tuple(column for column in self.columns if column.name != self.target)
+
+    def tensors(self, names: Collection[str]) -> list[str]:
+        """Return the names of the tensors of columns, in order; see `ForwardContext`."""
+        read = [column for column in self.columns if column.name in names]
+        return [name for column in read for name in ([column.name, column.name + LENGTHS] if column.varies else [column.name])]
+
+
 class Request(msgspec.Struct):
     """A request to the process with torch.
 
-    `arguments`: as typed. `shape` and `classes`: of the data. `seed`: for initial values.
+    `arguments`: as typed. `outputs`: how many numbers are predicted for an example, 0 for a single one without a dimension of its own.
+    `seed`: for initial values.
     """
 
     reference: str
     arguments: dict[str, str]
-    shape: list[int]
-    classes: int
+    data: DataFacts
+    outputs: int
     seed: int
     folder: str
     describe: bool

@@ -205,7 +205,7 @@ PROBLEMS = {
     "Demanding": "needs a value for depth; write",
     "Demanding?depth=2&rat=1": "got 'rat'; allowed: channels=…, num_classes=…, depth=…, rate=…. Did you mean 'rate'?",
     "Demanding?depth=2&rate=high": "got 'high'; allowed: a number.",
-    "Images": "returns a tensor of shape (4, 4, 16, 16) for 4 images; logits [batch, classes] are needed.",
+    "Images": "returns a tensor of shape (4, 4, 16, 16) for 4 examples; logits [batch, classes] are needed.",
     "Images?channels=1": "fails on images of 3×18×18 (channels, height, width): RuntimeError",
     "OnlyColours?num_classes=7": "returns 7 logits for data of 5 classes",
     "TABLE": "is dict, not an nn.Module class or a function that returns one.",
@@ -217,11 +217,12 @@ ASK = """
 import json, sys
 sys.path[:0] = [{folder!r}]
 from passes import DATA
+from crosstrain.models.imported.importing import data_facts
 from crosstrain.models.imported.requests import Request
 from crosstrain.models.imported.torch.process import answer
 problems = {{}}
 for name, arguments in json.load(sys.stdin).items():
-    request = Request("{nets}:" + name.partition("?")[0], arguments, list(DATA.input_shape), DATA.classes, 0, {out!r}, True)
+    request = Request("{nets}:" + name.partition("?")[0], arguments, data_facts(DATA), DATA.classes, 0, {out!r}, True)
     problems[name] = answer(request)
 print(json.dumps(problems))
 """

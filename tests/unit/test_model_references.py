@@ -29,6 +29,8 @@ MARK = "open({mark!r}, 'a').write('imported')\n"
         ("torchvision:resnet18?width=2", "torchvision:resnet18"),
         ("json:decoder.JSONDecoder", "json:decoder.JSONDecoder"),
         ("own.module:Net?depth=3", "own.module:Net"),
+        ("hf:bert.json?num_hidden_layers=2", "hf:bert.json"),
+        ("hf:/a:b/bert", "hf:/a:b/bert"),
     ],
 )
 def test_model_base_of_text(text, base):
@@ -61,7 +63,9 @@ def test_reference_is_read_without_import(tmp_path, monkeypatch):
     assert "planted" not in sys.modules
 
 
-@pytest.mark.parametrize("text", ["nets.py:Net", "/tmp/nets.py:Net?a=1", "torchvision:resnet18", "json:Net", "a.b:Net"])
+@pytest.mark.parametrize(
+    "text", ["nets.py:Net", "/tmp/nets.py:Net?a=1", "torchvision:resnet18", "json:Net", "a.b:Net", "hf:/tmp/bert.json"]
+)
 def test_every_form_in_a_runs_files_is_foreign(text):
     assert foreign_settings({"model": text})
 
@@ -75,6 +79,18 @@ def test_file_is_recorded_by_its_absolute_path(monkeypatch):
 def test_missing_file_suggests_the_nearest():
     with pytest.raises(UsageError, match=r"there is no file '.*/net\.py'\. Did you mean 'nets\.py'\?"):
         read_reference(f"{NETS.parent}/net.py:Net")
+
+
+def test_configuration_is_recorded_by_its_path_and_digest(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bert.json").write_text("{}")
+    assert canonical_model("hf:bert.json?num_labels=2") == f"hf:{tmp_path}/bert.json?num_labels=2"
+    before = model_source("hf:bert.json")
+    (tmp_path / "bert.json").write_text('{"a": 1}')
+    assert before.package == os.fspath(tmp_path / "bert.json")
+    assert model_source("hf:bert.json").digest != before.digest
+    with pytest.raises(UsageError, match=r"there is no file '.*/brt\.json'\. Did you mean 'bert\.json'\?"):
+        read_reference("hf:brt.json")
 
 
 @pytest.mark.parametrize("name", ["", "1st", "a b", "a..b", "a-b"])

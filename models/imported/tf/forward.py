@@ -11,15 +11,16 @@ from typing import Any
 import tensorflow as tf
 
 from ....core.errors import UsageError
+from ....data.columns import LENGTHS
 from ...base import ForwardContext, ModelSpec
 from ...layers.formulas import StorageLayout
 from ...layers.tf import HeldParameters
-from ..description import EVALUATION, MASKED_RANKS, MIN_ROWS, TRAINING, Imported, read_constants
+from ..description import EVALUATION, MASKED_RANKS, MIN_ROWS, TRAINING, Imported, is_length, read_constants
 from ..graph import CONSTANT, FORMAT, INFINITY, INPUT, ITEM, NODE, STATE, Graph, Node, read_graph
-from . import image_operations, recurrent
+from . import image_operations, loss_operations, recurrent
 from .operations import OPERATIONS, canonical
 
-_FILLED_BY_IMPORT = image_operations, recurrent  # register their operations
+_FILLED_BY_IMPORT = image_operations, loss_operations, recurrent  # register their operations
 
 
 def storage_layouts(spec: ModelSpec) -> dict[str, StorageLayout]:
@@ -39,17 +40,39 @@ def forward(parameters: Mapping[str, tf.Tensor], x: Any, context: ForwardContext
     """
     imported: Imported = context.settings
     columns = x if isinstance(x, Mapping) else {imported.inputs[0]: x}
-    inputs = [columns[name] for name in imported.inputs]
-    rows = tf.shape(inputs[0])[0]
-    blank = tf.where(rows > 0, 0, MIN_ROWS)
-    inputs = [
-        tf.ensure_shape(tf.pad(value, [[0, blank], *[[0, 0]] * (value.shape.rank - 1)]), [None, *value.shape[1:]]) for value in inputs
-    ]
+    rows = tf.shape(columns[imported.inputs[0]])[0]
+    inputs = [_with_blanks(name, columns[name], imported) for name in imported.inputs]
     graph, constants = _graph(imported.folder, context.training), _constants(imported.folder)
     execution = Execution(graph, context, rows)
     result, updated = execution.run({**constants, **context.buffers}, parameters, inputs)
     context.updated.update(updated)
     return tf.cast(result, tf.float32)[:rows] if result.dtype != tf.float64 else result[:rows]
+
+
+def own_losses(outputs: tf.Tensor, target: Any, context: ForwardContext[tf.Tensor]) -> tf.Tensor:
+    """Return the losses [batch] of a module with a loss of its own."""
+    return outputs[:, 0]
+
+
+def example_sums(outputs: tf.Tensor, target: Any, context: ForwardContext[tf.Tensor]) -> dict[str, tf.Tensor]:
+    """Return ``correct`` of a module whose evaluation has its own losses, then logits."""
+    if not context.settings.measured:
+        return {}
+    return {"correct": tf.argmax(outputs[:, 1:], axis=1, output_type=target.dtype) == target}
+
+
+def _with_blanks(name: str, value: tf.Tensor, imported: Imported) -> tf.Tensor:
+    """Return an input with blank examples if there are none, and a place in empty sequences.
+
+    Whole numbers become int64, as in torch.
+    """
+    value = value if value.dtype.is_floating else tf.cast(value, tf.int64)
+    fill = tf.cast(int(is_length(name, imported.inputs)), value.dtype)
+    shape = tf.shape(value)
+    paddings = [[0, tf.where(shape[0] > 0, 0, MIN_ROWS)], *[[0, 0]] * (value.shape.rank - 1)]
+    if name + LENGTHS in imported.inputs:
+        paddings[1] = [0, tf.where(shape[1] > 0, 0, 1)]
+    return tf.ensure_shape(tf.pad(value, paddings, constant_values=fill), [None, *value.shape[1:]])
 
 
 @lru_cache(maxsize=8)
@@ -150,7 +173,7 @@ class Execution:
             if isinstance(parameters, HeldParameters) and name in parameters.layouts:
                 return _Kernel(parameters.held[name])
             return parameters[name]
-        return state[name]
+        return tf.convert_to_tensor(state[name])  # constants are arrays
 
     def _carried_out(self, node: Node, values: Mapping[str, Any]) -> Any:
         self.operation = node.operation

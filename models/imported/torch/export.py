@@ -5,10 +5,9 @@ https://docs.pytorch.org/docs/stable/export.html
 
 from __future__ import annotations
 
-import inspect
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,27 +44,46 @@ class Exported:
     constants: Mapping[str, Any]
 
 
-def exported_graph(module: torch.nn.Module, inputs: Sequence[torch.Tensor], *, training: bool, lengths: Sequence[int] = ()) -> Exported:
-    """Return the graph of ``module(*inputs)`` for any batch size.
+class _Called(torch.nn.Module):  # type: ignore[misc]
+    """A module that is called in a certain way; names of its state begin with `_PREFIX`."""
 
-    `lengths`: positions of inputs whose second size varies too. Raises UsageError, with the user's line, for code that cannot be
-    exported, such as branches that depend on data.
+    def __init__(self, module: torch.nn.Module, call: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.module = module
+        self._call = [call]  # in a list, as it may be the module itself
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """Return the call's result."""
+        return self._call[0](*inputs)
+
+
+_PREFIX = "module."
+
+
+def exported_graph(
+    module: torch.nn.Module,
+    inputs: Sequence[torch.Tensor],
+    *,
+    training: bool,
+    lengths: Sequence[int] = (),
+    call: Callable[..., torch.Tensor] | None = None,
+) -> Exported:
+    """Return the graph of ``module(*inputs)``, or of ``call(*inputs)``, for any batch size.
+
+    `lengths`: positions of inputs whose second size varies too, each by itself. Raises UsageError, with the user's line, for code that
+    cannot be exported, such as branches that depend on data.
     """
     batch = Dim("batch", min=2, max=MAX_BATCH)
-    time = Dim("time", min=2, max=MAX_BATCH)
-    sizes = tuple({0: batch, 1: time} if position in lengths else {0: batch} for position in range(len(inputs)))
+    sizes = tuple({0: batch, 1: Dim.DYNAMIC} if position in lengths else {0: batch} for position in range(len(inputs)))
     module.train(training)
     with as_operations(module):
         try:
-            program = export(module, tuple(inputs), dynamic_shapes=(sizes,) if _is_variadic(module) else sizes, strict=False)
+            program = export(_Called(module, call or module), tuple(inputs), dynamic_shapes=(sizes,), strict=False)
             program = program.run_decompositions({})
         except Exception as error:  # torch and the user's code may raise anything
             raise UsageError(f"model: {_export_problem(error)}") from error
-    return Exported(_graph(program), _batch_axes(program) if training else [], program.constants)
-
-
-def _is_variadic(module: torch.nn.Module) -> bool:
-    return any(parameter.kind is parameter.VAR_POSITIONAL for parameter in inspect.signature(module.forward).parameters.values())
+    constants = {name.removeprefix(_PREFIX): value for name, value in program.constants.items()}
+    return Exported(_graph(program), _batch_axes(program) if training else [], constants)
 
 
 def _export_problem(error: BaseException) -> str:
@@ -76,7 +94,8 @@ def _export_problem(error: BaseException) -> str:
         return f"it cannot be translated: a branch or a size depends on the values of a tensor{where}. Use torch.where or masks instead."
     if "Constraints violated" in text or "ConstraintViolation" in type(error).__name__:
         return (
-            f"it cannot be translated: the batch size becomes a fixed number{where}. Use x.shape[0] instead of len(x), and no loop over it."
+            f"it cannot be translated: the batch size or a length becomes a fixed number{where}. Use x.shape[0] instead of len(x), and no"
+            " loop over it."
         )
     first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
     return f"it cannot be translated: {type(error).__name__}: {first[:400]}{where}"
@@ -132,14 +151,14 @@ def _graph(program: ExportedProgram) -> Graph:
     results = list(signature.user_outputs)
     if len(results) != 1:
         raise UsageError(f"model: its forward returns {len(results)} tensors; one is needed, the logits.")
-    updated = {buffer: result for result, buffer in signature.buffers_to_mutate.items()}
+    updated = {buffer.removeprefix(_PREFIX): result for result, buffer in signature.buffers_to_mutate.items()}
     return Graph(nodes, str(results[0]), updated)
 
 
 def _placeholder(program: ExportedProgram, node: torch.fx.Node, states: Mapping[str, str], constants: Mapping[str, str]) -> Node:
     shape = _shape(node)
     if node.name in states:
-        return Node(node.name, STATE, {"name": states[node.name]}, shape)
+        return Node(node.name, STATE, {"name": states[node.name].removeprefix(_PREFIX)}, shape)
     if node.name in constants:
         value = program.constants[constants[node.name]]
         return Node(node.name, CONSTANT, {"value": value.tolist(), "format": _FORMATS[value.dtype]}, shape)

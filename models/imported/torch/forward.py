@@ -12,9 +12,11 @@ import torch
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ....data.columns import LENGTHS
 from ...base import ForwardContext
-from ..description import MASKED_RANKS, MIN_ROWS, Imported
+from ..description import MASKED_RANKS, MIN_ROWS, Imported, is_length
 from ..reference import read_reference
+from .calls import Call
 from .modules import built, carried, trained
 
 _drawing: Draws | None = None  # of the pass in progress: a task computes one at a time
@@ -30,21 +32,40 @@ def forward(parameters: Mapping[str, torch.Tensor], x: Any, context: ForwardCont
     inputs = [columns[name] for name in imported.inputs]
     bound = _bound(imported)
     rows = len(inputs[0])
-    if not rows:
-        inputs = [value.new_zeros(MIN_ROWS, *value.shape[1:]) for value in inputs]
+    inputs = [_with_blanks(name, value, imported) for name, value in zip(imported.inputs, inputs, strict=True)]
     bound.bind(parameters, context)
     with _drawn_by(context, imported, rows):
-        result: torch.Tensor = bound.module(*inputs)
+        result = bound.call(*inputs)
     if context.training and rows:
         context.updated.update(bound.buffers())
     return result if rows else result[:0]
 
 
+def own_losses(outputs: torch.Tensor, target: Any, context: ForwardContext[torch.Tensor]) -> torch.Tensor:
+    """Return the losses [batch] of a module with a loss of its own."""
+    return outputs[:, 0]
+
+
+def example_sums(outputs: torch.Tensor, target: Any, context: ForwardContext[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return ``correct`` of a module whose evaluation has its own losses, then logits."""
+    return {"correct": outputs[:, 1:].argmax(1) == target} if context.settings.measured else {}
+
+
+def _with_blanks(name: str, value: torch.Tensor, imported: Imported) -> torch.Tensor:
+    """Return an input with blank examples if there are none, and a place in empty sequences."""
+    if not len(value):
+        value = value.new_full((MIN_ROWS, *value.shape[1:]), int(is_length(name, imported.inputs)))
+    if name + LENGTHS in imported.inputs and not value.shape[1]:
+        value = value.new_zeros(len(value), 1, *value.shape[2:])
+    return value
+
+
 class _Bound:
     """A module whose parameters and buffers are replaced by a run's."""
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        self.module = module
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.module = module = call.module
         owners = dict(module.named_modules())
 
         def places(named: Mapping[str, torch.Tensor], of_all: Iterator[tuple[str, torch.Tensor]], store: str) -> dict[str, list[Any]]:
@@ -101,8 +122,8 @@ def _bound(imported: Imported) -> _Bound:
     known = _modules.get(imported.folder)
     if known is None:
         facts = imported.request
-        module = built(read_reference(imported.reference), facts["arguments"], facts["shape"], facts["classes"], 0)
-        known = _modules[imported.folder] = _Bound(module)
+        module = built(read_reference(imported.reference), facts["arguments"], facts["data"], facts["outputs"], 0)
+        known = _modules[imported.folder] = _Bound(Call(module, facts["data"], imported.reference, measured=imported.measured))
     return known
 
 

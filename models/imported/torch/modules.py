@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import math
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,11 +19,16 @@ import torch
 from ....core.errors import TrainerError, UsageError, raised
 from ....core.suggestions import did_you_mean
 from ....core.units import decimal_number
-from ..reference import Reference
+from ....data.base import IMAGE
+from ..reference import HF, Reference
+from ..requests import DataFacts
+from .configured import configured
 
-# Parameters of constructors that get a fact of the data, unless they are given.
+# Parameters of constructors that get a fact of the data, if it has it, unless they are given.
 _FACTS: Mapping[str, str] = {
-    **dict.fromkeys(("classes", "num_classes", "n_classes", "num_labels", "out_features", "output_dim"), "classes"),
+    **dict.fromkeys(("classes", "num_classes", "n_classes", "num_labels", "out_features", "output_dim"), "outputs"),
+    **dict.fromkeys(("features", "in_features", "num_features", "n_features", "input_dim", "in_dim"), "features"),
+    **dict.fromkeys(("vocab_size", "vocabulary_size", "num_embeddings", "num_tokens", "n_tokens"), "vocabulary"),
     **dict.fromkeys(("channels", "in_channels", "in_chans", "num_channels", "input_channels"), "channels"),
     **dict.fromkeys(("input_shape", "image_shape", "in_shape"), "shape"),
     **dict.fromkeys(("image_size", "img_size"), "side"),
@@ -70,10 +77,15 @@ def _imported(reference: Reference) -> ModuleType:
     return module
 
 
-def built(reference: Reference, arguments: Mapping[str, str], shape: Sequence[int], classes: int, seed: int) -> torch.nn.Module:
+def built(reference: Reference, arguments: Mapping[str, str], data: DataFacts, outputs: int, seed: int) -> torch.nn.Module:
     """Build the module with the initial values of a seed, on the CPU. Raises UsageError."""
-    build = found(reference)
-    values = _values(reference, build, arguments, shape, classes)
+    facts = _facts(data, outputs)
+    values: dict[str, Any] = {}
+    if reference.kind == HF:
+        build = configured(reference, arguments, facts, partial(_value, reference))
+    else:
+        build = found(reference)
+        values = _values(reference, build, arguments, facts)
     torch.manual_seed(seed)
     try:
         module = build(**values)
@@ -85,9 +97,19 @@ def built(reference: Reference, arguments: Mapping[str, str], shape: Sequence[in
     return module
 
 
-def _values(
-    reference: Reference, build: Callable[..., Any], arguments: Mapping[str, str], shape: Sequence[int], classes: int
-) -> dict[str, Any]:
+def _facts(data: DataFacts, outputs: int) -> dict[str, Any]:
+    """Return the facts of the data by name; `features`: numbers of an example of a table."""
+    facts: dict[str, Any] = {"outputs": max(1, outputs)}
+    columns = {column.name: column for column in data.inputs}
+    if IMAGE in columns:
+        channels, height, width = columns[IMAGE].shape
+        facts |= {"channels": channels, "shape": (channels, height, width), "side": height if height == width else (height, width)}
+    numbers = [math.prod(column.fixed_shape) for column in columns.values() if column.dtype == "float32" and not column.varies]
+    vocabularies = {column.limit for column in columns.values() if column.varies and column.limit}
+    return facts | ({"features": sum(numbers)} if numbers else {}) | ({"vocabulary": vocabularies.pop()} if len(vocabularies) == 1 else {})
+
+
+def _values(reference: Reference, build: Callable[..., Any], arguments: Mapping[str, str], facts: Mapping[str, Any]) -> dict[str, Any]:
     try:
         parameters: Mapping[str, inspect.Parameter] = inspect.signature(build).parameters
     except ValueError:  # some callables of C have no signature
@@ -98,16 +120,17 @@ def _values(
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     }
     anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    sides = shape[1:]
-    facts = {"classes": classes, "channels": shape[0], "shape": tuple(shape), "side": sides[0] if len(set(sides)) == 1 else tuple(sides)}
-    values: dict[str, Any] = {name: facts[_FACTS[name]] for name in named if name in _FACTS}
+    values: dict[str, Any] = {name: facts[_FACTS[name]] for name in named if _FACTS.get(name) in facts}
     if anything and reference.kind == "torchvision":
-        values["num_classes"] = classes
+        values["num_classes"] = facts["outputs"]
     for name, text in arguments.items():
         if name not in named and not anything:
             allowed = ", ".join(f"{known}=…" for known in named) or "no arguments"
             raise UsageError.of(f"model: argument of {reference.text}", name, allowed, named)
-        values[name] = _value(reference, name, text, named.get(name))
+        parameter = named.get(name)
+        values[name] = _value(
+            reference, name, text, None if parameter is None or parameter.default is parameter.empty else parameter.default
+        )
     missing = [name for name, parameter in named.items() if parameter.default is parameter.empty and name not in values]
     if missing:
         example = "&".join(f"{name}=…" for name in missing)
@@ -115,9 +138,8 @@ def _values(
     return values
 
 
-def _value(reference: Reference, name: str, text: str, parameter: inspect.Parameter | None) -> Any:
+def _value(reference: Reference, name: str, text: str, default: Any) -> Any:
     """Read an argument as its default's type, else as a literal of Python."""
-    default = None if parameter is None or parameter.default is parameter.empty else parameter.default
     if isinstance(default, str):
         return text
     literals = {"true": True, "false": False, "none": None}

@@ -7,20 +7,26 @@ and prints null, or the problem, as JSON.
 from __future__ import annotations
 
 import fcntl
+import math
 import os
+import resource
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import msgspec
 import numpy as np
+import psutil
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from ....core.drafts import replacing
 from ....core.errors import TrainerError, UsageError, raised
+from ....data.base import IMAGE
+from ....data.columns import LENGTHS
 from ..description import (
     BUFFER,
     CONSTANTS,
@@ -36,12 +42,15 @@ from ..description import (
     write_values,
 )
 from ..graph import STATE, Graph
-from ..reference import Reference, read_reference
-from ..requests import Request
+from ..reference import HF, TORCHVISION, Reference, read_reference
+from ..requests import DataFacts, Request
+from .calls import Call
 from .export import exported_graph
 from .modules import built, carried, trained
 
 EXAMPLES = 4  # rows of the batch that a model is exported with
+MAX_TRIED_LENGTH = 6  # of its sequences
+MAX_ELEMENTS = 1 << 26  # of an example of a column
 
 
 def main() -> None:
@@ -70,9 +79,13 @@ def _write(request: Request) -> None:
     with _locked(folder):
         if request.describe and read_description(folder) is not None:
             return  # another process was faster
+        if reference.kind == HF:  # a configuration's sizes may come from anybody
+            _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+            most = psutil.virtual_memory().available // 2
+            resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
         opened = _OpenedFiles(folder)
         sys.addaudithook(opened)
-        module = built(reference, request.arguments, request.shape, request.classes, request.seed)
+        module = built(reference, request.arguments, request.data, request.outputs, request.seed)
         if request.describe:
             for path in folder.glob("initial-*.npz"):  # of earlier sources
                 path.unlink()
@@ -104,7 +117,7 @@ class _OpenedFiles:
         if not isinstance(path, str) or not isinstance(mode, str) or not mode.startswith("r") or path.endswith((".pyc", ".py")):
             return
         whole = os.path.abspath(path)
-        if whole.startswith(self._excluded) or whole in self.digests or not os.path.isfile(whole):
+        if whole.startswith(self._excluded) or ".dist-info/" in whole or whole in self.digests or not os.path.isfile(whole):
             return
         self._reading = True
         try:
@@ -141,12 +154,15 @@ def _described(reference: Reference, module: torch.nn.Module, request: Request, 
         raise UsageError(f"model: {reference.text} has no parameter to train.")
     if wide := next((name for name, value in module.named_parameters() if value.dtype != torch.float32), None):
         raise UsageError(f"model: the parameter {wide!r} of {reference.text} is {module.get_parameter(wide).dtype}; float32 is needed.")
-    images = torch.randn(EXAMPLES, *request.shape, generator=torch.Generator().manual_seed(0))
     state = {name: value.clone() for name, value in module.state_dict().items()}
-    multiply_adds = _tried(reference, module, images, request)
-    _refuse_unused(reference, module, images)
+    call, multiply_adds = _tried(reference, module, request)
+    tensors = [_example_tensors(request.data)[name] for name in call.tensors]
+    _refuse_unused(reference, call, tensors)
     module.load_state_dict(state)
     description = Description(
+        inputs=call.columns,
+        has_loss=call.has_loss,
+        measured=call.measured,
         parameters={name: tuple(value.shape) for name, value in parameters.items()},
         buffers={name: tuple(value.shape) for name, value in carried(module).items()},
         kernels=[],
@@ -155,47 +171,115 @@ def _described(reference: Reference, module: torch.nn.Module, request: Request, 
         sources=_sources(reference),
     )
     try:
-        _export(module, images, folder, description)
+        _export(call, tensors, folder, description)
     except UsageError as error:
         description.problems["tf"] = str(error)
     return description
 
 
-def _tried(reference: Reference, module: torch.nn.Module, images: torch.Tensor, request: Request) -> int:
-    """Run the module and check its result; return the multiply-adds of an example."""
+def _example_tensors(data: DataFacts) -> dict[str, torch.Tensor]:
+    """Return made-up values of every column, by name, for a batch of `EXAMPLES`."""
+    generator = torch.Generator().manual_seed(0)
+    tensors: dict[str, torch.Tensor] = {}
+    for column in data.columns:
+        fixed = column.fixed_shape
+        if math.prod(fixed) > MAX_ELEMENTS:
+            raise UsageError(f"model: an example of {column.name!r} has more than {MAX_ELEMENTS:,} numbers, too many for a module to try.")
+        shape = [EXAMPLES, *([MAX_TRIED_LENGTH] if column.varies else []), *fixed]
+        if column.dtype == "float32" or column.name == IMAGE:
+            tensors[column.name] = torch.randn(*shape, generator=generator)
+        else:
+            tensors[column.name] = torch.randint(0, column.limit or 2, shape, generator=generator)
+        if column.varies:
+            lengths = torch.arange(MAX_TRIED_LENGTH, MAX_TRIED_LENGTH - EXAMPLES, -1)
+            tensors[column.name + LENGTHS] = lengths
+            tensors[column.name] *= (torch.arange(MAX_TRIED_LENGTH) < lengths[:, None]).view(*shape[:2], *[1] * len(fixed))
+    return tensors
+
+
+def _tried(reference: Reference, module: torch.nn.Module, request: Request) -> tuple[Call, int]:
+    """Run the module and check its result.
+
+    Return how it is called, and the multiply-adds of an example, or of a token.
+    """
     counter = FlopCounterMode(display=False)
     module.eval()
-    shape = "×".join(map(str, request.shape))
+    tensors = _example_tensors(request.data)
+    images = [column for column in request.data.columns if column.name == IMAGE]
+    call = Call(module, request.data, reference.text)
+    if not (request.data.target or call.has_loss):
+        raise UsageError(
+            f"model: {reference.text}: the data has no column that is to be predicted; give the module a method loss(self, columns)."
+        )
+    if images and call.columns == [IMAGE]:
+        batch = f"images of {'×'.join(map(str, images[0].shape))} (channels, height, width)"
+    else:
+        batch = f"the columns {', '.join(f'{name} {list(tensors[name].shape)}' for name in call.tensors)}"
     try:
         with torch.no_grad(), counter:
-            logits = module(images)
+            outputs = call(*(tensors[name] for name in call.tensors))
+    except TrainerError:
+        raise
     except (Exception, SystemExit) as error:
-        raise UsageError(f"model: {reference.text} fails on images of {shape} (channels, height, width): {raised(error)}.") from error
-    if not isinstance(logits, torch.Tensor) or logits.ndim != 2 or len(logits) != len(images):
-        kind = f"a tensor of shape {tuple(logits.shape)}" if isinstance(logits, torch.Tensor) else f"{type(logits).__name__}"
-        raise UsageError(f"model: {reference.text} returns {kind} for {len(images)} images; logits [batch, classes] are needed.")
-    if logits.shape[1] != request.classes:
-        raise UsageError(
-            f"model: {reference.text} returns {logits.shape[1]} logits for data of {request.classes} classes. Set its number of classes."
-        )
-    return int(counter.get_total_flops() // 2 // len(images))
+        raise UsageError(f"model: {reference.text} fails on {batch}: {raised(error)}.") from error
+    if call.has_loss:
+        if not outputs.is_floating_point() or len(outputs) != EXAMPLES:
+            shown = f"{outputs.dtype} {list(outputs[:, 0].shape)}"
+            raise UsageError(
+                f"model: the loss of {reference.text} is {shown} for {EXAMPLES} examples; float32 [batch] or a mean is needed."
+            )
+        call = _measured(module, request, reference, tensors) or call
+    elif problem := _output_problem(outputs, request.outputs):
+        raise UsageError(f"model: {reference.text} {problem}")
+    pieces = sum(int(tensors[name].sum()) for name in call.tensors if name.endswith(LENGTHS)) or EXAMPLES
+    return call, int(counter.get_total_flops() // 2 // pieces)
 
 
-def _refuse_unused(reference: Reference, module: torch.nn.Module, images: torch.Tensor) -> None:
-    parameters = trained(module)
-    module.train()
-    gradients = torch.autograd.grad(module(images).sum(), list(parameters.values()), allow_unused=True)
+def _output_problem(outputs: Any, wanted: int) -> str | None:
+    """Return why these cannot be the outputs for `EXAMPLES` examples, or None."""
+    needed = "logits [batch, classes] are needed." if wanted > 1 else "a number for each example, [batch] or [batch, 1], is needed."
+    if isinstance(outputs, tuple | list):
+        return f"returns a {type(outputs).__name__} of {len(outputs)}; return one tensor of them: {needed}"
+    if not isinstance(outputs, torch.Tensor):
+        return f"returns {type(outputs).__name__} for {EXAMPLES} examples; {needed}"
+    if outputs.shape[:1] != (EXAMPLES,) or outputs.ndim not in ((2,) if wanted > 1 else (1, 2)):
+        return f"returns a tensor of shape {tuple(outputs.shape)} for {EXAMPLES} examples; {needed}"
+    count = outputs.shape[1] if outputs.ndim == 2 else 1
+    if wanted > 1 and count != wanted:
+        return f"returns {count} logits for data of {wanted} classes. Set its number of classes."
+    return None if count == max(1, wanted) else f"returns {count} numbers for each example; {needed}"
+
+
+def _measured(module: torch.nn.Module, request: Request, reference: Reference, tensors: Mapping[str, torch.Tensor]) -> Call | None:
+    """Return a call whose evaluations also have forward's logits; None if it returns none."""
+    classes = next((column.limit for column in request.data.columns if column.name == request.data.target), 0)
+    try:
+        call = Call(module, request.data, reference.text, measured=True)
+    except UsageError:  # a forward that reads no columns serves the loss alone
+        return None
+    with torch.no_grad():
+        outputs = call.outputs(*(tensors[name] for name in call.tensors))
+    fits = isinstance(outputs, torch.Tensor) and outputs.shape == (EXAMPLES, classes)
+    return call if classes and fits else None
+
+
+def _refuse_unused(reference: Reference, call: Call, tensors: Sequence[torch.Tensor]) -> None:
+    parameters = trained(call.module)
+    call.module.train()
+    gradients = torch.autograd.grad(call(*tensors).sum(), list(parameters.values()), allow_unused=True)
     if unused := [name for name, gradient in zip(parameters, gradients, strict=True) if gradient is None]:
         listed = f"{', '.join(unused[:3])}{' and others' if len(unused) > 3 else ''}"
         raise UsageError(f"model: its result does not depend on {listed} of {reference.text}. Freeze them: requires_grad_(False).")
 
 
-def _export(module: torch.nn.Module, images: torch.Tensor, folder: Path, description: Description) -> None:
+def _export(call: Call, tensors: Sequence[torch.Tensor], folder: Path, description: Description) -> None:
+    module = call.module
     names = _canonical_names(module)
     constants: dict[str, np.ndarray] = {}
     graphs: list[Graph] = []
+    varying = [place for place, name in enumerate(call.tensors) if name + LENGTHS in call.tensors]
     for training, file in ((False, EVALUATION), (True, TRAINING)):
-        exported = exported_graph(module, [images], training=training)
+        exported = exported_graph(module, tensors, training=training, lengths=varying, call=call)
         graph = exported.graph
         for node in graph.nodes:
             if node.operation == STATE:
@@ -240,8 +324,10 @@ def _nodes_in(value: object) -> list[str]:
 
 def _sources(reference: Reference) -> dict[str, str]:
     """Return the digests of the user's files that were imported."""
-    if reference.kind == "torchvision":
+    if reference.kind == TORCHVISION:
         return {}
+    if reference.kind == HF:
+        return {reference.place: file_digest(Path(reference.place))}
     folder = Path(reference.place).parent if reference.kind == "file" else None
     package = reference.place.partition(".")[0]
     paths = set()
