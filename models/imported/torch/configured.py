@@ -63,7 +63,9 @@ def configured(
     if fields.get("model_type", kind.model_type) != kind.model_type:
         raise UsageError(f"model: {reference.text} is of the model_type {fields['model_type']!r}, and {name} of {kind.model_type!r}.")
     config = kind.from_dict({key: part for key, part in fields.items() if key not in _LEFT_OUT})
-    settable = config.to_dict() | {"num_labels": config.num_labels}
+    settable = config.to_dict() | {
+        alias: getattr(config, alias) for alias in ("num_labels", *config.attribute_map) if hasattr(config, alias)
+    }
     for key, text in arguments.items():
         if key == "architectures":
             continue
