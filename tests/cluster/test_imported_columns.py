@@ -27,7 +27,7 @@ def environment(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def passes(environment, tmp_path_factory):
-    """Return a function that gives a module's passes, on torch and on TensorFlow from its translation.
+    """Return a function that gives a module's passes, on torch and translated.
 
     Those of all modules of a group are made at once.
     """
