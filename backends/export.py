@@ -124,9 +124,13 @@ def export_weights(backend: str, export_format: str, chosen: ChosenWeights, fold
     meta = chosen.meta
     spec = rebuilt_model(meta)
     translates = spec.objective.translation is not None
-    if "columns" in meta.data and not translates:
+    images = "columns" not in meta.data
+    if not (images or translates or backend == PLAIN):
         read = ", ".join(column["name"] for column in meta.data["columns"])
-        raise UsageError(f"--format: only models of images and of translations are exported, and {meta.job['model']!r} reads {read}.")
+        raise UsageError(
+            f"--format: only models of images and of translations are exported, and {meta.job['model']!r} reads {read}. "
+            "--format safetensors writes its weights."
+        )
     vocabulary = trained_vocabulary(chosen.path, meta) if translates else None
     request = Export(
         format=export_format,
@@ -136,10 +140,11 @@ def export_weights(backend: str, export_format: str, chosen: ChosenWeights, fold
         parameters=chosen.parameters(),
         buffers=chosen.buffers(),
         updates=meta.step,
-        mean=() if translates else tuple(meta.data["mean"]),
-        std=() if translates else tuple(meta.data["std"]),
+        mean=tuple(meta.data["mean"]) if images else (),
+        std=tuple(meta.data["std"]) if images else (),
     )
-    description = _description(chosen, export_format)
+    described = _image_description(meta) if images else text_description(meta) if translates else _column_description(meta)
+    description = _description(chosen, export_format, described)
     if backend == PLAIN:
         written = PLAIN_FORMATS[export_format]
         export_plain(request, description)
@@ -153,19 +158,19 @@ def export_weights(backend: str, export_format: str, chosen: ChosenWeights, fold
         cast(Exporter, exporter).export(request)
     (folder / DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
     made_of = _made_of(chosen)
-    readme = (text_readme if translates else _readme)(meta, made_of, export_format, written)
+    readme = (_readme if images else text_readme if translates else _column_readme)(meta, made_of, export_format, written)
     (folder / README).write_text(readme, encoding="utf-8")
     if vocabulary is not None:
         (folder / VOCABULARY).write_bytes(vocabulary)
 
 
-def _description(chosen: ChosenWeights, export_format: str) -> dict[str, object]:
+def _description(chosen: ChosenWeights, export_format: str, described: Mapping[str, object]) -> dict[str, object]:
     meta = chosen.meta
     return {
         "schema": 1,
         "format": export_format,
         "model": meta.job["model"],
-        **(text_description(meta) if "columns" in meta.data else _image_description(meta)),
+        **described,
         "parameters": meta.model["parameters"],
         "buffers": meta.model["buffers"],
         "trained_on": meta.data["name"],
@@ -175,8 +180,24 @@ def _description(chosen: ChosenWeights, export_format: str) -> dict[str, object]
         "averaged_checkpoints": chosen.averaged,
         "weights": chosen.weights,
         "metrics": chosen.metrics,
-        **({"translation_signature": translation_signature(chosen)} if "columns" in meta.data else {}),
+        **({"translation_signature": translation_signature(chosen)} if "languages" in described else {}),
     }
+
+
+def _column_description(meta: Meta) -> dict[str, object]:
+    names = ("columns", "target", "classes", "class_names", "vocabulary_sizes", "mean", "std")
+    return {name: meta.data[name] for name in names if name in meta.data}
+
+
+def _column_readme(meta: Meta, made_of: str, export_format: str, written: ExportFormat) -> str:
+    return (
+        f"# {meta.job['model']} as {export_format}\n\n"
+        f"This folder holds {written.summary}. It was trained on {meta.data['name']} by `trainer` with {meta.step:,} updates."
+        f"{made_of}\n\n"
+        f"`{DESCRIPTION}` has the columns that it reads, the mean and std of those that are normalised as (x − mean) / std, and the names\n"
+        "and shapes of all weights.\n\n"
+        f"```python\n{written.usage}\n```\n"
+    )
 
 
 def _image_description(meta: Meta) -> dict[str, object]:

@@ -91,6 +91,12 @@ def test_own_loss_has_the_accuracy_of_its_logits(environment, tmp_path):
         assert run.evals[-1].metrics["accuracy"] > 0.6
         evaluated = trainer("evaluate", str(run.path), "--model", f"{NETS}:LossEach", "--json", environment=environment)
         assert json.loads(evaluated.stdout)["accuracy"] == pytest.approx(run.evals[-1].metrics["accuracy"])
+    model, target = ["--model", f"{NETS}:LossEach"], tmp_path / "exported"
+    arguments = ["--format", "safetensors", *model, "--output", str(target)]
+    exported = trainer("export", str(runs[0].path), *arguments, environment=environment)
+    assert exported.returncode == 0, exported.stderr
+    written = json.loads((target / "model.json").read_text())
+    assert (written["target"], written["classes"], sorted(written["mean"])) == ("ring", 3, ["x", "y"])
 
 
 PROBLEMS = {
