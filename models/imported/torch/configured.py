@@ -56,10 +56,11 @@ def configured(
     architectures = fields.get("architectures")
     name = arguments.get("architectures") or (architectures[0] if isinstance(architectures, list) and architectures else None)
     known: Any = getattr(transformers, name, None) if isinstance(name, str) and name.isidentifier() else None
-    if not (isinstance(known, type) and issubclass(known, transformers.PreTrainedModel) and known.config_class is not None):
+    is_model = isinstance(known, type) and issubclass(known, transformers.PreTrainedModel)
+    kind: Any = getattr(known, "config_class", None) if is_model else None
+    if kind is None:
         near = did_you_mean(str(name), dir(transformers))
         raise UsageError(f"model: {reference.text} has the architecture {name!r}, which is no model class of transformers.{near}")
-    kind = known.config_class
     if fields.get("model_type", kind.model_type) != kind.model_type:
         raise UsageError(f"model: {reference.text} is of the model_type {fields['model_type']!r}, and {name} of {kind.model_type!r}.")
     config = kind.from_dict({key: part for key, part in fields.items() if key not in _LEFT_OUT})
