@@ -94,7 +94,7 @@ def _spec(reference: str, facts: Mapping[str, Any], folder: Path, description: D
         multiply_adds=description.multiply_adds,
         buffers=tuple(ParameterSpec(name, tuple(shape)) for name, shape in description.buffers.items()),
         dropout=bool(description.dropouts or description.problems),
-        objective=_objective(reference, description, data),
+        objective=_objective(description),
         inputs=tuple(description.inputs),
         target=data.target or description.inputs[0],
         logits_per_position=NUMBERS_PER_POSITION if any(data.column(name).varies for name in description.inputs) else 0,
@@ -104,13 +104,11 @@ def _spec(reference: str, facts: Mapping[str, Any], folder: Path, description: D
     )
 
 
-def _objective(reference: str, description: Description, data: DataInfo) -> Objective:
-    if description.has_loss:
-        sums, metrics = ((LOSS_SUM, COUNTED, "correct"), (ACCURACY,)) if description.measured else ((LOSS_SUM, COUNTED), ())
-        return Objective("own loss", OWN_LOSS, sums, metrics)
-    if not data.features.classes:
-        raise UsageError(f"model: {data.name!r} has no classes, and {reference} no method loss(self, columns) that says what it learns.")
-    return CLASSIFICATION
+def _objective(description: Description) -> Objective:
+    if not description.has_loss:
+        return CLASSIFICATION  # stands for the loss of the job, or of the data
+    sums, metrics = ((LOSS_SUM, COUNTED, "correct"), (ACCURACY,)) if description.measured else ((LOSS_SUM, COUNTED), ())
+    return Objective("own loss", OWN_LOSS, sums, metrics)
 
 
 def data_facts(data: DataInfo) -> DataFacts:
