@@ -92,13 +92,15 @@ def read_manifest(folder: Path) -> dict[str, FileDigest]:
     return {name: FileDigest(file.bytes, getattr(file, algorithm), algorithm) for name, file in files.items()}
 
 
+BF16 = "|V2"  # numpy has no such type: the bytes of each number
+
 # Its own library (https://huggingface.co/docs/safetensors) writes whole arrays only; a checkpoint's arrive in pieces.
 
 _TYPES = {
     "|b1": "BOOL", "|u1": "U8", "|i1": "I8", "<u2": "U16", "<i2": "I16", "<u4": "U32", "<i4": "I32", "<u8": "U64", "<i8": "I64",
     "<f2": "F16", "<f4": "F32", "<f8": "F64",
 }  # fmt: skip
-_NUMPY_TYPES = {name: dtype for dtype, name in _TYPES.items()}
+_NUMPY_TYPES = {name: dtype for dtype, name in _TYPES.items()} | {"BF16": BF16}
 _LENGTH = struct.Struct("<Q")
 _ALIGNMENT = 8
 
@@ -139,11 +141,20 @@ def map_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """
     with open_regular(path) as file:
         try:
-            return _parse_arrays(np.memmap(file, np.uint8, "r"))
-        except ValidationError as error:
-            raise ValueError(f"is no safetensors file ({first_problem(error)})") from error
-        except (struct.error, ValueError) as error:
+            whole = np.memmap(file, np.uint8, "r")
+        except ValueError as error:  # an empty file
             raise ValueError(f"is no safetensors file ({error})") from error
+        return arrays_in(whole)
+
+
+def arrays_in(whole: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a file's content by name, on its memory, as `map_arrays`."""
+    try:
+        return _parse_arrays(whole)
+    except ValidationError as error:
+        raise ValueError(f"is no safetensors file ({first_problem(error)})") from error
+    except (struct.error, ValueError) as error:
+        raise ValueError(f"is no safetensors file ({error})") from error
 
 
 def _parse_arrays(whole: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:

@@ -29,6 +29,7 @@ from pydantic_core import PydanticCustomError
 
 from .cluster import parse_procs_per_node, workers_by_node
 from .console import is_plain_name, is_text
+from .patterns import read_patterns
 from .schedules import SCHEDULES, schedules_with
 from .setting import (
     ALL,
@@ -128,6 +129,20 @@ def without_password(uri: str) -> str:
     """Return a URI without user and password."""
     place = urlsplit(uri).netloc
     return uri.replace(place, place.rpartition("@")[2], 1)  # urlunsplit would take slashes from sqlite:////tmp/x.db
+
+
+_DIGEST = re.compile(r"(?P<path>.+)\?sha256=(?P<digest>[0-9a-f]{64})", re.DOTALL)
+
+
+def with_digest(path: Path, digest: str) -> Path:
+    """Return a path with the SHA-256 of the file's content, as ``PATH?sha256=DIGEST``."""
+    return Path(f"{path}?sha256={digest}")
+
+
+def split_digest(path: Path) -> tuple[Path, str | None]:
+    """Return the path and the digest of ``PATH[?sha256=DIGEST]``."""
+    match = _DIGEST.fullmatch(str(path))
+    return (path, None) if match is None else (Path(match["path"]), match["digest"])
 
 
 def saved_every(checkpoint_every: str | None, max_restarts: int) -> str | None:
@@ -314,6 +329,18 @@ class Job(BaseModel):
         compare=ComparisonRule("steps per call", WORK, "fused steps cost less", none="the backend's choice"),
     )
     seed: Annotated[int, Field(ge=0, lt=2**63), TYPED] = _data(0, "Seeds initial weights, data order and dropout.", mllog="seed")
+    initial_weights: Path | None = _data(
+        None,
+        "File of the initial weights, instead of those of the seed: safetensors, or a torch state_dict (.pt, .pth). The run records the "
+        "digest of its content.",
+        foreign="read the weights in {}",
+    )
+    initial_weights_except: str | None = _data(
+        None,
+        "With --initial-weights: parameters and buffers that begin as the seed has them, as patterns of names, such as 'head.*,*.bias'.",
+        requires=Requirement("initial_weights", shown="FILE"),
+        compare=trajectory("weights that begin as the seed has them", none="none"),
+    )
     deterministic: bool = _speed(
         False,
         "Use bitwise reproducible kernels (sync only).",
@@ -481,7 +508,7 @@ class Job(BaseModel):
             raise ValueError("text in UTF-8; rename a file or folder with another name, or give a link to it")
         return value
 
-    @field_validator("data_dir", "out", mode="before")
+    @field_validator("data_dir", "initial_weights", "out", mode="before")
     @classmethod
     def _path(cls, value: object) -> object:
         if value == "":
@@ -516,6 +543,21 @@ class Job(BaseModel):
         if not re.fullmatch(r"[ -~]{1,64}", name):
             raise ValueError("a figure of the evaluation by its name, such as loss, accuracy or bleu")
         return name
+
+    @field_validator("initial_weights")
+    @classmethod
+    def _absolute_path(cls, value: Path | None) -> Path | None:
+        try:
+            return None if value is None else value.expanduser().absolute()
+        except (RuntimeError, OSError) as error:  # an unknown user's home; a removed working directory
+            raise ValueError(f"an absolute path here ({error})") from error
+
+    @field_validator("initial_weights_except")
+    @classmethod
+    def _patterns(cls, value: str | None) -> str | None:
+        if value is not None:
+            read_patterns(value)
+        return value
 
     @field_validator("mlflow")
     @classmethod

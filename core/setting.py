@@ -62,9 +62,9 @@ class ComparisonRule:
     matters: bool = True  # False: affects no figure
 
 
-def trajectory(label: str, only_if: Requirement | None = None) -> ComparisonRule:
+def trajectory(label: str, only_if: Requirement | None = None, none: str | None = None) -> ComparisonRule:
     """Return the rule of a setting that changes the updates but not their cost."""
-    return ComparisonRule(label, LEARNING, "trajectories differ", only_if=only_if)
+    return ComparisonRule(label, LEARNING, "trajectories differ", none, only_if)
 
 
 def no_effect(label: str, none: str | None = None) -> ComparisonRule:

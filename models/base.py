@@ -58,6 +58,7 @@ class ModelSpec:
     - `dropout`: whether the forward function draws at random while training; otherwise it must not.
     - `width`: size of the vectors computed with throughout (a Transformer's d_model), for the schedule ``noam``.
     - `source`: digest of the user's files that an imported model was made from.
+    - `aliases`: further names of tied parameters and buffers in files of weights. `unsaved`: buffers that such files may lack.
 
     Names follow `_NAME`, are distinct, and none is a prefix of another (``a`` and ``a.b``), so every export format can hold them.
     """
@@ -76,6 +77,8 @@ class ModelSpec:
     settings: Any = None
     width: int | None = None
     source: str = ""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    unsaved: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         names = [part.name for part in (*self.parameters, *self.buffers)]

@@ -188,8 +188,9 @@ def _sweep_folder(text: str) -> Path:
 
 def _write_out_names(flags: Mapping[str, Any]) -> dict[str, Any]:
     lasting = dict(flags)
-    if "data_dir" in flags:
-        lasting["data_dir"] = str(location.whole_path(Path(flags["data_dir"])))
+    for name in ("data_dir", "initial_weights"):
+        if name in flags:
+            lasting[name] = str(location.whole_path(Path(flags[name])))
     if ":" in flags.get("data", ""):
         lasting["data"] = location.resolve(flags["data"]).name
     if "model" in flags:

@@ -125,8 +125,10 @@ class Driver:
 
     def _executed(self, launcher: Launcher) -> dict[str, Any]:
         self._launcher = launcher
-        self._training = self._next_training = TrainingJob.from_job(self.job)
-        self._recording = RunRecorder(self.job, self._progress, self._resumption.path if self._resumption else None)
+        self._training = self._next_training = TrainingJob.from_job(self.job, begins=self._resumption is None)
+        if self._training.initial is not None:
+            self._position.begin_with(self._training.initial)
+        self._recording = RunRecorder(self._training.requested, self._progress, self._resumption.path if self._resumption else None)
         self._notices.has_directory(self.path, self._recording.event)
         if self._resumption is not None:
             self._position.status_to_restore = RunReader(self._resumption.path).status()

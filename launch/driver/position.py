@@ -108,7 +108,8 @@ class RunPosition:
     """
 
     def __init__(self, nodes: int, command: Sequence[str], resumption: Resumption | None = None) -> None:
-        self.first = self.origin = Origin() if resumption is None else resumption.origin
+        self._beginning = Origin()  # of a run without a checkpoint
+        self.first = self.origin = self._beginning if resumption is None else resumption.origin
         self.resumed: dict[str, Any] = {}  # where and with which changes, for the records
         self.init_seconds = float(self.first.spent.get("init_seconds", 0.0))  # of the earlier segments
         self.total_seconds = self.init_seconds + self.first.run_seconds  # of the earlier segments, up to the checkpoint
@@ -123,6 +124,10 @@ class RunPosition:
             self.resumed = {**self.first.place, "changed": {field: list(values) for field, values in resumption.changed.items()}}
             self.segments += resumption.segments
         self.segments.append({**self._segment(self.first.run_seconds), **self.resumed})
+
+    def begin_with(self, state: State) -> None:
+        """Begin a new run with this state instead of the seed's initial values."""
+        self.first = self.origin = self._beginning = Origin(state=state)
 
     def _segment(self, run_seconds: float) -> dict[str, Any]:
         now = datetime.now().astimezone().isoformat(timespec="milliseconds")
@@ -159,7 +164,7 @@ class RunPosition:
 
     def _newest_origin(self, run: Path) -> Origin:
         if not list_checkpoints(run):
-            return Origin()
+            return self._beginning
         checkpoint, damaged = newest_sound(run)
         first = self.first.checkpoint
         if first is not None and first.path.exists() and checkpoint.path.samefile(first.path):

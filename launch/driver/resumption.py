@@ -21,7 +21,7 @@ from ...checkpoint.meta import Meta
 from ...checkpoint.reader import data_problem, model_problem
 from ...core.console import note
 from ...core.errors import UsageError
-from ...core.job import Job
+from ...core.job import Job, split_digest
 from ...core.plugins import BUILT_IN, SEPARATE, available, is_reference, model_base
 from ...core.schedules import SCHEDULES
 from ...core.settings.job_fields import DECLARED, fields_with_role, flag_name
@@ -37,6 +37,7 @@ from ...engine.protocol.state_transfer import state_from_arrays
 from ...engine.translation import described
 from ...models.base import ModelSpec
 from ...models.build import build_model, written_out
+from ...models.imported.description import file_digest
 from ...models.losses import resolved_loss
 from ...models.objectives import Objective
 from ...records.store.heartbeat import SILENT_SECONDS, is_silent
@@ -206,6 +207,11 @@ class _SavedRun:
     def settings(self) -> dict[str, Any]:
         return {field: self.document[field] for field in Job.model_fields if field in self.document}
 
+    @property
+    def initial_weights(self) -> Path | None:
+        recorded = self.document.get("initial_weights")
+        return None if recorded is None else Path(str(recorded))
+
 
 @dataclass(frozen=True)
 class _Match:
@@ -226,7 +232,8 @@ def load_resumption(
     saved = _read_run(target, force=force)
     resolved = _resolve_settings(saved, flags, environ, config, trusted=trusted)
     match = _match_training(saved, resolved.job, force=force)
-    return _prepare(saved, resolved, match)
+    job = resolved.job.model_copy(update={"initial_weights": saved.initial_weights})  # typed ones have the same content, or no effect
+    return _prepare(saved, replace(resolved, job=job), match)
 
 
 def _read_run(target: Path, *, force: bool) -> _SavedRun:
@@ -269,7 +276,7 @@ def _resolve_settings(
 def _match_training(saved: _SavedRun, job: Job, *, force: bool) -> _Match:
     meta = saved.checkpoint.meta
     differing = [field for field in IDENTITY if getattr(job, field) != meta.job[field]]
-    problems = [f"{field} is {getattr(job, field)!r} instead of {meta.job[field]!r}" for field in differing]
+    problems = [f"{field} is {getattr(job, field)!r} instead of {meta.job[field]!r}" for field in differing] + _weights_problem(job, saved)
     if "model" in differing and model_base(job.model) == model_base(meta.job["model"]) and not force:
         more = f" The rest differs as well: {'; '.join(problems[1:])}." if len(problems) > 1 else ""
         raise UsageError(
@@ -288,6 +295,18 @@ def _match_training(saved: _SavedRun, job: Job, *, force: bool) -> _Match:
         problems += score_problem(saved.document, job, model.objective, data.info.sizes["test"])
     _require_same_training(problems, force=force)
     return _Match(model, data, problems, same_data=not data_problems)
+
+
+def _weights_problem(job: Job, saved: _SavedRun) -> list[str]:
+    """Return how a job's initial weights differ from the run's: at most one sentence."""
+    before, patterns = saved.initial_weights, saved.document.get("initial_weights_except")
+    if job.initial_weights is not None:
+        path, _ = split_digest(job.initial_weights)
+        if before is None or split_digest(before)[1] != file_digest(path):
+            return [f"the content of {str(path)!r} is not the initial weights that the run began with"]
+    if job.initial_weights_except != patterns:
+        return [f"initial_weights_except is {job.initial_weights_except!r} instead of {patterns!r}"]
+    return []
 
 
 def _prepare(saved: _SavedRun, resolved: Resolved, match: _Match) -> Resumption:

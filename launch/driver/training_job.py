@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...backends.base import batch_lengths, refuse_unweighted
+from ...backends.base import State, batch_lengths, refuse_unweighted
 from ...backends.capabilities import Exchange, refuse_unsupported
 from ...backends.loading import load_backend
 from ...checkpoint import described_data
+from ...checkpoint.initial_weights import read_initial_weights
 from ...core.cluster import Role, TaskSpec, to_procs_per_node
 from ...core.errors import RunFailedError, TrainerError
 from ...core.job import Job
@@ -57,10 +58,14 @@ class TrainingJob:
     gpu_advice: str = ""  # how the framework finds GPUs
     rejoins: frozenset[Role] = frozenset()  # such tasks can restart alone
     exchanges: frozenset[Exchange] = frozenset({"native"})
+    initial: State | None = None  # of a new run with ``--initial-weights``; otherwise the seed decides
 
     @classmethod
-    def from_job(cls, job: Job) -> TrainingJob:
-        """Open a job's data and build its model. Raises UsageError for an impossible job."""
+    def from_job(cls, job: Job, *, begins: bool = True) -> TrainingJob:
+        """Open a job's data and build its model. Raises UsageError for an impossible job.
+
+        A run that `begins` reads its initial weights; a resumed one has a checkpoint's.
+        """
         data = open_dataset(job.data, job.data_dir)
         augmentation(job.augment, data.info)
         resolved = job.model_copy(update={"loss": resolved_loss(job.loss, data)})
@@ -83,7 +88,12 @@ class TrainingJob:
         rejoins: frozenset[Role] = declared.rejoins if job.mode == "async" else frozenset()
         places = tuple(range(job.nodes))
         facts = (declared.survives, places, declared.gpu_install, rejoins, declared.exchanges)
-        return cls(job, resolved, model, data, placed, packages, *facts)
+        initial = None
+        if begins and job.initial_weights is not None:
+            weights = read_initial_weights(job.initial_weights, job.initial_weights_except, model, job.seed)
+            initial = State(weights.parameters, buffers=weights.buffers)
+            job = job.model_copy(update={"initial_weights": weights.file})
+        return cls(job, resolved, model, data, placed, packages, *facts, initial)
 
     def resized(self, places: Sequence[int]) -> TrainingJob:
         """Return the same training on these nodes. Raises RunFailedError if that is not possible.

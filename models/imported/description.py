@@ -40,7 +40,7 @@ class Description(msgspec.Struct):
     `inputs`: the columns that it reads. `has_loss`: it has a loss of its own, and `measured`, if its evaluation has logits too.
     `buffers`: also parameters without a gradient. `kernels`: weights that only convolutions read. `dropouts`: the batch's
     axis of each tensor that the model drops in, in order, −1 where an example has several rows. `sources`: SHA-256 of each file by path.
-    `problems`: why a backend cannot train it, by the backend's name.
+    `problems`: why a backend cannot train it, by the backend's name. `aliases`, `unsaved`: as in `ModelSpec`.
     """
 
     inputs: list[str]
@@ -53,6 +53,8 @@ class Description(msgspec.Struct):
     multiply_adds: int
     sources: dict[str, str]
     problems: dict[str, str] = {}
+    aliases: dict[str, str] = {}
+    unsaved: list[str] = []
 
 
 @dataclass(frozen=True, slots=True)

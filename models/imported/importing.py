@@ -101,6 +101,8 @@ def _spec(reference: str, facts: Mapping[str, Any], folder: Path, description: D
         settings=settings,
         problems=description.problems,
         source=source_digest(description.sources),
+        aliases=description.aliases,
+        unsaved=tuple(description.unsaved),
     )
 
 

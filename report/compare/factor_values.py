@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
-from ...core.job import DEFAULT_EPOCHS, Job, saved_every
+from ...core.job import DEFAULT_EPOCHS, Job, saved_every, split_digest
 from ...core.plugins import BUILT_IN
 from ...core.units import Target, parse_bandwidth
 from ...records.text import bytes_text
@@ -76,6 +77,13 @@ def job_field(key: str, none: str | None = None, applies: Callable[[Run], bool] 
         return none if recorded is None else tuple(recorded) if isinstance(recorded, list) else recorded
 
     return value
+
+
+def initial_weights(run: Run) -> str:
+    """Read the beginning of the digest of the initial weights' file."""
+    recorded = run.job.get("initial_weights")
+    digest = None if recorded is None else split_digest(Path(str(recorded)))[1]
+    return "of the seed" if recorded is None else (digest or str(recorded))[:12]
 
 
 def summary_field(*path: str) -> Value:

@@ -189,10 +189,12 @@ _LEARNING = (
         "results also differ by chance; compare means over several seeds (--repeats)",
         show=read.shown_seeds,
     ),
+    Factor("initial_weights", "initial weights", read.initial_weights, LEARNING, "training begins elsewhere"),
     *map(
         _declared,
         (
-            *("loss", "optimizer", "batch_tokens", "lr", "momentum", "nesterov", "weight_decay", "clip_norm", "beta1", "beta2", "epsilon"),
+            *("initial_weights_except", "loss", "optimizer", "batch_tokens", "lr", "momentum", "nesterov", "weight_decay"),
+            *("clip_norm", "beta1", "beta2", "epsilon"),
             *("schedule", "schedule_step_epochs", "schedule_gamma", "schedule_coefficient", "warmup_steps"),
             *("scale_lr", "base_batch_size", "ema_decay", "augment"),
         ),

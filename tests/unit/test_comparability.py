@@ -23,6 +23,7 @@ PACKAGES = NODE["packages"]
 STEP = {"schedule": "step", "epochs": 10}
 NOAM = {"schedule": "noam", "warmup_steps": 10}
 
+WEIGHTS = "/w.pt?sha256=" + 64 * "{0}"
 OF_TEN = {"summary": {"batch_size": 10, "global_batch_size": 10}}
 
 
@@ -50,6 +51,9 @@ DIFFERENCES = [
     ("momentum", {}, {"momentum": 0.9}, LEARNING),
     ("nesterov", {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}, LEARNING),
     ("weight_decay", {}, {"weight_decay": 0.1}, LEARNING),
+    ("initial_weights", {}, {"initial_weights": "/w.pt"}, LEARNING),
+    ("initial_weights", {"initial_weights": WEIGHTS.format("a")}, {"initial_weights": WEIGHTS.format("b")}, LEARNING),
+    ("initial_weights_except", {"initial_weights": "/w"}, {"initial_weights": "/w", "initial_weights_except": "head.*"}, LEARNING),
     ("beta1", {"optimizer": "adam"}, {"optimizer": "adam", "beta1": 0.8}, LEARNING),
     ("beta2", {"optimizer": "adamw"}, {"optimizer": "adamw", "beta2": 0.8}, LEARNING),
     ("epsilon", {"optimizer": "adam"}, {"optimizer": "adam", "epsilon": 1e-6}, LEARNING),
@@ -128,6 +132,7 @@ DIFFERENCES = [
 EQUIVALENT = [
     ({"momentum": 0.0, "optimizer": "adam"}, {"optimizer": "adam", "schedule_gamma": 0.5}),
     ({}, {"base_batch_size": 16}),
+    ({"initial_weights": WEIGHTS.format("a")}, {"initial_weights": f"/another{WEIGHTS.format('a')}"}),
     ({"steps": 100, "batch_size": 20}, {"steps": 50, "batch_size": 40}),
     ({"name": "a", "mllog": True, "tensorboard": False, "keep": 2}, {}),
     ({"nodes": 1}, {"nodes": 1, "bandwidth": "100mbit"}),

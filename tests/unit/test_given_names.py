@@ -28,6 +28,7 @@ INVALID = {
     "eval_every": "now",
     "checkpoint_every": "now",
     "mlflow_experiment": "x" * 501,
+    "initial_weights_except": "head.*,",
     "data": "no-such-data",
     "model": "no-such-model",
     "backend": "no-such-backend",

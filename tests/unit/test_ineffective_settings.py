@@ -31,6 +31,7 @@ VALUES = {
     "distributed": "always",
     "ps": "1",
     "save_final": "true",
+    "initial_weights_except": "head.*",
 }
 WITHOUT = {
     "sample_interval": {"monitor": "false"},
@@ -68,7 +69,13 @@ def _installed_framework(monkeypatch):
 def enabling(field):
     """Return every value of the other setting with which this one has an effect."""
     needed = TAKES_EFFECT[field]
-    values_by_field = {"keep_best": "loss", "max_restarts": "3", "eval_every": "5steps", "checkpoint_every": "5steps"}
+    values_by_field = {
+        "keep_best": "loss",
+        "max_restarts": "3",
+        "eval_every": "5steps",
+        "checkpoint_every": "5steps",
+        "weight_decay": "0.1",
+    }
     values = needed.values or (values_by_field.get(needed.field, "sqlite:///x.db"),)
     return [{needed.field: str(value).lower() if isinstance(value, bool) else value, **WITH.get(field, {})} for value in values]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -16,7 +17,7 @@ from crosstrain.checkpoint.files import digest_of, read_manifest, write_manifest
 from crosstrain.cli.group import invoke
 from crosstrain.conformance.runs import run_job, trainer
 from crosstrain.core.errors import UsageError
-from crosstrain.core.job import Job
+from crosstrain.core.job import Job, with_digest
 from crosstrain.core.settings.job_fields import choices, schema
 from crosstrain.core.settings.personal import PERSONAL_OPTIONS
 from crosstrain.core.settings.sweeps import Grid
@@ -160,8 +161,24 @@ FOREIGN = {
     "model": ("somebody.model", "run the code of the module 'somebody.model'"),
     "data": ("image-folder:/somewhere?size=8", "read what 'image-folder:/somewhere?size=8' names"),
     "data_dir": ("/somewhere/else", "read the folder '/somewhere/else'"),
+    "initial_weights": ("/somewhere/w.pt", "read the weights in '/somewhere/w.pt'"),
     "mlflow": ("http://somebody.example:5000", "send its records to 'http://somebody.example:5000'"),
 }
+
+
+def test_changed_initial_weights_are_refused_on_resume(place):
+    file = place / "w.safetensors"
+    file.write_bytes(b"as it was")
+    recorded = with_digest(file, hashlib.sha256(b"as it was").hexdigest())
+    alter(place / "evilrun", initial_weights=str(recorded))
+    resumed = partial(load_resumption, Path("evilrun"), environ={}, config=None)
+    typed = {"steps": "+2", "initial_weights": str(file)}
+    assert resumed(flags=typed, force=False).resolved.job.initial_weights == recorded
+    file.write_bytes(b"as it is")
+    for flags, trusted in ((typed, False), ({"steps": "+2"}, True)):
+        with pytest.raises(UsageError, match="is not the initial weights that the run began with"):
+            resumed(flags=flags, force=False, trusted=trusted)
+    assert resumed(flags={"steps": "+2"}, force=True, trusted=True).resolved.job.initial_weights == recorded
 
 
 @pytest.mark.parametrize("field", FOREIGN)
@@ -173,7 +190,7 @@ def test_untrusted_settings_are_refused_unless_typed(place, field):
         resumed(flags={"steps": "+2"})
     assert words in str(refused.value)
     assert f"or type --{field.replace('_', '-')} yourself" in str(refused.value)
-    instead = {"model": "logreg", "data": "digits", "data_dir": str(place), "mlflow": ""}[field]
+    instead = {"model": "logreg", "data": "digits", "data_dir": str(place), "initial_weights": str(place / "w.pt"), "mlflow": ""}[field]
     by_variable, by_file = {f"TRAINER_{field.upper()}": instead}, _file(place, field, instead)
     for typed in ({"flags": {field: instead}}, {"environ": by_variable}, {"config": by_file}):
         if field == "mlflow" and "environ" in typed:
@@ -332,6 +349,7 @@ def test_trust_option_requires_resume(capsys):
         ("data", "somebodys:/x", True),
         ("data_dir", "x", True),
         ("data_dir", None, False),
+        ("initial_weights", "w.pt", True),
         ("mlflow", "sqlite:///x.db", True),
         ("mlflow", "", False),
         (CONFIG, "quickstart", False),
@@ -357,6 +375,7 @@ def test_settings_that_name_external_things_are_listed():
         "name",
         "mlflow_experiment",
         "keep_best",
+        "initial_weights_except",
     }
     assert texts - harmless == set(FOREIGN)
 

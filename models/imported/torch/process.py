@@ -13,6 +13,7 @@ import resource
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -169,6 +170,8 @@ def _described(reference: Reference, module: torch.nn.Module, request: Request, 
         dropouts=[],
         multiply_adds=multiply_adds,
         sources=_sources(reference),
+        aliases={name: first for name, first in _canonical_names(module).items() if name != first},
+        unsaved=[name for name in carried(module) if name not in state],
     )
     try:
         _export(call, tensors, folder, description)
@@ -296,9 +299,10 @@ def _export(call: Call, tensors: Sequence[torch.Tensor], folder: Path, descripti
 
 
 def _canonical_names(module: torch.nn.Module) -> dict[str, str]:
-    """Return the name of each parameter under each of its names: tied weights have several."""
+    """Return the first name of parameters and buffers by each name: tied ones have several."""
     first: dict[int, str] = {}
-    return {name: first.setdefault(id(value), name) for name, value in module.named_parameters(remove_duplicate=False)}
+    named = chain(module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
+    return {name: first.setdefault(id(value), name) for name, value in named}
 
 
 def _kernels(graphs: list[Graph]) -> list[str]:
