@@ -35,8 +35,9 @@ class Capabilities:
     """What a backend declares. The defaults are the minimum: sync training in fp32 on the CPU.
 
     - `modes`, `precisions`, `devices`, `exchanges`: supported values of the options; ``--device auto`` is always possible.
-    - `compiling`, `augmentation`, `profiling`, `accumulation`, `clipping`, `weight_averaging`, `losses`: whether it supports ``--compile``,
-      ``--augment``, ``--profile``, ``--accumulate``, ``--clip-norm``, ``--ema-decay``, ``--loss``.
+    - `compiling`, `augmentation`, `profiling`, `accumulation`, `clipping`, `weight_averaging`, `losses`, `decay_exceptions`: whether it
+      supports ``--compile``, ``--augment``, ``--profile``, ``--accumulate``, ``--clip-norm``, ``--ema-decay``, ``--loss``,
+      ``--weight-decay-except``.
     - `deterministic`: with ``--deterministic`` two sync runs of a job are bit-identical, also after a resume.
     - `packages`: the imported top-level modules, each with the distributions that provide it; all are needed, and their versions recorded.
     - `install`: the command that installs them; `gpu_install`: what to do if the framework does not find an existing GPU.
@@ -61,6 +62,7 @@ class Capabilities:
     clipping: bool = False
     weight_averaging: bool = False
     losses: bool = False
+    decay_exceptions: bool = False
     packages: Mapping[str, Sequence[str]] = field(default_factory=dict)
     install: str = ""
     gpu_install: str = ""
@@ -84,6 +86,7 @@ COMPLETE = Capabilities(
     clipping=True,
     weight_averaging=True,
     losses=True,
+    decay_exceptions=True,
     forks=True,
     rejoins=frozenset({"worker"}),
 )  # supports every setting
@@ -132,5 +135,6 @@ def _asked(job: Job, capabilities: Capabilities) -> Iterator[tuple[str, str, Seq
         ("clip_norm", f"{job.clip_norm:g}", "0", capabilities.clipping),
         ("ema_decay", f"{job.ema_decay:g}", "0", capabilities.weight_averaging),
         ("loss", job.loss or "none", "none", capabilities.losses),
+        ("weight_decay_except", job.weight_decay_except or "none", "none", capabilities.decay_exceptions),
     ):
         yield name, value, [without, value] if supported else [without]

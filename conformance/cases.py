@@ -67,6 +67,7 @@ OPTIONAL_CAPABILITIES: Mapping[str, Mapping[str, Any]] = {
     "clip_norm": {"clip_norm": 1.0},
     "ema_decay": {"ema_decay": 0.9},
     "loss": {"loss": "cross_entropy?smoothing=0.1"},
+    "weight_decay_except": {"weight_decay": 0.1, "weight_decay_except": "*.bias"},
     "exchange": {"exchange": "direct", "nodes": 2},
 }
 PATIENCE_SECONDS = 300.0

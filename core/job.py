@@ -245,6 +245,12 @@ class Job(BaseModel):
     weight_decay: Finite = _optimiser(
         0.0, "Weight decay: added to the gradient (sgd, adam), decoupled (adamw).", compare=trajectory("weight decay")
     )
+    weight_decay_except: str | None = _optimiser(
+        None,
+        "With --weight-decay: parameters without it, as patterns of their names, such as '*.bias,*norm*'.",
+        requires=Requirement("weight_decay", above_zero=True, shown="0.01"),
+        compare=trajectory("parameters without weight decay", none="none"),
+    )
     beta1: Fraction = _optimiser(
         0.9, "Adam, AdamW: decay of the first moment.", requires=ADAM, compare=trajectory("beta1"), mllog="opt_{optimizer}_beta_1"
     )
@@ -552,7 +558,7 @@ class Job(BaseModel):
         except (RuntimeError, OSError) as error:  # an unknown user's home; a removed working directory
             raise ValueError(f"an absolute path here ({error})") from error
 
-    @field_validator("initial_weights_except")
+    @field_validator("initial_weights_except", "weight_decay_except")
     @classmethod
     def _patterns(cls, value: str | None) -> str | None:
         if value is not None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from .errors import UsageError
 from .job import Job
+from .patterns import matching
 from .schedules import SCHEDULES, Updates
 
 Weights = TypeVar("Weights")
@@ -29,6 +30,22 @@ def slot_names(job: Job) -> tuple[str, ...]:
     if job.optimizer == "sgd":
         return (*([MOMENTUM] if job.momentum else []), *average)
     return (FIRST_MOMENT, SECOND_MOMENT, *average)
+
+
+def without_decay(job: Job) -> Job:
+    """Return the job of the same update rule without weight decay."""
+    return job.model_copy(update={"weight_decay": 0.0, "weight_decay_except": None})
+
+
+def decayed_spans(job: Job, sizes: Mapping[str, int]) -> list[tuple[int, int]]:
+    """Return the bounds of what decays in the flat vector of parameters of these `sizes`."""
+    exempt, spans, position = matching(job.weight_decay_except, sizes), list[tuple[int, int]](), 0
+    for name, size in sizes.items():
+        if name not in exempt:
+            begin = spans.pop()[0] if spans and spans[-1][1] == position else position
+            spans.append((begin, position + size))
+        position += size
+    return spans
 
 
 def weights_to_evaluate(trained: Weights, slots: Mapping[str, Weights]) -> Weights:

@@ -19,7 +19,7 @@ from ...core.update_rules import slot_names, weights_to_evaluate
 from ...data.base import Dataset, Split
 from ...data.sampler import Batches, Sampler
 from ...exchange.mesh import Mesh
-from ...exchange.parameter_server.shards import MakeRule, UpdateRule, Vector
+from ...exchange.parameter_server.shards import MakeRule, UpdateRule, Vector, bind_rule
 from ...models.base import Array, ModelSpec
 from ...models.decoding import Stepper
 from ..base import (
@@ -106,7 +106,8 @@ class ArraySession(RankSession[StateMemory]):
         self._passes = Passes(job, spec, data, model)
         self._values, self._averaged_weights = FlatValues(spec), FlatValues(spec)
         self._values.set_initial(spec, job.seed)
-        self._rule, self._slots = make_rule(job, self._values.trained), slot_names(job)
+        sizes = {parameter.name: parameter.size for parameter in spec.parameters}
+        self._rule, self._slots = bind_rule(job, self._values.trained, make_rule, sizes), slot_names(job)
         room = np.zeros(spec.size + max(1, spec.buffers_size), np.float32)
         self._gradient = FlatValues(spec, room[: spec.size + spec.buffers_size])
         self._message = room[: spec.size + 1]  # the gradient, then the loss in place of the first buffer value

@@ -142,6 +142,36 @@ class Adam(Optimizer):
 
 
 @dataclass(frozen=True)
+class PartialDecay(Optimizer):
+    """Rule without weight decay after the decay of the elements where `mask` is 1.
+
+    Scalars: those of `rule`, then η·d.
+    """
+
+    slots: tuple[str, ...]
+    rule: Optimizer
+    weight_decay: float
+    decoupled: bool
+    mask: tf.Variable
+
+    def values(self, module: Any, rate: Any, update: Any) -> Sequence[Any]:
+        """Return the scalars of the rule, then η·d."""
+        return (*self.rule.values(module, rate, update), rate * self.weight_decay)
+
+    def apply(self, variable: tf.Variable, slots: Slots, gradient: tf.Tensor, scalars: Scalars) -> tf.Operation:
+        """Apply one update; see the formulas on top."""
+        *rule_scalars, decay = scalars
+        decaying = self.mask.read_value() * variable.read_value()
+        before: list[tf.Operation] = []
+        if self.decoupled:
+            before = [tf.raw_ops.AssignSubVariableOp(resource=variable.handle, value=decay * decaying)]
+        else:
+            gradient = gradient + self.weight_decay * decaying
+        with tf.control_dependencies(before):
+            return self.rule.apply(variable, slots, gradient, rule_scalars)
+
+
+@dataclass(frozen=True)
 class Averaging(Optimizer):
     """Rule with a moving average of its parameters (`core.update_rules`).
 
@@ -164,12 +194,18 @@ class Averaging(Optimizer):
             return tf.raw_ops.AssignSubVariableOp(resource=slots[EMA].handle, value=rate * distance)
 
 
-def build_optimizer(job: Job) -> Optimizer:
-    """Return the job's update rule."""
+def build_optimizer(job: Job, mask: tf.Variable | None = None) -> Optimizer:
+    """Return the job's update rule.
+
+    `mask`: of a flat variable, 1 for elements that decay and 0 for others.
+    """
+    decay, decoupled = 0.0 if mask is not None else job.weight_decay, job.optimizer == "adamw"
     if job.optimizer == "sgd":
-        rule: Optimizer = Sgd(slot_names(job), job.momentum, job.nesterov, job.weight_decay)
+        rule: Optimizer = Sgd(slot_names(job), job.momentum, job.nesterov, decay)
     else:
-        rule = Adam(slot_names(job), job.beta1, job.beta2, job.epsilon, job.weight_decay, decoupled=job.optimizer == "adamw")
+        rule = Adam(slot_names(job), job.beta1, job.beta2, job.epsilon, decay, decoupled=decoupled)
+    if mask is not None:
+        rule = PartialDecay(rule.slots, rule, job.weight_decay, decoupled, mask)
     return Averaging(rule.slots, rule, job.ema_decay) if job.ema_decay else rule
 
 

@@ -6,7 +6,7 @@ They make 14,800 updates/s of logistic regression, torch.optim.SGD 11,000.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,7 +14,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...core.job import Job
-from ...core.update_rules import EMA, FIRST_MOMENT, MOMENTUM, SECOND_MOMENT, averaging_rates, slot_names
+from ...core.patterns import matching
+from ...core.update_rules import EMA, FIRST_MOMENT, MOMENTUM, SECOND_MOMENT, averaging_rates, slot_names, without_decay
 from .. import vectors
 from ..capabilities import unused_precision
 from ..vectors import next_scale, refuse_exhausted
@@ -34,8 +35,15 @@ class Rule(Protocol):
         """Apply one update. The gradients may be overwritten."""
 
 
-def make_rule(job: Job, parameters: Tensors) -> Rule:
-    """Return the job's rule for these detached parameters, with slots before the first update."""
+def make_rule(job: Job, parameters: Tensors, names: Sequence[str] = ()) -> Rule:
+    """Return the job's rule for these detached parameters, with slots before the first update.
+
+    `names`: of the parameters, for ``--weight-decay-except``.
+    """
+    exempt = matching(job.weight_decay_except, names)
+    if exempt:
+        plain, decayed = make_rule(without_decay(job), parameters), [place for place, name in enumerate(names) if name not in exempt]
+        return PartialDecay(job, plain, parameters, decayed) if decayed else plain
     slots = {name: [torch.zeros_like(parameter) for parameter in parameters] for name in slot_names(job)}
     rule: Rule = Sgd(job, parameters, slots) if job.optimizer == "sgd" else Adam(job, parameters, slots)
     if not job.ema_decay:
@@ -56,9 +64,10 @@ def reset_slots(slots: Mapping[str, list[torch.Tensor]], parameters: Tensors) ->
 def overwrites_gradients(job: Job) -> bool:
     """Return whether a job's updates write to gradients.
 
-    They do to sum, unscale or clip them, or to add Adam's decay.
+    They do to sum, unscale or clip them, or to add the decay of Adam or of some parameters.
     """
-    decays = job.optimizer == "adam" and bool(job.weight_decay)
+    coupled = ("sgd", "adam") if job.weight_decay_except else ("adam",)
+    decays = bool(job.weight_decay) and job.optimizer in coupled
     return job.accumulate > 1 or job.precision == "fp16" or bool(job.clip_norm) or decays
 
 
@@ -155,6 +164,23 @@ class Wrapping:
     @updates.setter
     def updates(self, count: int) -> None:
         self._rule.updates = count
+
+
+class PartialDecay(Wrapping):
+    """A rule without weight decay, after the decay of some parameters as in `Sgd` and `Adam`."""
+
+    def __init__(self, job: Job, rule: Rule, parameters: Tensors, decayed: Sequence[int]) -> None:
+        self._rule, self.slots = rule, rule.slots
+        self._places, self._decayed = decayed, [parameters[place] for place in decayed]
+        self._decay, self._decoupled = job.weight_decay, job.optimizer == "adamw"
+
+    def step(self, gradients: Tensors, lr: float) -> None:
+        """Apply one update."""
+        if self._decoupled:
+            torch._foreach_mul_(self._decayed, 1.0 - lr * self._decay)
+        else:
+            torch._foreach_add_([gradients[place] for place in self._places], self._decayed, alpha=self._decay)
+        self._rule.step(gradients, lr)
 
 
 class Averaging(Wrapping):

@@ -64,7 +64,7 @@ class SyncSession(RankSession[StateMemory]):
         self._device, timing = device, should_time(job, model, data)
         self._splits = resident_splits(job, model, data, device)
         self._model = Model.initial(job, model, task.rank, device)
-        self._rule = make_rule(job, self._model.values)
+        self._rule = make_rule(job, self._model.values, [parameter.name for parameter in model.parameters])
         weights = weights_to_evaluate(self._model.values, self._rule.slots)
         self._evaluated = self._model if weights is self._model.values else self._model.with_values(weights)
         self._slots = slot_names(job)

@@ -18,7 +18,7 @@ from ...core.job import Job
 from ...core.listener import AuthenticatingListener, Exchange
 from ...models.base import ModelSpec
 from ..authentication import accept, tune
-from .shards import MakeRule, Shard, Vector, bytes_of
+from .shards import MakeRule, Shard, Vector, bind_rule, bytes_of
 from .wire_protocol import AVERAGED, NO_STEP, OVERFLOWED, Connection, Frame, Hello, Kind, admit
 
 
@@ -99,7 +99,9 @@ def initial_shard(job: Job, model: ModelSpec, index: int, make_rule: MakeRule) -
     for spec, values in ((spec, values) for specs, values in ((model.parameters, parameters), (model.buffers, buffers)) for spec in specs):
         pieces.append(values[spec.name].ravel()[max(0, start - position) : max(0, stop - position)])
         position += spec.size
-    return Shard(np.concatenate(pieces), max(0, min(stop, model.size) - start), job, make_rule)
+    sizes = {parameter.name: parameter.size for parameter in model.parameters}
+    bound: MakeRule = lambda job, vector: bind_rule(job, vector, make_rule, sizes, start)  # noqa: E731
+    return Shard(np.concatenate(pieces), max(0, min(stop, model.size) - start), job, bound)
 
 
 def warm_rule(shard: Shard, job: Job, make_rule: MakeRule) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.job import Job
-from ...core.update_rules import slot_names, weights_to_evaluate
+from ...core.update_rules import decayed_spans, slot_names, weights_to_evaluate, without_decay
 
 
 class AppliedSteps:
@@ -77,6 +77,52 @@ class UpdateRule(Protocol):
 
 
 MakeRule = Callable[[Job, Vector], UpdateRule]  # binds a job's rule to a vector, updated in place
+
+
+class PartialDecay:
+    """A rule without weight decay after the decay of `spans` of its vector.
+
+    adamw: w ← (1 − lr·λ)·w first; else g ← g + λ·w.
+    """
+
+    def __init__(self, job: Job, parameters: Vector, rule: UpdateRule, spans: Sequence[tuple[int, int]]) -> None:
+        self._rule, self._parameters, self._spans = rule, parameters, [slice(*span) for span in spans]
+        self._decay, self._decoupled = job.weight_decay, job.optimizer == "adamw"
+
+    @property
+    def slots(self) -> Mapping[str, Vector]:
+        """The rule's vectors by slot name."""
+        return self._rule.slots
+
+    @property
+    def updates(self) -> int:
+        """The updates applied."""
+        return self._rule.updates
+
+    @updates.setter
+    def updates(self, count: int) -> None:
+        self._rule.updates = count
+
+    def step(self, gradient: Vector, lr: float) -> None:
+        """Apply and count one update. The gradient may be overwritten."""
+        for span in self._spans:
+            if self._decoupled:
+                self._parameters[span] *= 1.0 - lr * self._decay
+            else:
+                gradient[span] += self._decay * self._parameters[span]
+        self._rule.step(gradient, lr)
+
+
+def bind_rule(job: Job, parameters: Vector, make_rule: MakeRule, sizes: Mapping[str, int], start: int = 0) -> UpdateRule:
+    """Return the job's rule for a part of the flat vector of parameters, from element `start` on.
+
+    `sizes`: of all parameters by name.
+    """
+    if job.weight_decay_except is None:
+        return make_rule(job, parameters)
+    within = [(max(begin - start, 0), min(end - start, len(parameters))) for begin, end in decayed_spans(job, sizes)]
+    spans = [(begin, end) for begin, end in within if begin < end]
+    return PartialDecay(job, parameters, make_rule(without_decay(job), parameters), spans)
 
 
 class Shard:

@@ -19,6 +19,7 @@ from ...checkpoint.initial_weights import read_initial_weights
 from ...core.cluster import Role, TaskSpec, to_procs_per_node
 from ...core.errors import RunFailedError, TrainerError
 from ...core.job import Job
+from ...core.patterns import refuse_unmatched
 from ...core.plugins import forward_plugin
 from ...core.units import Target
 from ...core.update_rules import check_model_width
@@ -78,6 +79,7 @@ class TrainingJob:
         if model.objective.translation is not None:
             refuse_unscorable(data, model.objective.translation)
         check_model_width(job, model.width)
+        refuse_unmatched("weight_decay_except", job.weight_decay_except, [parameter.name for parameter in model.parameters])
         forward_plugin(job.model, job.backend)
         model.refuse(job)
         refuse_empty_servers(job, model)

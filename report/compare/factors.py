@@ -193,8 +193,8 @@ _LEARNING = (
     *map(
         _declared,
         (
-            *("initial_weights_except", "loss", "optimizer", "batch_tokens", "lr", "momentum", "nesterov", "weight_decay"),
-            *("clip_norm", "beta1", "beta2", "epsilon"),
+            *("initial_weights_except", "loss", "optimizer", "batch_tokens", "lr", "momentum", "nesterov"),
+            *("weight_decay", "weight_decay_except", "clip_norm", "beta1", "beta2", "epsilon"),
             *("schedule", "schedule_step_epochs", "schedule_gamma", "schedule_coefficient", "warmup_steps"),
             *("scale_lr", "base_batch_size", "ema_decay", "augment"),
         ),

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from crosstrain.checkpoint import find_checkpoint
 from crosstrain.checkpoint.initial_weights import _state_dict
 from crosstrain.conformance.cases import kill_task_once
-from crosstrain.conformance.runs import relative_difference, run_job, trainer
+from crosstrain.conformance.runs import norm_wise_difference, relative_difference, run_job, trainer
 from crosstrain.core.errors import UsageError
 
 pytestmark = pytest.mark.cluster
@@ -184,3 +184,28 @@ def test_endless_state_dict_is_ended(written, monkeypatch):
     path = written / "endless.pt"
     with pytest.raises(UsageError, match="took longer than 30 s"):
         _state_dict(path.read_bytes(), path, 1_000_000)
+
+
+@pytest.fixture(scope="module")
+def decayed(pretrained, tmp_path_factory):
+    """The weights after six updates with decay of the weight alone, on torch."""
+    options = {**pretrained[2], "steps": 6, "weight_decay": 2.0, "weight_decay_except": "*.bias", "initial_weights": pretrained[0]}
+    return options, run_job(tmp_path_factory.mktemp("decayed"), backend="torch", **options).weights
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("backend", ["torch", "tf"])
+@pytest.mark.parametrize(
+    "mode", [{"nodes": 2}, {"nodes": 2, "exchange": "direct"}, {"mode": "async", "ps": 2}], ids=["native", "direct", "async"]
+)
+def test_decay_exceptions_agree_in_every_mode(decayed, tmp_path, backend, mode):
+    options, expected = decayed
+    assert norm_wise_difference(run_job(tmp_path, backend=backend, **options, **mode).weights, expected) <= 1e-5
+
+
+def test_pattern_without_a_match_is_refused(tmp_path):
+    options = ["--backend", "torch", "--weight-decay", "0.1", "--weight-decay-except", "dense.bais", "--out", str(tmp_path / "out")]
+    done = trainer("run", *options)
+    assert done.returncode == 2
+    assert "--weight-decay-except: 'dense.bais' matches none of the names, such as dense.bias and 1 more." in done.stderr
+    assert not (tmp_path / "out").exists()

@@ -123,6 +123,31 @@ def test_gradients_may_have_any_memory_layout(options):
     assert torch.allclose(*weights, rtol=1e-6)
 
 
+GROUPS = {
+    "sgd": lambda groups, job: torch.optim.SGD(groups, lr=0.1, momentum=job.momentum, nesterov=job.nesterov),
+    "adam": lambda groups, job: torch.optim.Adam(groups, lr=0.1),
+    "adamw": lambda groups, job: torch.optim.AdamW(groups, lr=0.1),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9, "nesterov": True}, {"optimizer": "adam"}, {"optimizer": "adamw"}])
+@pytest.mark.parametrize(("patterns", "decayed"), [("*.bias,norm.*", ["a.weight"]), ("a.*", ["norm.weight", "norm.bias"]), ("*", [])])
+def test_decay_exceptions_are_parameter_groups(options, patterns, decayed):
+    job = Job(backend="torch", weight_decay=0.2, weight_decay_except=patterns, **options)
+    draw = torch.Generator().manual_seed(1)
+    ours = {name: torch.randn(4, 3, generator=draw) for name in ("a.weight", "a.bias", "norm.weight", "norm.bias")}
+    theirs = {name: value.clone().requires_grad_() for name, value in ours.items()}
+    groups = [{"params": [theirs[name]], "weight_decay": 0.2 if name in decayed else 0.0} for name in theirs]
+    rule, reference = make_rule(job, list(ours.values()), list(ours)), GROUPS[job.optimizer](groups, job)
+    for _ in range(5):
+        for value in theirs.values():
+            value.grad = torch.randn(4, 3, generator=draw)
+        rule.step([value.grad.clone() for value in theirs.values()], 0.1)
+        reference.step()
+    for name, value in ours.items():
+        assert torch.allclose(value, theirs[name], rtol=1e-5, atol=1e-6)
+
+
 def test_loss_scale():
     scale = precision.LossScale()
     first = scale.scale

@@ -75,3 +75,22 @@ def test_buffers_move_with_each_micro_batch(opened):
     (_, whole), (_, parts) = (accumulated(opened, "small_networks.normalised", count, 1) for count in (1, 4))
     length = {count: np.linalg.norm(state.buffers["bn1.running_mean"]) for count, state in ((1, whole), (4, parts))}
     assert length[4] / length[1] == pytest.approx((1 - 0.9**4) / 0.1, rel=0.05)
+
+
+@pytest.mark.parametrize("rule", [{"momentum": 0.9}, {"optimizer": "adam"}, {"optimizer": "adamw", "ema_decay": 0.5}])
+def test_excepted_parameters_move_as_without_decay(opened, rule):
+    """One update from the same weights: as without decay if they match, else as with decay."""
+    moved = {}
+    for patterns in (None, "*.bias", "*"):
+        more = {} if patterns is None else {"weight_decay_except": patterns}
+        options = {"model": "logreg", "batch_size": 12, "weight_decay": 0.3, **rule, **more}
+        session, _, _ = opened("worker-0", options, 8, free_ports(1))
+        ones = {name: np.ones_like(value) for name, value in session.state().parameters.items()}
+        session.load(State(ones, {}, 0))
+        list(session.train(Plan(0, 1, 0, 0, np.array([0.1]))))
+        moved[patterns] = {name: value.copy() for name, value in session.state().parameters.items()}
+        session.close()
+    assert np.allclose(moved["*.bias"]["dense.weight"], moved[None]["dense.weight"], rtol=1e-6)
+    assert np.allclose(moved["*.bias"]["dense.bias"], moved["*"]["dense.bias"], rtol=1e-6)
+    for name, value in moved["*"].items():
+        assert not np.allclose(moved[None][name], value, rtol=1e-3)

@@ -26,14 +26,14 @@ MODES, PRECISIONS, DEVICES = ("sync", "async"), ("fp32", "bf16", "fp16"), ("auto
 AUGMENTS, PROFILES, EXCHANGES = ("none", "crop", "flip", "crop+flip"), (0, 1, 100), ("native", "direct")
 
 FIELDS = ("mode", "precision", "device", "augment", "deterministic", "profile", "exchange")
-FIELDS += ("compile", "loss", "accumulate", "clip_norm", "ema_decay")
+FIELDS += ("compile", "loss", "weight_decay_except", "accumulate", "clip_norm", "ema_decay")
 TRAINING = (
-    ("off", None, 1, 0.0, 0.0),
-    ("off", "multi_label", 4, 0.0, 0.0),
-    ("auto", None, 1, 0.5, 0.0),
-    ("off", None, 1, 0.0, 0.99),
-    ("on", "multi_label", 4, 0.5, 0.99),
-    ("on", None, 1, 0.0, 0.0),
+    ("off", None, None, 1, 0.0, 0.0),
+    ("off", "multi_label", "*.bias", 4, 0.0, 0.0),
+    ("auto", None, "*.bias", 1, 0.5, 0.0),
+    ("off", None, None, 1, 0.0, 0.99),
+    ("on", "multi_label", None, 4, 0.5, 0.99),
+    ("on", None, None, 1, 0.0, 0.0),
 )
 
 EVERY_JOB = [
@@ -56,6 +56,7 @@ declarations = st.builds(
     clipping=st.booleans(),
     weight_averaging=st.booleans(),
     losses=st.booleans(),
+    decay_exceptions=st.booleans(),
 )
 
 
@@ -86,6 +87,8 @@ def undeclared_fields(job, can):
         fields.add("ema_decay")
     if job["loss"] and not can.losses:
         fields.add("loss")
+    if job["weight_decay_except"] and not can.decay_exceptions:
+        fields.add("weight_decay_except")
     return fields
 
 

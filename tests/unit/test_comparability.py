@@ -51,6 +51,7 @@ DIFFERENCES = [
     ("momentum", {}, {"momentum": 0.9}, LEARNING),
     ("nesterov", {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}, LEARNING),
     ("weight_decay", {}, {"weight_decay": 0.1}, LEARNING),
+    ("weight_decay_except", {"weight_decay": 0.1}, {"weight_decay": 0.1, "weight_decay_except": "*.bias"}, LEARNING),
     ("initial_weights", {}, {"initial_weights": "/w.pt"}, LEARNING),
     ("initial_weights", {"initial_weights": WEIGHTS.format("a")}, {"initial_weights": WEIGHTS.format("b")}, LEARNING),
     ("initial_weights_except", {"initial_weights": "/w"}, {"initial_weights": "/w", "initial_weights_except": "head.*"}, LEARNING),

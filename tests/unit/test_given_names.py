@@ -29,6 +29,7 @@ INVALID = {
     "checkpoint_every": "now",
     "mlflow_experiment": "x" * 501,
     "initial_weights_except": "head.*,",
+    "weight_decay_except": "head.*,",
     "data": "no-such-data",
     "model": "no-such-model",
     "backend": "no-such-backend",

@@ -32,6 +32,7 @@ VALUES = {
     "ps": "1",
     "save_final": "true",
     "initial_weights_except": "head.*",
+    "weight_decay_except": "*.bias",
 }
 WITHOUT = {
     "sample_interval": {"monitor": "false"},

@@ -376,6 +376,7 @@ def test_settings_that_name_external_things_are_listed():
         "mlflow_experiment",
         "keep_best",
         "initial_weights_except",
+        "weight_decay_except",
     }
     assert texts - harmless == set(FOREIGN)
 

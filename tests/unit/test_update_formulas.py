@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
+from itertools import pairwise
 from unittest.mock import patch
 
 import numpy as np
@@ -14,6 +16,7 @@ from crosstrain.backends.vectors import UpdateFormulas, VectorRule, clip
 from crosstrain.conformance.cases import _Optimizer
 from crosstrain.core.job import Job
 from crosstrain.core.update_rules import EMA, slot_names
+from crosstrain.exchange.parameter_server.shards import bind_rule
 
 DESCENTS = st.fixed_dictionaries(
     {
@@ -54,6 +57,37 @@ def test_updates_equal_the_reference(job, size, block, seed):
     np.testing.assert_allclose(weights, expected["w"], rtol=2e-4, atol=2e-5)
     if job.ema_decay:
         np.testing.assert_allclose(rule.slots[EMA], average, rtol=2e-4, atol=2e-5)
+
+
+SIZES = {"a.weight": 5, "a.bias": 2, "norm.weight": 3, "norm.bias": 3, "b.weight": 4}
+
+
+@given(
+    job=JOBS.filter(lambda job: job.weight_decay > 0),
+    patterns=st.lists(st.sampled_from(["*.bias", "*norm*", "a.*", "b.weight", "?.weight", "*"]), min_size=1, max_size=3),
+    cuts=st.lists(st.integers(0, sum(SIZES.values())), max_size=2).map(sorted),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_excepted_parameters_have_no_decay_in_any_shard(job, patterns, cuts, seed):
+    draw, total = np.random.default_rng(seed), sum(SIZES.values())
+    values, borders = draw.normal(size=total).astype(np.float32), np.cumsum([0, *SIZES.values()])
+    places = {name: slice(*bounds) for name, bounds in zip(SIZES, pairwise(borders), strict=True)}
+    kinds = {False: job, True: job.model_copy(update={"weight_decay": 0.0})}
+    exempt = {name: any(fnmatchcase(name, pattern) for pattern in patterns) for name in SIZES}
+    expected = {name: {"w": values[place].astype(np.float64)} for name, place in places.items()}
+    references = {name: _Optimizer(kinds[exempt[name]], weights) for name, weights in expected.items()}
+    excepting = job.model_copy(update={"weight_decay_except": ",".join(patterns)})
+    shards = [(start, values[start:stop]) for start, stop in pairwise([0, *cuts, total])]
+    rules = [(slice(start, start + len(part)), bind_rule(excepting, part, VectorRule, SIZES, start)) for start, part in shards]
+    for _ in range(4):
+        gradient, lr = draw.normal(size=total).astype(np.float32), float(draw.uniform(1e-3, 0.1))
+        for name, reference in references.items():
+            reference.apply({"w": gradient[places[name]].astype(np.float64)}, lr)
+        for place, rule in rules:
+            rule.step(gradient[place].copy(), lr)
+    for name, place in places.items():
+        np.testing.assert_allclose(values[place], expected[name]["w"], rtol=2e-4, atol=2e-5)
+    assert {rule.updates for _, rule in rules} == {4}
 
 
 @given(job=JOBS, seed=st.integers(0, 2**32 - 1))

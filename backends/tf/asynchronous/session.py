@@ -19,6 +19,7 @@ from ....core.cluster import Task, split_evenly
 from ....core.errors import RunFailedError
 from ....core.job import Job
 from ....core.liveness import startup_phase
+from ....core.update_rules import decayed_spans
 from ....data.base import Dataset, Split
 from ....models.base import Array, ModelSpec, ParameterSpec
 from ....models.layers.tf import HeldParameters
@@ -41,11 +42,11 @@ from ..calibration import LIMITS, StepProfiler, order_limits
 from ..compiler import compiled, xla_errors
 from ..data import layout_for, with_mapped_files
 from ..model import Buffers, ForwardContexts, TfModel, build_model
-from ..optimizers import build_optimizer
+from ..optimizers import Optimizer, build_optimizer
 from ..runtime import call_within, checked_values, set_tf_config, translated_errors
 from .calibration import WorkerComponents
 from .result_queue import ResultQueue
-from .shards import make_shard
+from .shards import make_mask, make_shard
 from .tickets import SPAN, Ticket, cut, pack, read_outcome
 from .worker import WorkerFunctions, element_spec, local_dataset
 
@@ -89,7 +90,8 @@ class AsyncSession:
         self._loss_scale = ChiefLossScale() if job.precision == "fp16" else None
         skipping, marking = self._loss_scale is not None, job.max_restarts > 0
         self._shards = [
-            make_shard(index, *bound, spec.size, optimizer, skipping=skipping, marking=marking) for index, bound in enumerate(bounds)
+            make_shard(index, *bound, spec.size, rule, skipping=skipping, marking=marking)
+            for index, (bound, rule) in enumerate(zip(bounds, self._rules_of_shards(optimizer, bounds), strict=True))
         ]
         layout = self._layout = with_mapped_files(layout_for(job, spec, data.info), data)
         make_dataset = tf.autograph.experimental.do_not_convert(lambda: local_dataset(layout))
@@ -107,6 +109,14 @@ class AsyncSession:
         self._tracer = StepProfiler(job.profile, here=True)
         self.scheduled = 0
         self._begin()
+
+    def _rules_of_shards(self, optimizer: Optimizer, bounds: Sequence[tuple[int, int]]) -> list[Optimizer]:
+        if self._job.weight_decay_except is None:
+            return [optimizer] * len(bounds)
+        size = self._spec.size
+        spans = decayed_spans(self._job, {parameter.name: parameter.size for parameter in self._spec.parameters})
+        trained = [(min(start, size), min(stop, size)) for start, stop in bounds]
+        return [build_optimizer(self._job, make_mask(index, *bound, spans)) for index, bound in enumerate(trained)]
 
     def compile(self, *, on: bool) -> None:
         """Have workers compute gradients by XLA, or op by op."""

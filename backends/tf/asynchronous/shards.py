@@ -5,7 +5,7 @@ Messages are float32, integers as their bits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -134,6 +134,15 @@ class Shard:
 def read_staleness(message: tf.Tensor) -> tf.Tensor:
     """In ops: return the staleness, int64, at the end of a message from `push`."""
     return tf.bitcast(message[-2:], tf.int64)
+
+
+def make_mask(index: int, start: int, stop: int, spans: Sequence[tuple[int, int]]) -> tf.Variable:
+    """Create the mask of a shard on parameter server `index`: 1 in `spans` of the flat vector."""
+    mask = np.zeros(stop - start, np.float32)
+    for begin, end in spans:
+        mask[max(begin - start, 0) : max(end - start, 0)] = 1.0
+    with tf.device(f"/job:ps/task:{index}/device:CPU:0"):
+        return tf.Variable(mask, trainable=False)
 
 
 def make_shard(

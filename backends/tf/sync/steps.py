@@ -10,7 +10,8 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from ....core.job import Job
-from ....core.update_rules import EMA, weights_to_evaluate
+from ....core.patterns import matching
+from ....core.update_rules import EMA, weights_to_evaluate, without_decay
 from ....data.sampler import Batches
 from ....models.base import Array, ParameterSpec
 from ....models.layers.tf import HeldParameters
@@ -37,6 +38,9 @@ class Replica:
         spec = self._spec = model.spec
         self._model, self._seed = model, job.seed
         self.optimizer: Optimizer = build_optimizer(job)
+        exempt = matching(job.weight_decay_except, [parameter.name for parameter in spec.parameters])
+        exempting = build_optimizer(without_decay(job))  # its scalars are the same
+        self._rules = [exempting if parameter.name in exempt else self.optimizer for parameter in spec.parameters]
         self._parameters = [tf.Variable(model.to_storage(name, value), name=name) for name, value in spec.initial(job.seed).items()]
         self._slots = [{slot: tf.Variable(tf.zeros_like(variable)) for slot in self.optimizer.slots} for variable in self._parameters]
         self._buffers = {name: tf.Variable(value, name=name) for name, value in spec.initial_buffers(job.seed).items()}
@@ -63,8 +67,8 @@ class Replica:
         def update(gradients: Tensors, scalars: Tensors) -> None:
             if self._clip_norm:
                 gradients = clipped(gradients, self._clip_norm)
-            for variable, slots, gradient in zip(self._parameters, self._slots, gradients, strict=True):
-                self.optimizer.apply(variable, slots, gradient, scalars)
+            for rule, variable, slots, gradient in zip(self._rules, self._parameters, self._slots, gradients, strict=True):
+                rule.apply(variable, slots, gradient, scalars)
 
         if self.compiled:
             update = tf.function(update, jit_compile=True, autograph=False)
