@@ -115,7 +115,8 @@ def tf_passes(spec, data):
     assert empty.shape[0] == 0
     assert all(np.array_equal(value.numpy(), buffers[name].numpy()) for name, value in unchanged.items())
     assert all(not tf.convert_to_tensor(gradient).numpy().any() for gradient in zeros.values())
-    canonical = {name: tf.convert_to_tensor(value).numpy() for name, value in gradients.items()}
+    stored = {name: tf.convert_to_tensor(value).numpy() for name, value in gradients.items()}
+    canonical = {name: layouts[name].as_canonical(value) if name in layouts else value for name, value in stored.items()}
     return evaluate(named).numpy(), trained.numpy(), canonical, {name: value.numpy() for name, value in updated.items()}
 
 
