@@ -41,7 +41,7 @@ COMMANDS: Mapping[str, str] = {  # summaries; a command is in the module of `com
     "translate": "Translate lines of text with a trained model, on any backend.",
     "data": "List, prepare and verify datasets.",
     "backends": "List frameworks with versions and devices.",
-    "models": "Show the models and the backends they run on.",
+    "models": "Show the models and the backends they run on, or check one.",
     "configs": "List or show the shipped experiments.",
     "doctor": "Check this machine and suggest fixes for problems.",
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from ..data.base import IMAGE, LABEL
 from .objectives import CLASSIFICATION, Objective
 
 Array = NDArray[np.float32]
+Method = Literal["native", "translated", "keras"]  # forward functions or modules of the framework; a graph of them; Keras layers
 Tensor = TypeVar("Tensor")
 _NAME = re.compile(r"[A-Za-z0-9][\w/-]*(\.[\w/-]+)*", re.ASCII)
 """Both torch's modules and TensorFlow's scopes accept these names."""
@@ -107,6 +108,10 @@ class ModelSpec:
     def training_flops(self) -> int:
         """FLOPs of training on one example (or piece): two per multiply-add, three forward passes."""
         return 6 * (self.size if self.multiply_adds is None else self.multiply_adds)
+
+    def method(self, backend: str) -> Method:
+        """Return how a backend carries the model out."""
+        return "native"
 
     def refuse(self, job: Job) -> None:
         """Raise UsageError if the model is known not to train as the job asks."""

@@ -200,6 +200,8 @@ class DriverFacts:
     precision_used: str | None = None
     device_used: str | None = None
     compiled: bool | None = None
+    model_method: str | None = None
+    adapter_cost: float | None = None
     machines: Sequence[str] | None = None
 
 

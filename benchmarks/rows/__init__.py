@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..contestants import Contestant, Row
-from . import exchange, gpu, images, logreg, translation
+from . import exchange, gpu, images, imported, logreg, translation
 
 CONTESTANTS: Mapping[str, Contestant] = {
     **logreg.CONTESTANTS,
     **images.CONTESTANTS,
+    **imported.CONTESTANTS,
     **exchange.CONTESTANTS,
     **translation.CONTESTANTS,
     **gpu.CONTESTANTS,
@@ -18,6 +19,7 @@ CONTESTANTS: Mapping[str, Contestant] = {
 GROUPS: Mapping[str, Mapping[str, Row]] = {
     "logreg": logreg.ROWS,
     "images": images.ROWS,
+    "imported": imported.ROWS,
     "exchange": exchange.ROWS,
     "translation": translation.ROWS,
     "gpu": gpu.ROWS,

@@ -1,9 +1,11 @@
-"""``trainer models``: the models with their sizes and backends."""
+"""``trainer models``: the models with their sizes and backends; ``check`` compares frameworks."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import click
 
@@ -13,8 +15,14 @@ from ...core.plugins import Plugin, available, load
 from ...core.settings.job_fields import schema
 from ...data.base import DataInfo, TextFeatures
 from ...data.columns import ColumnSpec
+from ...data.store.location import whole_path
 from ...data.store.stored_dataset import open_dataset
-from ...models.build import SIZE, Argument, arguments_of, build_model
+from ...models.build import SIZE, Argument, arguments_of, build_model, canonical_model
+from ...models.check.agreement import Agreement, OnFramework, compare, compared_backends, keep
+from ...models.check.passes import TIMED_EXAMPLES
+from ...records.store.jsonl import finite_json
+from ...records.text import seconds_text
+from ..options import GivenPath, name_settings
 
 PIECES = 8000  # vocabulary for the sizes of sequence models
 TEXT = DataInfo(
@@ -38,15 +46,70 @@ class ModelRow:
     arguments: tuple[str, ...] = ()
 
 
-@click.command("models", short_help="Show the models and the backends they run on.")
+@click.group("models", invoke_without_command=True, short_help="Show the models and the backends they run on, or check one.")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document to standard output.")
-def models(as_json: bool) -> None:
+@click.pass_context
+def models(ctx: click.Context, as_json: bool) -> None:
     """Show models with their sizes and backends.
 
     Sizes are for the default dataset, or for text if a model reads sequences.
     """
+    if ctx.invoked_subcommand is not None:
+        if as_json:
+            raise click.UsageError(f"--json: write it after {ctx.invoked_subcommand}", ctx)
+        return
     rows = describe_models()
     click.echo(json_text([asdict(row) for row in rows], indent=2) if as_json else "\n".join(map(_line, rows)))
+
+
+@models.command("check", short_help="Check that a model computes the same on every framework.")
+@click.argument("model", metavar="MODEL")
+@click.option(
+    "--data", metavar="NAME", help="Dataset; a few of its examples are computed.", default=schema("data")["default"], show_default=True
+)
+@click.option("--data-dir", type=GivenPath(), help="Folder with the dataset's original files.")
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON document to standard output.")
+def check_command(model: str, data: str, data_dir: Path | None, as_json: bool) -> int:
+    """Compute a few examples on each installed framework, and compare results and gradients.
+
+    Also measures what carrying out the model costs a training step, where there is something to compare with. Ends with 1 if frameworks
+    differ or one of them cannot compute the model, and says where the difference begins.
+    """
+    name_settings({"data": "flag", "data_dir": "flag"})
+    folder = None if data_dir is None else whole_path(data_dir)
+    model = canonical_model(model)
+    spec = build_model(model, open_dataset(data, folder).info)
+    backends = sorted(compared_backends(model), key=lambda backend: spec.method(backend) != "native")
+    if not backends:
+        raise UsageError(f"model: {model!r} runs on no installed framework. See: trainer backends")
+    agreement = compare(model, data, folder, spec, backends, timed=True)
+    keep(spec, agreement)
+    document = finite_json({**asdict(agreement), "sound": agreement.is_sound})
+    click.echo(json_text(document, indent=2) if as_json else "\n".join(_lines(agreement)))
+    return 0 if agreement.is_sound else 1
+
+
+def _lines(agreement: Agreement) -> Iterator[str]:
+    yield f"{agreement.model} on {agreement.data}"
+    for part in agreement.frameworks:
+        yield f"{part.backend:<12}{part.method}, {part.problem or _speed(part)}"
+        if part.graph_problem is not None:
+            yield f"{'':<12}not compared in float64: {part.graph_problem}"
+    for difference in agreement.differences:
+        names, verdict = f"{difference.first} and {difference.second}", "agree" if difference.agrees else "DIFFER"
+        share = f"{difference.relative:.1e} of the norm (at most {difference.tolerance:g})"
+        yield f"{names}, {difference.precision}: {difference.what} {verdict}: {share}"
+    if agreement.begins is not None:
+        yield f"The difference begins at {agreement.begins.text}."
+    if len(agreement.frameworks) < 2:
+        yield "Nothing to compare with: no other framework is installed or has this model."
+
+
+def _speed(part: OnFramework) -> str:
+    if part.step_seconds is None:
+        return "not timed"
+    cost = "there is no other form of it to compare with" if part.cost is None else f"{part.cost:.2f} × that of the model by itself"
+    return f"a training step of {TIMED_EXAMPLES} examples {seconds_text(part.step_seconds)}; {cost}"
 
 
 def describe_models() -> list[ModelRow]:

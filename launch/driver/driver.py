@@ -128,8 +128,13 @@ class Driver:
         self._training = self._next_training = TrainingJob.from_job(self.job, begins=self._resumption is None)
         if self._training.initial is not None:
             self._position.begin_with(self._training.initial)
+        began = time.monotonic()
+        was_checked = self._training.check_translation(self._progress.message)
+        check_seconds = time.monotonic() - began
         self._recording = RunRecorder(self._training.requested, self._progress, self._resumption.path if self._resumption else None)
         self._notices.has_directory(self.path, self._recording.event)
+        if was_checked:
+            self._recording.event("model_checked", seconds=check_seconds)
         if self._resumption is not None:
             self._position.status_to_restore = RunReader(self._resumption.path).status()
         try:

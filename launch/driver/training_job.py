@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from ...core.cluster import Role, TaskSpec, to_procs_per_node
 from ...core.errors import RunFailedError, TrainerError
 from ...core.job import Job
 from ...core.patterns import refuse_unmatched
-from ...core.plugins import forward_plugin
+from ...core.plugins import available, forward_plugin
 from ...core.units import Target
 from ...core.update_rules import check_model_width
 from ...data.base import commonest_class_fraction, split_amounts
@@ -34,6 +34,7 @@ from ...engine.translation import described, refuse_idle
 from ...metrics.base import described_metrics
 from ...models.base import ModelSpec
 from ...models.build import build_model
+from ...models.check.agreement import check_translation, known_cost, needs_check
 from ...models.decoding import refuse_unscorable
 from ...models.losses import resolved_loss
 from ...models.objectives import refuse_uncomputable
@@ -96,6 +97,21 @@ class TrainingJob:
             initial = State(weights.parameters, buffers=weights.buffers)
             job = job.model_copy(update={"initial_weights": weights.file})
         return cls(job, resolved, model, data, placed, packages, *facts, initial)
+
+    def check_translation(self, show: Callable[[str], None]) -> bool:
+        """Compare a model's translation with the model itself, once.
+
+        Return whether it was necessary. Raises UsageError if they differ.
+        """
+        job = self.requested
+        if not needs_check(self.model, job.backend):
+            return False
+        if not available("backend")[job.backend].installed:
+            show(f"{self.model.name} is not checked, as {job.backend} is not installed on this machine")
+            return False
+        show(f"checking once that {self.model.name} computes the same on {job.backend}")
+        check_translation(job.model, job.data, job.data_dir, self.model, job.backend)
+        return True
 
     def resized(self, places: Sequence[int]) -> TrainingJob:
         """Return the same training on these nodes. Raises RunFailedError if that is not possible.
@@ -163,10 +179,17 @@ class TrainingJob:
                 "stored": {split: split_amounts(self.data, split) for split in self.data.info.sizes},
             },
             "framework_packages": list(self.packages),
+            **self._carried_out,
             "metrics": described_metrics(self.model.objective.infos),
             "translation_metrics": self.model.objective.translation_names,
             "translation_signatures": described(self.requested, self.model.objective, self.data.info.sizes["test"]),
         }
+
+    @property
+    def _carried_out(self) -> dict[str, Any]:
+        """How the backend carries the model out, and what that costs, if a check has measured it."""
+        backend = self.requested.backend
+        return {"model_method": self.model.method(backend), "adapter_cost": known_cost(self.model, backend)}
 
     def summary(self, run: Path, clock: Clock, state: RunState, totals: TrainingTotals, facts: DriverFacts) -> dict[str, Any]:
         """Return the summary of a run in this state; see `records.summary.summarise`."""
@@ -177,7 +200,12 @@ class TrainingJob:
             updates_scheduled=totals.updates_scheduled,
             updates_applied=totals.updates_applied,
             examples_per_epoch=self.data.info.sizes["train"],
-            facts=replace(facts, padding_share=padding_share(self.sampler, self.requested.accumulate), synthetic=self.data.info.synthetic),
+            facts=replace(
+                facts,
+                padding_share=padding_share(self.sampler, self.requested.accumulate),
+                synthetic=self.data.info.synthetic,
+                **self._carried_out,
+            ),
         )
         summary["profile"] = PROFILE if (run / PROFILE).is_dir() else None
         if self.requested.batch_tokens is not None:  # then batch sizes are means

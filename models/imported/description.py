@@ -22,7 +22,7 @@ from ...core.drafts import replacing
 from ...core.errors import UsageError
 from ...core.job import Job
 from ...data.columns import LENGTHS
-from ..base import Array, ModelSpec
+from ..base import Array, Method, ModelSpec
 from .reference import Reference
 from .requests import Request, ask
 
@@ -77,10 +77,17 @@ class Imported:
 class ImportedSpec(ModelSpec):
     """A model with its framework's own initial values, by seed.
 
-    `problems`: as in `Description`.
+    `framework`: that of the user's model. `problems`: as in `Description`.
     """
 
     problems: Mapping[str, str] = field(default_factory=dict)
+    framework: str = "torch"
+
+    def method(self, backend: str) -> Method:
+        """Return how a backend carries the model out."""
+        if self.framework == "keras":
+            return "keras"
+        return "native" if backend == self.framework else "translated"
 
     def refuse(self, job: Job) -> None:
         """Raise UsageError if the model is known not to train as the job asks."""

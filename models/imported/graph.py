@@ -6,6 +6,7 @@ A graph is a list of nodes in order of execution, for training or for evaluation
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ class Node(msgspec.Struct, omit_defaults=True):
     """One operation, or a value that enters the graph.
 
     `arguments` are JSON values; ``{"node": name}`` is an earlier result, ``{"format": "float32"}`` a number format, ``{"infinity": -1}``
-    an infinity. `shape` has None for a size that varies, and is None if the result is no tensor. `line`: in the user's source.
+    an infinity. `shape` has None for a size that varies, and is None if the result is no tensor. `line`: in the user's source. `layer`: the
+    path of the module that it belongs to.
     """
 
     name: str
@@ -31,6 +33,7 @@ class Node(msgspec.Struct, omit_defaults=True):
     arguments: dict[str, Any] = {}
     shape: list[int | None] | None = None
     line: str = ""
+    layer: str = ""
 
 
 class Graph(msgspec.Struct):
@@ -56,6 +59,13 @@ class Graph(msgspec.Struct):
         """Write the graph as JSON."""
         with replacing(path) as draft:
             draft.write_bytes(msgspec.json.encode(self))
+
+
+def nodes_in(value: object) -> list[str]:
+    """Return the names of the earlier results in an encoded argument."""
+    if isinstance(value, Mapping):
+        return [str(value[NODE])] if NODE in value else []
+    return [name for part in value for name in nodes_in(part)] if isinstance(value, list) else []
 
 
 def read_graph(path: Path) -> Graph:

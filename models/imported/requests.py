@@ -1,15 +1,16 @@
-"""Requests to the process that reads a user's module; it imports torch, this one does not."""
+"""Requests to processes that read users' modules, as they import frameworks."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -84,11 +85,60 @@ class Request(msgspec.Struct):
 def ask(request: Request) -> None:
     """Have a process with torch write what is requested. Raises UsageError with its message."""
     Path(request.folder).mkdir(parents=True, exist_ok=True, mode=0o700)
+    ask_process(CHILD, msgspec.json.encode(request), f"importing {request.reference}")
+
+
+def ask_process(module: str, content: bytes, doing: str) -> None:
+    """Have a process of this module carry out a request.
+
+    Raises UsageError with its message, or with what it was `doing`.
+    """
+    (problem,) = ask_processes([module], content, doing)
+    if problem is not None:
+        raise UsageError(problem)
+
+
+def ask_processes(modules: Sequence[str], content: bytes, doing: str) -> list[str | None]:
+    """Have a process of each module carry out a request, all at once; return their problems.
+
+    They see no GPU, and end with all that they have started.
+    """
+    with ExitStack() as stack:
+        children = [stack.enter_context(_asked(module, content)) for module in modules]
+        return [child.problem(doing) for child in children]
+
+
+class _Child:
+    """A process that carries out a request."""
+
+    def __init__(self, process: subprocess.Popen[bytes], answer: IO[bytes], output: deque[bytes], reader: threading.Thread) -> None:
+        self.process, self._answer, self._output, self._reader = process, answer, output, reader
+
+    def problem(self, doing: str) -> str | None:
+        """Wait for the end, and return the answer, or why there is none."""
+        try:
+            code = self.process.wait(MAX_SECONDS)
+        except subprocess.TimeoutExpired:
+            return f"model: {doing} took longer than {MAX_SECONDS:.0f} s. {_ADVICE}."
+        self.end()
+        self._answer.seek(0)
+        return _problem(doing, code, self._answer.read(MAX_ANSWER_BYTES), b"".join(self._output))
+
+    def end(self) -> None:
+        """Kill the process, and what the user's code has started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self._reader.join(1.0)
+
+
+@contextmanager
+def _asked(module: str, content: bytes) -> Iterator[_Child]:
     variables = {name: value for name, value in os.environ.items() if name not in PRIVATE_VARIABLES}
     output: deque[bytes] = deque(maxlen=KEPT_PIECES)
     with tempfile.TemporaryFile() as answer:
-        child = subprocess.Popen(
-            command_ending_with_parent(python(CHILD)),
+        process = subprocess.Popen(
+            command_ending_with_parent(python(module)),
             stdin=subprocess.PIPE,
             stdout=answer,
             stderr=subprocess.PIPE,
@@ -96,20 +146,14 @@ def ask(request: Request) -> None:
             env={**variables, "CUDA_VISIBLE_DEVICES": ""},
             start_new_session=True,
         )
-        reader = threading.Thread(target=_keep_last, args=(child.stderr, output), name="output of a model", daemon=True)
+        reader = threading.Thread(target=_keep_last, args=(process.stderr, output), name="output of a model", daemon=True)
+        child = _Child(process, answer, output, reader)
         reader.start()
         try:
-            _send(child, msgspec.json.encode(request))
-            code = child.wait(MAX_SECONDS)
-        except subprocess.TimeoutExpired as error:
-            raise UsageError(f"model: importing {request.reference} took longer than {MAX_SECONDS:.0f} s. {_ADVICE}.") from error
+            _send(process, content)
+            yield child
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)  # also what the user's code has started
-            child.wait()
-            reader.join(1.0)
-        answer.seek(0)
-        _raise_problem(request, code, answer.read(MAX_ANSWER_BYTES), b"".join(output))
+            child.end()
 
 
 def _send(child: subprocess.Popen[bytes], content: bytes) -> None:
@@ -126,14 +170,26 @@ def _keep_last(stream: IO[bytes] | None, output: deque[bytes]) -> None:
         stream.close()
 
 
-def _raise_problem(request: Request, code: int, answer: bytes, output: bytes) -> None:
+def _problem(doing: str, code: int, answer: bytes, output: bytes) -> str | None:
     problem: Any = None
     with suppress(msgspec.DecodeError):
         problem = msgspec.json.decode(answer, type=str | None)
         if code == 0 and problem is None:
-            return
+            return None
     if isinstance(problem, str):
-        raise UsageError(problem)
+        return problem
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
     lines = output.decode(errors="replace").strip().splitlines()
-    raise UsageError(f"model: importing {request.reference} {how}{f': {lines[-1][:400]}' if lines else ''}. {_ADVICE}.")
+    return f"model: {doing} {how}{f': {lines[-1][:400]}' if lines else ''}. {_ADVICE}."
+
+
+def answer_request(answer: Callable[[bytes], str | None]) -> None:
+    """Answer the request on standard input with a problem or null.
+
+    What users' code prints goes to standard error.
+    """
+    answer_to = os.dup(1)
+    os.dup2(2, 1)
+    problem = answer(sys.stdin.buffer.read())
+    with os.fdopen(answer_to, "wb") as stream:
+        stream.write(msgspec.json.encode(problem and problem.encode(errors="backslashreplace").decode()))

@@ -87,6 +87,8 @@ class _Decided(JsonObject):
     threads_per_task: Annotated[list[Count | None], Field(max_length=MAX_NODES)] = _OPTIONAL
     gpu_of_task: Annotated[dict[Name, _VisibleGpu | None], Field(max_length=MAX_TASKS)] = _OPTIONAL
     segments: Annotated[list[_Segment], Field(max_length=MAX_TASKS)] = _OPTIONAL
+    model_method: Name | None = _OPTIONAL
+    adapter_cost: Figure | None = _OPTIONAL
     framework_packages: Annotated[list[Name], Field(max_length=MAX_PACKAGES)] = _OPTIONAL
     metrics: Annotated[list[_Metric], Field(max_length=MAX_METRICS)] = _OPTIONAL
     translation_metrics: Annotated[list[_MetricName], Field(max_length=MAX_METRICS)] | None = _OPTIONAL

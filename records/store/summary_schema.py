@@ -168,6 +168,8 @@ class Summary(JsonObject):
     precision_used: Name | None = None
     device_used: Name | None = None
     compiled: bool | None = None
+    model_method: Name | None = None
+    adapter_cost: Figure | None = None
     exchange: Name | None = None
     synthetic: bool | None = None
     resumed: Count | None = None

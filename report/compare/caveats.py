@@ -137,6 +137,14 @@ def _learnt_by_the_clock(run: Run) -> str | None:
     return _starved(run) if run.summary["mode"] == "async" or (by_clock and ended_by_evaluation) else None
 
 
+MAX_ADAPTER_COST = 1.03  # of a step, over the model's own; below that is the noise of two measurements
+
+
+def _adapter(run: Run) -> str | None:
+    cost = run.summary.get("adapter_cost")
+    return None if cost is None or cost <= MAX_ADAPTER_COST else f"{run.summary.get('model_method')}, {cost:.2f} × the time of a step"
+
+
 LEARNT_UNDER_CONTENTION = "learnt under contention"
 _TIME_AND_RESOURCES = frozenset({TIME, TARGET, RESOURCES})
 CAVEATS: tuple[Caveat, ...] = (
@@ -169,5 +177,6 @@ CAVEATS: tuple[Caveat, ...] = (
         "the staleness, or the update at which the run ended, depends on CPU contention",
         "any",
     ),
+    Caveat("adapter", "costly adapter of the model", _adapter, WORK, "the model by itself takes less time", "any"),
     Caveat("changed", CHANGED, lambda run: ", ".join(changed_on_resume(run)) or None, ALL, CHANGED_MEANS, "same"),
 )

@@ -236,6 +236,13 @@ def compiled(run: Run) -> str:
     return str(run.job.get("compile") or "off") if known is None else "on" if known else "off"
 
 
+def method(run: Run) -> str | None:
+    """Read how the backend carried the model out, and whether its cost is unknown."""
+    how = run.summary.get("model_method")
+    is_known = how in (None, "native") or run.summary.get("adapter_cost") is not None
+    return how if is_known else f"{how} (cost not measured)"
+
+
 def network(run: Run) -> str | None:
     """Read the kind of network between the nodes."""
     source = run.summary.get("network_source")

@@ -118,6 +118,7 @@ def _as_shown(entry: Row) -> Row:
         figures["data"] = f"{figures['data']} (synthetic)"
     for batch in ("global_batch_size", "batch_size"):
         figures[batch] = batch_text(figures[batch], entry.runs[0].job.get("batch_tokens"))
+    figures["model_method"] = None if figures["model_method"] == "native" else figures["model_method"]
     figures["precision_used"] = figures["precision_used"] or figures["precision"]
     return replace(entry, figures=figures)
 

@@ -303,6 +303,7 @@ FAULTY = [
     ("profiled", {"profile": 5, "summary": PROFILED}, {TIME, TARGET, RESOURCES}),
     ("profiled throughout", {"profile": 500, "summary": {**PROFILED, "examples_per_second": None}}, WORK),
     ("profiled throughout", {"profile": 5}, WORK),  # by a release that did not count what was profiled
+    ("adapter", {"summary": {"model_method": "keras", "adapter_cost": 1.04}}, WORK),
     ("starved", {"summary": {"per_node": [starved_node(0.4)]}}, WORK),
     ("learnt under contention", {"mode": "async", "summary": {"per_node": [starved_node(0.7)]}}, WORK | LEARNING),
 ]
@@ -317,6 +318,18 @@ def test_caveat_marks_run_in_any_comparison(key, changes, confounded):
     single = compare_settings([made("one", **changes), made("two")])
     assert single.marks(1) == confounded  # not comparable with a confounded first run
     assert single.comparable(sorted(confounded)[0], [0, 1]) == [1]
+
+
+@pytest.mark.parametrize(
+    ("method", "cost", "shown"),
+    [("translated", None, "translated (cost not measured)"), ("keras", 1.02, "keras"), ("native", None, "native"), (None, None, None)],
+)
+def test_method_of_a_model_is_compared(method, cost, shown):
+    carried_out = made("two", summary={"model_method": method, "adapter_cost": cost})
+    comparison = compare_settings([made("one", summary={"model_method": "native"}), carried_out])
+    values = {difference.key: difference.values for difference in comparison.independent}
+    assert values.get("model_method") == (("native", shown) if shown not in ("native", None) else None)
+    assert (comparison.faults, comparison.marks(1)) == ([], set())
 
 
 def test_comparable_runs_are_grouped_with_first():

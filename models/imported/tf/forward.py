@@ -18,7 +18,7 @@ from ...layers.tf import HeldParameters
 from ..description import EVALUATION, MASKED_RANKS, MIN_ROWS, TRAINING, Imported, is_length, read_constants
 from ..graph import CONSTANT, FORMAT, INFINITY, INPUT, ITEM, NODE, STATE, Graph, Node, read_graph
 from . import image_operations, loss_operations, recurrent
-from .operations import OPERATIONS, canonical
+from .operations import OPERATIONS, canonical, format_named
 
 _FILLED_BY_IMPORT = image_operations, loss_operations, recurrent  # register their operations
 
@@ -107,6 +107,7 @@ class Execution:
         self._graph, self._context, self._rows = graph, context, rows
         self._layer = 0
         self.operation = ""
+        self.values: dict[str, Any] = {}  # results by node
 
     @property
     def training(self) -> bool:
@@ -152,7 +153,7 @@ class Execution:
         self, state: Mapping[str, Any], parameters: Mapping[str, tf.Tensor], inputs: list[tf.Tensor]
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """Return the result, and new values of buffers by name."""
-        values: dict[str, Any] = {}
+        values = self.values
         remaining = iter(inputs)
         for node in self._graph.nodes:
             if node.operation == STATE:
@@ -160,7 +161,7 @@ class Execution:
             elif node.operation == INPUT:
                 values[node.name] = next(remaining)
             elif node.operation == CONSTANT:
-                values[node.name] = tf.constant(node.arguments["value"], tf.as_dtype(node.arguments["format"]))
+                values[node.name] = tf.constant(node.arguments["value"], format_named(node.arguments["format"]))
             elif node.operation == ITEM:
                 values[node.name] = _decoded(node.arguments["of"], values)[node.arguments["position"]]
             else:
@@ -183,6 +184,9 @@ class Execution:
         except NotImplementedError as error:
             place = f" ({node.line})" if node.line else ""
             raise UsageError(f"model: {error} has no form on TensorFlow yet{place}. Choose --backend torch.") from error
+        except Exception as error:
+            error.add_note(f"{node.operation}{f', {node.line}' if node.line else ''}")
+            raise
         if node.shape is not None and tf.is_tensor(result):
             result.set_shape(node.shape)
         return result
@@ -197,6 +201,6 @@ def _decoded(argument: Any, values: Mapping[str, Any]) -> Any:
         if NODE in argument:
             return values[argument[NODE]]
         if FORMAT in argument:
-            return tf.as_dtype(argument[FORMAT])
+            return format_named(argument[FORMAT])
         return math.inf * argument[INFINITY]
     return [_decoded(part, values) for part in argument] if isinstance(argument, list) else argument

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from .operations import ChannelsLast, Pass, as_float32, canonical, channels_last, operation, reshaped, shape_of
+from .operations import ChannelsLast, Pass, as_float32, canonical, cast, channels_last, operation, reshaped, shape_of
 
 
 def _pair(value: Sequence[int] | int) -> tuple[int, int]:
@@ -68,6 +68,8 @@ def _convolved(
     if groups > 1 and inputs == 1 and strides[0] == strides[1]:
         depthwise = tf.reshape(tf.reshape(kernel, [*kernel.shape[:2], groups, outputs // groups]), [*kernel.shape[:2], groups, -1])
         return tf.nn.depthwise_conv2d(_padded(x, pads), depthwise, [1, *strides, 1], "VALID", dilations=list(dilations))
+    if x.dtype == tf.float64 and dilations != (1, 1):  # no kernel has the gradient
+        kernel, dilations = _spread(kernel, dilations), (1, 1)
     same = strides == (1, 1) and all(before == after and before + after == span for (before, after), span in zip(pads, spans, strict=True))
     if not same:
         x = _padded(x, pads)
@@ -79,6 +81,14 @@ def _convolved(
         return convolve(x, kernel)
     parts = zip(tf.split(x, groups, -1), tf.split(kernel, groups, -1), strict=True)
     return tf.concat([convolve(images, weights) for images, weights in parts], -1)
+
+
+def _spread(kernel: tf.Tensor, dilations: tuple[int, int]) -> tf.Tensor:
+    """Return a kernel [h, w, in, out] with zeros between its elements, which dilates it."""
+    height, width, inputs, outputs = kernel.shape
+    spread = tf.pad(kernel[:, None, :, None], [[0, 0], [0, dilations[0] - 1], [0, 0], [0, dilations[1] - 1], [0, 0], [0, 0]])
+    whole = tf.reshape(spread, [height * dilations[0], width * dilations[1], inputs, outputs])
+    return whole[: dilations[0] * (height - 1) + 1, : dilations[1] * (width - 1) + 1]
 
 
 @operation("aten.conv1d.default", "aten.conv1d.padding")
@@ -324,7 +334,7 @@ def _batch_norm_training(
         variance = biased * count / tf.maximum(count - 1, tf.ones([], x.dtype))
 
     def moved(before: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
-        return run.moved(before, before + tf.cast(momentum, before.dtype) * (tf.stop_gradient(new) - before))
+        return run.moved(before, before + cast(momentum, before.dtype) * (tf.stop_gradient(new) - before))
 
     return y, mean, variance, moved(running_mean, mean), moved(running_var, variance)
 

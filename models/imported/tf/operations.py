@@ -7,12 +7,14 @@ require; any other operation converts them to canonical order first.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
+_float_format = tf.float32
 END = 1 << 62  # torch writes an open end of a slice as a number above this
 _ORDER = (tf.bool, tf.uint8, tf.int32, tf.int64, tf.bfloat16, tf.float16, tf.float32, tf.float64)
 
@@ -68,6 +70,33 @@ def operation(*names: str) -> Callable[[Operation], Operation]:
     return register
 
 
+def float_format() -> tf.DType:
+    """Return the format that stands for float32 in graphs."""
+    return _float_format
+
+
+@contextmanager
+def in_float64() -> Iterator[None]:
+    """Within the block, float64 stands for float32 in graphs."""
+    global _float_format
+    _float_format = tf.float64
+    try:
+        yield
+    finally:
+        _float_format = tf.float32
+
+
+def format_named(name: str) -> tf.DType:
+    """Return a number format by its name in graphs."""
+    named = tf.as_dtype(name)
+    return float_format() if named == tf.float32 else named
+
+
+def cast(value: Any, wanted: tf.DType) -> tf.Tensor:
+    """Cast a tensor or number; TensorFlow would round a number to float32 first."""
+    return tf.cast(tf.constant(value, tf.float64) if isinstance(value, float) else value, wanted)
+
+
 def canonical(x: Any) -> Any:
     """Return a tensor in canonical order; other values unchanged."""
     return tf.transpose(x.value, [0, 3, 1, 2]) if isinstance(x, ChannelsLast) else x
@@ -110,7 +139,7 @@ def _elementwise(function: Callable[[tf.Tensor], tf.Tensor]) -> Operation:
 
 
 def _float(x: tf.Tensor) -> tf.Tensor:
-    return x if x.dtype.is_floating else tf.cast(x, tf.float32)
+    return x if x.dtype.is_floating else tf.cast(x, float_format())
 
 
 def _hard_sigmoid(x: tf.Tensor) -> tf.Tensor:
@@ -168,7 +197,16 @@ def _lifted(x: Any, function: Callable[[tf.Tensor], tf.Tensor]) -> Any:
 
 @operation("aten.gelu.default")
 def _gelu(run: Pass, self: Any, approximate: str = "none") -> Any:
-    return _lifted(self, lambda x: tf.nn.gelu(x, approximate=approximate == "tanh"))
+    return _lifted(self, lambda x: _gelu_float64(x, approximate) if x.dtype == tf.float64 else tf.nn.gelu(x, approximate == "tanh"))
+
+
+def _gelu_float64(x: tf.Tensor, approximate: str) -> tf.Tensor:
+    """Compute GELU by its formula, as TensorFlow's function has constants of float32.
+
+    https://docs.pytorch.org/docs/stable/generated/torch.nn.GELU.html
+    """
+    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+    return 0.5 * x * (1 + (tf.tanh(inner) if approximate == "tanh" else tf.math.erf(x * math.sqrt(0.5))))
 
 
 @operation("aten.hardtanh.default")
@@ -178,7 +216,7 @@ def _hardtanh(run: Pass, self: Any, min_val: float = -1.0, max_val: float = 1.0)
 
 @operation("aten.leaky_relu.default")
 def _leaky_relu(run: Pass, self: Any, negative_slope: float = 0.01) -> Any:
-    return _lifted(self, lambda x: tf.nn.leaky_relu(x, negative_slope))
+    return _lifted(self, lambda x: tf.where(x > 0, x, negative_slope * x) if x.dtype == tf.float64 else tf.nn.leaky_relu(x, negative_slope))
 
 
 @operation("aten.elu.default")
@@ -199,8 +237,8 @@ def _softplus(run: Pass, self: Any, beta: float = 1.0, threshold: float = 20.0) 
 @operation("aten.clamp.default", "aten.clamp_min.default", "aten.clamp_max.default")
 def _clamp(run: Pass, self: Any, min: Any = None, max: Any = None) -> Any:
     def clamped(x: tf.Tensor) -> tf.Tensor:
-        x = x if min is None else tf.maximum(x, tf.cast(min, x.dtype))
-        return x if max is None else tf.minimum(x, tf.cast(max, x.dtype))
+        x = x if min is None else tf.maximum(x, cast(min, x.dtype))
+        return x if max is None else tf.minimum(x, cast(max, x.dtype))
 
     return _lifted(self, clamped)
 
@@ -227,8 +265,8 @@ def promoted(a: Any, b: Any) -> tuple[Any, Any]:
         return tf.cast(a, common), tf.cast(b, common)
     if tf.is_tensor(a):
         wide = isinstance(b, float) and not a.dtype.is_floating
-        common = tf.float32 if wide else tf.int64 if a.dtype == tf.bool and not isinstance(b, bool) else a.dtype
-        return tf.cast(a, common), tf.cast(b, common)
+        common = float_format() if wide else tf.int64 if a.dtype == tf.bool and not isinstance(b, bool) else a.dtype
+        return cast(a, common), cast(b, common)
     if tf.is_tensor(b):
         second, first = promoted(b, a)
         return first, second
@@ -240,7 +278,7 @@ def _binary(function: Callable[[Any, Any], Any], floating: bool = False) -> Oper
         a, b = promoted(a, b)
         if floating and tf.is_tensor(a):
             a, b = _float(a), _float(b)
-        return function(a, b if alpha == 1 else b * tf.cast(alpha, b.dtype))
+        return function(a, b if alpha == 1 else b * cast(alpha, b.dtype))
 
     def carried_out(run: Pass, self: Any, other: Any, alpha: float = 1, **_: Any) -> Any:
         pair = self, other
@@ -352,7 +390,7 @@ def _where(run: Pass, condition: Any, self: Any, other: Any) -> Any:
 @operation("aten.masked_fill.Scalar", "aten.masked_fill.Tensor")
 def _masked_fill(run: Pass, self: Any, mask: Any, value: Any) -> Any:
     x = canonical(self)
-    return tf.where(canonical(mask), tf.cast(canonical(value), x.dtype), x)
+    return tf.where(canonical(mask), cast(canonical(value), x.dtype), x)
 
 
 @operation("aten.linear.default")
@@ -749,7 +787,7 @@ def _pad(run: Pass, self: Any, pad: Sequence[int], value: float | None = 0.0, mo
         x = x[tuple(slice(max(0, -before), min(0, after) or None) for before, after in pairs)]
         pairs = [[max(0, before), max(0, after)] for before, after in pairs]
     if mode == "constant":
-        return tf.pad(x, pairs, constant_values=tf.cast(value or 0.0, x.dtype))
+        return tf.pad(x, pairs, constant_values=cast(value or 0.0, x.dtype))
     return tf.pad(x, pairs, {"reflect": "REFLECT"}[mode])
 
 
@@ -803,7 +841,7 @@ def _filled_like(run: Pass, self: Any, size: Any = None, fill_value: Any = None,
     x = canonical(self)
     value = fill_value if fill_value is not None else float("ones" in run.operation)
     shape = tf.shape(x) if size is None else _dynamic_shape(size)
-    return tf.fill(shape, tf.cast(value, dtype or x.dtype))
+    return tf.fill(shape, cast(value, dtype or x.dtype))
 
 
 def _dynamic_shape(size: Sequence[Any]) -> Any:
@@ -818,14 +856,14 @@ def _filled(run: Pass, size: Sequence[Any], fill_value: Any = None, dtype: Any =
     value = fill_value if fill_value is not None else float("ones" in run.operation)
     like = None if self is None else canonical(self).dtype
     kind = bool if isinstance(value, bool) else int if isinstance(value, int) else float
-    chosen = dtype or like or {bool: tf.bool, int: tf.int64, float: tf.float32}[kind]
-    return tf.fill(_dynamic_shape(size), tf.cast(value, chosen))
+    chosen = dtype or like or {bool: tf.bool, int: tf.int64, float: float_format()}[kind]
+    return tf.fill(_dynamic_shape(size), cast(value, chosen))
 
 
 @operation("aten.fill.Tensor", "aten.fill.Scalar")
 def _fill(run: Pass, self: Any, value: Any) -> tf.Tensor:
     x = canonical(self)
-    return tf.fill(tf.shape(x), tf.cast(canonical(value), x.dtype))
+    return tf.fill(tf.shape(x), cast(canonical(value), x.dtype))
 
 
 @operation("aten.copy.default")
@@ -851,18 +889,18 @@ def _scatter(
 
 @operation("aten.scalar_tensor.default")
 def _scalar(run: Pass, s: Any, dtype: Any = None, **_: Any) -> tf.Tensor:
-    return tf.cast(s, dtype or tf.float32)
+    return cast(s, dtype or float_format())
 
 
 @operation("aten.arange.default", "aten.arange.start", "aten.arange.start_step")
 def _arange(run: Pass, end: Any, start: Any = 0, step: Any = 1, dtype: Any = None, **_: Any) -> tf.Tensor:
     numbers = tf.range(start, end, step)
-    return tf.cast(numbers, dtype or (tf.float32 if numbers.dtype.is_floating else tf.int64))
+    return tf.cast(numbers, dtype or (float_format() if numbers.dtype.is_floating else tf.int64))
 
 
 @operation("aten.linspace.default")
 def _linspace(run: Pass, start: float, end: float, steps: int, dtype: Any = None, **_: Any) -> tf.Tensor:
-    return tf.cast(tf.linspace(float(start), float(end), steps), dtype or tf.float32)
+    return tf.cast(tf.linspace(float(start), float(end), steps), dtype or float_format())
 
 
 @operation("aten.tril.default", "aten.triu.default")
@@ -902,7 +940,7 @@ def _python(function: Callable[..., Any]) -> Operation:
 
 
 def _whole_float(value: Any) -> Any:
-    return tf.cast(value, tf.float32) if tf.is_tensor(value) else float(value)
+    return tf.cast(value, float_format()) if tf.is_tensor(value) else float(value)
 
 
 OPERATIONS.update(

@@ -176,7 +176,7 @@ def _call(node: torch.fx.Node) -> Node:
                 arguments[parameter.name] = _encoded(node.kwargs[parameter.name])
             elif parameter.has_default_value():
                 arguments[parameter.name] = _encoded(parameter.default_value)
-        return Node(node.name, str(target), arguments, _shape(node), line)
+        return Node(node.name, str(target), arguments, _shape(node), line, _layer(node))
     if target is operator.getitem:
         return Node(node.name, ITEM, {"of": _encoded(node.args[0]), "position": node.args[1]}, _shape(node))
     positional = {f"a{position}": _encoded(argument) for position, argument in enumerate(node.args)}
@@ -190,6 +190,12 @@ def _shape(node: torch.fx.Node) -> list[int | None] | None:
 
 def _line(node: torch.fx.Node) -> str:
     return _user_place(node.meta.get("stack_trace") or "")
+
+
+def _layer(node: torch.fx.Node) -> str:
+    """Return the path of the innermost module that the operation belongs to."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return re.sub(r"^L\['self'\]\.?", "", str(stack[-1][0])) if stack else ""
 
 
 def _encoded(value: Any) -> Any:

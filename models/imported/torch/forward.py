@@ -34,7 +34,7 @@ def forward(parameters: Mapping[str, torch.Tensor], x: Any, context: ForwardCont
     rows = len(inputs[0])
     inputs = [_with_blanks(name, value, imported) for name, value in zip(imported.inputs, inputs, strict=True)]
     bound.bind(parameters, context)
-    with _drawn_by(context, imported, rows):
+    with drawn_by(context, imported, rows):
         result = bound.call(*inputs)
     if context.training and rows:
         context.updated.update(bound.buffers())
@@ -121,10 +121,20 @@ _modules: dict[Path, _Bound] = {}  # by the folder of the description
 def _bound(imported: Imported) -> _Bound:
     known = _modules.get(imported.folder)
     if known is None:
-        facts = imported.request
-        module = built(read_reference(imported.reference), facts["arguments"], facts["data"], facts["outputs"], 0)
-        known = _modules[imported.folder] = _Bound(Call(module, facts["data"], imported.reference, measured=imported.measured))
+        known = _modules[imported.folder] = _Bound(_built(imported))
     return known
+
+
+def _built(imported: Imported) -> Call:
+    facts = imported.request
+    module = built(read_reference(imported.reference), facts["arguments"], facts["data"], facts["outputs"], 0)
+    return Call(module, facts["data"], imported.reference, measured=imported.measured)
+
+
+def unadapted(imported: Imported) -> tuple[Call, list[torch.Tensor]]:
+    """Return the user's module by itself, and the tensors that its training changes."""
+    call = _built(imported)
+    return call, list(trained(call.module).values())
 
 
 def _normalised_single(self: _BatchNorm, x: torch.Tensor) -> torch.Tensor:
@@ -172,7 +182,7 @@ class Draws:
 
 
 @contextmanager
-def _drawn_by(context: ForwardContext[torch.Tensor], imported: Imported, rows: int) -> Iterator[None]:
+def drawn_by(context: ForwardContext[torch.Tensor], imported: Imported, rows: int) -> Iterator[None]:
     """Within the block, draw by the run's seed, the update and the layer."""
     global _drawing
     if not context.training:

@@ -42,9 +42,9 @@ from ..description import (
     read_description,
     write_values,
 )
-from ..graph import STATE, Graph
+from ..graph import STATE, Graph, nodes_in
 from ..reference import HF, TORCHVISION, Reference, read_reference
-from ..requests import DataFacts, Request
+from ..requests import DataFacts, Request, answer_request
 from .calls import Call
 from .export import exported_graph
 from .modules import built, carried, trained
@@ -55,12 +55,8 @@ MAX_ELEMENTS = 1 << 26  # of an example of a column
 
 
 def main() -> None:
-    """Answer one request; what the user's code prints goes to standard error."""
-    answer_to = os.dup(1)
-    os.dup2(2, 1)
-    problem = answer(msgspec.json.decode(sys.stdin.buffer.read(), type=Request))
-    with os.fdopen(answer_to, "wb") as stream:
-        stream.write(msgspec.json.encode(problem and problem.encode(errors="backslashreplace").decode()))
+    """Answer one request."""
+    answer_request(lambda content: answer(msgspec.json.decode(content, type=Request)))
 
 
 def answer(request: Request) -> str | None:
@@ -313,17 +309,11 @@ def _kernels(graphs: list[Graph]) -> list[str]:
         states = {node.name: node.arguments["name"] for node in graph.nodes if node.operation == STATE}
         for node in graph.nodes:
             for argument, value in node.arguments.items():
-                for name in _nodes_in(value):
+                for name in nodes_in(value):
                     if name in states:
                         kernel = node.operation.startswith("aten.conv2d.") and argument == "weight"
                         (as_kernels if kernel else otherwise).add(states[name])
     return sorted(as_kernels - otherwise)
-
-
-def _nodes_in(value: object) -> list[str]:
-    if isinstance(value, Mapping):
-        return [str(value["node"])] if "node" in value else []
-    return [name for part in value for name in _nodes_in(part)] if isinstance(value, list) else []
 
 
 def _sources(reference: Reference) -> dict[str, str]:

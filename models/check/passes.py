@@ -1,0 +1,313 @@
+"""Passes of a model on one framework, in a process of its own.
+
+``python -m crosstrain.models.check.FRAMEWORK`` reads a `Request` as JSON and writes the results into its folder, as FRAMEWORK.npz and
+FRAMEWORK.json.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ...core.errors import TrainerError, raised
+from ...core.plugins import forward_plugin, load
+from ...data.base import IMAGE, Dataset
+from ...data.columns import LENGTHS
+from ...data.features import read_column
+from ...data.preprocessing import normal_table
+from ...data.store.stored_dataset import open_dataset
+from ..base import ForwardContext, ModelSpec
+from ..build import build_model
+from ..dropout_masks import drawn_rate, keep_mask_of_shape
+from ..imported.description import TRAINING, Imported
+from ..imported.graph import read_graph
+from ..imported.requests import answer_request
+
+EXAMPLES = 4  # of the compared batch
+TIMED_EXAMPLES = 32  # of the batch of a timed step, at most
+MAX_TIMED_SECONDS, MIN_TIMED, MAX_TIMED = 2.0, 3, 50  # of timed pairs of steps
+MOVED = 0.1  # deviation of the noise on initial values, many of which start as zeros or ones
+NOISE = 0.01  # deviation of that on inputs: where values are equal, the gradient of a maximum is not unique
+RATE = 1e-6  # of the updates of timed steps
+EVALUATED, TRAINED, GRADIENT, IN_GRAPH = "evaluated", "trained", "gradient/", "graph/"  # names and prefixes of arrays
+
+Array = NDArray[Any]
+Compute = Callable[[Mapping[str, Any]], Any]  # of parameters
+Forward = Callable[[Mapping[str, Any], ForwardContext[Any]], Any]
+
+
+class Request(msgspec.Struct):
+    """What to compute.
+
+    `timed`: also the time of a training step. `traced`: the file of a graph; then only the results of its nodes.
+    """
+
+    model: str
+    data: str
+    data_dir: str | None
+    folder: str
+    timed: bool = False
+    traced: str = ""
+
+
+class Step(msgspec.Struct):
+    """A node of a graph with its result's norm, and its product with fixed weights."""
+
+    operation: str
+    layer: str
+    line: str
+    norm: float
+    product: float
+
+
+class Outcome(msgspec.Struct):
+    """The results that are no arrays.
+
+    `graph_problem`: why there are none in float64, though there is a graph. `step_seconds`: of a training step; `plain_seconds`: of one of
+    the user's module without our adapter, None if there is none.
+    """
+
+    graph_problem: str | None = None
+    step_seconds: float | None = None
+    plain_seconds: float | None = None
+    trace: list[Step] = []
+
+
+class Framework(Protocol):
+    """What the passes need of a framework."""
+
+    name: str
+
+    def tensor(self, array: Array) -> Any:
+        """Return an array as a tensor; whole numbers in the format of forward functions."""
+
+    def varying(self, array: Array) -> Any:
+        """Return a tensor for timed steps whose number of rows is not known beforehand."""
+
+    def array(self, tensor: Any) -> Array | None:
+        """Return a tensor as an array; None for anything else."""
+
+    def masked(self, x: Any, kept: Array, rate: float) -> Any:
+        """Return x without the elements that are not kept, and the others divided by 1 − rate."""
+
+    def dropped(self, x: Any, rate: float) -> Any:
+        """Return x with elements dropped by the framework's own random numbers."""
+
+    def variables(self, spec: ModelSpec, module: Any, values: Mapping[str, Array]) -> tuple[Mapping[str, Any], Sequence[Any]]:
+        """Return trained parameters as backends hold them, by name and in order."""
+
+    def as_in_training(self, compute: Compute) -> Compute:
+        """Return a function of parameters as training carries it out, such as traced."""
+
+    def gradients(
+        self, compute: Compute, parameters: Mapping[str, Array], slopes: Callable[[Sequence[int]], Array]
+    ) -> tuple[Any, dict[str, Array]]:
+        """Return the result of `compute`, and the gradients of its product with `slopes` of its shape.
+
+        They are zeros where there are none.
+        """
+
+    def step(self, compute: Callable[[], Any], trained: Sequence[Any]) -> Callable[[], None]:
+        """Return a training step of SGD on the sum of `compute`'s result, to its end."""
+
+    def graph_pass(self) -> Callable[..., tuple[Any, dict[str, Any]]]:
+        """Import and return the function that carries out exported graphs in float64."""
+
+
+def serve(framework: Framework) -> None:
+    """Answer one request on standard input."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # a GPU's products may have less than float32's precision
+    answer_request(lambda content: _answer(framework, msgspec.json.decode(content, type=Request)))
+
+
+def _answer(framework: Framework, request: Request) -> str | None:
+    try:
+        _write(framework, request)
+    except TrainerError as error:
+        return str(error)
+    except Exception as error:  # noqa: BLE001 -- of the user's code, or of an operation
+        return f"model: {request.model} does not run on {framework.name}: {_described(error)}."
+    return None
+
+
+def _described(error: BaseException) -> str:
+    return "; ".join([raised(error), *getattr(error, "__notes__", ())])
+
+
+def has_graph(spec: ModelSpec) -> bool:
+    """Return whether a model was exported as graphs, which every framework carries out."""
+    return isinstance(spec.settings, Imported) and (spec.settings.folder / TRAINING).is_file()
+
+
+def _write(framework: Framework, request: Request) -> None:
+    data = open_dataset(request.data, None if request.data_dir is None else Path(request.data_dir))
+    spec = build_model(request.model, data.info)
+    module = load(forward_plugin(request.model, framework.name), "forward")
+    passes = _Passes(framework, spec, module, data)
+    outcome = Outcome()
+    if request.traced:
+        outcome.trace = passes.trace(request.traced)
+    else:
+        results = passes.compared()
+        if has_graph(spec):
+            try:
+                results |= {IN_GRAPH + name: value for name, value in passes.in_graph().items()}
+            except Exception as error:  # noqa: BLE001 -- of an operation without a kernel for float64
+                outcome.graph_problem = _described(error)
+        np.savez(Path(request.folder, f"{framework.name}.npz"), **cast(dict[str, Any], results))
+        if request.timed:
+            outcome.step_seconds, outcome.plain_seconds = passes.timed()
+    Path(request.folder, f"{framework.name}.json").write_bytes(msgspec.json.encode(outcome))
+
+
+def slopes(shape: Sequence[int]) -> Array:
+    """Return float32 weights of a result, by which its gradient is taken, so that none is lost."""
+    return np.random.default_rng(1).standard_normal(tuple(shape)).astype(np.float32)
+
+
+class _Passes:
+    """The passes of a model on some of its data, with moved initial values."""
+
+    def __init__(self, framework: Framework, spec: ModelSpec, module: Any, data: Dataset) -> None:
+        self._framework, self._spec, self._module, self._data = framework, spec, module, data
+        draw = np.random.default_rng(0)
+        self._parameters = {
+            name: (value + MOVED * draw.standard_normal(value.shape)).astype(np.float32) if value.ndim <= 1 else value
+            for name, value in spec.initial(0).items()
+        }
+        self._buffers = {
+            name: (value * (1 + MOVED * draw.random(value.shape)) + MOVED * draw.random(value.shape)).astype(np.float32)
+            for name, value in spec.initial_buffers(0).items()
+        }  # running variances stay positive
+
+    def compared(self) -> dict[str, Array]:
+        """Return results and gradients of the forward function, float32."""
+        x, count = self._inputs(EXAMPLES, self._framework.tensor)
+
+        def forward(parameters: Mapping[str, Any], context: ForwardContext[Any]) -> Any:
+            return self._module.forward(parameters, x, context)
+
+        return self._results(forward, count, np.float32, self._framework.as_in_training)
+
+    def in_graph(self) -> dict[str, Array]:
+        """Return results and gradients of the graph, float64."""
+        carry_out, inputs, count = self._graph()
+        return self._results(lambda parameters, context: carry_out(parameters, inputs, context)[0], count, np.float64, lambda same: same)
+
+    def _graph(self) -> tuple[Callable[..., tuple[Any, dict[str, Any]]], list[Any], int]:
+        """Return what carries out graphs, the inputs in float64, and the number of examples."""
+        x, count = self._inputs(EXAMPLES, lambda array: self._framework.tensor(_widened(array)))
+        names = self._spec.settings.inputs
+        return self._framework.graph_pass(), [x[name] for name in names] if isinstance(x, Mapping) else [x], count
+
+    def _results(self, forward: Forward, count: int, dtype: Any, wrapped: Callable[[Compute], Compute]) -> dict[str, Array]:
+        framework = self._framework
+        parameters = {name: value.astype(dtype) for name, value in self._parameters.items()}
+        tensors = {name: framework.tensor(value) for name, value in parameters.items()}
+        evaluated = wrapped(lambda values: forward(values, self._context(False, count, dtype)))(tensors)
+        trained, gradients = framework.gradients(
+            wrapped(lambda values: forward(values, self._context(True, count, dtype))),
+            parameters,
+            lambda shape: slopes(shape).astype(dtype),
+        )
+        arrays = {EVALUATED: framework.array(evaluated), TRAINED: framework.array(trained)}
+        return {name: value for name, value in arrays.items() if value is not None} | {
+            GRADIENT + name: value for name, value in gradients.items()
+        }
+
+    def trace(self, file: str) -> list[Step]:
+        """Return the result of each node of a graph, in order."""
+        framework = self._framework
+        carry_out, inputs, count = self._graph()
+        parameters = {name: framework.tensor(_widened(value)) for name, value in self._parameters.items()}
+        _, values = carry_out(parameters, inputs, self._context(file == TRAINING, count, np.float64))
+        graph = read_graph(self._spec.settings.folder / file)
+        steps: list[Step] = []
+        for node in graph.nodes:
+            value = framework.array(values[node.name])
+            norm, product = (0.0, 0.0) if value is None else _in_two_numbers(value)
+            steps.append(Step(node.operation, node.layer, node.line, norm, product))
+        return steps
+
+    def timed(self) -> tuple[float, float | None]:
+        """Return the seconds of a training step, and those without our adapter; steps take turns."""
+        framework = self._framework
+        x, _ = self._inputs(TIMED_EXAMPLES, framework.varying)
+        parameters, trained = framework.variables(self._spec, self._module, self._parameters)
+        buffers = {name: framework.tensor(value) for name, value in self._buffers.items()}
+        context: ForwardContext[Any] = ForwardContext(True, buffers, settings=self._spec.settings)
+        context.dropout = lambda x, rate, layer: framework.dropped(x, rate)
+        steps = [framework.step(lambda: self._module.forward(parameters, x, context), trained)]
+        if hasattr(self._module, "unadapted"):
+            plain, plain_trained = self._module.unadapted(self._spec.settings)
+            inputs = [x[name] for name in self._spec.settings.inputs] if isinstance(x, Mapping) else [x]
+            steps.append(framework.step(lambda: plain(*inputs), plain_trained))
+        seconds = _seconds_in_turns(steps)
+        return seconds[0], seconds[1] if len(seconds) > 1 else None
+
+    def _context(self, training: bool, count: int, dtype: Any) -> ForwardContext[Any]:
+        buffers = {name: self._framework.tensor(value.astype(dtype)) for name, value in self._buffers.items()}
+        context: ForwardContext[Any] = ForwardContext(training, buffers, settings=self._spec.settings)
+        if not training:
+            return context
+        indices = np.arange(count, dtype=np.int32)
+
+        def dropout(x: Any, rate: float, layer: int) -> Any:
+            shape = [int(size) for size in x.shape]
+            rate = drawn_rate(rate)
+            return self._framework.masked(x, keep_mask_of_shape(0, 1, layer, indices, shape, rate), rate)
+
+        return replace(context, dropout=dropout)
+
+    def _inputs(self, count: int, tensor: Callable[[Array], Any]) -> tuple[Any, int]:
+        """Return the first training examples as a forward function's inputs, and their number."""
+        count = min(count, self._data.info.sizes["train"])
+        columns: dict[str, Array] = {}
+        for name in self._spec.inputs:
+            examples = read_column(self._data, "train", name).take(np.arange(count))
+            if examples.offsets is not None:
+                columns |= {name: examples.padded(), f"{name}{LENGTHS}": examples.lengths}
+            else:
+                columns[name] = _normalised(examples.values, self._data) if name == IMAGE else examples.values
+        draw = np.random.default_rng(2)
+        tensors = {
+            name: tensor((value + NOISE * draw.standard_normal(value.shape)).astype(np.float32) if value.dtype.kind == "f" else value)
+            for name, value in columns.items()
+        }
+        return (next(iter(tensors.values())) if len(tensors) == 1 else tensors), count
+
+
+def _normalised(images_bchw: Array, data: Dataset) -> Array:
+    table = normal_table(data.info.mean, data.info.std)
+    return np.stack([row[images_bchw[:, channel]] for channel, row in enumerate(table)], axis=1)
+
+
+def _widened(array: Array) -> Array:
+    return array.astype(np.float64) if array.dtype.kind == "f" else array
+
+
+def _in_two_numbers(value: Array) -> tuple[float, float]:
+    """Return the norm, and a product with weights that shows a change of any element."""
+    flat = np.nan_to_num(value.astype(np.float64).ravel(), nan=1.5, posinf=2.5, neginf=-2.5)
+    return float(np.linalg.norm(flat)), float(flat @ np.cos(0.3 + 0.7391 * np.arange(flat.size)))
+
+
+def _seconds_in_turns(steps: Sequence[Callable[[], None]]) -> list[float]:
+    for step in (*steps, *steps):  # the first ones compile and allocate
+        step()
+    taken: list[list[float]] = [[] for _ in steps]
+    until = time.perf_counter() + MAX_TIMED_SECONDS
+    while len(taken[0]) < MIN_TIMED or (time.perf_counter() < until and len(taken[0]) < MAX_TIMED):
+        for step, seconds in zip(steps, taken, strict=True):
+            began = time.perf_counter()
+            step()
+            seconds.append(time.perf_counter() - began)
+    return [min(seconds) for seconds in taken]  # other programs only lengthen a step
