@@ -195,7 +195,8 @@ def _line(node: torch.fx.Node) -> str:
 def _layer(node: torch.fx.Node) -> str:
     """Return the path of the innermost module that the operation belongs to."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
-    return re.sub(r"^L\['self'\]\.?", "", str(stack[-1][0])) if stack else ""
+    path = re.sub(r"^L\['self'\]\.?", "", str(stack[-1][0])) if stack else ""
+    return f"{path}.".removeprefix(_PREFIX).removesuffix(".")
 
 
 def _encoded(value: Any) -> Any:
