@@ -108,8 +108,9 @@ class SyncSession(RankSession[StateMemory]):
 
     def _reset_state(self) -> None:
         reset_slots(self._rule.slots, self._model.values)
+        values = self._spec.initial_buffers(self._job.seed)
         for buffer, spec in zip(self._model.buffers, self._spec.buffers, strict=True):
-            buffer.fill_(spec.constant)
+            buffer.copy_(torch.from_numpy(values[spec.name]))
         self._rule.updates, self._averaged = 0, True
         if self._loss_scale is not None:
             self._loss_scale.restore({})
