@@ -18,7 +18,7 @@ BINS = 480  # of scores per class, for the area under the ROC curve
 
 
 def class_counts(classes: int) -> tuple[str, ...]:
-    """Return the sums of `macro_f1`: for each class its right, all its predicted and all its actual examples."""
+    """Return the sums of `macro_f1`: for each class right, predicted and actual examples."""
     return tuple(f"{what}_{number}" for what in ("right", "predicted", "actual") for number in range(classes))
 
 

@@ -230,8 +230,8 @@ class Model:
         sums = np.zeros(len(self.spec.objective.sums))
         for outputs, x, y in self._evaluated(data, start, stop):
             parts = self._batch_sums(outputs, x, y)
-            each = (float(parts[name].sum(dtype=torch.float64)) for name in self.spec.objective.summed)
-            sums += [*each, *(parts[TALLY].tolist() if self.spec.objective.tally else ())]
+            summed = (float(parts[name].sum(dtype=torch.float64)) for name in self.spec.objective.summed)
+            sums += [*summed, *(parts[TALLY].tolist() if self.spec.objective.tally else ())]
         return sums.tolist()
 
     def _batch_sums(self, outputs: torch.Tensor, x: Columns, y: Columns) -> dict[str, torch.Tensor]:

@@ -1,7 +1,4 @@
-"""Imported modules: on TensorFlow against code written by hand, on torch against plain loops.
-
-Pure data.
-"""
+"""Imported modules against code written by hand and plain loops. Pure data."""
 
 from __future__ import annotations
 

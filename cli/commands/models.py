@@ -1,4 +1,4 @@
-"""``trainer models``: the models with their sizes and backends; ``check`` compares frameworks."""
+"""``trainer models`` lists models; ``trainer models check`` compares frameworks."""
 
 from __future__ import annotations
 

@@ -114,9 +114,9 @@ class PartialDecay:
 
 
 def bind_rule(job: Job, parameters: Vector, make_rule: MakeRule, sizes: Mapping[str, int], start: int = 0) -> UpdateRule:
-    """Return the job's rule for a part of the flat vector of parameters, from element `start` on.
+    """Return the job's rule for a part of the flat vector of parameters.
 
-    `sizes`: of all parameters by name.
+    `start`: its first element. `sizes`: of all parameters by name.
     """
     if job.weight_decay_except is None:
         return make_rule(job, parameters)

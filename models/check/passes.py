@@ -110,7 +110,7 @@ class Framework(Protocol):
     def gradients(
         self, compute: Compute, parameters: Mapping[str, Array], slopes: Callable[[Sequence[int]], Array]
     ) -> tuple[Any, dict[str, Array]]:
-        """Return the result of `compute`, and the gradients of its product with `slopes` of its shape.
+        """Return the result of `compute`, and the gradients of its product with `slopes`.
 
         They are zeros where there are none.
         """

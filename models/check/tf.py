@@ -57,7 +57,7 @@ class TensorFlow:
     def gradients(
         self, compute: Compute, parameters: Mapping[str, Array], slopes: Callable[[Sequence[int]], Array]
     ) -> tuple[tf.Tensor, dict[str, Array]]:
-        """Return the result of `compute`, and the gradients of its product with `slopes` of its shape."""
+        """Return the result of `compute`, and the gradients of its product with `slopes`."""
         leaves = {name: tf.constant(value) for name, value in parameters.items()}
         with tf.GradientTape() as tape:
             tape.watch(list(leaves.values()))

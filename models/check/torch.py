@@ -49,7 +49,7 @@ class Torch:
     def gradients(
         self, compute: Compute, parameters: Mapping[str, Array], slopes: Callable[[Sequence[int]], Array]
     ) -> tuple[torch.Tensor, dict[str, Array]]:
-        """Return the result of `compute`, and the gradients of its product with `slopes` of its shape."""
+        """Return the result of `compute`, and the gradients of its product with `slopes`."""
         leaves = {name: torch.from_numpy(value).requires_grad_() for name, value in parameters.items()}
         result = compute(leaves)
         gradients = torch.autograd.grad(result, list(leaves.values()), torch.from_numpy(slopes(result.shape)), materialize_grads=True)

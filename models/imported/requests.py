@@ -99,7 +99,7 @@ def ask_process(module: str, content: bytes, doing: str) -> None:
 
 
 def ask_processes(modules: Sequence[str], content: bytes, doing: str) -> list[str | None]:
-    """Have a process of each module carry out a request, all at once; return their problems.
+    """Have a process of each module carry out a request, all together; return their problems.
 
     They see no GPU, and end with all that they have started.
     """

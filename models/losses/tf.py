@@ -57,7 +57,7 @@ def _flat(loss: StandardLoss, x: tf.Tensor) -> tf.Tensor:
 
 
 def example_sums(loss: StandardLoss, outputs: tf.Tensor, target: tf.Tensor, context: Any) -> dict[str, tf.Tensor]:
-    """Return the further parts of an objective's sums: [batch] each, and the vector of the tally."""
+    """Return further parts of an objective's sums: [batch] each, and the tally's vector."""
     if loss.classes:
         return _of_labels(loss, outputs, target)
     counted = _of_label_sets if loss.name == MULTI_LABEL else _of_numbers
@@ -100,7 +100,7 @@ def _of_labels(loss: StandardLoss, outputs: tf.Tensor, y_b: tf.Tensor) -> dict[s
 
 
 def _ranks(logits_bk: tf.Tensor, y_b: tf.Tensor, classes: int) -> tf.Tensor:
-    """Return the number of classes before the right one; of equal logits the first class leads, as for argmax."""
+    """Return how many classes come before the right one; of equal logits the first leads."""
     right_b1 = tf.gather(logits_bk, y_b, batch_dims=1)[:, None]
     earlier_bk = tf.range(classes) < y_b[:, None]
     return tf.math.count_nonzero((logits_bk > right_b1) | ((logits_bk == right_b1) & earlier_bk), axis=1)

@@ -54,7 +54,7 @@ def _flat(loss: StandardLoss, x: torch.Tensor) -> torch.Tensor:
 
 
 def example_sums(loss: StandardLoss, outputs: torch.Tensor, target: torch.Tensor, context: Any) -> dict[str, torch.Tensor]:
-    """Return the further parts of an objective's sums: [batch] each, and the vector of the tally."""
+    """Return further parts of an objective's sums: [batch] each, and the tally's vector."""
     if loss.classes:
         return _of_labels(loss, outputs, target)
     counted = _of_label_sets if loss.name == MULTI_LABEL else _of_numbers
@@ -95,7 +95,7 @@ def _of_labels(loss: StandardLoss, outputs: torch.Tensor, y_b: torch.Tensor) -> 
 
 
 def _ranks(logits_bk: torch.Tensor, y_b: torch.Tensor) -> torch.Tensor:
-    """Return the number of classes before the right one; of equal logits the first class leads, as for argmax."""
+    """Return how many classes come before the right one; of equal logits the first leads."""
     right_b1 = logits_bk.gather(1, y_b[:, None])
     earlier_bk = torch.arange(logits_bk.shape[1], device=y_b.device) < y_b[:, None]
     ranks_b: torch.Tensor = ((logits_bk > right_b1) | ((logits_bk == right_b1) & earlier_bk)).sum(1)

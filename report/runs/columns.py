@@ -132,7 +132,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("precision_used", "precision", header="precision used", setting=6),
     Column("device_used"),
     Column("compiled"),
-    Column("model_method", "model carried out", setting=12),
+    Column("model_method", "model execution", setting=12),
     Column("adapter_cost", averaged=False),
     Column("exchange", setting=10),
     Column("network_source"),

@@ -29,7 +29,7 @@ def environment(tmp_path_factory):
 def passes(environment, tmp_path_factory):
     """Return a function that gives a module's passes, on torch and translated.
 
-    Those of all modules of a group are made at once.
+    Those of all modules of a group are made together.
     """
     made = {}
 

@@ -112,8 +112,8 @@ def test_losses_are_equal_on_both_frameworks(pretrained, tmp_path):
     file, run, options = pretrained
     same = run_job(tmp_path, backend="tf", initial_weights=file, **options)
     assert relative_difference(same.losses, run.losses) <= 1e-4
-    other = run_job(tmp_path, backend="torch", **options)
-    assert relative_difference(other.losses[:1], run.losses[:1]) > 0.1
+    seeded = run_job(tmp_path, backend="torch", **options)
+    assert relative_difference(seeded.losses[:1], run.losses[:1]) > 0.1
 
 
 @pytest.mark.thorough

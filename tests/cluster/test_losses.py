@@ -1,4 +1,4 @@
-"""Losses by name in runs: equal on both frameworks, in both modes, for any number of workers, and by formula."""
+"""Losses by name in runs: equal on frameworks, in modes, for any workers, and by formula."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ COMBINATIONS = [("torch", 3), *(pytest.param(*case, marks=pytest.mark.thorough) 
 
 
 class WeightedReference(Reference):
-    """Logistic regression with smoothed labels and weights of classes, divided by the sum of the labels' weights."""
+    """Logistic regression with smoothed labels, divided by the sum of the labels' weights."""
 
     def __init__(self, initial, job, weights):
         super().__init__(initial, job)

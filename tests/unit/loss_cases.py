@@ -13,7 +13,7 @@ SIZE = 40  # examples
 
 @dataclass(frozen=True)
 class Case:
-    """A loss with outputs and targets, and slices of these: the whole, its shards, and an empty one."""
+    """A loss with outputs, targets and slices of them: the whole, shards, and an empty one."""
 
     loss: StandardLoss
     outputs: np.ndarray

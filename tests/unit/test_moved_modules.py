@@ -18,7 +18,6 @@ DOCUMENTED = {
     "launch.node.identity": "ADDRESS_TOWARDS_VARIABLE",
     "metrics.language": "SENTENCES",
     "models.alexnet.spec": "network",
-    "models.arguments": "Rate",
     "models.cnn.spec": "network",
     "models.decoding.quality": "TranslationQuality",
     "models.layers.tf.sequence": "SequenceLayers",

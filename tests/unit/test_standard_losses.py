@@ -1,4 +1,4 @@
-"""Losses and metrics by name: formulas, gradients and shards on both frameworks, and scikit-learn's metrics."""
+"""Losses and metrics by name: formulas, gradients, shards, and scikit-learn's metrics."""
 
 import math
 import subprocess
@@ -35,7 +35,7 @@ CASES = cases()
 
 @pytest.fixture(scope="module", params=FRAMEWORKS)
 def computed(request, tmp_path_factory):
-    """Every case's losses, gradients, and sums: of the whole, then of its shards, on a framework."""
+    """Losses, gradients and sums of every case: of the whole, then of its shards."""
     file = tmp_path_factory.mktemp("losses") / "computed.npz"
     subprocess.run([sys.executable, Path(__file__).with_name("loss_passes.py"), request.param, file], check=True)
     return np.load(file)
@@ -107,7 +107,7 @@ def bins(margins):
 
 
 def bound(margins, target):
-    """Return half the share of the pairs within a bin, widened by a bin where float32 rounds to its neighbour."""
+    """Return half the share of pairs in a bin, or in its neighbour by float32's rounding."""
     low, high = (bins(np.nextafter(margins.astype(np.float32), direction).astype(np.float64)) for direction in (-np.inf, np.inf))
     near = [[low[p] <= high[n] and low[n] <= high[p] for n in np.flatnonzero(target == 0)] for p in np.flatnonzero(target == 1)]
     return np.mean(near) / 2

@@ -20,6 +20,8 @@ from crosstrain.data.store.manifest import FileEntry, file_sha256, read_manifest
 sys.path.insert(0, str(Path(__file__).parent.parent / "tables"))
 from crosstrain_tables import HOUSES, PHRASES, RINGS, TOPICS
 
+del sys.path[0]  # else its datasets are those of this process
+
 MADE = {made.name: made for made in (RINGS, HOUSES, TOPICS, PHRASES)}
 
 

@@ -375,6 +375,7 @@ def test_settings_that_name_external_things_are_listed():
         "name",
         "mlflow_experiment",
         "keep_best",
+        "loss",
         "initial_weights_except",
         "weight_decay_except",
     }

@@ -19,7 +19,7 @@ def graph_pass(
 ) -> tuple[tf.Tensor, dict[str, Any]]:
     """Return the graph's result and those of its nodes by name; all floats are float64.
 
-    Operations are carried out at once, without tracing.
+    Operations are carried out eagerly, without tracing.
     """
     imported: Imported = context.settings
     graph = read_graph(imported.folder / (TRAINING if context.training else EVALUATION))
