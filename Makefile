@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SHELL  := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-thorough check clusters faults conformance lint types format bench install clean distclean
+.PHONY: help demo test test-thorough check clusters faults translations conformance lint types format bench install clean distclean
 
 help:
 	@echo 'make demo       train on TensorFlow (async) and on torch (sync), three nodes each, and compare'
@@ -31,6 +31,7 @@ help:
 	@echo 'make conformance  every backend, optimiser and number of workers against the float64 reference; all slow tests'
 	@echo 'make clusters   runs on hosts behind ssh, Slurm and Ray, and their faults'
 	@echo 'make faults     kills, stops and cuts at random steps of runs that go on by themselves (KIND=worker SEED=7)'
+	@echo 'make translations  trains named models and computes 200 random modules on torch and on TensorFlow (MINUTES=60)'
 	@echo 'make lint       ruff and mypy alone;  make format  puts the sources in shape'
 	@echo 'make bench      the speed of trainer beside hand-written loops and other trainers'
 	@echo 'make clean      remove what was built;  make distclean  also .venv'
@@ -63,6 +64,9 @@ clusters: $(VENV)/.dev
 
 faults: $(VENV)/.dev
 	@cd tests && PYTHONPATH=. ../$(BIN)/python -m fault_injection --out ../runs/faults $(if $(KIND),--kind $(KIND)) $(if $(SEED),--seed $(SEED))
+
+translations: $(VENV)/.dev
+	@cd tests && PYTHONPATH=. ../$(BIN)/python -m imported_coverage --out ../runs/imported-coverage $(if $(MINUTES),--minutes $(MINUTES))
 
 conformance: $(VENV)/.dev
 	@CROSSTRAIN_CONFORMANCE=full $(BIN)/python -m pytest --timeout 1200 -m '' -k 'conformance or toy or slow' $(PYTEST)

@@ -90,6 +90,55 @@ class FixedBatch(nn.Module):
         return self.head(x.mean((2, 3))) + torch.zeros(len(x), 1)
 
 
+class Eigen(nn.Module):
+    """Has an operation that TensorFlow has no form of."""
+
+    def __init__(self, channels, num_classes):
+        super().__init__()
+        self.head = nn.Linear(channels, num_classes)
+
+    def forward(self, x):
+        means = x.mean((2, 3))
+        return self.head(means * torch.linalg.eigh(means.detach().T @ means.detach())[0])
+
+
+class Noisy(nn.Module):
+    """Draws random numbers that a run cannot repeat."""
+
+    def __init__(self, channels, num_classes):
+        super().__init__()
+        self.head = nn.Linear(channels, num_classes)
+
+    def forward(self, x):
+        return self.head(x.mean((2, 3)) + torch.randn_like(x[:, :, 0, 0]))
+
+
+class Averaged(nn.Module):
+    """Has a mean of all batches, whose count is a whole number."""
+
+    def __init__(self, channels, num_classes):
+        super().__init__()
+        self.norm = nn.BatchNorm2d(channels, momentum=None)
+        self.head = nn.Linear(channels, num_classes)
+
+    def forward(self, x):
+        return self.head(self.norm(x).mean((2, 3)))
+
+
+class Counting(nn.Module):
+    """Counts its steps in a whole number."""
+
+    def __init__(self, channels, num_classes):
+        super().__init__()
+        self.head = nn.Linear(channels, num_classes)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        if self.training:
+            self.steps += 1
+        return self.head(x.mean((2, 3)))
+
+
 class Stateless(nn.Module):
     def forward(self, x):
         return x.mean((2, 3))

@@ -596,7 +596,7 @@ def scaled_attention(draw, t, f):
     )
 
     def attended(self, x):
-        q, k, v = self.project(x).view(-1, t, 6, 4).transpose(1, 2).split([4, 1, 1] if not grouped else [4, 1, 1], 1)
+        q, k, v = self.project(x).view(-1, t, 6, 4).transpose(1, 2).split([4, 1, 1], 1)
         mask = None
         if not causal and form == "bool":
             mask = torch.ones(t, t, dtype=torch.bool).tril(1)
@@ -749,9 +749,10 @@ def products(draw, t, f):
         lambda self, x: torch.kron(torch.ones(1, 2), x[:, 0])[:, None] + x.repeat(1, 1, 2),
         lambda self, x: torch.linalg.multi_dot([self.matrix, self.matrix, self.matrix]).matmul(x.mT).mT,
     ]
+    function = draw.choice(functions)
     return nn.Sequential(
         nn.Linear(f, f),
-        Applied(lambda self, x, function=draw.choice(functions): function(self, x) + self.matrix.mean(), matrix=weights(f, f)),
+        Applied(lambda self, x: function(self, x) + self.matrix.mean(), matrix=weights(f, f)),
     )
 
 
@@ -831,9 +832,10 @@ def compared(draw, t, f):
         lambda self, x: x / (1 + x.norm(dim=-1, keepdim=True)),
         lambda self, x: x * torch.linalg.vector_norm(x, 3, dim=(1, 2), keepdim=True),
     ]
+    function = draw.choice(functions)
     return nn.Sequential(
         nn.Linear(f, f),
-        Applied(lambda self, x, function=draw.choice(functions): function(self, x) + 0 * self.centres.sum(), centres=weights(5, f)),
+        Applied(lambda self, x: function(self, x) + 0 * self.centres.sum(), centres=weights(5, f)),
     )
 
 
@@ -855,7 +857,8 @@ def shaped(draw, t, f):
         lambda x: torch.dstack([x[:, :, None], x[:, :, None].cos()]).flatten(2),
         lambda x: x.new_ones(x.shape[0], 1, f) + x + torch.full_like(x, 0.5) + x.new_tensor([0.5]),
     ]
-    return nn.Sequential(nn.Linear(f, f), Applied(lambda self, x, function=draw.choice(functions): function(x)))
+    function = draw.choice(functions)
+    return nn.Sequential(nn.Linear(f, f), Applied(lambda self, x: function(x)))
 
 
 ELEMENTWISE = [
@@ -896,7 +899,8 @@ ELEMENTWISE = [
 
 @block(ROWS)
 def elementwise_rows(draw, t, f):
-    return nn.Sequential(nn.Linear(f, f), Applied(lambda self, x, function=draw.choice(ELEMENTWISE): function(x)))
+    function = draw.choice(ELEMENTWISE)
+    return nn.Sequential(nn.Linear(f, f), Applied(lambda self, x: function(x)))
 
 
 @block(ROWS)
@@ -918,7 +922,8 @@ def statistics(draw, t, f):
         lambda x: x - torch.linalg.norm(x.detach(), dim=-1, keepdim=True) * x.softmax(1).cumsum(1),
         lambda x: F.softmax(x, dim=-1, dtype=torch.float32) + F.softmax(x, 1),
     ]
-    return nn.Sequential(nn.Linear(f, f), Applied(lambda self, x, function=draw.choice(functions): function(x)))
+    function = draw.choice(functions)
+    return nn.Sequential(nn.Linear(f, f), Applied(lambda self, x: function(x)))
 
 
 # Features
@@ -1017,7 +1022,8 @@ def highway(draw, f):
 
 @block(FEATURES)
 def elementwise(draw, f):
-    return nn.Sequential(nn.Linear(f, f), Applied(lambda self, x, function=draw.choice(ELEMENTWISE): function(x)))
+    function = draw.choice(ELEMENTWISE)
+    return nn.Sequential(nn.Linear(f, f), Applied(lambda self, x: function(x)))
 
 
 @block(FEATURES)

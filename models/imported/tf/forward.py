@@ -17,10 +17,10 @@ from ...layers.formulas import StorageLayout
 from ...layers.tf import HeldParameters
 from ..description import EVALUATION, MASKED_RANKS, MIN_ROWS, TRAINING, Imported, is_length, read_constants
 from ..graph import CONSTANT, FORMAT, INFINITY, INPUT, ITEM, NODE, STATE, Graph, Node, read_graph
-from . import image_operations, loss_operations, recurrent
+from . import image_operations, indexing_operations, loss_operations, recurrent, signal_operations
 from .operations import OPERATIONS, canonical, format_named
 
-_FILLED_BY_IMPORT = image_operations, loss_operations, recurrent  # register their operations
+_FILLED_BY_IMPORT = image_operations, indexing_operations, loss_operations, recurrent, signal_operations  # register their operations
 
 
 def storage_layouts(spec: ModelSpec) -> dict[str, StorageLayout]:
@@ -122,10 +122,6 @@ class Execution:
         """Return a convolution's weight as [h, w, in, out]."""
         return self.low(weight.value if isinstance(weight, _Kernel) else tf.transpose(weight, [2, 3, 1, 0]))
 
-    def moved(self, before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
-        """Return a buffer's new value, or the old one for an empty batch."""
-        return tf.where(self._rows > 0, after, before)
-
     def dropout(self, x: tf.Tensor, rate: float) -> tf.Tensor:
         """Drop by the next dropout layer's number; an empty batch's blank examples keep all."""
         layer, self._layer = self._layer, self._layer + 1
@@ -166,7 +162,8 @@ class Execution:
                 values[node.name] = _decoded(node.arguments["of"], values)[node.arguments["position"]]
             else:
                 values[node.name] = self._carried_out(node, values)
-        updated = {name: values[result] for name, result in self._graph.updated.items() if name in self._context.buffers}
+        results = {name: canonical(values[result]) for name, result in self._graph.updated.items() if name in self._context.buffers}
+        updated = {name: tf.where(self._rows > 0, tf.stop_gradient(value), self._context.buffers[name]) for name, value in results.items()}
         return canonical(values[self._graph.result]), updated
 
     def _state(self, name: str, state: Mapping[str, Any], parameters: Mapping[str, tf.Tensor]) -> Any:

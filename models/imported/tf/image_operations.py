@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from .operations import ChannelsLast, Pass, as_float32, canonical, cast, channels_last, operation, reshaped, shape_of
+from .operations import ChannelsLast, Pass, as_float32, bordered, canonical, cast, channels_last, operation, reshaped, shape_of
 
 
 def _pair(value: Sequence[int] | int) -> tuple[int, int]:
@@ -65,9 +65,12 @@ def _convolved(
     Explicit paddings are five times as slow on CPUs.
     """
     inputs, outputs = kernel.shape[2], kernel.shape[3]
-    if groups > 1 and inputs == 1 and strides[0] == strides[1]:
-        depthwise = tf.reshape(tf.reshape(kernel, [*kernel.shape[:2], groups, outputs // groups]), [*kernel.shape[:2], groups, -1])
-        return tf.nn.depthwise_conv2d(_padded(x, pads), depthwise, [1, *strides, 1], "VALID", dilations=list(dilations))
+    depthwise = groups > 1 and inputs == 1
+    if strides != (1, 1) and (max(dilations) > 1 or (depthwise and strides[0] != strides[1])):  # TensorFlow has neither
+        return _convolved(x, kernel, (1, 1), dilations, pads, spans, groups)[:, :: strides[0], :: strides[1]]
+    if depthwise:
+        filters = tf.reshape(kernel, [*kernel.shape[:2], groups, outputs // groups])
+        return tf.nn.depthwise_conv2d(_padded(x, pads), filters, [1, *strides, 1], "VALID", dilations=list(dilations))
     if x.dtype == tf.float64 and dilations != (1, 1):  # no kernel has the gradient
         kernel, dilations = _spread(kernel, dilations), (1, 1)
     same = strides == (1, 1) and all(before == after and before + after == span for (before, after), span in zip(pads, spans, strict=True))
@@ -108,50 +111,160 @@ def _conv1d(
     return tf.squeeze(canonical(y), [2])
 
 
-@operation("aten.convolution.default", "aten.conv_transpose2d.input")
-def _transposed_conv2d(
+@operation("aten.conv3d.default", "aten.conv3d.padding")
+def _conv3d(
+    run: Pass,
+    input: Any,
+    weight: tf.Tensor,
+    bias: tf.Tensor | None = None,
+    stride: Sequence[int] = (1, 1, 1),
+    padding: Any = (0, 0, 0),
+    dilation: Sequence[int] = (1, 1, 1),
+    groups: int = 1,
+) -> tf.Tensor:
+    """Sum two-dimensional convolutions over the kernel's depth, as TensorFlow has no groups and dilations in three dimensions."""
+    (first, *strides), (apart, *dilations), x = _triple(stride), _triple(dilation), canonical(input)
+    depth = weight.shape[2]
+    if isinstance(padding, str):
+        span = apart * (depth - 1) if padding == "same" else 0
+        ends, wide = (span // 2, span - span // 2), padding
+    else:
+        amount, *wide = _triple(padding)
+        ends = amount, amount
+    x = tf.pad(x, [[0, 0], [0, 0], ends, [0, 0], [0, 0]])
+    count = (x.shape[2] - apart * (depth - 1) - 1) // first + 1
+    total = None
+    for tap in range(depth):
+        layers = x[:, :, tap * apart : tap * apart + (count - 1) * first + 1 : first]
+        images = tf.reshape(tf.transpose(layers, [0, 2, 1, 3, 4]), [-1, x.shape[1], *x.shape[3:]])
+        y = _conv2d(run, images, weight[:, :, tap], None, strides, wide, dilations, groups).value
+        total = y if total is None else total + y
+    total = total if bias is None else tf.nn.bias_add(total, bias)
+    return tf.transpose(tf.reshape(total, [-1, count, *total.shape[1:]]), [0, 4, 1, 2, 3])
+
+
+def _triple(value: Sequence[int] | int) -> tuple[int, ...]:
+    return (value,) * 3 if isinstance(value, int) else tuple(value) * (3 if len(value) == 1 else 1)
+
+
+@operation("aten.convolution.default")
+def _convolution(
+    run: Pass,
+    input: Any,
+    weight: Any,
+    bias: tf.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Any:
+    dimensions = len(input.shape) - 2
+    if transposed:
+        return _TRANSPOSED[dimensions](run, input, weight, bias, stride, padding, output_padding, groups, dilation)
+    return (_conv1d, _conv2d, _conv3d)[dimensions - 1](run, input, weight, bias, stride, padding, dilation, groups)
+
+
+@operation("aten.conv_transpose2d.input")
+def _conv_transpose2d(
     run: Pass,
     input: Any,
     weight: Any,
     bias: tf.Tensor | None = None,
     stride: Sequence[int] = (1, 1),
     padding: Sequence[int] = (0, 0),
-    dilation: Sequence[int] = (1, 1),
-    transposed: bool = True,
     output_padding: Sequence[int] = (0, 0),
     groups: int = 1,
+    dilation: Sequence[int] = (1, 1),
 ) -> Any:
-    if not transposed:
-        return _conv2d(run, input, weight, bias, stride, padding, dilation, groups)
-    if groups != 1:
-        raise NotImplementedError("a transposed convolution with groups")
-    x, kernel = run.low(channels_last(input)), run.low(tf.transpose(canonical(weight), [2, 3, 1, 0]))
     strides, dilations, pads, extra = _pair(stride), _pair(dilation), _pair(padding), _pair(output_padding)
-    full = [
-        (size - 1) * step + dilated * (side - 1) + 1
-        for size, step, dilated, side in zip(x.shape[1:3], strides, dilations, kernel.shape[:2], strict=True)
-    ]
+    if groups > 1 or max(dilations) > 1:
+        return _spread_convolution(run, input, weight, bias, strides, pads, extra, groups, dilations)
+    x, kernel = run.low(channels_last(input)), run.low(tf.transpose(canonical(weight), [2, 3, 1, 0]))
+    full = [(size - 1) * step + side for size, step, side in zip(x.shape[1:3], strides, kernel.shape[:2], strict=True)]
     shape = tf.stack([tf.shape(x)[0], *full, kernel.shape[2]])
-    y = tf.nn.conv2d_transpose(x, kernel, shape, [1, *strides, 1], "VALID", dilations=[1, *dilations, 1])
+    y = tf.nn.conv2d_transpose(x, kernel, shape, [1, *strides, 1], "VALID")
     y = _padded(y, [(0, more) for more in extra])
     ends = [size + more - pad for size, more, pad in zip(full, extra, pads, strict=True)]
     y = y[:, pads[0] : ends[0], pads[1] : ends[1]]
     return _biased(as_float32(y), bias)
 
 
-@operation("aten.conv_transpose2d.default")
-def _conv_transpose2d(
+@operation("aten.conv_transpose1d.default")
+def _conv_transpose1d(
     run: Pass,
     input: Any,
     weight: Any,
-    bias: Any = None,
-    stride: Any = (1, 1),
-    padding: Any = (0, 0),
-    output_padding: Any = (0, 0),
+    bias: tf.Tensor | None = None,
+    stride: Sequence[int] = (1,),
+    padding: Sequence[int] = (0,),
+    output_padding: Sequence[int] = (0,),
     groups: int = 1,
-    dilation: Any = (1, 1),
+    dilation: Sequence[int] = (1,),
+) -> tf.Tensor:
+    x, kernel = tf.expand_dims(canonical(input), 2), tf.expand_dims(canonical(weight), 2)
+    y = _conv_transpose2d(run, x, kernel, bias, (1, stride[0]), (0, padding[0]), (0, output_padding[0]), groups, (1, dilation[0]))
+    return tf.squeeze(canonical(y), [2])
+
+
+@operation("aten.conv_transpose3d.input")
+def _conv_transpose3d(
+    run: Pass,
+    input: Any,
+    weight: Any,
+    bias: tf.Tensor | None = None,
+    stride: Sequence[int] = (1, 1, 1),
+    padding: Sequence[int] = (0, 0, 0),
+    output_padding: Sequence[int] = (0, 0, 0),
+    groups: int = 1,
+    dilation: Sequence[int] = (1, 1, 1),
+) -> tf.Tensor:
+    strides, pads, extra, dilations = (_triple(value) for value in (stride, padding, output_padding, dilation))
+    return _spread_convolution(run, input, weight, bias, strides, pads, extra, groups, dilations)
+
+
+_TRANSPOSED = {1: _conv_transpose1d, 2: _conv_transpose2d, 3: _conv_transpose3d}
+
+
+def _spread_convolution(
+    run: Pass,
+    input: Any,
+    weight: Any,
+    bias: Any,
+    strides: Sequence[int],
+    pads: Sequence[int],
+    extra: Sequence[int],
+    groups: int,
+    dilations: Sequence[int],
 ) -> Any:
-    return _transposed_conv2d(run, input, weight, bias, stride, padding, dilation, True, output_padding, groups)
+    """Compute a transposed convolution as a plain one with the reversed kernel on an input with zeros between its elements."""
+    x, kernel = canonical(input), canonical(weight)
+    dimensions = len(strides)
+    for axis, step in enumerate(strides):
+        x = _with_zeros(x, 2 + axis, step)
+    borders = [
+        (dilated * (side - 1) - pad, dilated * (side - 1) - pad + more)
+        for dilated, side, pad, more in zip(dilations, kernel.shape[2:], pads, extra, strict=True)
+    ]
+    x = tf.pad(x, [[0, 0], [0, 0], *([max(0, before), max(0, after)] for before, after in borders)])
+    x = x[(slice(None), slice(None), *(slice(max(0, -before), min(0, after) or None) for before, after in borders))]
+    parts = tf.reverse(kernel, list(range(2, 2 + dimensions)))
+    inputs, outputs = kernel.shape[0] // groups, kernel.shape[1]
+    parts = tf.reshape(parts, [groups, inputs, outputs, *kernel.shape[2:]])
+    parts = tf.reshape(tf.transpose(parts, [0, 2, 1, *range(3, 3 + dimensions)]), [groups * outputs, inputs, *kernel.shape[2:]])
+    plain = _conv2d if dimensions == 2 else _conv3d
+    return plain(run, x, parts, bias, (1,) * dimensions, (0,) * dimensions, dilations, groups)
+
+
+def _with_zeros(x: tf.Tensor, axis: int, step: int) -> tf.Tensor:
+    """Put `step` − 1 zeros between the elements of a dimension."""
+    if step == 1:
+        return x
+    sizes = shape_of(x)
+    wide = tf.pad(tf.expand_dims(x, axis + 1), [[0, step - 1 if place == axis + 1 else 0] for place in range(x.shape.rank + 1)])
+    y = reshaped(wide, [*sizes[:axis], sizes[axis] * step, *sizes[axis + 1 :]])
+    return y[(*(slice(None) for _ in range(axis)), slice(None, sizes[axis] * step - step + 1))]
 
 
 def _window_ends(size: int, kernel: int, stride: int, pad: int, dilation: int, ceil_mode: bool) -> int:
@@ -164,7 +277,7 @@ def _window_ends(size: int, kernel: int, stride: int, pad: int, dilation: int, c
     return max(0, (count - 1) * stride + span - size - pad)
 
 
-@operation("aten.max_pool2d.default", "aten.max_pool2d_with_indices.default")
+@operation("aten.max_pool2d.default")
 def _max_pool2d(
     run: Pass,
     self: Any,
@@ -173,19 +286,64 @@ def _max_pool2d(
     padding: Sequence[int] = (0, 0),
     dilation: Sequence[int] = (1, 1),
     ceil_mode: bool = False,
-) -> Any:
+) -> ChannelsLast:
     x = channels_last(self)
     kernels, pads, dilations = _pair(kernel_size), _pair(padding), _pair(dilation)
     strides = _pair(stride or kernel_size)
     ends = [_window_ends(x.shape[1 + axis], kernels[axis], strides[axis], pads[axis], dilations[axis], ceil_mode) for axis in (0, 1)]
     x = _padded(x, list(zip(pads, ends, strict=True)), -math.inf)
     if dilations == (1, 1):
-        y = ChannelsLast(tf.nn.max_pool2d(x, kernels, strides, "VALID"))
-    elif strides == (1, 1):
-        y = ChannelsLast(tf.nn.pool(x, kernels, "MAX", dilations=dilations))
-    else:
-        raise NotImplementedError("max pooling with a stride and a dilation")
-    return (y, None) if "indices" in run.operation else y
+        return ChannelsLast(tf.nn.max_pool2d(x, kernels, strides, "VALID"))
+    return ChannelsLast(tf.nn.pool(x, kernels, "MAX", dilations=dilations)[:, :: strides[0], :: strides[1]])
+
+
+@operation("aten.max_pool2d_with_indices.default", "aten.max_pool3d_with_indices.default")
+def _max_pool_with_indices(
+    run: Pass,
+    self: Any,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    ceil_mode: bool = False,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return maxima, and their places in an example's flat image."""
+    x = canonical(self)
+    sides = x.shape[2:]
+    each = len(sides)
+    kernels, pads, dilations, strides = (
+        tuple(value) * (each if len(value) == 1 else 1) for value in (kernel_size, padding, dilation, stride or kernel_size)
+    )
+    numbers = np.arange(math.prod(sides)).reshape(sides)
+    for axis in range(each):
+        end = _window_ends(sides[axis], kernels[axis], strides[axis], pads[axis], dilations[axis], ceil_mode)
+        border = [[0, 0]] * axis + [[pads[axis], end]] + [[0, 0]] * (each - axis - 1)
+        x = tf.pad(x, [[0, 0], [0, 0], *border], constant_values=tf.constant(-math.inf, x.dtype))
+        numbers = np.pad(numbers, border)
+    picks = []
+    for axis in range(each):
+        starts = np.arange(0, numbers.shape[axis] - dilations[axis] * (kernels[axis] - 1), strides[axis])
+        picks.append(starts[:, None] + dilations[axis] * np.arange(kernels[axis]))
+    counts = [len(places) for places in picks]
+    flat = np.zeros([1] * 2 * each, np.int64)  # [windows of each dimension, kernel of each dimension]
+    for axis, places in enumerate(picks):
+        shape = [1] * 2 * each
+        shape[axis], shape[each + axis] = places.shape
+        flat = flat + places.reshape(shape) * math.prod(numbers.shape[axis + 1 :])
+    flat = flat.reshape(math.prod(counts), -1)
+    windows = tf.gather(tf.reshape(x, [-1, x.shape[1], numbers.size]), flat, axis=2)
+    places = tf.argmax(windows, -1)
+    values = tf.gather(windows, places, axis=-1, batch_dims=3)
+    indices = tf.reduce_sum(tf.constant(numbers.ravel()[flat]) * tf.one_hot(places, flat.shape[1], dtype=tf.int64), -1)
+    shape = [-1, x.shape[1], *counts]
+    return tf.reshape(values, shape), tf.reshape(indices, shape)
+
+
+@operation("aten.max_pool3d.default")
+def _max_pool3d(
+    run: Pass, self: Any, kernel_size: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,), ceil_mode: bool = False
+) -> tf.Tensor:
+    return _max_pool_with_indices(run, self, kernel_size, stride, padding, dilation, ceil_mode)[0]
 
 
 @operation("aten.max_pool1d.default")
@@ -243,6 +401,45 @@ def _avg_pool1d(
     return tf.squeeze(canonical(y), [2])
 
 
+@operation("aten.avg_pool3d.default")
+def _avg_pool3d(
+    run: Pass,
+    self: Any,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> tf.Tensor:
+    """Multiply each dimension by a matrix of its windows' shares."""
+    x, kernels, pads, strides = canonical(self), _triple(kernel_size), _triple(padding), _triple(stride or kernel_size)
+    for axis in range(3):
+        side, last = x.shape[2 + axis], axis == 2
+        end = _window_ends(side, kernels[axis], strides[axis], pads[axis], 1, ceil_mode)
+        begins = np.arange((side + pads[axis] + end - kernels[axis]) // strides[axis] + 1) * strides[axis] - pads[axis]
+        within = (np.arange(side) >= begins[:, None]) & (np.arange(side) < begins[:, None] + kernels[axis])
+        counted = np.minimum(begins + kernels[axis], side + pads[axis]) - begins if count_include_pad else within.sum(1)
+        shares = within / counted[:, None] if divisor_override is None else within / (divisor_override if last else 1)
+        x = _multiplied(x, 2 + axis, shares)
+    return x
+
+
+def _multiplied(x: tf.Tensor, axis: int, matrix: Any) -> tf.Tensor:
+    """Multiply a dimension by a matrix [new size, size]."""
+    y = tf.tensordot(x, tf.constant(matrix, x.dtype), [[axis], [1]])
+    rank = x.shape.rank
+    return tf.transpose(y, [*range(axis), rank - 1, *range(axis, rank - 1)])
+
+
+@operation("aten.adaptive_avg_pool3d.default", "aten._adaptive_avg_pool3d.default")
+def _adaptive_avg_pool3d(run: Pass, self: Any, output_size: Sequence[int]) -> tf.Tensor:
+    x = canonical(self)
+    for axis, wanted in enumerate(output_size):
+        x = _multiplied(x, 2 + axis, _mean_windows(x.shape[2 + axis], wanted))
+    return x
+
+
 def _mean_windows(side: int, wanted: int) -> Any:
     """Return weights of torch's adaptive windows, [wanted, side].
 
@@ -276,14 +473,14 @@ def _adaptive_avg_pool1d(run: Pass, self: Any, output_size: Sequence[int]) -> tf
     return tf.einsum("bcl,il->bci", x, tf.constant(_mean_windows(x.shape[2], output_size[0]), x.dtype))
 
 
-@operation("aten.adaptive_max_pool2d.default")
-def _adaptive_max_pool2d(run: Pass, self: Any, output_size: Sequence[int]) -> tuple[ChannelsLast, None]:
-    x = channels_last(self)
-    (height, width), (rows, columns) = x.shape[1:3], _pair(output_size)
-    bands = [tf.reduce_max(x[:, row * height // rows : -(-(row + 1) * height // rows)], 1) for row in range(rows)]
-    picture = tf.stack(bands, 1)
-    cells = [tf.reduce_max(picture[:, :, col * width // columns : -(-(col + 1) * width // columns)], 2) for col in range(columns)]
-    return ChannelsLast(tf.stack(cells, 2)), None
+@operation("aten.adaptive_max_pool2d.default", "aten.adaptive_max_pool1d.default", "aten.adaptive_max_pool3d.default")
+def _adaptive_max_pool(run: Pass, self: Any, output_size: Sequence[int]) -> tuple[tf.Tensor, None]:
+    x = canonical(self)
+    for axis, wanted in enumerate(output_size, 2):
+        side, whole = x.shape[axis], (slice(None),) * axis
+        bands = [tf.reduce_max(x[(*whole, slice(row * side // wanted, -(-(row + 1) * side // wanted)))], axis) for row in range(wanted)]
+        x = tf.stack(bands, axis)
+    return x, None
 
 
 def _along_channels(x: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
@@ -334,7 +531,7 @@ def _batch_norm_training(
         variance = biased * count / tf.maximum(count - 1, tf.ones([], x.dtype))
 
     def moved(before: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
-        return run.moved(before, before + cast(momentum, before.dtype) * (tf.stop_gradient(new) - before))
+        return before + cast(momentum, before.dtype) * (tf.stop_gradient(new) - before)
 
     return y, mean, variance, moved(running_mean, mean), moved(running_var, variance)
 
@@ -405,55 +602,143 @@ def _group_norm(
     return y if bias is None else y + _along_channels(x, bias)
 
 
-def _resize_weights(side: int, wanted: int, linear: bool, align_corners: bool, scale: float | None) -> Any:
+_CUBIC = -0.75  # torch's coefficient of Keys' cubic (https://en.wikipedia.org/wiki/Bicubic_interpolation)
+_CUBIC_ANTIALIASED = -0.5  # as Pillow's
+
+
+def _cubic(distance: Any, a: float) -> Any:
+    near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
+    far = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
+    return np.where(distance <= 1, near, np.where(distance < 2, far, 0.0))
+
+
+def _resize_weights(side: int, wanted: int, kind: str, align_corners: bool, scale: float | None) -> Any:
     """Return torch's weights of a resized axis, [wanted, side].
 
-    https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.interpolate.html
+    `kind`: nearest, exact, linear or cubic. https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.interpolate.html
     """
-    weights = np.zeros((wanted, side))
+    rows = np.arange(wanted)
     ratio = (side - 1) / max(1, wanted - 1) if align_corners else 1 / scale if scale else side / wanted
-    for row in range(wanted):
-        if not linear:
-            weights[row, min(side - 1, int(row * ratio))] = 1
-            continue
-        place = row * ratio if align_corners else max(0.0, (row + 0.5) * ratio - 0.5)
-        first = min(side - 1, int(place))
-        share = place - first
-        weights[row, first] += 1 - share
-        weights[row, min(side - 1, first + 1)] += share
+    weights = np.zeros((wanted, side))
+    if kind in ("nearest", "exact"):
+        ratio32 = np.float32(ratio)  # torch rounds these places in float32
+        places = rows.astype(np.float32) * ratio32 if kind == "nearest" else (rows.astype(np.float32) + np.float32(0.5)) * ratio32
+        weights[rows, np.minimum(side - 1, places.astype(int))] = 1
+        return weights
+    places = rows * ratio if align_corners else (rows + 0.5) * ratio - 0.5
+    places = np.maximum(places, 0) if kind == "linear" else places
+    first = np.floor(places).astype(int)
+    for offset in (0, 1) if kind == "linear" else (-1, 0, 1, 2):
+        apart = np.abs(places - first - offset)
+        np.add.at(weights, (rows, np.clip(first + offset, 0, side - 1)), 1 - apart if kind == "linear" else _cubic(apart, _CUBIC))
     return weights
 
 
-def _resized(x: Any, size: Sequence[int], linear: bool, align_corners: bool, scales: Sequence[float | None]) -> ChannelsLast:
-    images = channels_last(x)
-    rows, columns = (
-        tf.constant(_resize_weights(side, wanted, linear, align_corners, scale), images.dtype)
-        for side, wanted, scale in zip(images.shape[1:3], size, scales, strict=True)
-    )
-    return ChannelsLast(tf.einsum("bhwc,ih,jw->bijc", images, rows, columns))
+def _smooth_weights(side: int, wanted: int, kind: str, align_corners: bool, scale: float | None) -> Any:
+    """Return weights of a resized axis with a filter as wide as an output's pixel, as ``antialias=True``."""
+    ratio = (side - 1) / max(1, wanted - 1) if align_corners else 1 / scale if scale else side / wanted
+    widened = max(ratio, 1.0)
+    reach = (1 if kind == "linear" else 2) * widened
+    weights = np.zeros((wanted, side))
+    for row in range(wanted):
+        centre = ratio * (row + 0.5)
+        first, last = max(int(centre - reach + 0.5), 0), min(int(centre + reach + 0.5), side)
+        apart = np.abs((np.arange(first, last) - centre + 0.5) / widened)
+        values = np.maximum(0, 1 - apart) if kind == "linear" else _cubic(apart, _CUBIC_ANTIALIASED)
+        weights[row, first:last] = values / values.sum()
+    return weights
 
 
-def _wanted(x: Any, size: Any, scales: Any) -> list[int]:
-    sides = x.shape[2:4]
-    return list(size) if size is not None else [math.floor(side * scale) for side, scale in zip(sides, scales, strict=True)]
+def _resized(run: Pass, x: Any, size: Sequence[int], align_corners: bool, scales: Sequence[float | None]) -> Any:
+    """Resize all dimensions after the channels; the operation's name has the kind of interpolation."""
+    name = run.operation
+    kind = "exact" if "exact" in name else "nearest" if "nearest" in name else "cubic" if "cubic" in name else "linear"
+    weigh = _smooth_weights if "_aa." in name else _resize_weights
+    if len(size) == 2:
+        images = channels_last(x)
+        rows, columns = (
+            tf.constant(weigh(side, wanted, kind, align_corners, scale), images.dtype)
+            for side, wanted, scale in zip(images.shape[1:3], size, scales, strict=True)
+        )
+        return ChannelsLast(tf.einsum("bhwc,ih,jw->bijc", images, rows, columns))
+    y = canonical(x)
+    for axis, (wanted, scale) in enumerate(zip(size, scales, strict=True), 2):
+        y = _multiplied(y, axis, weigh(y.shape[axis], wanted, kind, align_corners, scale))
+    return y
 
 
-@operation("aten.upsample_bilinear2d.vec", "aten.upsample_nearest2d.vec")
-def _upsample(run: Pass, input: Any, output_size: Any = None, align_corners: bool = False, scale_factors: Any = None) -> ChannelsLast:
-    scales = scale_factors or (None, None)
-    return _resized(input, _wanted(input, output_size, scale_factors), "bilinear" in run.operation, align_corners, scales)
+_RESIZING = (
+    *(f"upsample_{kind}" for kind in ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "trilinear3d", "bicubic2d")),
+    *(f"_upsample_nearest_exact{dimensions}d" for dimensions in (1, 2, 3)),
+    "_upsample_bilinear2d_aa",
+    "_upsample_bicubic2d_aa",
+)
 
 
-@operation("aten.upsample_bilinear2d.default", "aten.upsample_nearest2d.default")
+@operation(*(f"aten.{name}.vec" for name in _RESIZING))
+def _upsample(run: Pass, input: Any, output_size: Any = None, align_corners: bool = False, scale_factors: Any = None) -> Any:
+    sides = input.shape[2:]
+    scales = scale_factors or [None] * len(sides)
+    size = output_size or [math.floor(side * scale) for side, scale in zip(sides, scales, strict=True)]
+    return _resized(run, input, size, align_corners, scales)
+
+
+@operation(*(f"aten.{name}.default" for name in _RESIZING))
 def _upsample_sized(
     run: Pass,
     self: Any,
     output_size: Sequence[int],
     align_corners: bool = False,
+    scales: float | None = None,
+    scales_d: float | None = None,
     scales_h: float | None = None,
     scales_w: float | None = None,
-) -> ChannelsLast:
-    return _resized(self, output_size, "bilinear" in run.operation, align_corners, (scales_h, scales_w))
+) -> Any:
+    every = {1: (scales,), 2: (scales_h, scales_w), 3: (scales_d, scales_h, scales_w)}[len(output_size)]
+    return _resized(run, self, output_size, align_corners, every)
+
+
+@operation(*(f"aten.{kind}_pad{dimensions}d.default" for kind in ("reflection", "replication") for dimensions in (1, 2, 3)))
+def _border(run: Pass, self: Any, padding: Sequence[int]) -> tf.Tensor:
+    """`padding` begins with the last dimension."""
+    x = canonical(self)
+    for place in range(len(padding) // 2):
+        axis = x.shape.rank - 1 - place
+        x = bordered(x, axis, padding[2 * place], padding[2 * place + 1], "reflect" if "reflection" in run.operation else "replicate")
+    return x
+
+
+@operation("aten.grid_sampler_2d.default", "aten.grid_sampler.default")
+def _grid_sampler(run: Pass, input: Any, grid: Any, interpolation_mode: int, padding_mode: int, align_corners: bool) -> ChannelsLast:
+    """Read images at places from −1 to 1.
+
+    https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.grid_sample.html
+    """
+    images, grid = channels_last(input), canonical(grid)
+    if interpolation_mode == 2 or padding_mode == 2 or grid.shape.rank != 4:
+        raise NotImplementedError("grid_sample that is bicubic, reflected or in three dimensions")
+    height, width = images.shape[1:3]
+
+    def place(at: tf.Tensor, side: int) -> tf.Tensor:
+        pixel = (at + 1) / 2 * (side - 1) if align_corners else ((at + 1) * side - 1) / 2
+        return tf.clip_by_value(pixel, 0.0, float(side - 1)) if padding_mode == 1 else pixel
+
+    column, row = place(grid[..., 0], width), place(grid[..., 1], height)
+
+    def read(rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
+        inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
+        down = tf.cast(tf.clip_by_value(rows, 0.0, float(height - 1)), tf.int32)
+        across = tf.cast(tf.clip_by_value(columns, 0.0, float(width - 1)), tf.int32)
+        pixels = tf.gather(tf.reshape(images, [-1, height * width, images.shape[3]]), down * width + across, axis=1, batch_dims=1)
+        return tf.where(inside[..., None], pixels, tf.zeros_like(pixels))
+
+    if interpolation_mode == 1:
+        return ChannelsLast(read(tf.round(row), tf.round(column)))
+    top, left = tf.floor(row), tf.floor(column)
+    down, across = (row - top)[..., None], (column - left)[..., None]
+    upper = read(top, left) * (1 - across) + read(top, left + 1) * across
+    lower = read(top + 1, left) * (1 - across) + read(top + 1, left + 1) * across
+    return ChannelsLast(upper * (1 - down) + lower * down)
 
 
 @operation("aten.pixel_shuffle.default")
@@ -463,3 +748,19 @@ def _pixel_shuffle(run: Pass, self: Any, upscale_factor: int) -> tf.Tensor:
     factor, outputs = upscale_factor, channels // upscale_factor**2
     y = tf.transpose(reshaped(x, [batch, outputs, factor, factor, height, width]), [0, 1, 4, 2, 5, 3])
     return reshaped(y, [batch, outputs, height * factor, width * factor])
+
+
+@operation("aten.pixel_unshuffle.default")
+def _pixel_unshuffle(run: Pass, self: Any, downscale_factor: int) -> tf.Tensor:
+    x, factor = canonical(self), downscale_factor
+    batch, channels, height, width = shape_of(x)
+    y = tf.transpose(reshaped(x, [batch, channels, height // factor, factor, width // factor, factor]), [0, 1, 3, 5, 2, 4])
+    return reshaped(y, [batch, channels * factor**2, height // factor, width // factor])
+
+
+@operation("aten.channel_shuffle.default", "aten.native_channel_shuffle.default")
+def _channel_shuffle(run: Pass, self: Any, groups: int) -> tf.Tensor:
+    x = canonical(self)
+    batch, channels, *sides = shape_of(x)
+    y = reshaped(x, [batch, groups, channels // groups, *sides])
+    return reshaped(tf.transpose(y, [0, 2, 1, *range(3, y.shape.rank)]), [batch, channels, *sides])

@@ -16,7 +16,8 @@ import tensorflow as tf
 
 _float_format = tf.float32
 END = 1 << 62  # torch writes an open end of a slice as a number above this
-_ORDER = (tf.bool, tf.uint8, tf.int32, tf.int64, tf.bfloat16, tf.float16, tf.float32, tf.float64)
+_ORDER = (tf.bool, tf.uint8, tf.int8, tf.int16, tf.int32, tf.int64, tf.bfloat16, tf.float16, tf.float32, tf.float64)
+_ORDER += (tf.complex64, tf.complex128)
 
 
 class ChannelsLast:
@@ -51,9 +52,6 @@ class Pass(Protocol):
 
     def dropout(self, x: tf.Tensor, rate: float) -> tf.Tensor:
         """Zero elements and scale the others, by the next number of a dropout layer."""
-
-    def moved(self, before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
-        """Return a buffer's new value, or the old one for an empty batch."""
 
 
 Operation = Callable[..., Any]
@@ -139,40 +137,62 @@ def _elementwise(function: Callable[[tf.Tensor], tf.Tensor]) -> Operation:
 
 
 def _float(x: tf.Tensor) -> tf.Tensor:
-    return x if x.dtype.is_floating else tf.cast(x, float_format())
+    return x if x.dtype.is_floating or x.dtype.is_complex else tf.cast(x, float_format())
 
 
 def _hard_sigmoid(x: tf.Tensor) -> tf.Tensor:
     return tf.nn.relu6(x + 3.0) * tf.constant(1 / 6, x.dtype)
 
 
+def _truncated(x: tf.Tensor) -> tf.Tensor:
+    return tf.sign(x) * tf.floor(tf.abs(x))
+
+
 _ELEMENTWISE: Mapping[str, Callable[[tf.Tensor], tf.Tensor]] = {
+    "_conj": tf.math.conj,
     "abs": tf.abs,
     "acos": lambda x: tf.acos(_float(x)),
+    "acosh": lambda x: tf.acosh(_float(x)),
     "alias": tf.identity,
+    "angle": tf.math.angle,
     "asin": lambda x: tf.asin(_float(x)),
+    "asinh": lambda x: tf.asinh(_float(x)),
     "atan": lambda x: tf.atan(_float(x)),
+    "atanh": lambda x: tf.atanh(_float(x)),
     "bitwise_not": lambda x: tf.logical_not(x) if x.dtype == tf.bool else tf.bitwise.invert(x),
     "ceil": tf.math.ceil,
     "clone": tf.identity,
+    "conj_physical": tf.math.conj,
     "contiguous": tf.identity,
     "cos": lambda x: tf.cos(_float(x)),
+    "cosh": lambda x: tf.cosh(_float(x)),
     "detach": tf.stop_gradient,
+    "digamma": tf.math.digamma,
     "erf": tf.math.erf,
+    "erfc": tf.math.erfc,
+    "erfinv": tf.math.erfinv,
     "exp": lambda x: tf.exp(_float(x)),
+    "exp2": lambda x: tf.pow(tf.constant(2.0, _float(x).dtype), _float(x)),
     "expm1": lambda x: tf.math.expm1(_float(x)),
     "floor": tf.floor,
     "hardsigmoid": _hard_sigmoid,
     "hardswish": lambda x: x * _hard_sigmoid(x),
+    "i0": tf.math.bessel_i0,
+    "imag": tf.math.imag,
     "isfinite": tf.math.is_finite,
+    "isinf": tf.math.is_inf,
     "isnan": tf.math.is_nan,
+    "lgamma": tf.math.lgamma,
     "lift_fresh_copy": tf.identity,
     "log": lambda x: tf.math.log(_float(x)),
+    "log10": lambda x: tf.math.log(_float(x)) / tf.constant(math.log(10), _float(x).dtype),
     "log1p": lambda x: tf.math.log1p(_float(x)),
+    "log2": lambda x: tf.math.log(_float(x)) / tf.constant(math.log(2), _float(x).dtype),
     "log_sigmoid": tf.math.log_sigmoid,
     "logical_not": lambda x: tf.logical_not(tf.cast(x, tf.bool)),
     "mish": lambda x: x * tf.tanh(tf.nn.softplus(x)),
     "neg": tf.negative,
+    "real": tf.math.real,
     "reciprocal": lambda x: tf.math.reciprocal(_float(x)),
     "relu": tf.nn.relu,
     "relu6": tf.nn.relu6,
@@ -183,10 +203,16 @@ _ELEMENTWISE: Mapping[str, Callable[[tf.Tensor], tf.Tensor]] = {
     "sign": tf.sign,
     "silu": lambda x: x * tf.sigmoid(x),
     "sin": lambda x: tf.sin(_float(x)),
+    "sinh": lambda x: tf.sinh(_float(x)),
+    "special_i0": tf.math.bessel_i0,
+    "special_i0e": tf.math.bessel_i0e,
+    "special_i1": tf.math.bessel_i1,
+    "special_i1e": tf.math.bessel_i1e,
     "sqrt": lambda x: tf.sqrt(_float(x)),
     "square": tf.square,
     "tan": lambda x: tf.tan(_float(x)),
     "tanh": lambda x: tf.tanh(_float(x)),
+    "trunc": _truncated,
 }
 OPERATIONS.update({f"aten.{name}.default": _elementwise(function) for name, function in _ELEMENTWISE.items()})
 
@@ -234,7 +260,7 @@ def _softplus(run: Pass, self: Any, beta: float = 1.0, threshold: float = 20.0) 
     return _lifted(self, lambda x: tf.where(x * beta > threshold, x, tf.nn.softplus(tf.minimum(x * beta, threshold)) / beta))
 
 
-@operation("aten.clamp.default", "aten.clamp_min.default", "aten.clamp_max.default")
+@operation("aten.clamp.default", "aten.clamp_min.default", "aten.clamp_max.default", "aten.clamp.Tensor")
 def _clamp(run: Pass, self: Any, min: Any = None, max: Any = None) -> Any:
     def clamped(x: tf.Tensor) -> tf.Tensor:
         x = x if min is None else tf.maximum(x, cast(min, x.dtype))
@@ -302,12 +328,17 @@ def _floor_divide(a: Any, b: Any) -> Any:
     return a // b
 
 
+def _truncated_remainder(a: Any, b: Any) -> Any:
+    """Return a remainder with the sign of `a`; that of TensorFlow has the sign of `b`, and no other has a gradient."""
+    return a - _truncated(tf.divide(a, b)) * b
+
+
 _BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
     "add": tf.add,
     "atan2": tf.atan2,
     "eq": tf.equal,
     "floor_divide": _floor_divide,
-    "fmod": tf.math.mod,
+    "fmod": _truncated_remainder,
     "ge": tf.greater_equal,
     "gt": tf.greater,
     "le": tf.less_equal,
@@ -319,9 +350,10 @@ _BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
     "remainder": tf.math.floormod,
     "sub": tf.subtract,
 }
-_KINDS = ("Tensor", "Scalar", "default", "Tensor_Scalar", "Tensor_Tensor")
-for _kind in _KINDS:
-    OPERATIONS.update({f"aten.{name}.{_kind}": _binary(function) for name, function in _BINARY.items()})
+_KINDS = {"atan2": ("default",), "floor_divide": ("default", "Scalar"), "maximum": ("default",), "minimum": ("default",)}
+for _name, _function in _BINARY.items():
+    OPERATIONS.update({f"aten.{_name}.{_kind}": _binary(_function) for _kind in _KINDS.get(_name, ("Tensor", "Scalar"))})
+for _kind in ("Tensor", "Scalar"):
     OPERATIONS[f"aten.div.{_kind}"] = OPERATIONS[f"aten.true_divide.{_kind}"] = _binary(tf.divide, floating=True)
 
 
@@ -335,14 +367,14 @@ def _logical(function: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], bits: Callab
     return carried_out
 
 
-for _name, _function, _bits in (
+for _name, _bools, _bits in (
     ("and", tf.logical_and, tf.bitwise.bitwise_and),
     ("or", tf.logical_or, tf.bitwise.bitwise_or),
     ("xor", tf.math.logical_xor, tf.bitwise.bitwise_xor),
 ):
-    OPERATIONS[f"aten.logical_{_name}.default"] = _logical(_function, None)
+    OPERATIONS[f"aten.logical_{_name}.default"] = _logical(_bools, None)
     for _kind in ("Tensor", "Scalar"):
-        OPERATIONS[f"aten.bitwise_{_name}.{_kind}"] = OPERATIONS[f"aten.__{_name}__.{_kind}"] = _logical(_function, _bits)
+        OPERATIONS[f"aten.bitwise_{_name}.{_kind}"] = OPERATIONS[f"aten.__{_name}__.{_kind}"] = _logical(_bools, _bits)
 
 
 @operation("aten.div.Tensor_mode", "aten.div.Scalar_mode")
@@ -351,7 +383,7 @@ def _divided(run: Pass, self: Any, other: Any, rounding_mode: str | None = None)
     if rounding_mode == "floor":
         return a // b
     quotient = tf.divide(_float(a), _float(b))
-    return quotient if rounding_mode is None else tf.cast(tf.sign(quotient) * tf.floor(tf.abs(quotient)), a.dtype)
+    return quotient if rounding_mode is None else tf.cast(_truncated(quotient), a.dtype)
 
 
 @operation("aten.rsub.Scalar", "aten.rsub.Tensor")
@@ -368,6 +400,38 @@ def _power(run: Pass, self: Any, exponent: Any) -> Any:
             return _lifted(self, tf.sqrt)
     a, b = promoted(canonical(self), canonical(exponent))
     return tf.pow(a, b)
+
+
+@operation("aten.hypot.default")
+def _hypotenuse(run: Pass, self: Any, other: Any) -> Any:
+    return tf.sqrt(tf.square(canonical(self)) + tf.square(canonical(other)))
+
+
+@operation("aten.copysign.Tensor", "aten.copysign.Scalar")
+def _copysign(run: Pass, self: Any, other: Any) -> Any:
+    x, signs = promoted(canonical(self), canonical(other))
+    return tf.where(tf.math.reciprocal(signs) < 0, -tf.abs(x), tf.abs(x))  # also of a negative zero
+
+
+@operation("aten.round.decimals")
+def _round(run: Pass, self: Any, decimals: int) -> Any:
+    return _lifted(self, lambda x: tf.round(x * 10.0**decimals) / 10.0**decimals)
+
+
+@operation("aten.special_erfcx.default")
+def _scaled_erfc(run: Pass, self: Any) -> tf.Tensor:
+    """Compute exp(x²) · erfc(x), from 5 on by its asymptotic series (https://dlmf.nist.gov/7.12)."""
+    x = canonical(self)
+    far, near = tf.maximum(x, 5.0), tf.minimum(x, 5.0)
+    step = 1 / (2 * tf.square(far))
+    series = 1 - step * (1 - 3 * step * (1 - 5 * step * (1 - 7 * step * (1 - 9 * step))))
+    return tf.where(x < 5.0, tf.exp(tf.square(near)) * tf.math.erfc(near), series / (far * math.sqrt(math.pi)))
+
+
+@operation("aten.polygamma.default")
+def _polygamma(run: Pass, n: int, self: Any) -> tf.Tensor:
+    x = canonical(self)
+    return tf.math.polygamma(tf.cast(n, x.dtype), x)
 
 
 @operation("aten.addcmul.default")
@@ -456,6 +520,8 @@ def _attention(
     enable_gqa: bool = False,
 ) -> tf.Tensor:
     query, key, value = canonical(query), canonical(key), canonical(value)
+    if enable_gqa:
+        key, value = (tf.repeat(part, query.shape[-3] // part.shape[-3], -3) for part in (key, value))
     query = query * tf.constant(scale or 1 / math.sqrt(query.shape[-1]), query.dtype)
     scores = as_float32(tf.matmul(run.low(query), run.low(key), transpose_b=True))
     if is_causal:
@@ -554,7 +620,9 @@ _REDUCTIONS: Mapping[str, Callable[..., tf.Tensor]] = {
 
 
 @operation(
-    *(f"aten.{name}.{kind}" for name in _REDUCTIONS for kind in ("default", "dim", "dims", "dim_IntList", "dim_int")),
+    *(f"aten.{name}.default" for name in _REDUCTIONS),
+    *(f"aten.{name}.{kind}" for name in ("any", "all") for kind in ("dim", "dims")),
+    *("aten.mean.dim", "aten.sum.dim_IntList", "aten.prod.dim_int"),
 )
 def _reduction(run: Pass, self: Any, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Any:
     reduce = _REDUCTIONS[run.operation.split(".")[1]]
@@ -588,8 +656,22 @@ def _variance(run: Pass, self: Any, dim: Any = None, correction: float | None = 
 @operation("aten.linalg_vector_norm.default", "aten.norm.ScalarOpt_dim")
 def _norm(run: Pass, self: Any, ord: float = 2, p: float | None = None, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Any:
     x = canonical(self)
-    axes = None if dim is None else [dim] if isinstance(dim, int) else list(dim)
-    return tf.norm(x, ord if p is None else p, axes, keepdim)
+    axes = list(range(x.shape.rank)) if dim is None or dim == [] else [dim] if isinstance(dim, int) else list(dim)
+    return length(x if dtype is None else tf.cast(x, dtype), ord if p is None else p, axes, keepdim)
+
+
+def length(x: tf.Tensor, p: float, axes: Sequence[int], keepdim: bool = False) -> tf.Tensor:
+    """Return (Σ |x|ᵖ)^(1/p); where it is 0, its gradient is 0, as torch's."""
+    x = tf.abs(x)
+    if math.isinf(p):
+        return (tf.reduce_max if p > 0 else tf.reduce_min)(x, axes, keepdim)
+    if p == 0:
+        return tf.reduce_sum(tf.cast(x > 0, x.dtype), axes, keepdim)
+    if p == 1:
+        return tf.reduce_sum(x, axes, keepdim)
+    powers = tf.reduce_sum(tf.square(x) if p == 2 else tf.pow(x, p), axes, keepdim)
+    safe = tf.where(powers > 0, powers, tf.ones_like(powers))
+    return tf.where(powers > 0, tf.sqrt(safe) if p == 2 else tf.pow(safe, 1 / p), tf.zeros_like(powers))
 
 
 @operation("aten.max.dim", "aten.min.dim")
@@ -616,6 +698,17 @@ def _position_of_extreme(run: Pass, self: Any, dim: int | None = None, keepdim: 
 def _cumulative_sum(run: Pass, self: Any, dim: int, dtype: Any = None) -> tf.Tensor:
     x = canonical(self)
     return tf.cumsum(tf.cast(x, dtype or (x.dtype if x.dtype.is_floating else tf.int64)), dim)
+
+
+@operation("aten.cumprod.default")
+def _cumulative_product(run: Pass, self: Any, dim: int, dtype: Any = None) -> tf.Tensor:
+    x = canonical(self)
+    return tf.math.cumprod(tf.cast(x, dtype or (x.dtype if x.dtype.is_floating else tf.int64)), dim)
+
+
+@operation("aten.logcumsumexp.default")
+def _cumulative_logsumexp(run: Pass, self: Any, dim: int) -> tf.Tensor:
+    return tf.math.cumulative_logsumexp(canonical(self), dim)
 
 
 @operation("aten.topk.default")
@@ -788,7 +881,23 @@ def _pad(run: Pass, self: Any, pad: Sequence[int], value: float | None = 0.0, mo
         pairs = [[max(0, before), max(0, after)] for before, after in pairs]
     if mode == "constant":
         return tf.pad(x, pairs, constant_values=cast(value or 0.0, x.dtype))
-    return tf.pad(x, pairs, {"reflect": "REFLECT"}[mode])
+    for axis, (before, after) in enumerate(pairs):
+        x = bordered(x, axis, before, after, mode)
+    return x
+
+
+def bordered(x: tf.Tensor, axis: int, before: int, after: int, mode: str) -> tf.Tensor:
+    """Lengthen a dimension by elements of its own: `mode` is reflect, replicate or circular."""
+    if not before and not after:
+        return x
+    side = x.shape[axis]
+    places = np.arange(-before, side + after)
+    if mode == "reflect":
+        places = np.abs(places)
+        places = np.where(places >= side, 2 * (side - 1) - places, places)
+    else:
+        places = places % side if mode == "circular" else np.clip(places, 0, side - 1)
+    return tf.gather(x, places, axis=axis)
 
 
 @operation("aten.index.Tensor", "aten._unsafe_index.Tensor")
@@ -796,8 +905,6 @@ def _index(run: Pass, self: Any, indices: Sequence[Any]) -> tf.Tensor:
     x = canonical(self)
     positions_by_axis = {axis: canonical(index) for axis, index in enumerate(indices) if index is not None}
     axes = list(positions_by_axis)
-    if axes != list(range(axes[0], axes[0] + len(axes))):
-        raise NotImplementedError("indices with a whole dimension between them")
     if any(positions_by_axis[axis].dtype == tf.bool for axis in axes):
         raise NotImplementedError("a mask as an index, whose result has another size for each batch; use torch.where")
     if len(axes) == 1:
@@ -812,7 +919,7 @@ def _index(run: Pass, self: Any, indices: Sequence[Any]) -> tf.Tensor:
     for part in parts[1:]:
         whole_shape = whole_shape + part
     picked = tf.gather_nd(moved, tf.stack([part + tf.zeros_like(whole_shape) for part in parts], -1))
-    if axes[0] == 0:
+    if axes[0] == 0 or axes[-1] - axes[0] >= len(axes):  # with a whole dimension between indices, theirs come first
         return picked
     rank = whole_shape.shape.rank
     before = list(range(rank, rank + axes[0]))
@@ -849,7 +956,7 @@ def _dynamic_shape(size: Sequence[Any]) -> Any:
 
 
 @operation(
-    *(f"aten.{name}.default" for name in ("full", "zeros", "ones", "empty", "new_ones", "new_zeros", "new_full")),
+    *(f"aten.{name}.default" for name in ("full", "zeros", "ones", "new_ones", "new_zeros", "new_full")),
     "aten.empty.memory_format",
 )
 def _filled(run: Pass, size: Sequence[Any], fill_value: Any = None, dtype: Any = None, self: Any = None, **_: Any) -> tf.Tensor:
@@ -922,7 +1029,12 @@ def _cast(run: Pass, self: Any, dtype: Any = None, other: Any = None, **_: Any) 
     return self if wanted is None else _lifted(self, lambda x: tf.cast(x, wanted))
 
 
-@operation("aten._assert_tensor_metadata.default", "aten._assert_scalar.default", "aten.sym_constrain_range_for_size.default")
+@operation(
+    "aten._assert_tensor_metadata.default",
+    "aten._assert_scalar.default",
+    "aten._linalg_check_errors.default",
+    "aten.sym_constrain_range_for_size.default",
+)
 def _nothing(run: Pass, **_: Any) -> None:
     return None
 

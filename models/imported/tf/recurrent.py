@@ -1,4 +1,4 @@
-"""GRU and LSTM layers on TensorFlow; x [time, batch, features].
+"""Recurrent layers on TensorFlow; x [time, batch, features].
 
 Their operations are those of `models.imported.torch.recurrent`.
 """
@@ -36,7 +36,7 @@ def _layers(
     weights: Sequence[tf.Tensor],
     layers: int,
     bidirectional: bool,
-    cell: Callable[[tf.Tensor, tf.Tensor], Step],
+    cell: Callable[..., Step],
     bias: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
     """Run all layers and directions.
@@ -44,14 +44,15 @@ def _layers(
     `states`: initial values [layers · directions, batch, width] of each part of the state.
     """
     directions = 2 if bidirectional else 1
+    count = len(weights) // (layers * directions)
     ends: list[list[tf.Tensor]] = []
     for layer in range(layers):
         outputs = []
         for direction in range(directions):
             place = layer * directions + direction
-            input_weight, hidden_weight, input_bias, hidden_bias = weights[4 * place : 4 * place + 4]
+            input_weight, hidden_weight, input_bias, hidden_bias, *projection = weights[count * place : count * (place + 1)]
             projected = tf.einsum("tbf,gf->tbg", x_tbf, input_weight) + bias(input_bias, hidden_bias)
-            y, last = _scanned(projected, [state[place] for state in states], cell(hidden_weight, hidden_bias), direction == 1)
+            y, last = _scanned(projected, [state[place] for state in states], cell(hidden_weight, hidden_bias, *projection), direction == 1)
             y.set_shape([x_tbf.shape[0], x_tbf.shape[1], hidden_weight.shape[1]])
             outputs.append(y)
             ends.append(last)
@@ -77,7 +78,28 @@ def _gru(run: Pass, x: Any, h0: Any, weights: Sequence[Any], layers: int, bidire
 
         return step
 
-    y, (last,) = _layers(canonical(x), [h0], weights, layers, bidirectional, cell, lambda input_bias, _: input_bias)
+    y, (last,) = _layers(canonical(x), [canonical(h0)], weights, layers, bidirectional, cell, lambda input_bias, _: input_bias)
+    return y, last
+
+
+def _both(input_bias: tf.Tensor, hidden_bias: tf.Tensor) -> tf.Tensor:
+    return input_bias + hidden_bias
+
+
+@operation("crosstrain.rnn.default")
+def _rnn(
+    run: Pass, x: Any, h0: Any, weights: Sequence[Any], layers: int, bidirectional: bool, nonlinearity: str
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Compute h = tanh(x_h + W_hh h), or with ReLU.
+
+    https://docs.pytorch.org/docs/stable/generated/torch.nn.RNN.html
+    """
+    activate = tf.tanh if nonlinearity == "tanh" else tf.nn.relu
+
+    def cell(hidden_weight: tf.Tensor, hidden_bias: tf.Tensor) -> Step:
+        return lambda projected_bh, state: [activate(projected_bh + tf.matmul(state[0], hidden_weight, transpose_b=True))]
+
+    y, (last,) = _layers(canonical(x), [canonical(h0)], weights, layers, bidirectional, cell, _both)
     return y, last
 
 
@@ -85,18 +107,17 @@ def _gru(run: Pass, x: Any, h0: Any, weights: Sequence[Any], layers: int, bidire
 def _lstm(
     run: Pass, x: Any, h0: Any, c0: Any, weights: Sequence[Any], layers: int, bidirectional: bool
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Gates i, f, g, o (https://docs.pytorch.org/docs/stable/generated/torch.nn.LSTM.html)."""
+    """Gates i, f, g, o; a projection h = W_hr h (https://docs.pytorch.org/docs/stable/generated/torch.nn.LSTM.html)."""
 
-    def cell(hidden_weight: tf.Tensor, hidden_bias: tf.Tensor) -> Step:
+    def cell(hidden_weight: tf.Tensor, hidden_bias: tf.Tensor, projection: tf.Tensor | None = None) -> Step:
         def step(projected_bg: tf.Tensor, state: list[tf.Tensor]) -> list[tf.Tensor]:
             hidden, memory = state
             entering, kept, candidate, shown = tf.split(projected_bg + tf.matmul(hidden, hidden_weight, transpose_b=True), 4, -1)
             memory = tf.sigmoid(kept) * memory + tf.sigmoid(entering) * tf.tanh(candidate)
-            return [tf.sigmoid(shown) * tf.tanh(memory), memory]
+            output = tf.sigmoid(shown) * tf.tanh(memory)
+            return [output if projection is None else tf.matmul(output, projection, transpose_b=True), memory]
 
         return step
 
-    y, (last, cells) = _layers(
-        canonical(x), [h0, c0], weights, layers, bidirectional, cell, lambda input_bias, hidden_bias: input_bias + hidden_bias
-    )
+    y, (last, cells) = _layers(canonical(x), [canonical(h0), canonical(c0)], weights, layers, bidirectional, cell, _both)
     return y, last, cells

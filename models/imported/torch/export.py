@@ -9,19 +9,26 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
-from torch.export import Dim, ExportedProgram, export
+from torch._decomp import decomposition_table
+from torch.export import Dim, ExportedProgram, default_decompositions, export
 
 from ....core.errors import UsageError
 from ..graph import CONSTANT, FORMAT, INFINITY, INPUT, ITEM, NODE, STATE, Graph, Node
+from ..translated import TRANSLATED
 from .recurrent import as_operations
 
 MAX_BATCH = 1 << 20
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
 _FORMATS = {
     torch.bool: "bool",
+    torch.complex64: "complex64",
+    torch.complex128: "complex128",
+    torch.int8: "int8",
+    torch.int16: "int16",
     torch.uint8: "uint8",
     torch.int32: "int32",
     torch.int64: "int64",
@@ -79,16 +86,25 @@ def exported_graph(
     with as_operations(module):
         try:
             program = export(_Called(module, call or module), tuple(inputs), dynamic_shapes=(sizes,), strict=False)
-            program = program.run_decompositions({})
+            program = program.run_decompositions(dict(_decompositions()))
+        except UsageError:
+            raise
         except Exception as error:  # torch and the user's code may raise anything
             raise UsageError(f"model: {_export_problem(error)}") from error
     constants = {name.removeprefix(_PREFIX): value for name, value in program.constants.items()}
     return Exported(_graph(program), _batch_axes(program) if training else [], constants)
 
 
+@lru_cache(maxsize=1)
+def _decompositions() -> Mapping[Any, Any]:
+    """Return torch's decompositions of the operations that TensorFlow does not carry out."""
+    table = {**decomposition_table, **default_decompositions()}
+    return {operation: decomposed for operation, decomposed in table.items() if str(operation) not in TRANSLATED}
+
+
 def _export_problem(error: BaseException) -> str:
     text = str(error)
-    place = _user_place(text)
+    place = user_place(text)
     where = f" ({place})" if place else ""
     if "data-dependent" in text or "DataDependent" in type(error).__name__ or "unbacked" in text.lower():
         return f"it cannot be translated: a branch or a size depends on the values of a tensor{where}. Use torch.where or masks instead."
@@ -101,7 +117,8 @@ def _export_problem(error: BaseException) -> str:
     return f"it cannot be translated: {type(error).__name__}: {first[:400]}{where}"
 
 
-def _user_place(trace: str) -> str:
+def user_place(trace: str) -> str:
+    """Return the last place of a stack trace outside torch; "" if there is none."""
     places = [(path, line) for path, line in _PLACE.findall(trace) if "/torch/" not in path and not path.startswith("<")]
     return f"{places[-1][0]}, line {places[-1][1]}" if places else ""
 
@@ -152,7 +169,12 @@ def _graph(program: ExportedProgram) -> Graph:
     if len(results) != 1:
         raise UsageError(f"model: its forward returns {len(results)} tensors; one is needed, the logits.")
     updated = {buffer.removeprefix(_PREFIX): result for result, buffer in signature.buffers_to_mutate.items()}
-    return Graph(nodes, str(results[0]), updated)
+    graph = Graph(nodes, str(results[0]), updated)
+    for name, line in graph.operations.items():
+        if name not in TRANSLATED:
+            place = f" ({line})" if line else ""
+            raise UsageError(f"model: it cannot be translated: the operation {name} has no form on TensorFlow{place}.")
+    return graph
 
 
 def _placeholder(program: ExportedProgram, node: torch.fx.Node, states: Mapping[str, str], constants: Mapping[str, str]) -> Node:
@@ -168,6 +190,8 @@ def _placeholder(program: ExportedProgram, node: torch.fx.Node, states: Mapping[
 def _call(node: torch.fx.Node) -> Node:
     target, line = node.target, _line(node)
     if isinstance(target, torch._ops.OpOverload):
+        if target._opname == "as_strided" and not node.args[0].meta["val"].is_contiguous():
+            raise UsageError(f"model: it cannot be translated: as_strided of a tensor that is not contiguous ({line}). Use reshape.")
         arguments: dict[str, Any] = {}
         for position, parameter in enumerate(target._schema.arguments):
             if position < len(node.args):
@@ -189,7 +213,7 @@ def _shape(node: torch.fx.Node) -> list[int | None] | None:
 
 
 def _line(node: torch.fx.Node) -> str:
-    return _user_place(node.meta.get("stack_trace") or "")
+    return user_place(node.meta.get("stack_trace") or "")
 
 
 def _layer(node: torch.fx.Node) -> str:

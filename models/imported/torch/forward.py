@@ -18,6 +18,7 @@ from ..description import MASKED_RANKS, MIN_ROWS, Imported, is_length
 from ..reference import read_reference
 from .calls import Call
 from .modules import built, carried, trained
+from .recurrent import drop_between_layers
 
 _drawing: Draws | None = None  # of the pass in progress: a task computes one at a time
 
@@ -87,6 +88,8 @@ class _Bound:
         for part in module.modules():
             if isinstance(part, _BatchNorm):
                 part.forward = _normalised_single.__get__(part)
+            elif isinstance(part, torch.nn.RNNBase) and part.dropout > 0:
+                drop_between_layers(part)
 
     def bind(self, parameters: Mapping[str, torch.Tensor], context: ForwardContext[torch.Tensor]) -> None:
         """Put parameters and buffers in place; a training pass writes to copies of the buffers."""
@@ -121,6 +124,7 @@ _modules: dict[Path, _Bound] = {}  # by the folder of the description
 def _bound(imported: Imported) -> _Bound:
     known = _modules.get(imported.folder)
     if known is None:
+        _install()  # before the user's file can import one of the functions by name
         known = _modules[imported.folder] = _Bound(_built(imported))
     return known
 
@@ -188,7 +192,6 @@ def drawn_by(context: ForwardContext[torch.Tensor], imported: Imported, rows: in
     if not context.training:
         yield
         return
-    _install()
     _drawing = Draws(context, imported, rows)
     try:
         yield
@@ -199,6 +202,7 @@ def drawn_by(context: ForwardContext[torch.Tensor], imported: Imported, rows: in
 _SELU_LIMIT = -1.7580993408473766
 _original_dropout = functional.dropout
 _original_alpha_dropout = functional.alpha_dropout
+_original_feature_alpha_dropout = functional.feature_alpha_dropout
 _original_attention = functional.scaled_dot_product_attention
 _original_bernoulli = torch.Tensor.bernoulli_
 
@@ -224,7 +228,17 @@ def _alpha_dropout(input: torch.Tensor, p: float = 0.5, training: bool = False, 
     """Drop to SELU's negative limit and keep mean and variance (Klambauer et al. 2017)."""
     if _drawing is None or not training or p == 0:
         return _original_alpha_dropout(input, p, training, inplace)
-    kept = _drawing.dropped(torch.ones_like(input), p) * (1 - p)
+    return _alpha_kept(input, _drawing.dropped(torch.ones_like(input), p) * (1 - p), p)
+
+
+def _feature_alpha_dropout(input: torch.Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> torch.Tensor:
+    """Drop whole channels as `_alpha_dropout` drops elements."""
+    if _drawing is None or not training or p == 0:
+        return _original_feature_alpha_dropout(input, p, training, inplace)
+    return _alpha_kept(input, _drawing.dropped(input.new_ones(*input.shape[:2], *[1] * (input.ndim - 2)), p) * (1 - p), p)
+
+
+def _alpha_kept(input: torch.Tensor, kept: torch.Tensor, p: float) -> torch.Tensor:
     scale = ((1 - p) * (1 + p * _SELU_LIMIT**2)) ** -0.5
     return (input * kept + _SELU_LIMIT * (1 - kept)) * scale - scale * _SELU_LIMIT * p
 
@@ -241,6 +255,8 @@ def _attention(
 ) -> torch.Tensor:
     if _drawing is None or not dropout_p:
         return _original_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if enable_gqa:
+        key, value = (part.repeat_interleave(query.shape[-3] // part.shape[-3], -3) for part in (key, value))
     scores = query @ key.transpose(-2, -1) * (scale or query.shape[-1] ** -0.5)
     if is_causal:
         scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), float("-inf"))
@@ -261,6 +277,7 @@ def _install() -> None:
     replaced: dict[str, Callable[..., Any]] = {
         "dropout": _dropout,
         "alpha_dropout": _alpha_dropout,
+        "feature_alpha_dropout": _feature_alpha_dropout,
         "scaled_dot_product_attention": _attention,
         **{f"dropout{number}d": _channel_dropout(getattr(functional, f"dropout{number}d"), number) for number in (1, 2, 3)},
     }

@@ -48,6 +48,7 @@ from ..requests import DataFacts, Request, answer_request
 from .calls import Call
 from .export import exported_graph
 from .modules import built, carried, trained
+from .refusals import refuse_counters, refusing_draws
 
 EXAMPLES = 4  # rows of the batch that a model is exported with
 MAX_TRIED_LENGTH = 6  # of its sequences
@@ -152,9 +153,11 @@ def _described(reference: Reference, module: torch.nn.Module, request: Request, 
     if wide := next((name for name, value in module.named_parameters() if value.dtype != torch.float32), None):
         raise UsageError(f"model: the parameter {wide!r} of {reference.text} is {module.get_parameter(wide).dtype}; float32 is needed.")
     state = {name: value.clone() for name, value in module.state_dict().items()}
-    call, multiply_adds = _tried(reference, module, request)
-    tensors = [_example_tensors(request.data)[name] for name in call.tensors]
-    _refuse_unused(reference, call, tensors)
+    with refusing_draws(reference):
+        call, multiply_adds = _tried(reference, module, request)
+        tensors = [_example_tensors(request.data)[name] for name in call.tensors]
+        _refuse_unused(reference, call, tensors)
+    refuse_counters(reference, module, state)
     module.load_state_dict(state)
     description = Description(
         inputs=call.columns,

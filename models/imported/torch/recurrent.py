@@ -1,12 +1,13 @@
-"""Recurrent layers as single operations of an exported graph.
+"""Recurrent layers as single operations of an exported graph, and with dropout between their parts.
 
 torch.export would unroll them to a fixed length.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,43 +28,50 @@ def _gru_shapes(
     return x.new_empty(x.shape[0], x.shape[1], h0.shape[2] * (2 if bidirectional else 1)), torch.empty_like(h0)
 
 
+def rnn(
+    x: torch.Tensor, h0: torch.Tensor, weights: list[torch.Tensor], layers: int, bidirectional: bool, nonlinearity: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Stand for nn.RNN, as `gru`. `nonlinearity`: tanh or relu."""
+    raise NotImplementedError
+
+
+def _rnn_shapes(
+    x: torch.Tensor, h0: torch.Tensor, weights: list[torch.Tensor], layers: int, bidirectional: bool, nonlinearity: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _gru_shapes(x, h0, weights, layers, bidirectional)
+
+
 def lstm(
     x: torch.Tensor, h0: torch.Tensor, c0: torch.Tensor, weights: list[torch.Tensor], layers: int, bidirectional: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Stand for nn.LSTM on x [time, batch, features] in exported graphs.
-
-    torch never computes it.
-    """
+    """Stand for nn.LSTM, as `gru`; with a projection, `weights` has five tensors for each layer."""
     raise NotImplementedError
 
 
 def _lstm_shapes(
     x: torch.Tensor, h0: torch.Tensor, c0: torch.Tensor, weights: list[torch.Tensor], layers: int, bidirectional: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    width = h0.shape[2] * (2 if bidirectional else 1)
-    return x.new_empty(x.shape[0], x.shape[1], width), torch.empty_like(h0), torch.empty_like(c0)
+    y, last = _gru_shapes(x, h0, weights, layers, bidirectional)
+    return y, last, torch.empty_like(c0)
 
 
 torch.library.custom_op("crosstrain::gru", gru, mutates_args=()).register_fake(_gru_shapes)
+torch.library.custom_op("crosstrain::rnn", rnn, mutates_args=()).register_fake(_rnn_shapes)
 torch.library.custom_op("crosstrain::lstm", lstm, mutates_args=()).register_fake(_lstm_shapes)
 
 
 @contextmanager
 def as_operations(module: torch.nn.Module) -> Iterator[None]:
-    """Within the block, each recurrent layer is one operation, and no layer works in place.
-
-    Raises UsageError for unsupported layers.
-    """
+    """Within the block, recurrent layers are operations, and no layer works in place."""
     changed: list[tuple[torch.nn.Module, str, Any]] = []
     try:
-        for name, part in module.named_modules():
+        for part in module.modules():
             if getattr(part, "inplace", False) is True:
                 changed.append((part, "inplace", True))
                 part.inplace = False
             if isinstance(part, torch.nn.RNNBase):
-                _refuse_unsupported(name, part)
-                changed.append((part, "forward", None))
-                part.forward = (_lstm_forward if isinstance(part, torch.nn.LSTM) else _gru_forward).__get__(part)
+                changed.append((part, "forward", part.__dict__.get("forward")))
+                part.forward = partial(_recurrent, part, _as_operation)
         yield
     finally:
         for part, attribute, value in changed:
@@ -73,39 +81,66 @@ def as_operations(module: torch.nn.Module) -> Iterator[None]:
                 setattr(part, attribute, value)
 
 
-def _refuse_unsupported(name: str, part: torch.nn.RNNBase) -> None:
-    kind = type(part).__name__
-    if not isinstance(part, torch.nn.GRU | torch.nn.LSTM):
-        raise UsageError(f"model: it cannot be translated: the layer {name!r} is a {kind}. Use nn.GRU or nn.LSTM.")
-    if part.dropout:
-        raise UsageError(
-            f"model: it cannot be translated: the {kind} {name!r} has dropout between its layers. Use one layer each, and nn.Dropout."
-        )
-    if part.proj_size:
-        raise UsageError(f"model: it cannot be translated: the {kind} {name!r} has a projection (proj_size).")
+def drop_between_layers(part: torch.nn.RNNBase) -> None:
+    """Have a recurrent layer drop by F.dropout, where torch draws inside a single operation."""
+    part.forward = partial(_recurrent, part, _by_torch)
 
 
-def _initial(part: torch.nn.RNNBase, x_tbf: torch.Tensor) -> torch.Tensor:
-    return x_tbf.new_zeros(part.num_layers * (2 if part.bidirectional else 1), x_tbf.shape[1], part.hidden_size)
+Layers = Callable[[torch.nn.RNNBase, torch.Tensor, Sequence[torch.Tensor], range], tuple[torch.Tensor, ...]]
 
 
-def _weights(part: torch.nn.RNNBase) -> list[torch.Tensor]:
-    zeros = torch.zeros(part.weight_hh_l0.shape[0])
-    return [weight for layer in part.all_weights for weight in (layer if part.bias else [*layer, zeros, zeros])]
+def _recurrent(part: torch.nn.RNNBase, run: Layers, x: torch.Tensor, state: Any = None) -> tuple[torch.Tensor, Any]:
+    """Run a recurrent layer, with dropout between its parts as nn.RNNBase documents it."""
+    if not isinstance(x, torch.Tensor):
+        raise UsageError(f"model: it cannot be translated: a packed sequence enters {type(part).__name__}. Pad the rows, and mask them.")
+    x_btf = x if x.ndim == 3 else x.unsqueeze(0 if part.batch_first else 1)
+    x_tbf = x_btf.transpose(0, 1) if part.batch_first else x_btf
+    initial = () if state is None else state if isinstance(state, tuple) else (state,)
+    states = [value if value.ndim == 3 else value.unsqueeze(1) for value in initial] or _zeros(part, x_tbf)
+    drops = part.dropout > 0 and part.training
+    ranges = [range(layer, layer + 1) for layer in range(part.num_layers)] if drops else [range(part.num_layers)]
+    directions = 2 if part.bidirectional else 1
+    ends: list[Sequence[torch.Tensor]] = []
+    for layers in ranges:
+        if layers.start:
+            x_tbf = torch.nn.functional.dropout(x_tbf, part.dropout, training=True)
+        begins = [value[layers.start * directions : layers.stop * directions] for value in states]
+        x_tbf, *last = run(part, x_tbf, begins, layers)
+        ends.append(last)
+    y = x_tbf.transpose(0, 1) if part.batch_first else x_tbf
+    lasts = [torch.cat(values) if len(values) > 1 else values[0] for values in zip(*ends, strict=True)]
+    if x.ndim == 2:
+        y, lasts = y.squeeze(0 if part.batch_first else 1), [value.squeeze(1) for value in lasts]
+    return y, tuple(lasts) if isinstance(part, torch.nn.LSTM) else lasts[0]
 
 
-def _gru_forward(self: torch.nn.GRU, x: torch.Tensor, h0: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    x_tbf = x.transpose(0, 1) if self.batch_first else x
-    y_tbh, last = torch.ops.crosstrain.gru(
-        x_tbf, _initial(self, x_tbf) if h0 is None else h0, _weights(self), self.num_layers, self.bidirectional
-    )
-    return (y_tbh.transpose(0, 1) if self.batch_first else y_tbh), last
+def _zeros(part: torch.nn.RNNBase, x_tbf: torch.Tensor) -> list[torch.Tensor]:
+    count = part.num_layers * (2 if part.bidirectional else 1)
+    widths = [part.proj_size or part.hidden_size, part.hidden_size]
+    return [x_tbf.new_zeros(count, x_tbf.shape[1], width) for width in widths[: 2 if isinstance(part, torch.nn.LSTM) else 1]]
 
 
-def _lstm_forward(
-    self: torch.nn.LSTM, x: torch.Tensor, state: tuple[torch.Tensor, torch.Tensor] | None = None
-) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-    x_tbf = x.transpose(0, 1) if self.batch_first else x
-    h0, c0 = (_initial(self, x_tbf), _initial(self, x_tbf)) if state is None else state
-    y_tbh, last, cells = torch.ops.crosstrain.lstm(x_tbf, h0, c0, _weights(self), self.num_layers, self.bidirectional)
-    return (y_tbh.transpose(0, 1) if self.batch_first else y_tbh), (last, cells)
+def _weights(part: torch.nn.RNNBase, layers: range) -> list[list[torch.Tensor]]:
+    directions = 2 if part.bidirectional else 1
+    return list(part.all_weights)[layers.start * directions : layers.stop * directions]
+
+
+def _as_operation(part: torch.nn.RNNBase, x_tbf: torch.Tensor, states: Sequence[torch.Tensor], layers: range) -> tuple[torch.Tensor, ...]:
+    zeros = [] if part.bias else [x_tbf.new_zeros(part.weight_hh_l0.shape[0])] * 2
+    weights = [weight for layer in _weights(part, layers) for weight in (*layer[:2], *zeros, *layer[2:])]
+    operations = torch.ops.crosstrain
+    if isinstance(part, torch.nn.LSTM):
+        result = operations.lstm(x_tbf, *states, weights, len(layers), part.bidirectional)
+    elif isinstance(part, torch.nn.GRU):
+        result = operations.gru(x_tbf, *states, weights, len(layers), part.bidirectional)
+    else:
+        result = operations.rnn(x_tbf, *states, weights, len(layers), part.bidirectional, part.nonlinearity)
+    return tuple(result)
+
+
+def _by_torch(part: torch.nn.RNNBase, x_tbf: torch.Tensor, states: Sequence[torch.Tensor], layers: range) -> tuple[torch.Tensor, ...]:
+    weights = [weight for layer in _weights(part, layers) for weight in layer]
+    function = getattr(torch, part.mode.lower())  # torch.lstm, gru, rnn_tanh or rnn_relu
+    state: Any = tuple(states) if isinstance(part, torch.nn.LSTM) else states[0]
+    result = function(x_tbf, state, weights, part.bias, len(layers), 0.0, part.training, part.bidirectional, False)
+    return tuple(result)
