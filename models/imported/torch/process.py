@@ -153,9 +153,9 @@ def _described(reference: Reference, module: torch.nn.Module, request: Request, 
     if wide := next((name for name, value in module.named_parameters() if value.dtype != torch.float32), None):
         raise UsageError(f"model: the parameter {wide!r} of {reference.text} is {module.get_parameter(wide).dtype}; float32 is needed.")
     state = {name: value.clone() for name, value in module.state_dict().items()}
+    call, multiply_adds = _tried(reference, module, request)
+    tensors = [_example_tensors(request.data)[name] for name in call.tensors]
     with refusing_draws(reference):
-        call, multiply_adds = _tried(reference, module, request)
-        tensors = [_example_tensors(request.data)[name] for name in call.tensors]
         _refuse_unused(reference, call, tensors)
     refuse_counters(reference, module, state)
     module.load_state_dict(state)
@@ -218,7 +218,7 @@ def _tried(reference: Reference, module: torch.nn.Module, request: Request) -> t
     else:
         batch = f"the columns {', '.join(f'{name} {list(tensors[name].shape)}' for name in call.tensors)}"
     try:
-        with torch.no_grad(), counter:
+        with torch.no_grad(), counter, refusing_draws(reference):
             outputs = call(*(tensors[name] for name in call.tensors))
     except TrainerError:
         raise
