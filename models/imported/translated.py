@@ -1,4 +1,7 @@
-"""Names of the operations that TensorFlow carries out; torch decomposes the others while it exports a model."""
+"""Names of the operations that TensorFlow carries out.
+
+Torch decomposes the others while it exports a model.
+"""
 
 _NAMES = """
 aten.__and__.Scalar aten.__and__.Tensor aten.__or__.Scalar aten.__or__.Tensor aten.__xor__.Scalar aten.__xor__.Tensor

@@ -38,7 +38,7 @@ def cache(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def passes(cache, tmp_path_factory):
-    """Passes of each module on torch and on TensorFlow: the folder, and a line of results for each by framework."""
+    """The folder of all modules' passes on both frameworks, and their lines of results."""
     folder = tmp_path_factory.mktemp("passes")
     return folder, {framework: computed(framework, list(REFERENCES.values()), folder) for framework in ("torch", "tf")}
 

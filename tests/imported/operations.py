@@ -1,5 +1,6 @@
-"""Operations of ATen on one framework: ``operations.py torch|tf FILE`` writes results and gradients of every case.
+"""Operations of ATen on one framework: ``operations.py torch|tf FILE``.
 
+Results and gradients of every case are written.
 A case has the operation's arguments by name. Arrays are tensors; those of floats have a gradient.
 """
 

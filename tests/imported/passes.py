@@ -1,5 +1,6 @@
-"""Passes of imported models: ``passes.py torch|tf FOLDER``, on one framework; torch first, which describes the models for both.
+"""Passes of imported models: ``passes.py torch|tf FOLDER``, on one framework.
 
+Torch is first, and describes the models for both.
 References are read from standard input, one a line. Results go to FOLDER; one JSON line is printed for each model.
 """
 
@@ -125,7 +126,7 @@ class TFPasses:
 
 
 def trained(passes, parameters, buffers, x):
-    """Logits and gradient of the first update, losses and buffers of all, by plain gradient descent."""
+    """Logits and gradient of the first update, and losses and buffers of all."""
     losses, parameters, buffers = [], dict(parameters), dict(buffers)
     for passes.step in range(STEPS):
         logits, loss, gradients, updated = passes.train(parameters, buffers, x, LABELS)

@@ -1,4 +1,4 @@
-"""Coverage of imported models: named models train equally on both frameworks, random modules compute equally.
+"""Coverage of imported models: named ones and random modules on both frameworks.
 
 ``make translations MINUTES=60`` runs what is missing in the results and prints the table.
 """

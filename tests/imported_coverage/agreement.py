@@ -1,4 +1,4 @@
-"""Whether two passes of a module agree, in files that ``tests/imported/passes.py`` wrote for torch and for TensorFlow.
+"""Agreement of a module's passes on two frameworks.
 
 A kink of ReLU, max pooling or a sort moves torch's own gradient when its input and parameters change by 1e-6. Each tolerance is therefore
 at least that change; a module that changes by more than `MAX_SHIFT` tolerances is not accepted as a test.

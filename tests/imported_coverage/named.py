@@ -1,4 +1,4 @@
-"""Models that people use, in sizes for a test: of torchvision on 64 pixels, of text on 32 tokens. torch alone."""
+"""Models that people use, small: of images of 64 pixels, of 32 tokens. torch alone."""
 
 import torch
 from torch import nn

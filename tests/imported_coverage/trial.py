@@ -24,7 +24,7 @@ JOB = {"data": "glyphs", "global_batch_size": 16, "steps": STEPS, "lr": 0.001, "
 
 
 def computed(framework: str, references: Sequence[str], folder: Path) -> list[dict[str, Any]]:
-    """Compute the references on a framework; return a line for each, also where the process ends early."""
+    """Compute the references on a framework; return a line for each in any case."""
     command = [sys.executable, str(PASSES), framework, str(folder)]
     try:
         done = subprocess.run(command, input="\n".join(references), text=True, check=False, capture_output=True, timeout=PASSES_SECONDS)

@@ -122,7 +122,10 @@ def _conv3d(
     dilation: Sequence[int] = (1, 1, 1),
     groups: int = 1,
 ) -> tf.Tensor:
-    """Sum two-dimensional convolutions over the kernel's depth, as TensorFlow has no groups and dilations in three dimensions."""
+    """Sum two-dimensional convolutions over the kernel's depth.
+
+    TensorFlow has no groups and dilations in three dimensions.
+    """
     (first, *strides), (apart, *dilations), x = _triple(stride), _triple(dilation), canonical(input)
     depth = weight.shape[2]
     if isinstance(padding, str):
@@ -238,7 +241,10 @@ def _spread_convolution(
     groups: int,
     dilations: Sequence[int],
 ) -> Any:
-    """Compute a transposed convolution as a plain one with the reversed kernel on an input with zeros between its elements."""
+    """Convolve an input with zeros between its elements, by the reversed kernel.
+
+    That is a transposed convolution.
+    """
     x, kernel = canonical(input), canonical(weight)
     dimensions = len(strides)
     for axis, step in enumerate(strides):
@@ -310,25 +316,25 @@ def _max_pool_with_indices(
     """Return maxima, and their places in an example's flat image."""
     x = canonical(self)
     sides = x.shape[2:]
-    each = len(sides)
+    dimensions = len(sides)
     kernels, pads, dilations, strides = (
-        tuple(value) * (each if len(value) == 1 else 1) for value in (kernel_size, padding, dilation, stride or kernel_size)
+        tuple(value) * (dimensions if len(value) == 1 else 1) for value in (kernel_size, padding, dilation, stride or kernel_size)
     )
     numbers = np.arange(math.prod(sides)).reshape(sides)
-    for axis in range(each):
+    for axis in range(dimensions):
         end = _window_ends(sides[axis], kernels[axis], strides[axis], pads[axis], dilations[axis], ceil_mode)
-        border = [[0, 0]] * axis + [[pads[axis], end]] + [[0, 0]] * (each - axis - 1)
+        border = [[0, 0]] * axis + [[pads[axis], end]] + [[0, 0]] * (dimensions - axis - 1)
         x = tf.pad(x, [[0, 0], [0, 0], *border], constant_values=tf.constant(-math.inf, x.dtype))
         numbers = np.pad(numbers, border)
     picks = []
-    for axis in range(each):
+    for axis in range(dimensions):
         starts = np.arange(0, numbers.shape[axis] - dilations[axis] * (kernels[axis] - 1), strides[axis])
         picks.append(starts[:, None] + dilations[axis] * np.arange(kernels[axis]))
     counts = [len(places) for places in picks]
-    flat = np.zeros([1] * 2 * each, np.int64)  # [windows of each dimension, kernel of each dimension]
+    flat = np.zeros([1] * 2 * dimensions, np.int64)  # [windows of dimensions dimension, kernel of dimensions dimension]
     for axis, places in enumerate(picks):
-        shape = [1] * 2 * each
-        shape[axis], shape[each + axis] = places.shape
+        shape = [1] * 2 * dimensions
+        shape[axis], shape[dimensions + axis] = places.shape
         flat = flat + places.reshape(shape) * math.prod(numbers.shape[axis + 1 :])
     flat = flat.reshape(math.prod(counts), -1)
     windows = tf.gather(tf.reshape(x, [-1, x.shape[1], numbers.size]), flat, axis=2)
@@ -635,7 +641,10 @@ def _resize_weights(side: int, wanted: int, kind: str, align_corners: bool, scal
 
 
 def _smooth_weights(side: int, wanted: int, kind: str, align_corners: bool, scale: float | None) -> Any:
-    """Return weights of a resized axis with a filter as wide as an output's pixel, as ``antialias=True``."""
+    """Return weights of a resized axis for ``antialias=True``.
+
+    The filter is as wide as an output's pixel.
+    """
     ratio = (side - 1) / max(1, wanted - 1) if align_corners else 1 / scale if scale else side / wanted
     widened = max(ratio, 1.0)
     reach = (1 if kind == "linear" else 2) * widened
@@ -650,7 +659,7 @@ def _smooth_weights(side: int, wanted: int, kind: str, align_corners: bool, scal
 
 
 def _resized(run: Pass, x: Any, size: Sequence[int], align_corners: bool, scales: Sequence[float | None]) -> Any:
-    """Resize all dimensions after the channels; the operation's name has the kind of interpolation."""
+    """Resize all dimensions after the channels; the operation's name has the kind."""
     name = run.operation
     kind = "exact" if "exact" in name else "nearest" if "nearest" in name else "cubic" if "cubic" in name else "linear"
     weigh = _smooth_weights if "_aa." in name else _resize_weights

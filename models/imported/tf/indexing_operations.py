@@ -1,4 +1,4 @@
-"""ATen operations that move elements to computed places, on TensorFlow: scattering, sorting, searching, strides."""
+"""ATen operations on TensorFlow that move elements to computed places."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _to_last(x: tf.Tensor, dim: int) -> tuple[tf.Tensor, list[int]]:
     return (x, order) if axis == rank - 1 else (tf.transpose(x, order), [int(place) for place in np.argsort(order)])
 
 
-def _back(x: tf.Tensor, order: Sequence[int]) -> tf.Tensor:
+def _in_order(x: tf.Tensor, order: Sequence[int]) -> tf.Tensor:
     return x[0] if not order else x if list(order) == sorted(order) else tf.transpose(x, order)
 
 
@@ -76,7 +76,7 @@ def _put(x: tf.Tensor, places: tf.Tensor, source: tf.Tensor, reduce: str | None,
 
 @operation("aten.index_put.default", "aten._unsafe_index_put.default")
 def _index_put(run: Pass, self: Any, indices: Sequence[Any], values: Any, accumulate: bool = False) -> tf.Tensor:
-    """Replace the elements at indices; a mask, which must be the only index, selects by ``where``."""
+    """Replace the elements at indices, or by a mask, which must be the only index."""
     x, values = canonical(self), canonical(values)
     positions = [None if index is None else canonical(index) for index in indices]
     axes = [axis for axis, index in enumerate(positions) if index is not None]
@@ -139,7 +139,7 @@ def _sorted(x: tf.Tensor, descending: bool) -> tuple[tf.Tensor, tf.Tensor]:
 def _sort(run: Pass, self: Any, dim: int = -1, descending: bool = False, stable: bool | None = None) -> tuple[tf.Tensor, tf.Tensor]:
     x, order = _to_last(canonical(self), dim)
     values, places = _sorted(x, descending)
-    return _back(values, order), _back(places, order)
+    return _in_order(values, order), _in_order(places, order)
 
 
 @operation("aten.argsort.default", "aten.argsort.stable")
@@ -166,7 +166,7 @@ def _whole_median(run: Pass, self: Any) -> tf.Tensor:
 def _picked(x: tf.Tensor, dim: int, keepdim: bool, place: Any) -> tuple[tf.Tensor, tf.Tensor]:
     last, order = _to_last(x, dim)
     values, places = (part[..., place(shape_of(last)[-1])][..., None] for part in _sorted(last, False))
-    values, places = _back(values, order), _back(places, order)
+    values, places = _in_order(values, order), _in_order(places, order)
     return (values, places) if keepdim or not order else (tf.squeeze(values, dim), tf.squeeze(places, dim))
 
 
@@ -178,7 +178,7 @@ def _cumulative_extreme(run: Pass, self: Any, dim: int) -> tuple[tf.Tensor, tf.T
     before = tf.range(length)[None] <= tf.range(length)[:, None]
     scores = tf.where(before, keys[..., None, :], tf.constant(-math.inf, keys.dtype))
     places = tf.argmax(scores, -1)
-    return _back(tf.gather(x, places, axis=-1, batch_dims=x.shape.rank - 1), order), _back(places, order)
+    return _in_order(tf.gather(x, places, axis=-1, batch_dims=x.shape.rank - 1), order), _in_order(places, order)
 
 
 @operation("aten.searchsorted.Tensor", "aten.bucketize.Tensor")
@@ -220,7 +220,10 @@ def _unfold(run: Pass, self: Any, dimension: int, size: int, step: int) -> tf.Te
 def _windows(
     run: Pass, self: Any, kernel_size: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]
 ) -> tf.Tensor:
-    """Return [b, c · kernel, windows] (https://docs.pytorch.org/docs/stable/generated/torch.nn.Unfold.html)."""
+    """Return [b, c · kernel, windows].
+
+    https://docs.pytorch.org/docs/stable/generated/torch.nn.Unfold.html
+    """
     x = canonical(self)
     x = tf.pad(x, [[0, 0], [0, 0], *([amount, amount] for amount in padding)])
     rows, columns = (_window_places(x.shape[2 + axis], kernel_size[axis], dilation[axis], stride[axis]) for axis in (0, 1))

@@ -329,7 +329,10 @@ def _floor_divide(a: Any, b: Any) -> Any:
 
 
 def _truncated_remainder(a: Any, b: Any) -> Any:
-    """Return a remainder with the sign of `a`; that of TensorFlow has the sign of `b`, and no other has a gradient."""
+    """Return a remainder with the sign of `a`.
+
+    TensorFlow's has no gradient.
+    """
     return a - _truncated(tf.divide(a, b)) * b
 
 
@@ -420,7 +423,10 @@ def _round(run: Pass, self: Any, decimals: int) -> Any:
 
 @operation("aten.special_erfcx.default")
 def _scaled_erfc(run: Pass, self: Any) -> tf.Tensor:
-    """Compute exp(x²) · erfc(x), from 5 on by its asymptotic series (https://dlmf.nist.gov/7.12)."""
+    """Compute exp(x²) · erfc(x), from 5 on by its asymptotic series.
+
+    https://dlmf.nist.gov/7.12
+    """
     x = canonical(self)
     far, near = tf.maximum(x, 5.0), tf.minimum(x, 5.0)
     step = 1 / (2 * tf.square(far))

@@ -107,7 +107,10 @@ def _rnn(
 def _lstm(
     run: Pass, x: Any, h0: Any, c0: Any, weights: Sequence[Any], layers: int, bidirectional: bool
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Gates i, f, g, o; a projection h = W_hr h (https://docs.pytorch.org/docs/stable/generated/torch.nn.LSTM.html)."""
+    """Compute an LSTM: gates i, f, g, o, and a projection h = W_hr h.
+
+    https://docs.pytorch.org/docs/stable/generated/torch.nn.LSTM.html
+    """
 
     def cell(hidden_weight: tf.Tensor, hidden_bias: tf.Tensor, projection: tf.Tensor | None = None) -> Step:
         def step(projected_bg: tf.Tensor, state: list[tf.Tensor]) -> list[tf.Tensor]:

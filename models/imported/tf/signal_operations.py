@@ -1,4 +1,4 @@
-"""ATen operations on complex numbers, Fourier transforms, matrices and distances, on TensorFlow."""
+"""ATen operations on complex numbers, spectra, matrices and distances, on TensorFlow."""
 
 from __future__ import annotations
 
@@ -138,7 +138,10 @@ def _solved_triangular(run: Pass, self: Any, B: Any, upper: bool, left: bool = T
 
 @operation("aten.linalg_householder_product.default")
 def _reflected(run: Pass, input: Any, tau: Any) -> tf.Tensor:
-    """Multiply reflections I − τ v vᵀ (https://docs.pytorch.org/docs/stable/generated/torch.linalg.householder_product.html)."""
+    """Multiply reflections I − τ v vᵀ.
+
+    https://docs.pytorch.org/docs/stable/generated/torch.linalg.householder_product.html
+    """
     vectors, scales = canonical(input), canonical(tau)
     rows, columns = vectors.shape[-2], vectors.shape[-1]
     below = tf.linalg.band_part(vectors, -1, 0)

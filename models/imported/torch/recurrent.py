@@ -1,4 +1,4 @@
-"""Recurrent layers as single operations of an exported graph, and with dropout between their parts.
+"""Recurrent layers as operations of an exported graph, with dropout between them.
 
 torch.export would unroll them to a fixed length.
 """

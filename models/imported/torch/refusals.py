@@ -1,4 +1,7 @@
-"""What no framework can repeat: random numbers besides dropout, and whole numbers that training changes."""
+"""Refusals of what a run cannot repeat or save.
+
+These are random numbers besides dropout, and whole numbers that training changes.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ _GOVERNED = ("aten.native_dropout.", "aten.bernoulli_.float", "aten._scaled_dot_
 
 @contextmanager
 def refusing_draws(reference: Reference) -> Iterator[None]:
-    """Raise UsageError, with the user's line, for random numbers in the block that a run's seed does not govern."""
+    """Refuse random numbers in the block that a run's seed does not govern.
+
+    Raises UsageError with the user's line.
+    """
     draws = _Draws()
     with draws:
         yield
@@ -49,7 +55,10 @@ class _Draws(TorchDispatchMode):
 
 
 def refuse_counters(reference: Reference, module: torch.nn.Module, before: Mapping[str, torch.Tensor]) -> None:
-    """Raise UsageError for whole numbers or booleans that a training pass changed, as only float buffers are carried."""
+    """Refuse whole numbers or booleans that a training pass changed.
+
+    A run carries float buffers alone. Raises UsageError.
+    """
     uncounted: set[str] = set()
     for name, part in module.named_modules():
         if isinstance(part, _BatchNorm) and part.track_running_stats:
