@@ -130,19 +130,18 @@ def _conv3d(
     depth = weight.shape[2]
     if isinstance(padding, str):
         span = apart * (depth - 1) if padding == "same" else 0
-        ends, wide = (span // 2, span - span // 2), padding
+        ends = span // 2, span - span // 2
     else:
-        amount, *wide = _triple(padding)
-        ends = amount, amount
+        ends = (_triple(padding)[0],) * 2
+    wide = padding if isinstance(padding, str) else _triple(padding)[1:]
     x = tf.pad(x, [[0, 0], [0, 0], ends, [0, 0], [0, 0]])
     count = (x.shape[2] - apart * (depth - 1) - 1) // first + 1
-    total = None
+    taps = []
     for tap in range(depth):
         layers = x[:, :, tap * apart : tap * apart + (count - 1) * first + 1 : first]
         images = tf.reshape(tf.transpose(layers, [0, 2, 1, 3, 4]), [-1, x.shape[1], *x.shape[3:]])
-        y = _conv2d(run, images, weight[:, :, tap], None, strides, wide, dilations, groups).value
-        total = y if total is None else total + y
-    total = total if bias is None else tf.nn.bias_add(total, bias)
+        taps.append(_conv2d(run, images, weight[:, :, tap], None, strides, wide, dilations, groups).value)
+    total = tf.add_n(taps) if bias is None else tf.nn.bias_add(tf.add_n(taps), bias)
     return tf.transpose(tf.reshape(total, [-1, count, *total.shape[1:]]), [0, 4, 1, 2, 3])
 
 

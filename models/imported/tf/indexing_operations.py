@@ -80,7 +80,7 @@ def _index_put(run: Pass, self: Any, indices: Sequence[Any], values: Any, accumu
     x, values = canonical(self), canonical(values)
     positions = [None if index is None else canonical(index) for index in indices]
     axes = [axis for axis, index in enumerate(positions) if index is not None]
-    if any(positions[axis].dtype == tf.bool for axis in axes):
+    if any(index is not None and index.dtype == tf.bool for index in positions):
         return _put_by_mask(x, positions, axes, values, accumulate)
     order = [*axes, *(axis for axis in range(x.shape.rank) if axis not in axes)]
     moved, sizes = tf.transpose(x, order), shape_of(x)

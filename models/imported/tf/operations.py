@@ -16,8 +16,8 @@ import tensorflow as tf
 
 _float_format = tf.float32
 END = 1 << 62  # torch writes an open end of a slice as a number above this
-_ORDER = (tf.bool, tf.uint8, tf.int8, tf.int16, tf.int32, tf.int64, tf.bfloat16, tf.float16, tf.float32, tf.float64)
-_ORDER += (tf.complex64, tf.complex128)
+_WHOLE = (tf.bool, tf.uint8, tf.int8, tf.int16, tf.int32, tf.int64)
+_ORDER = (*_WHOLE, tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.complex64, tf.complex128)
 
 
 class ChannelsLast:

@@ -39,7 +39,7 @@ def refusing_draws(reference: Reference) -> Iterator[None]:
         )
 
 
-class _Draws(TorchDispatchMode):
+class _Draws(TorchDispatchMode):  # type: ignore[misc]
     """Collects the operations that draw, with the user's line."""
 
     def __init__(self) -> None:
