@@ -69,6 +69,7 @@ def test_translation_equals_module_on_columns(passes, group, name):
 STEPS = {"global_batch_size": 7, "steps": 58, "lr": 0.05, "deterministic": True, "eval_every": "end", "tensorboard": False}
 
 
+@pytest.mark.thorough
 def test_mean_loss_is_the_same_on_any_number_of_workers(environment, tmp_path):
     """400 examples in steps of 7 on 3 workers: slices are uneven, and the last step's are empty."""
     options = {"model": f"{NETS}:LossMean", "data": "phrases", "environment": environment, **STEPS}

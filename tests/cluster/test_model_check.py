@@ -114,6 +114,7 @@ def test_wrong_operation_is_found_by_layer_and_line(with_wrong_operation):
     assert document["begins"] == {"layer": "stem.2", "line": f"{NET}, line {line}", "what": "aten.relu.default"}
 
 
+@pytest.mark.thorough
 def test_run_of_a_wrong_translation_ends_before_it_starts(with_wrong_operation, tmp_path):
     done = run(tmp_path, "--backend", "tf", environment=with_wrong_operation)
     assert done.returncode == 2
@@ -130,6 +131,7 @@ def first_runs(with_wrong_operation, tmp_path_factory):
     return out, [run(out, "--backend", "tf", "--name", f"run-{number}") for number in range(2)]
 
 
+@pytest.mark.thorough
 def test_translation_is_checked_before_its_first_run_only(first_runs):
     out, done = first_runs
     assert [part.returncode for part in done] == [0, 0]
@@ -157,6 +159,7 @@ def test_module_is_equal_on_both_frameworks():
     ] * 3
 
 
+@pytest.mark.thorough
 def test_gradient_that_an_export_loses_is_found(tmp_path):
     (tmp_path / "net.py").write_text(ROUNDED)
     code, document = checked(f"{tmp_path}/net.py:Net")
