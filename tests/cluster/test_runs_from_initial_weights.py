@@ -60,7 +60,7 @@ MODES = {
 }
 
 
-@pytest.mark.quick_cases("tf async")
+@pytest.mark.quick_cases("torch")
 @pytest.mark.parametrize("name", MODES)
 def test_module_begins_with_its_state_dict(written, tmp_path, name):
     run = run_job(tmp_path, model=MODEL, initial_weights=written / "fitting.pt", **STANDING, **MODES[name])
