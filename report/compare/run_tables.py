@@ -61,8 +61,11 @@ def _settings(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         label, value = column.label, figures[column.key]
         if column.key == "global_batch_size" and figures["mode"] == "async":  # an update is of one worker's batch
             label, value = "batch of an update", figures["batch_size"]
-        if value is not None:
+        if value is not None and (column.key, value) != _USUAL_METHOD:
             yield label, one_line(column.show(value))
+
+
+_USUAL_METHOD = "model_method", "native"  # not shown alone
 
 
 def _setting_lines() -> list[Column]:
@@ -118,7 +121,6 @@ def _as_shown(entry: Row) -> Row:
         figures["data"] = f"{figures['data']} (synthetic)"
     for batch in ("global_batch_size", "batch_size"):
         figures[batch] = batch_text(figures[batch], entry.runs[0].job.get("batch_tokens"))
-    figures["model_method"] = None if figures["model_method"] == "native" else figures["model_method"]
     figures["precision_used"] = figures["precision_used"] or figures["precision"]
     return replace(entry, figures=figures)
 
@@ -153,11 +155,14 @@ def side_by_side_table(entries: Sequence[Row], marks: Sequence[Collection[str]])
     return table
 
 
+_SHOWN_WHERE_THEY_DIFFER = ("exchange", "model_method")
+
+
 def _figure_lines(entries: Sequence[Row], marks: Sequence[Collection[str]]) -> list[tuple[str, list[str]]]:
     lines = [
         (column.label, [one_line(column.show(entry.figures[column.key])) for entry in entries])
         for column in _setting_lines()
-        if column.key != "exchange" or len({entry.figures["exchange"] for entry in entries} - {None}) > 1
+        if column.key not in _SHOWN_WHERE_THEY_DIFFER or len({entry.figures[column.key] for entry in entries} - {None}) > 1
     ]
     for column in run_columns(run for entry in entries for run in entry.runs):
         lines.append((column.label, cells(entries, marks, column)))
