@@ -144,11 +144,14 @@ def map_arrays(path: Path) -> dict[str, NDArray[Any]]:
             whole = np.memmap(file, np.uint8, "r")
         except ValueError as error:  # an empty file
             raise ValueError(f"is no safetensors file ({error})") from error
-        return arrays_in(whole)
+        arrays = arrays_in(whole)
+    if strange := next((name for name, array in arrays.items() if array.dtype.str == BF16), None):
+        raise ValueError(f"is no safetensors file ({strange[:100]!r} has the type BF16; known are {', '.join(_TYPES.values())})")
+    return arrays
 
 
 def arrays_in(whole: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a file's content by name, on its memory, as `map_arrays`."""
+    """Return the arrays of a file's content by name, on its memory; also those of `BF16`."""
     try:
         return _parse_arrays(whole)
     except ValidationError as error:
