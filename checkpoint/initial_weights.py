@@ -27,7 +27,7 @@ from ..core.errors import MissingPackageError, UsageError
 from ..core.job import split_digest, with_digest
 from ..core.patterns import matching, refuse_unmatched
 from ..core.plugins import module_exists
-from ..core.process import PRIVATE_VARIABLES, child_working_directory, command_ending_with_parent, ending_in_words, python
+from ..core.process import child_working_directory, command_ending_with_parent, ending_in_words, public_environment, python
 from ..models.base import Array, ModelSpec
 from .files import arrays_in
 
@@ -112,14 +112,13 @@ def _state_dict(content: bytes, path: Path, most: int) -> dict[str, NDArray[Any]
             f"initial_weights: {str(path)!r} is no safetensors file, and a state_dict needs torch. Install it with: "
             "pip install 'crosstrain[torch]'"
         )
-    variables = {name: value for name, value in os.environ.items() if name not in PRIVATE_VARIABLES}
     try:
         done = subprocess.run(
             command_ending_with_parent(python(CHILD, str(most))),
             input=content,
             capture_output=True,
             cwd=child_working_directory(),
-            env={**variables, "CUDA_VISIBLE_DEVICES": ""},
+            env={**public_environment(), "CUDA_VISIBLE_DEVICES": ""},
             timeout=MAX_SECONDS,
             check=False,
         )

@@ -106,6 +106,16 @@ def missing_packages(names: Iterable[str]) -> list[str]:
     return [name for name in names if importlib.util.find_spec(name) is None]
 
 
+def installed_release(distribution: str) -> str | None:
+    """Return a distribution's release by its metadata; None if it is not installed."""
+    from importlib.metadata import PackageNotFoundError, version  # loaded on demand, as for plug-ins
+
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
 NO_MODULE = "but there is no such module; it has to be installed or to lie on PYTHONPATH."  # for a model's module path
 _BACKENDS = (
     Plugin(

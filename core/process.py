@@ -26,6 +26,11 @@ def python(module: str, *arguments: str, interpreter: str | None = None) -> list
     return [interpreter or sys.executable, "-P", "-m", module, *arguments]
 
 
+def public_environment() -> dict[str, str]:
+    """Return the environment for a process of other code, without our secrets."""
+    return {name: value for name, value in os.environ.items() if name not in PRIVATE_VARIABLES}
+
+
 def child_working_directory() -> str:
     """Return a child's working directory: ours, or ``/`` if it was removed, as MKL needs one."""
     try:

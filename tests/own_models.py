@@ -4,6 +4,8 @@ import os
 from pathlib import Path
 from textwrap import dedent, indent
 
+import pytest
+
 SPEC = """
 import math
 
@@ -48,3 +50,10 @@ def importable(*folders: Path) -> dict[str, str]:
     """Return this process's environment with the folders on the path of Python's imports."""
     paths = [*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def own_cache(tmp_path_factory):
+    """Give a test file a data cache of its own, so that it describes its models itself."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRAINER_DATA_CACHE", str(tmp_path_factory.mktemp("cache") / "data"))
+        yield

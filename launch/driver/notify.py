@@ -24,7 +24,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from ...core.console import one_line
 from ...core.errors import DiskError, InterruptedRunError, TrainerError
-from ...core.process import PRIVATE_VARIABLES, command_ending_with_parent
+from ...core.process import command_ending_with_parent, public_environment
 from ...core.settings.personal import GivenOption
 from ...core.settings.sources import NOTIFICATION_VARIABLES
 from ...records.store.jsonl import LineFile
@@ -203,7 +203,7 @@ def run_command(command: str, body: bytes, variables: Mapping[str, str], seconds
 
     Raises NoticeError if it cannot be run, fails or takes longer than `seconds`.
     """
-    environment = {name: value for name, value in os.environ.items() if name not in PRIVATE_VARIABLES} | dict(variables)
+    environment = public_environment() | dict(variables)
     sys.stderr.flush()
     try:
         process = subprocess.Popen(

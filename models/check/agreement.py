@@ -8,7 +8,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import msgspec
@@ -16,7 +15,7 @@ import numpy as np
 
 from ...core.drafts import replacing
 from ...core.errors import UsageError
-from ...core.plugins import available, forward_backends, module_exists
+from ...core.plugins import available, forward_backends, installed_release, module_exists
 from ..base import Method, ModelSpec
 from ..imported.description import EVALUATION, TRAINING, ImportedSpec
 from ..imported.graph import STATE, nodes_in, read_graph
@@ -251,14 +250,7 @@ class _Kept(msgspec.Struct):
 def _releases(backends: Sequence[str]) -> dict[str, str | None]:
     known = available("backend")
     names = ["crosstrain", *(name for backend in backends for name in known[backend].distributions)]
-    return {name: _release(name) for name in names}
-
-
-def _release(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+    return {name: installed_release(name) for name in names}
 
 
 def keep(spec: ModelSpec, agreement: Agreement) -> None:
@@ -281,7 +273,7 @@ def _read_kept(spec: ModelSpec) -> _Kept | None:
             kept = msgspec.json.decode(file.read(MAX_KEPT_BYTES), type=_Kept)
     except (OSError, ValueError):
         return None
-    return kept if all(_release(name) == release for name, release in kept.releases.items()) else None
+    return kept if all(installed_release(name) == release for name, release in kept.releases.items()) else None
 
 
 def known_cost(spec: ModelSpec, backend: str) -> float | None:

@@ -9,13 +9,13 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from ...core.errors import MissingPackageError, UsageError
+from ...core.plugins import installed_release
 from ...data.base import DataInfo, ImageFeatures, TextFeatures
 from ...data.store.location import cache_root
 from ...metrics.base import ACCURACY
@@ -63,23 +63,16 @@ def _arguments(text: str) -> dict[str, str]:
 
 def _folder(reference: Reference, facts: Mapping[str, Any]) -> Path:
     """Return the folder of a description, by sources and releases of packages."""
-    torch = _release("torch")
+    torch = installed_release("torch")
     if torch is None:
         raise MissingPackageError(
             "model: an nn.Module needs torch, also to be trained on TensorFlow. Install it with: pip install 'crosstrain[torch]'"
         )
-    package = _release(reference.package) if reference.package else None
+    package = installed_release(reference.package) if reference.package else None
     if reference.kind == HF and package is None:
         raise MissingPackageError(f"model: {reference.text} needs transformers. Install it with: pip install 'crosstrain[hf]'")
     key = json.dumps([VERSION, msgspec.to_builtins(facts), torch, package, local_digests(reference)], sort_keys=True)
     return cache_root() / "imported-models" / hashlib.sha256(key.encode()).hexdigest()[:32]
-
-
-def _release(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _spec(reference: str, facts: Mapping[str, Any], folder: Path, description: Description, data: DataInfo) -> ImportedSpec:

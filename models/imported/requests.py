@@ -11,14 +11,15 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import msgspec
 
 from ...core.errors import UsageError
-from ...core.process import PRIVATE_VARIABLES, child_working_directory, command_ending_with_parent, python
-from ...data.columns import LENGTHS
+from ...core.process import child_working_directory, command_ending_with_parent, public_environment, python
+from ...data.columns import LENGTHS, ColumnSpec
 
 MAX_SECONDS = 600.0  # for importing, building and exporting a model
 PIECE_BYTES, KEPT_PIECES = 1 << 14, 4  # of what the user's code prints
@@ -27,26 +28,11 @@ CHILD = "crosstrain.models.imported.torch.process"
 _ADVICE = "Keep what trains or prints under `if __name__ == '__main__':`"
 
 
-class InputColumn(msgspec.Struct, frozen=True):
-    """A column of the data: see `ColumnSpec`.
+@dataclass(frozen=True, slots=True)
+class InputColumn(ColumnSpec):
+    """A column of the data. `limit`: its whole numbers are below it, 0 if unknown."""
 
-    `limit`: its whole numbers are below it, 0 if unknown.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int | None, ...]
     limit: int = 0
-
-    @property
-    def varies(self) -> bool:
-        """Whether examples differ in length."""
-        return self.shape[:1] == (None,)
-
-    @property
-    def fixed_shape(self) -> tuple[int, ...]:
-        """The dimensions that do not vary."""
-        return tuple(size for size in self.shape if size is not None)
 
 
 class DataFacts(msgspec.Struct, frozen=True):
@@ -134,7 +120,6 @@ class _Child:
 
 @contextmanager
 def _asked(module: str, content: bytes) -> Iterator[_Child]:
-    variables = {name: value for name, value in os.environ.items() if name not in PRIVATE_VARIABLES}
     output: deque[bytes] = deque(maxlen=KEPT_PIECES)
     with tempfile.TemporaryFile() as answer:
         process = subprocess.Popen(
@@ -143,7 +128,7 @@ def _asked(module: str, content: bytes) -> Iterator[_Child]:
             stdout=answer,
             stderr=subprocess.PIPE,
             cwd=child_working_directory(),
-            env={**variables, "CUDA_VISIBLE_DEVICES": ""},
+            env={**public_environment(), "CUDA_VISIBLE_DEVICES": ""},
             start_new_session=True,
         )
         reader = threading.Thread(target=_keep_last, args=(process.stderr, output), name="output of a model", daemon=True)

@@ -12,6 +12,7 @@ import psutil
 import pytest
 from imported_coverage.plan import MODULES
 from imported_coverage.trial import compared, computed
+from own_models import own_cache
 
 from crosstrain.conformance.runs import relative_difference, run_job, trainer
 from crosstrain.models.imported.translated import TRANSLATED as TRANSLATED_OPERATIONS
@@ -28,12 +29,7 @@ SMALL_STEPS = {"data": "glyphs", "global_batch_size": 12, "steps": 8, "lr": 0.00
 ASYNC = {name: value for name, value in SMALL_STEPS.items() if name != "deterministic"}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    """A cache of its own, so that models are described by this test."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRAINER_DATA_CACHE", str(tmp_path_factory.mktemp("cache") / "data"))
-        yield
+cache = pytest.fixture(scope="module", autouse=True)(own_cache)
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+from own_models import own_cache
 
 from crosstrain.conformance.runs import trainer
 from crosstrain.report.runs.run import Run
@@ -79,11 +80,7 @@ class Net(nn.Module):
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRAINER_DATA_CACHE", str(tmp_path_factory.mktemp("cache") / "data"))
-        yield
+cache = pytest.fixture(scope="module", autouse=True)(own_cache)
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from own_models import own_cache
 from safetensors.numpy import load_file, save_file
 
 from crosstrain.checkpoint import find_checkpoint
@@ -34,12 +35,7 @@ def states(path):
     return {**checkpoint.parameters, **checkpoint.buffers}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    """A cache of its own, so that models are described by this test."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRAINER_DATA_CACHE", str(tmp_path_factory.mktemp("cache") / "data"))
-        yield
+cache = pytest.fixture(scope="module", autouse=True)(own_cache)
 
 
 @pytest.fixture(scope="module")
