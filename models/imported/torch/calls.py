@@ -6,97 +6,27 @@ docs/your-own-model.md has the table of what a parameter gets.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from ....core.errors import UsageError
 from ....data.columns import LENGTHS
-from ..requests import DataFacts, InputColumn
-
-MASK = "mask"
-Kind = Literal["values", "lengths", "mask", "attention_mask"]
+from ..inputs import Argument, arguments_of
+from ..requests import DataFacts
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
-    """An argument of forward: `columns` side by side, or what is made of one's lengths.
-
-    `positional`: it cannot be passed by its name, or precedes all that are.
-    """
-
-    parameter: str
-    columns: tuple[str, ...]
-    kind: Kind = "values"
-    positional: bool = True
-
-    def value(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Return the argument for a batch, from tensors by name."""
-        values = [tensors[name] for name in self.columns]
-        if self.kind == "values":
-            return values[0] if len(values) == 1 else torch.cat([x if x.ndim == 2 else x[:, None] for x in values], 1)
-        lengths = tensors[self.columns[0] + LENGTHS]
-        if self.kind == "lengths":
-            return lengths
-        inside = torch.arange(values[0].shape[1], device=lengths.device) < lengths[:, None]
-        return inside.to(torch.int64) if self.kind == "attention_mask" else inside
-
-
-def arguments_of(forward: Callable[..., Any], data: DataFacts, reference: str) -> list[Argument]:
-    """Return what the parameters of forward get from the data's input columns.
-
-    Raises UsageError for parameters that are no column, and columns that are no parameter.
-    """
-    parameters = [part for part in inspect.signature(forward).parameters.values() if part.kind is not part.VAR_KEYWORD]
-    columns = {column.name: column for column in data.inputs}
-    known: dict[str, tuple[tuple[str, ...], Kind]] = _from_lengths(data) | {name: ((name,), "values") for name in columns}
-    matched = {part.name: known[part.name] for part in parameters if part.name in known}
-    open_parameters = [part for part in parameters if part.name not in known]
-    required = [part.name for part in open_parameters if part.default is part.empty and part.kind is not part.VAR_POSITIONAL]
-    if any(kind == "values" for _, kind in matched.values()):
-        only = None
-    else:
-        only = required.pop(0) if required else next((part.name for part in open_parameters), None)
-    if required or (only is None and not matched):
-        wrong = required[0] if required else "no parameter"
-        raise UsageError.of(f"model: parameter of forward of {reference}", wrong, _listed(known), known)
-    if only is not None:
-        matched[only] = _side_by_side(list(columns.values()), reference), "values"
-    arguments: list[Argument] = []
-    for part in parameters:
-        if part.name in matched:
-            positional = part.kind is not part.KEYWORD_ONLY and len(arguments) == parameters.index(part)
-            arguments.append(Argument(part.name, *matched[part.name], positional))
-    return arguments
-
-
-def _from_lengths(data: DataFacts) -> dict[str, tuple[tuple[str, ...], Kind]]:
-    """Return the parameters that are made of a varying column's lengths, by name."""
-    varying = [column.name for column in data.inputs if column.varies]
-    made: dict[str, tuple[tuple[str, ...], Kind]] = {}
-    for name in varying:
-        prefixes = [f"{name}_", ""] if len(varying) == 1 else [f"{name}_"]
-        for prefix in prefixes:
-            made |= {f"{prefix}{kind}": ((name,), kind) for kind in ("lengths", "mask", "attention_mask")}
-    return made
-
-
-def _listed(known: Mapping[str, Any]) -> str:
-    return f"{', '.join(known)}, or a single parameter of any name"
-
-
-def _side_by_side(columns: Sequence[InputColumn], reference: str) -> tuple[str, ...]:
-    names = tuple(column.name for column in columns)
-    alike = all(column.dtype == "float32" and not column.varies and len(column.shape) <= 1 for column in columns)
-    if len(columns) > 1 and not alike:
-        shown = ", ".join(f"{column.name} ({column.dtype})" for column in columns)
-        raise UsageError(
-            f"model: forward of {reference} has one parameter for the columns {shown}, which cannot be joined; name its parameters after"
-            " them."
-        )
-    return names
+def value_of(argument: Argument, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return an argument for a batch, from tensors by name."""
+    values = [tensors[name] for name in argument.columns]
+    if argument.kind == "values":
+        return values[0] if len(values) == 1 else torch.cat([x if x.ndim == 2 else x[:, None] for x in values], 1)
+    lengths = tensors[argument.columns[0] + LENGTHS]
+    if argument.kind == "lengths":
+        return lengths
+    inside = torch.arange(values[0].shape[1], device=lengths.device) < lengths[:, None]
+    return inside.to(torch.int64) if argument.kind == "attention_mask" else inside
 
 
 def has_loss(module: torch.nn.Module) -> bool:
@@ -127,7 +57,11 @@ class Call:
     def __init__(self, module: torch.nn.Module, data: DataFacts, reference: str, *, measured: bool = False) -> None:
         self.module, self.measured = module, measured
         self.has_loss = has_loss(module)
-        self._arguments = [] if self.has_loss and not measured else arguments_of(module.forward, data, reference)
+        self._arguments = (
+            []
+            if self.has_loss and not measured
+            else arguments_of(inspect.signature(module.forward).parameters.values(), data, f"forward of {reference}")
+        )
         read = {name for argument in self._arguments for name in argument.columns}
         self.columns = [column.name for column in data.columns if self.has_loss or column.name in read]
         self.tensors = data.tensors(self.columns)
@@ -151,6 +85,6 @@ class Call:
         return self._forward(dict(zip(self.tensors, tensors, strict=True)))
 
     def _forward(self, named: Mapping[str, torch.Tensor]) -> Any:
-        positional = [argument.value(named) for argument in self._arguments if argument.positional]
-        by_name = {argument.parameter: argument.value(named) for argument in self._arguments if not argument.positional}
+        positional = [value_of(argument, named) for argument in self._arguments if argument.positional]
+        by_name = {argument.parameter: value_of(argument, named) for argument in self._arguments if not argument.positional}
         return outputs_of(self.module(*positional, **by_name))
