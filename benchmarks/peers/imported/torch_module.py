@@ -13,7 +13,8 @@ def main() -> None:
     """Train in one process."""
     work, timer = read_workload(), Timer()
     torch.set_num_threads(work.threads)
-    module, _ = unadapted(work.spec.settings)
+    call, _ = unadapted(work.spec.settings)
+    module: torch.nn.Module = call.module
     values = {**work.initial, **work.spec.initial_buffers(work.seed)}
     module.load_state_dict({name: torch.from_numpy(value) for name, value in values.items()}, strict=False)
     module.train().to(memory_format=torch.channels_last)
