@@ -18,6 +18,8 @@ from ..core.errors import TrainerError, UsageError
 from ..core.process import die_with_parent
 from ..models.base import Array, ModelSpec
 from ..models.decoding import GREEDY
+from ..models.imported.description import ImportedSpec
+from ..models.imported.keras.weights_file import WEIGHTS_FILE, write_weights_file
 from ..models.losses import BINARY, MULTI_LABEL
 from ..records.store.run_directory import RunReader
 from ..records.store.vocabulary import VOCABULARY
@@ -96,19 +98,29 @@ class Exporter(Protocol):
         """Write the files of a format. May import the framework: runs in a separate process."""
 
 
+KERAS = "keras"
 PLAIN_FORMATS: Mapping[str, ExportFormat] = {
     "safetensors": ExportFormat(
         "the weights alone, for any framework that reads safetensors",
         'from safetensors.numpy import load_file\n\nweights = load_file("model.safetensors")  # by canonical name',
-    )
+    ),
+    KERAS: ExportFormat(
+        "the weights of a Keras model, for the function or class that it was made with",
+        f'import net  # the file of your model\n\nmodel = net.model()\nmodel.load_weights("{WEIGHTS_FILE}")',
+    ),
 }
 
 
 def export_plain(request: Export, description: Mapping[str, object]) -> None:
-    """Write parameters and buffers as ``model.safetensors``.
+    """Write parameters and buffers as ``model.safetensors``, or in the format of Keras.
 
-    Other entries of `description` become its metadata, as text or JSON.
+    Other entries of `description` become its metadata, as text or JSON. Raises UsageError if the model is not of Keras.
     """
+    if request.format == KERAS:
+        if not (isinstance(request.model, ImportedSpec) and request.model.settings.is_keras):
+            raise UsageError(f"--format: {request.model_name} is no Keras model. Choose safetensors.")
+        write_weights_file(request.model.settings, request.parameters, request.buffers, request.folder)
+        return
     described_here = {key: value for key, value in description.items() if key not in ("format", "parameters", "buffers")}
     metadata = {key: value if isinstance(value, str) else json.dumps(value) for key, value in described_here.items()}
     arrays = {**request.parameters, **request.buffers}

@@ -175,8 +175,8 @@ class Job(BaseModel):
     )
     model: str = _common(
         "logreg",
-        "A name from `trainer models`; an nn.Module class or a function that returns a module, as FILE.py:NAME, package.module:NAME or "
-        "torchvision:NAME; a configuration of transformers, hf:CONFIG.json; or a module with a spec and forward functions: "
+        "A name from `trainer models`; an nn.Module class, a Keras model or a function that returns one, as FILE.py:NAME, "
+        "package.module:NAME or torchvision:NAME; a configuration of transformers, hf:CONFIG.json; or a module with a spec and forward functions: "
         "my_package.my_model. Arguments may follow: ?key=value&key=value.",
         foreign="run the code of the module {}",
     )

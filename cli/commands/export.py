@@ -36,7 +36,9 @@ EXPORTS = "exports"  # default folder of a run's exports
 @click.argument("source", type=GivenPath(), metavar="RUN|CHECKPOINT")
 @checkpoint_options
 @model_option
-@click.option("--format", "format_name", metavar="NAME", help="safetensors, or a framework's format; without it, all are listed.")
+@click.option(
+    "--format", "format_name", metavar="NAME", help=f"{', '.join(PLAIN_FORMATS)}, or a framework's format; without it, all are listed."
+)
 @click.option("--output", "-o", type=GivenPath(), help="Folder to make [default: RUN/exports/STEP-FORMAT].")
 @click.option("--describe", is_flag=True, help="List the files with purpose and size.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")

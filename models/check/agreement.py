@@ -20,7 +20,7 @@ from ..base import Method, ModelSpec
 from ..imported.description import EVALUATION, TRAINING, ImportedSpec
 from ..imported.graph import STATE, nodes_in, read_graph
 from ..imported.requests import ask_processes
-from .passes import EVALUATED, GRADIENT, IN_GRAPH, TRAINED, Array, Outcome, Request, has_graph
+from .passes import EVALUATED, GRADIENT, IN_GRAPH, TRAINED, Array, Outcome, Request
 
 GRAPH_TOLERANCE = 1e-8  # in float64, where rounding has a share of 1e-16
 RESULT_TOLERANCE = 1e-4  # in float32, as in `conformance`
@@ -228,7 +228,7 @@ def _place_of_gradients(
 def _uses(spec: ModelSpec) -> dict[str, tuple[int, str]]:
     """Return where in the training graph, or model, each parameter is first used, and the line."""
     uses = {parameter.name: (position, "") for position, parameter in enumerate(spec.parameters)}
-    if not has_graph(spec):
+    if not (isinstance(spec, ImportedSpec) and spec.settings.has_graph):
         return uses
     nodes = read_graph(spec.settings.folder / TRAINING).nodes
     states = {node.name: node.arguments["name"] for node in nodes if node.operation == STATE}
@@ -283,21 +283,28 @@ def known_cost(spec: ModelSpec, backend: str) -> float | None:
 
 
 def needs_check(spec: ModelSpec, backend: str) -> bool:
-    """Return whether a backend would carry out a translation that has not been checked."""
-    if spec.method(backend) != "translated":
+    """Return whether a backend would carry out a translation, or Keras layers, unchecked."""
+    if not isinstance(spec, ImportedSpec) or spec.method(backend) == "native" or _counterpart(spec, backend) is None:
         return False
     kept = _read_kept(spec)
     return kept is None or not _releases([backend]).keys() <= kept.releases.keys()
 
 
-def check_translation(model: str, data: str, data_dir: Path | None, spec: ModelSpec, backend: str) -> None:
-    """Compare a translation with its module on a few examples, and keep that it is sound.
+def _counterpart(spec: ImportedSpec, backend: str) -> str | None:
+    """Return the framework to compare with: a module's own, or of Keras another installed one."""
+    if spec.framework != "keras":
+        return spec.framework
+    return next((name for name in compared_backends(spec.name) if name != backend and name not in spec.problems), None)
 
-    Raises UsageError, which names the place, if they differ.
+
+def check_translation(model: str, data: str, data_dir: Path | None, spec: ModelSpec, backend: str) -> None:
+    """Compare an imported model on a backend with itself elsewhere, on a few examples.
+
+    That it is sound is kept. Raises UsageError, which names the place, if they differ.
     """
-    if not isinstance(spec, ImportedSpec):
+    if not isinstance(spec, ImportedSpec) or (counterpart := _counterpart(spec, backend)) is None:
         return
-    agreement = compare(model, data, data_dir, spec, [spec.framework, backend])
+    agreement = compare(model, data, data_dir, spec, [counterpart, backend])
     if (refusal := _refusal(agreement)) is not None:
         raise UsageError(refusal)
     keep(spec, agreement)

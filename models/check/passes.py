@@ -28,7 +28,7 @@ from ..base import ForwardContext, ModelSpec
 from ..build import build_model
 from ..dropout_masks import drawn_rate, keep_mask_of_shape
 from ..imported.description import TRAINING, Imported
-from ..imported.graph import read_graph
+from ..imported.graph import Traced
 from ..imported.requests import answer_request
 
 EXAMPLES = 4  # of the compared batch
@@ -118,8 +118,8 @@ class Framework(Protocol):
     def step(self, compute: Callable[[], Any], trained: Sequence[Any]) -> Callable[[], None]:
         """Return a training step of SGD on the sum of `compute`'s result, to its end."""
 
-    def graph_pass(self) -> Callable[..., tuple[Any, dict[str, Any]]]:
-        """Import and return the function that carries out exported graphs in float64."""
+    def float64_pass(self) -> Callable[..., tuple[Any, list[Traced]]]:
+        """Import and return the function that computes imported models in float64."""
 
 
 def serve(framework: Framework) -> None:
@@ -142,9 +142,9 @@ def _described(error: BaseException) -> str:
     return "; ".join([raised(error), *getattr(error, "__notes__", ())])
 
 
-def has_graph(spec: ModelSpec) -> bool:
-    """Return whether a model was exported as graphs, which every framework carries out."""
-    return isinstance(spec.settings, Imported) and (spec.settings.folder / TRAINING).is_file()
+def has_float64(spec: ModelSpec) -> bool:
+    """Return whether every framework can compute a model in float64."""
+    return isinstance(spec.settings, Imported) and (spec.settings.is_keras or spec.settings.has_graph)
 
 
 def _write(framework: Framework, request: Request) -> None:
@@ -157,7 +157,7 @@ def _write(framework: Framework, request: Request) -> None:
         outcome.trace = passes.trace(request.traced)
     else:
         results = passes.compared()
-        if has_graph(spec):
+        if has_float64(spec):
             try:
                 results |= {IN_GRAPH + name: value for name, value in passes.in_graph().items()}
             except Exception as error:  # noqa: BLE001 -- of an operation without a kernel for float64
@@ -198,15 +198,15 @@ class _Passes:
         return self._results(forward, count, np.float32, self._framework.as_in_training)
 
     def in_graph(self) -> dict[str, Array]:
-        """Return results and gradients of the graph, float64."""
-        carry_out, inputs, count = self._graph()
+        """Return results and gradients in float64, of the graph if there is one."""
+        carry_out, inputs, count = self._in_float64()
         return self._results(lambda parameters, context: carry_out(parameters, inputs, context)[0], count, np.float64, lambda same: same)
 
-    def _graph(self) -> tuple[Callable[..., tuple[Any, dict[str, Any]]], list[Any], int]:
-        """Return what carries out graphs, the inputs in float64, and the number of examples."""
+    def _in_float64(self) -> tuple[Callable[..., tuple[Any, list[Traced]]], list[Any], int]:
+        """Return what computes in float64, the inputs, and the number of examples."""
         x, count = self._inputs(EXAMPLES, lambda array: self._framework.tensor(_widened(array)))
         names = self._spec.settings.inputs
-        return self._framework.graph_pass(), [x[name] for name in names] if isinstance(x, Mapping) else [x], count
+        return self._framework.float64_pass(), [x[name] for name in names] if isinstance(x, Mapping) else [x], count
 
     def _results(self, forward: Forward, count: int, dtype: Any, wrapped: Callable[[Compute], Compute]) -> dict[str, Array]:
         framework = self._framework
@@ -224,17 +224,16 @@ class _Passes:
         }
 
     def trace(self, file: str) -> list[Step]:
-        """Return the result of each node of a graph, in order."""
+        """Return the results of a graph's nodes, or of layers, in order."""
         framework = self._framework
-        carry_out, inputs, count = self._graph()
+        carry_out, inputs, count = self._in_float64()
         parameters = {name: framework.tensor(_widened(value)) for name, value in self._parameters.items()}
-        _, values = carry_out(parameters, inputs, self._context(file == TRAINING, count, np.float64))
-        graph = read_graph(self._spec.settings.folder / file)
+        _, traced = carry_out(parameters, inputs, self._context(file == TRAINING, count, np.float64))
         steps: list[Step] = []
-        for node in graph.nodes:
-            value = framework.array(values[node.name])
+        for part in traced:
+            value = framework.array(part.value)
             norm, product = (0.0, 0.0) if value is None else _in_two_numbers(value)
-            steps.append(Step(node.operation, node.layer, node.line, norm, product))
+            steps.append(Step(part.operation, part.layer, part.line, norm, product))
         return steps
 
     def timed(self) -> tuple[float, float | None]:
@@ -247,9 +246,10 @@ class _Passes:
         context.dropout = lambda x, rate, layer: framework.dropped(x, rate)
         steps = [framework.step(lambda: self._module.forward(parameters, x, context), trained)]
         if hasattr(self._module, "unadapted"):
-            plain, plain_trained = self._module.unadapted(self._spec.settings)
+            plain = self._module.unadapted(self._spec.settings)
             inputs = [x[name] for name in self._spec.settings.inputs] if isinstance(x, Mapping) else [x]
-            steps.append(framework.step(lambda: plain(*inputs), plain_trained))
+            if plain is not None:
+                steps.append(framework.step(lambda: plain[0](*inputs), plain[1]))
         seconds = _seconds_in_turns(steps)
         return seconds[0], seconds[1] if len(seconds) > 1 else None
 

@@ -13,6 +13,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # its notes about the proces
 import tensorflow as tf
 
 from ..base import ModelSpec
+from ..imported.graph import Traced
 from ..layers.tf import HeldParameters
 from .passes import RATE, Array, Compute, serve
 
@@ -81,11 +82,11 @@ class TensorFlow:
 
         return lambda: take().numpy()
 
-    def graph_pass(self) -> Callable[..., tuple[Any, dict[str, Any]]]:
-        """Import and return the function that carries out exported graphs in float64."""
-        from ..imported.tf.graph_pass import graph_pass
+    def float64_pass(self) -> Callable[..., tuple[Any, list[Traced]]]:
+        """Import and return the function that computes imported models in float64."""
+        from ..imported.tf.float64_pass import float64_pass
 
-        return graph_pass
+        return float64_pass
 
 
 if __name__ == "__main__":

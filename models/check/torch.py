@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ..base import ModelSpec
+from ..imported.graph import Traced
 from .passes import RATE, Array, Compute, serve
 
 
@@ -66,11 +67,11 @@ class Torch:
 
         return take
 
-    def graph_pass(self) -> Callable[..., tuple[Any, dict[str, Any]]]:
-        """Import and return the function that carries out exported graphs in float64."""
-        from ..imported.torch.graph_pass import graph_pass
+    def float64_pass(self) -> Callable[..., tuple[Any, list[Traced]]]:
+        """Import and return the function that computes imported models in float64."""
+        from ..imported.torch.float64_pass import float64_pass
 
-        return graph_pass
+        return float64_pass
 
 
 if __name__ == "__main__":

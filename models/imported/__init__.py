@@ -1,1 +1,1 @@
-"""Models written as nn.Modules: native on torch, translated to TensorFlow."""
+"""Models as people have them: nn.Modules, translated to TensorFlow, and Keras models."""

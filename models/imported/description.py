@@ -26,7 +26,7 @@ from ..base import Array, Method, ModelSpec
 from .reference import Reference
 from .requests import Request, ask
 
-VERSION = 4  # of the files below
+VERSION = 5  # of the files below
 DESCRIPTION, TRAINING, EVALUATION, CONSTANTS = "description.json", "training.json", "evaluation.json", "constants.npz"
 OWN_LOSS = "own_losses"  # function of the forward modules
 MIN_ROWS = 2  # of blank examples for an empty batch: batch statistics of a single row can be undefined
@@ -61,7 +61,8 @@ class Description(msgspec.Struct):
 class Imported:
     """The settings of an imported model's spec, for forward functions.
 
-    `inputs`: the names of the tensors that it reads, in order. `measured`: as in `Description`.
+    `inputs`: the names of the tensors that it reads, in order. `parameters`, `buffers`: names in the model's order. `measured`: as
+    in `Description`.
     """
 
     reference: str
@@ -71,6 +72,18 @@ class Imported:
     kernels: tuple[str, ...]
     dropouts: tuple[int, ...]
     request: Mapping[str, Any]
+    parameters: tuple[str, ...] = ()
+    buffers: tuple[str, ...] = ()
+
+    @property
+    def is_keras(self) -> bool:
+        """Whether the model consists of Keras layers, which every framework carries out."""
+        return bool(self.request["framework"] == "keras")
+
+    @property
+    def has_graph(self) -> bool:
+        """Whether the model was exported as graphs, which every framework carries out."""
+        return (self.folder / TRAINING).is_file()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +105,8 @@ class ImportedSpec(ModelSpec):
     def refuse(self, job: Job) -> None:
         """Raise UsageError if the model is known not to train as the job asks."""
         if problem := self.problems.get(job.backend):
-            raise UsageError(f"{problem} It trains with --backend torch.")
+            sound = next(name for name in ("torch", "tf") if name not in self.problems)
+            raise UsageError(f"{problem} It trains with --backend {sound}.")
         if job.precision != "fp32":
             raise UsageError(f"precision: got {job.precision!r}; {self.name} is an imported model, which trains in fp32 only.")
         if job.compile != "off":
@@ -101,7 +115,8 @@ class ImportedSpec(ModelSpec):
     def refuse_program(self) -> None:
         """Raise UsageError, as a module has its own means to export programs."""
         raise UsageError(
-            f"--format: of {self.name}, an imported model, the weights can be exported: --format safetensors has its state_dict's names."
+            f"--format: of {self.name}, an imported model, the weights can be exported: --format safetensors"
+            f"{' or keras.' if self.framework == 'keras' else ' has the names of its state_dict.'}"
         )
 
     def initial(self, seed: int) -> dict[str, Array]:

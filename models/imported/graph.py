@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -59,6 +59,20 @@ class Graph(msgspec.Struct):
         """Write the graph as JSON."""
         with replacing(path) as draft:
             draft.write_bytes(msgspec.json.encode(self))
+
+
+class Traced(NamedTuple):
+    """A result with its operation, layer and line of the user; unknown ones are ""."""
+
+    operation: str
+    layer: str
+    line: str
+    value: Any
+
+
+def traced(graph: Graph, values: Mapping[str, Any]) -> list[Traced]:
+    """Return the results of a graph's nodes in order, from values by the nodes' names."""
+    return [Traced(node.operation, node.layer, node.line, values[node.name]) for node in graph.nodes]
 
 
 def nodes_in(value: object) -> list[str]:

@@ -1,4 +1,4 @@
-"""Specs of imported models, from descriptions that a process with torch writes.
+"""Specs of imported models, from descriptions that a process with torch or Keras writes.
 
 This process imports no framework.
 """
@@ -35,7 +35,8 @@ class Importer:
     def __call__(self, text: str, data: DataInfo) -> ImportedSpec:
         """Return the spec of a model ``REFERENCE[?key=value&…]`` for this data. Raises UsageError."""
         reference, arguments = read_reference(text.partition("?")[0]), _arguments(text)
-        facts: dict[str, Any] = {"reference": reference.text, "arguments": arguments, "data": data_facts(data), "outputs": outputs(data)}
+        named = {"framework": _framework(reference), "reference": reference.text, "arguments": arguments}
+        facts: dict[str, Any] = {**named, "data": data_facts(data), "outputs": outputs(data)}
         folder = _folder(reference, facts)
         description = read_description(folder)
         if description is None:
@@ -61,23 +62,39 @@ def _arguments(text: str) -> dict[str, str]:
     return arguments
 
 
+def _framework(reference: Reference) -> str:
+    """Return what a model is written in: "keras" if its sources import that and not torch."""
+    imports = reference.imports()
+    return "keras" if imports & {"keras", "tensorflow"} and not imports & {"torch", "torchvision"} else "torch"
+
+
 def _folder(reference: Reference, facts: Mapping[str, Any]) -> Path:
     """Return the folder of a description, by sources and releases of packages."""
-    torch = installed_release("torch")
-    if torch is None:
-        raise MissingPackageError(
-            "model: an nn.Module needs torch, also to be trained on TensorFlow. Install it with: pip install 'crosstrain[torch]'"
-        )
+    framework = facts["framework"]
+    release = installed_release(framework)
+    if release is None:
+        needs = "an nn.Module needs torch, also to be trained on TensorFlow" if framework == "torch" else "a Keras model needs keras"
+        raise MissingPackageError(f"model: {needs}. Install it with: pip install 'crosstrain[{framework}]'")
     package = installed_release(reference.package) if reference.package else None
     if reference.kind == HF and package is None:
         raise MissingPackageError(f"model: {reference.text} needs transformers. Install it with: pip install 'crosstrain[hf]'")
-    key = json.dumps([VERSION, msgspec.to_builtins(facts), torch, package, local_digests(reference)], sort_keys=True)
+    key = json.dumps([VERSION, msgspec.to_builtins(facts), release, package, local_digests(reference)], sort_keys=True)
     return cache_root() / "imported-models" / hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
 def _spec(reference: str, facts: Mapping[str, Any], folder: Path, description: Description, data: DataInfo) -> ImportedSpec:
     inputs = tuple(facts["data"].tensors(description.inputs))
-    settings = Imported(reference, folder, inputs, description.measured, tuple(description.kernels), tuple(description.dropouts), facts)
+    settings = Imported(
+        reference,
+        folder,
+        inputs,
+        description.measured,
+        tuple(description.kernels),
+        tuple(description.dropouts),
+        facts,
+        tuple(description.parameters),
+        tuple(description.buffers),
+    )
     images = isinstance(data.features, ImageFeatures)
     return ImportedSpec(
         name=reference,
@@ -96,6 +113,7 @@ def _spec(reference: str, facts: Mapping[str, Any], folder: Path, description: D
         source=source_digest(description.sources),
         aliases=description.aliases,
         unsaved=tuple(description.unsaved),
+        framework=facts["framework"],
     )
 
 

@@ -1,6 +1,6 @@
 """References to models: classes and functions in files and modules, and configurations.
 
-``FILE.py:NAME``, ``package.module:NAME`` and ``torchvision:NAME`` are an nn.Module class, or a function that returns a module;
+``FILE.py:NAME``, ``package.module:NAME`` and ``torchvision:NAME`` are an nn.Module class, a Keras model, or a function that returns one;
 ``hf:CONFIG.json`` a configuration of transformers. ``?key=value&…`` sets constructor arguments or fields.
 """
 
@@ -10,6 +10,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Literal
 
@@ -49,6 +50,30 @@ class Reference:
         if self.kind == HF:
             return {Path(self.place).name: Path(self.place)}
         return local_sources(Path(self.place)) if self.kind == "file" else {}
+
+    def imports(self) -> frozenset[str]:
+        """Return the top-level packages that its sources import, as far as their text shows.
+
+        Raises UsageError for a file that is not Python. Nothing is imported.
+        """
+        sources = self.sources() if self.kind == "file" else _module_sources(self.place) if self.kind == "module" else {}
+        absolute = {module for path in sources.values() for module, level in _imported_modules(_tree(path)) if not level}
+        return frozenset(module.partition(".")[0] for module in (*absolute, self.package) if module)
+
+
+def _module_sources(place: str) -> dict[str, Path]:
+    """Return the file of an installed module and what it imports next to it, if found."""
+    top, *rest = place.split(".")
+    try:
+        spec = PathFinder.find_spec(top)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None:
+        return {}
+    folders = [Path(folder, *rest) for folder in spec.submodule_search_locations or ()]
+    candidates = [path for folder in folders for path in (folder.with_suffix(".py"), folder / "__init__.py")]
+    file = next((path for path in candidates if path.is_file()), None if rest else spec.origin and Path(spec.origin))
+    return local_sources(file) if file and file.suffix == ".py" else {}
 
 
 def read_reference(base: str) -> Reference:
@@ -92,21 +117,25 @@ def local_sources(path: Path) -> dict[str, Path]:
         if name in sources:
             continue
         sources[name] = file
-        try:
-            with file.open("rb") as opened:
-                text = opened.read(MAX_SOURCE_BYTES + 1)
-            if len(text) > MAX_SOURCE_BYTES:
-                raise UsageError(f"model: {str(file)!r} is larger than {MAX_SOURCE_BYTES >> 20} MiB; is it Python?")
-            tree = ast.parse(text)
-        except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise UsageError(f"model: {str(file)!r} cannot be read as Python: {error}.") from error
-        for module, level in _imported_modules(tree):
+        for module, level in _imported_modules(_tree(file)):
             folder = file.parents[level - 1] if level else path.parent
             parts = module.split(".") if module else []
             packages = [folder.joinpath(*parts[:depth], "__init__.py") for depth in range(1, len(parts) + 1)]
             modules = [*packages, folder.joinpath(*parts).with_suffix(".py")] if parts else []
             waiting += [source for source in modules if source.is_file() and source.is_relative_to(path.parent)]
     return sources
+
+
+def _tree(file: Path) -> ast.AST:
+    """Read a file of Python. Raises UsageError for anything else."""
+    try:
+        with file.open("rb") as opened:
+            text = opened.read(MAX_SOURCE_BYTES + 1)
+        if len(text) > MAX_SOURCE_BYTES:
+            raise UsageError(f"model: {str(file)!r} is larger than {MAX_SOURCE_BYTES >> 20} MiB; is it Python?")
+        return ast.parse(text)
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise UsageError(f"model: {str(file)!r} cannot be read as Python: {error}.") from error
 
 
 def _imported_modules(tree: ast.AST) -> Iterator[tuple[str, int]]:

@@ -24,7 +24,6 @@ from ...data.columns import LENGTHS, ColumnSpec
 MAX_SECONDS = 600.0  # for importing, building and exporting a model
 PIECE_BYTES, KEPT_PIECES = 1 << 14, 4  # of what the user's code prints
 MAX_ANSWER_BYTES = 1 << 16
-CHILD = "crosstrain.models.imported.torch.process"
 _ADVICE = "Keep what trains or prints under `if __name__ == '__main__':`"
 
 
@@ -53,10 +52,10 @@ class DataFacts(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct):
-    """A request to the process with torch.
+    """A request to the process with a model's framework.
 
     `arguments`: as typed. `outputs`: how many numbers are predicted for an example, 0 for a single one without a dimension of its own.
-    `seed`: for initial values.
+    `seed`: for initial values. `framework`: torch, or keras.
     """
 
     reference: str
@@ -66,12 +65,16 @@ class Request(msgspec.Struct):
     seed: int
     folder: str
     describe: bool
+    framework: str = "torch"
 
 
 def ask(request: Request) -> None:
-    """Have a process with torch write what is requested. Raises UsageError with its message."""
+    """Have a process with the framework write what is requested.
+
+    Raises UsageError with its message.
+    """
     Path(request.folder).mkdir(parents=True, exist_ok=True, mode=0o700)
-    ask_process(CHILD, msgspec.json.encode(request), f"importing {request.reference}")
+    ask_process(f"{__package__}.{request.framework}.process", msgspec.json.encode(request), f"importing {request.reference}")
 
 
 def ask_process(module: str, content: bytes, doing: str) -> None:

@@ -239,6 +239,8 @@ def compiled(run: Run) -> str:
 def method(run: Run) -> str | None:
     """Read how the backend carried the model out, and whether its cost is unknown."""
     how = run.summary.get("model_method")
+    if how not in (None, "native", "translated"):  # layers of its own, which cost frameworks unequal parts of a step
+        how = f"{how} on {run.summary['backend']}"
     is_known = how in (None, "native") or run.summary.get("adapter_cost") is not None
     return how if is_known else f"{how} (cost not measured)"
 

@@ -4,6 +4,7 @@ Standard input has a dataset and a reference a line. Results go to FOLDER, one f
 """
 
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -122,8 +123,7 @@ def tf_passes(spec, data):
 
 def answer_here(request):
     """Describe a model in this process, which has torch already."""
-    from crosstrain.models.imported.torch.process import answer
-
+    answer = import_module(f"crosstrain.models.imported.{request.framework}.process").answer
     Path(request.folder).mkdir(parents=True, exist_ok=True)
     if problem := answer(request):
         raise UsageError(problem)

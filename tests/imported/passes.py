@@ -6,6 +6,7 @@ References are read from standard input, one a line. Results go to FOLDER; one J
 
 import json
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -176,8 +177,7 @@ def computed(framework, reference):
 
 def describe_here(request):
     """Describe a model in this process, where a run starts a process for each."""
-    from crosstrain.models.imported.torch.process import answer
-
+    answer = import_module(f"crosstrain.models.imported.{request.framework}.process").answer
     Path(request.folder).mkdir(parents=True, exist_ok=True)
     if problem := answer(request):
         raise UsageError(problem)

@@ -322,12 +322,18 @@ def test_caveat_marks_run_in_any_comparison(key, changes, confounded):
 
 @pytest.mark.parametrize(
     ("method", "cost", "shown"),
-    [("translated", None, "translated (cost not measured)"), ("keras", 1.02, "keras"), ("native", None, "native"), (None, None, None)],
+    [
+        ("translated", None, "translated (cost not measured)"),
+        ("keras", 1.02, "keras on {backend}"),
+        ("native", None, "native"),
+        (None, None, None),
+    ],
 )
 def test_method_of_a_model_is_compared(method, cost, shown):
     carried_out = made("two", summary={"model_method": method, "adapter_cost": cost})
     comparison = compare_settings([made("one", summary={"model_method": "native"}), carried_out])
     values = {difference.key: difference.values for difference in comparison.independent}
+    shown = shown and shown.format(backend=carried_out.summary["backend"])
     assert values.get("model_method") == (("native", shown) if shown not in ("native", None) else None)
     assert (comparison.faults, comparison.marks(1)) == ([], set())
 

@@ -110,7 +110,7 @@ def test_runs_and_folders_complete_run_arguments(folder, command):
 
 
 def test_formats_of_every_backend_are_completed():
-    assert set(offered("export", "apple", "--format", "")) == {"safetensors", "torch", "savedmodel", "tf-checkpoint"}
+    assert set(offered("export", "apple", "--format", "")) == {"safetensors", "keras", "torch", "savedmodel", "tf-checkpoint"}
 
 
 def test_checkpoints_of_typed_run_are_completed(folder):

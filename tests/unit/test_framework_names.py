@@ -8,7 +8,7 @@ ALLOWED = {
     "core/plugins.py": "the rows of backends and of what downloads data: names, packages, how to install them",
     "core/suggestions.py": "what people call frameworks and their options when they mean ours",
     "checkpoint/initial_weights.py": "a file format of torch, and the process that reads it",
-    "core/job.py": "a help text: whose formulas the update rules are",
+    "core/job.py": "help texts: whose formulas the update rules are, and what a model may be",
     "data/sources/mnist.py": "a description that users read",
     "data/sources/cifar10.py": "a description that users read",
     "data/sources/svhn.py": "a description that users read",

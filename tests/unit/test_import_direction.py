@@ -13,7 +13,7 @@ import pytest
 
 from crosstrain.core.plugins import available
 
-FRAMEWORKS = {"tensorflow": "tf", "keras": "tf", "torch": "torch", "torchvision": "torch", "functorch": "torch", "ray": "ray"}
+FRAMEWORKS = {"tensorflow": "tf", "keras": "keras", "torch": "torch", "torchvision": "torch", "functorch": "torch", "ray": "ray"}
 
 OWN_PROCESS = {
     "data/sources/download.py": {"torchvision"},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from ...layers.tf import HeldParameters
 from ..description import EVALUATION, MASKED_RANKS, MIN_ROWS, TRAINING, Imported, is_length, read_constants
 from ..graph import CONSTANT, FORMAT, INFINITY, INPUT, ITEM, NODE, STATE, Graph, Node, read_graph
 from . import image_operations, indexing_operations, loss_operations, recurrent, signal_operations
+from .keras_passes import keras_pass, plain_keras
 from .operations import OPERATIONS, canonical, format_named
 
 _FILLED_BY_IMPORT = image_operations, indexing_operations, loss_operations, recurrent, signal_operations  # register their operations
@@ -42,10 +43,13 @@ def forward(parameters: Mapping[str, tf.Tensor], x: Any, context: ForwardContext
     columns = x if isinstance(x, Mapping) else {imported.inputs[0]: x}
     rows = tf.shape(columns[imported.inputs[0]])[0]
     inputs = [_with_blanks(name, columns[name], imported) for name in imported.inputs]
-    graph, constants = _graph(imported.folder, context.training), _constants(imported.folder)
-    execution = Execution(graph, context, rows)
-    result, updated = execution.run({**constants, **context.buffers}, parameters, inputs)
-    context.updated.update(updated)
+    if imported.is_keras:
+        result, values = keras_pass(imported, parameters, inputs, context, Draws(context, rows).dropout if context.training else None)
+    else:
+        graph, constants = _graph(imported.folder, context.training), _constants(imported.folder)
+        result, values = Execution(graph, context, rows).run({**constants, **context.buffers}, parameters, inputs)
+    buffers = context.buffers
+    context.updated.update({name: tf.where(rows > 0, tf.stop_gradient(value), buffers[name]) for name, value in values.items()})
     return tf.cast(result, tf.float32)[:rows] if result.dtype != tf.float64 else result[:rows]
 
 
@@ -59,6 +63,14 @@ def example_sums(outputs: tf.Tensor, target: Any, context: ForwardContext[tf.Ten
     if not context.settings.measured:
         return {}
     return {"correct": tf.argmax(outputs[:, 1:], axis=1, output_type=target.dtype) == target}
+
+
+def unadapted(imported: Imported) -> tuple[Callable[..., tf.Tensor], list[tf.Variable]] | None:
+    """Return the user's model by itself, and the variables that its training changes.
+
+    None for a translation, which has no other form.
+    """
+    return plain_keras(imported) if imported.is_keras else None
 
 
 def _with_blanks(name: str, value: tf.Tensor, imported: Imported) -> tf.Tensor:
@@ -100,27 +112,12 @@ class _Kernel:
         self.value = value
 
 
-class Execution:
-    """One pass over a graph, in ops."""
+class Draws:
+    """Random numbers of one training pass, by the number of the drawing operation."""
 
-    def __init__(self, graph: Graph, context: ForwardContext[tf.Tensor], rows: tf.Tensor) -> None:
-        self._graph, self._context, self._rows = graph, context, rows
+    def __init__(self, context: ForwardContext[tf.Tensor], rows: tf.Tensor) -> None:
+        self._context, self._rows = context, rows
         self._layer = 0
-        self.operation = ""
-        self.values: dict[str, Any] = {}  # results by node
-
-    @property
-    def training(self) -> bool:
-        """Whether the model trains."""
-        return self._context.training
-
-    def low(self, x: tf.Tensor) -> tf.Tensor:
-        """Cast an operand to the job's precision."""
-        return x if self._context.compute is None else tf.cast(x, self._context.compute)
-
-    def kernel(self, weight: Any) -> tf.Tensor:
-        """Return a convolution's weight as [h, w, in, out]."""
-        return self.low(weight.value if isinstance(weight, _Kernel) else tf.transpose(weight, [2, 3, 1, 0]))
 
     def dropout(self, x: tf.Tensor, rate: float) -> tf.Tensor:
         """Drop by the next dropout layer's number; an empty batch's blank examples keep all."""
@@ -145,6 +142,29 @@ class Execution:
         flat = tf.reshape(x, tf.stack([tf.maximum(self._rows, 1), -1]))
         return tf.reshape(self._context.dropout(flat, rate, layer), tf.shape(x))
 
+
+class Execution(Draws):
+    """One pass over a graph, in ops."""
+
+    def __init__(self, graph: Graph, context: ForwardContext[tf.Tensor], rows: tf.Tensor) -> None:
+        super().__init__(context, rows)
+        self._graph = graph
+        self.operation = ""
+        self.values: dict[str, Any] = {}  # results by node
+
+    @property
+    def training(self) -> bool:
+        """Whether the model trains."""
+        return self._context.training
+
+    def low(self, x: tf.Tensor) -> tf.Tensor:
+        """Cast an operand to the job's precision."""
+        return x if self._context.compute is None else tf.cast(x, self._context.compute)
+
+    def kernel(self, weight: Any) -> tf.Tensor:
+        """Return a convolution's weight as [h, w, in, out]."""
+        return self.low(weight.value if isinstance(weight, _Kernel) else tf.transpose(weight, [2, 3, 1, 0]))
+
     def run(
         self, state: Mapping[str, Any], parameters: Mapping[str, tf.Tensor], inputs: list[tf.Tensor]
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
@@ -162,8 +182,7 @@ class Execution:
                 values[node.name] = _decoded(node.arguments["of"], values)[node.arguments["position"]]
             else:
                 values[node.name] = self._carried_out(node, values)
-        results = {name: canonical(values[result]) for name, result in self._graph.updated.items() if name in self._context.buffers}
-        updated = {name: tf.where(self._rows > 0, tf.stop_gradient(value), self._context.buffers[name]) for name, value in results.items()}
+        updated = {name: canonical(values[result]) for name, result in self._graph.updated.items() if name in self._context.buffers}
         return canonical(values[self._graph.result]), updated
 
     def _state(self, name: str, state: Mapping[str, Any], parameters: Mapping[str, tf.Tensor]) -> Any:

@@ -17,6 +17,7 @@ from ...base import ForwardContext
 from ..description import MASKED_RANKS, MIN_ROWS, Imported, is_length
 from ..reference import read_reference
 from .calls import Call
+from .keras_passes import keras_pass, plain_keras
 from .modules import built, carried, trained
 from .recurrent import drop_between_layers
 
@@ -31,14 +32,19 @@ def forward(parameters: Mapping[str, torch.Tensor], x: Any, context: ForwardCont
     imported: Imported = context.settings
     columns = x if isinstance(x, Mapping) else {imported.inputs[0]: x}
     inputs = [columns[name] for name in imported.inputs]
-    bound = _bound(imported)
     rows = len(inputs[0])
     inputs = [_with_blanks(name, value, imported) for name, value in zip(imported.inputs, inputs, strict=True)]
-    bound.bind(parameters, context)
-    with drawn_by(context, imported, rows):
-        result = bound.call(*inputs)
-    if context.training and rows:
-        context.updated.update(bound.buffers())
+    if imported.is_keras:
+        drop = Draws(context, imported, rows).dropped if context.training else None
+        result, updated = keras_pass(imported, parameters, inputs, context, drop)
+    else:
+        bound = _bound(imported)
+        bound.bind(parameters, context)
+        with drawn_by(context, imported, rows):
+            result = bound.call(*inputs)
+        updated = bound.buffers() if context.training else {}
+    if rows:
+        context.updated.update(updated)
     return result if rows else result[:0]
 
 
@@ -135,8 +141,10 @@ def _built(imported: Imported) -> Call:
     return Call(module, facts["data"], imported.reference, measured=imported.measured)
 
 
-def unadapted(imported: Imported) -> tuple[Call, list[torch.Tensor]]:
-    """Return the user's module by itself, and the tensors that its training changes."""
+def unadapted(imported: Imported) -> tuple[Callable[..., torch.Tensor], list[torch.Tensor]]:
+    """Return the user's model by itself, and the tensors that its training changes."""
+    if imported.is_keras:
+        return plain_keras(imported)
     call = _built(imported)
     return call, list(trained(call.module).values())
 

@@ -26,8 +26,10 @@ def built(reference: Reference, arguments: Mapping[str, str], data: DataFacts, o
         values = constructor_arguments(reference, build, arguments, facts)
     torch.manual_seed(seed)
     module = constructed(reference, build, values)
-    if not isinstance(module, torch.nn.Module):
-        raise UsageError(f"model: {reference.text} returned {type(module).__name__}, not an nn.Module.")
+    is_keras = any(part.__module__.partition(".")[0] == "keras" for part in type(module).__mro__)
+    if is_keras or not isinstance(module, torch.nn.Module):  # on torch, Keras's layers are modules too
+        advice = " Keep a Keras model in a file that does not import torch." if is_keras else ""
+        raise UsageError(f"model: {reference.text} returned {type(module).__name__}, not an nn.Module.{advice}")
     return module
 
 

@@ -6,6 +6,7 @@ and prints null, or the problem, as JSON.
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -35,6 +36,7 @@ from .refusals import refuse_counters, refusing_draws
 
 def main() -> None:
     """Answer one request."""
+    os.environ["KERAS_BACKEND"] = "torch"  # where the user's file imports Keras, which would import TensorFlow
     answer_request(lambda content: answer(msgspec.json.decode(content, type=Request)))
 
 

@@ -1,4 +1,4 @@
-"""A pass over an exported graph on torch, in float64, to check translations by.
+"""A float64 pass over a graph, or of a Keras model, on torch, to check frameworks by.
 
 Training on torch carries out the user's module itself.
 """
@@ -16,24 +16,37 @@ from torch.nn import functional
 
 from ...base import ForwardContext
 from ..description import EVALUATION, TRAINING, Imported, read_constants
-from ..graph import CONSTANT, FORMAT, INFINITY, INPUT, ITEM, NODE, STATE, Node, read_graph
-from .forward import drawn_by
+from ..graph import CONSTANT, FORMAT, INFINITY, INPUT, ITEM, NODE, STATE, Node, Traced, read_graph, traced
+from ..keras.float64 import traced_layers
+from .forward import Draws, drawn_by
+from .keras_passes import keras_pass
 
 Function = Callable[..., Any]
 _CHECKS = ("aten._assert_tensor_metadata.default", "aten._assert_scalar.default", "aten.sym_constrain_range_for_size.default")
 
 
-def graph_pass(
+def float64_pass(
     parameters: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor], context: ForwardContext[torch.Tensor]
-) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Return the graph's result and those of its nodes by name; all floats are float64."""
+) -> tuple[torch.Tensor, list[Traced]]:
+    """Return the result, and those of a graph's nodes or Keras's layers, in float64."""
     imported: Imported = context.settings
+    with _default_float64():
+        if imported.is_keras:
+            drop = Draws(context, imported, len(inputs[0])).dropped if context.training else None
+            with traced_layers("torch") as results:
+                return keras_pass(imported, parameters, inputs, context, drop, "float64")[0], results
+        return _graph_pass(imported, parameters, inputs, context)
+
+
+def _graph_pass(
+    imported: Imported, parameters: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor], context: ForwardContext[torch.Tensor]
+) -> tuple[torch.Tensor, list[Traced]]:
     graph = read_graph(imported.folder / (TRAINING if context.training else EVALUATION))
     constants = {name: torch.from_numpy(value) for name, value in read_constants(imported.folder).items()}
     state = {**constants, **context.buffers, **parameters}
     values: dict[str, Any] = {}
     waiting = iter(inputs)
-    with _default_float64(), drawn_by(context, imported, len(inputs[0])):
+    with drawn_by(context, imported, len(inputs[0])):
         for node in graph.nodes:
             if node.operation == STATE:
                 values[node.name] = state[node.arguments["name"]]
@@ -45,7 +58,7 @@ def graph_pass(
                 values[node.name] = _decoded(node.arguments["of"], values)[node.arguments["position"]]
             else:
                 values[node.name] = _noted(node, values)
-    return values[graph.result], values
+    return values[graph.result], traced(graph, values)
 
 
 @contextmanager

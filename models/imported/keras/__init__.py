@@ -1,0 +1,1 @@
+"""Keras 3 models on both frameworks: the user's layers, with a run's parameters and buffers."""

@@ -1,0 +1,49 @@
+"""What layers compute in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ..graph import Traced
+from .library import keras_on, using_floats
+
+
+@contextmanager
+def traced_layers(framework: str) -> Iterator[list[Traced]]:
+    """Within the block, compute in float64, and collect results of layers as they end.
+
+    A recurrent layer's own layers are left out, as frameworks do not call them equally often.
+    """
+    keras = keras_on(framework)
+    from keras.src import backend
+    from keras.src.backend.common import dtypes
+
+    layer, results = keras.layers.Layer, []
+    original, recurrent = layer.__call__, [0]
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        repeats = isinstance(self, keras.layers.RNN)
+        recurrent[0] += repeats
+        try:
+            result = original(self, *args, **kwargs)
+        finally:
+            recurrent[0] -= repeats
+        if not recurrent[0]:
+            results.append(Traced(type(self).__name__, self.path or self.name, "", result))
+        return result
+
+    narrow = dtypes.result_type
+
+    def wide(*formats: Any) -> str:
+        """Return the format of a result, which Keras takes to be float32 for float64 and float32."""
+        is_wide = any("float64" in str(getattr(part, "dtype", part)) for part in formats)
+        return "float64" if is_wide else str(narrow(*formats))
+
+    layer.__call__, backend.result_type, dtypes.result_type = call, wide, wide
+    try:
+        with using_floats(keras, "float64"):
+            yield results
+    finally:
+        layer.__call__, backend.result_type, dtypes.result_type = original, narrow, narrow

@@ -1,0 +1,54 @@
+"""Passes of Keras models on torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from ...base import ForwardContext
+from ..description import Imported
+from ..keras.library import Drop
+from ..keras.passes import bound, on_its_own
+
+
+def keras_pass(
+    imported: Imported,
+    parameters: Mapping[str, torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    context: ForwardContext[torch.Tensor],
+    drop: Drop | None,
+    floats: str = "float32",
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Return the result for a batch, and new values of buffers; see `Bound`.
+
+    `floats`: the format of the tensors.
+    """
+    model = bound(imported, "torch", floats)
+    with model.keras.device(str(inputs[0].device)):
+        result, updated = model(parameters, context.buffers, inputs, drop, training=context.training)
+    return result, {name: value.detach() for name, value in updated.items()}
+
+
+def plain_keras(imported: Imported) -> tuple[Callable[..., torch.Tensor], list[torch.Tensor]]:
+    """Return the user's model as Keras trains it, and the tensors that its training changes."""
+    call = on_its_own(imported, "torch")
+
+    def train(*inputs: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = call(*inputs, training=True)
+        return result
+
+    return train, [weight.value for weight in call.model.trainable_weights]
+
+
+def without_gradient(compute: Callable[[], torch.Tensor], values: Sequence[torch.Tensor]) -> list[bool]:
+    """Return of each value whether the sum of a result does not depend on it."""
+    return [gradient is None for gradient in torch.autograd.grad(compute().sum(), values, allow_unused=True)]
+
+
+def multiply_adds(compute: Callable[[], torch.Tensor]) -> int:
+    """Return the multiply-adds of a computation, as torch counts them."""
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        compute()
+    return int(counter.get_total_flops() // 2)

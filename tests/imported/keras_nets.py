@@ -1,0 +1,126 @@
+"""Keras models as people write them, for `test_imported_keras`."""
+
+import keras
+from keras import layers
+
+
+def convolutional(input_shape, classes):
+    """Batch normalisation, a shortcut, several convolutions, dropout of elements and channels."""
+    inputs = keras.Input(input_shape)
+    x = layers.Conv2D(8, 3, padding="same", use_bias=False)(inputs)
+    x = layers.Activation("silu")(layers.BatchNormalization()(x))
+    x = layers.SpatialDropout2D(0.2)(x)
+    y = layers.DepthwiseConv2D(3, padding="same")(x)
+    y = layers.Conv2DTranspose(8, 3, padding="same", activation="gelu")(y)
+    x = layers.AveragePooling2D(2)(layers.LayerNormalization()(layers.Add()([x, y])))
+    x = layers.Dropout(0.3)(layers.GlobalAveragePooling2D()(x))
+    return keras.Model(inputs, layers.Dense(classes, activation="softmax")(x))
+
+
+@keras.saving.register_keras_serializable()
+class Subclassed(keras.Model):
+    """Layers without an input shape, a frozen one, and a flag for training."""
+
+    def __init__(self, num_classes, width=12, **kwargs):
+        super().__init__(**kwargs)
+        self.fixed = layers.Dense(width, trainable=False, kernel_initializer="orthogonal")
+        self.norm = layers.BatchNormalization()
+        self.drop = layers.Dropout(0.25)
+        self.head = layers.Dense(num_classes, kernel_initializer=keras.initializers.TruncatedNormal(stddev=0.1, seed=3))
+
+    def call(self, x, training=False):
+        x = keras.ops.mean(self.fixed(x), axis=(1, 2))
+        return self.head(self.drop(self.norm(x, training=training), training=training))
+
+
+def sequences(vocabulary_size, classes, width=16):
+    """Masked tokens through recurrent layers, which drop inputs and states."""
+    inputs = keras.Input((None,), dtype="int32")
+    x = layers.Embedding(vocabulary_size, width, mask_zero=True)(inputs)
+    x = layers.Bidirectional(layers.LSTM(width, return_sequences=True, dropout=0.1))(x)
+    x = layers.GRU(width, recurrent_dropout=0.1)(x)
+    return keras.Model(inputs, layers.Dense(classes)(x))
+
+
+def attentive(vocabulary_size, classes, width=16):
+    """Attention with a mask of its own."""
+    inputs = keras.Input((None,), dtype="int32")
+    x = layers.Embedding(vocabulary_size, width)(inputs)
+    inside = keras.ops.not_equal(inputs, 0)[:, None, :]
+    x = layers.LayerNormalization()(x + layers.MultiHeadAttention(4, width // 4, dropout=0.1)(x, x, attention_mask=inside))
+    x = layers.Dense(width)(layers.Dense(2 * width, activation="gelu")(x))
+    return keras.Model(inputs, layers.Dense(classes)(layers.GlobalMaxPooling1D()(x)))
+
+
+def mixed(num_classes):
+    """Two inputs by the names of their columns."""
+    x, y = keras.Input((1,), name="x"), keras.Input((1,), name="y")
+    z = layers.Concatenate()([layers.Dense(8, activation="tanh")(y), layers.Dense(8)(x)])
+    return keras.Model({"y": y, "x": x}, layers.Dense(num_classes)(layers.Dropout(0.2)(z)))
+
+
+def joined(num_features, classes):
+    """All numbers of a table side by side."""
+    return keras.Sequential([keras.Input((num_features,)), layers.Dense(8, activation="relu"), layers.Dense(classes)])
+
+
+ready = keras.Sequential([keras.Input((18, 18, 3)), layers.Flatten(), layers.Dense(9, activation="relu"), layers.Dense(5)])
+
+
+def regularized(classes):
+    return keras.Sequential([layers.Flatten(), layers.Dense(classes, kernel_regularizer="l2")])
+
+
+def noisy(classes):
+    return keras.Sequential([layers.Flatten(), layers.GaussianNoise(0.1), layers.Dense(classes)])
+
+
+def probable(classes):
+    return keras.Sequential([layers.Flatten(), layers.Dense(classes), layers.Softmax()])
+
+
+def half(classes):
+    return keras.Sequential([layers.Flatten(), layers.Dense(classes, dtype="mixed_bfloat16")])
+
+
+def frozen(classes):
+    model = keras.Sequential([layers.Flatten(), layers.Dense(classes)])
+    model.trainable = False
+    return model
+
+
+def unused(classes):
+    inputs = keras.Input((18, 18, 3))
+    flat = layers.Flatten()(inputs)
+    return keras.Model(inputs, [layers.Dense(classes)(flat), layers.Dense(2)(flat)])
+
+
+def wrong(classes):
+    return keras.Sequential([layers.Flatten(), layers.Dense(classes + 1)])
+
+
+def numbers(classes):
+    return [classes]
+
+
+class Counting(keras.Model):
+    """Counts its steps in a whole number."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.head = layers.Dense(classes)
+        self.steps = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False, name="steps")
+
+    def call(self, x, training=False):
+        if training:
+            self.steps.assign(self.steps + 1)
+        return self.head(keras.ops.mean(x, axis=(1, 2)))
+
+
+class Probabilities(keras.Model):
+    def __init__(self, classes):
+        super().__init__()
+        self.head = layers.Dense(classes)
+
+    def call(self, x):
+        return keras.ops.softmax(self.head(keras.ops.mean(x, axis=(1, 2))))
