@@ -26,7 +26,7 @@ from ..base import Array, Method, ModelSpec
 from .reference import Reference
 from .requests import Request, ask
 
-VERSION = 5  # of the files below
+VERSION = 6  # of the files below
 DESCRIPTION, TRAINING, EVALUATION, CONSTANTS = "description.json", "training.json", "evaluation.json", "constants.npz"
 OWN_LOSS = "own_losses"  # function of the forward modules
 MIN_ROWS = 2  # of blank examples for an empty batch: batch statistics of a single row can be undefined

@@ -24,8 +24,8 @@ class Node(msgspec.Struct, omit_defaults=True):
     """One operation, or a value that enters the graph.
 
     `arguments` are JSON values; ``{"node": name}`` is an earlier result, ``{"format": "float32"}`` a number format, ``{"infinity": -1}``
-    an infinity. `shape` has None for a size that varies, and is None if the result is no tensor. `line`: in the user's source. `layer`: the
-    path of the module that it belongs to.
+    an infinity, and of 0 no number. `shape` has None for a size that varies, and is None if the result is no tensor. `line`: in the user's
+    source. `layer`: the path of the module that it belongs to.
     """
 
     name: str

@@ -97,6 +97,7 @@ def runs(environment, tmp_path_factory):
     return {backend: run_job(out, backend=backend, model=SMALL, nodes=2, environment=environment, **STEPS) for backend in ("torch", "tf")}
 
 
+@pytest.mark.thorough
 def test_runs_of_a_keras_model_agree(runs):
     assert relative_difference(runs["tf"].losses, runs["torch"].losses) <= 1e-4
     assert len(set(runs["torch"].losses)) == STEPS["steps"]
@@ -230,6 +231,7 @@ def test_initial_values_do_not_depend_on_the_framework(environment, tmp_path):
     assert descriptions[0] == descriptions[1]
 
 
+@pytest.mark.thorough
 def test_source_that_imports_tensorflow_trains_there_alone(environment, tmp_path):
     (tmp_path / "own.py").write_text(
         NET.read_text().replace(

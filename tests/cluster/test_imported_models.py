@@ -21,7 +21,7 @@ pytestmark = pytest.mark.cluster
 FOLDER = Path(__file__).parent.parent / "imported"
 NETS = FOLDER / "nets.py"
 NET = Path(__file__).parents[2] / "examples/own_torch/net.py"
-TRANSLATED = ("Recurrent", "Attentive", "Convolutional")
+TRANSLATED = ("Recurrent", "Attentive", "Convolutional", "Quantised")
 DRAWN = [f"module {seed}" for seed in (1, 2, 3, 4, 5, 7, 8, 9, 11, 13)]  # `make translations` runs all 200
 REFERENCES = {name: f"{NETS}:{name}" for name in (*TRANSLATED, "Eigen")} | {name: MODULES[name] for name in DRAWN}
 SMALL_STEPS = {"data": "glyphs", "global_batch_size": 12, "steps": 8, "lr": 0.001, "deterministic": True, "eval_every": "end"}
@@ -273,6 +273,7 @@ def test_unusable_module_is_explained_in_a_sentence(problems, name):
     ("name", "problem"),
     [
         ("Branching", "depends on the values of a tensor"),
+        ("Rounding", "the backward of Rounded, a torch.autograd.Function, is left out of exports ("),
         pytest.param("FixedBatch", "Use x.shape[0] instead of len(x)", marks=pytest.mark.thorough),
     ],
 )

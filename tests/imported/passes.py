@@ -140,7 +140,9 @@ def trained(passes, parameters, buffers, x):
 
 
 def moved(values, random):
-    return {name: np.asarray(value * (1 + SHIFT * random.standard_normal(value.shape)), np.float32) for name, value in values.items()}
+    """Move values by `SHIFT`, but not whole numbers, on which modules may decide."""
+    by = {name: np.where(value == np.round(value), 0.0, SHIFT * random.standard_normal(value.shape)) for name, value in values.items()}
+    return {name: np.asarray(value * (1 + by[name]), np.float32) for name, value in values.items()}
 
 
 def shifts(passes, parameters, buffers, computed):

@@ -20,7 +20,15 @@ PASSES = FOLDER.parent / "imported" / "passes.py"
 PASSES_SECONDS = 900.0
 STEPS, FIRST = 20, 5
 FIRST_LOSSES, LOSSES = 1e-4, 1e-3  # relative
-JOB = {"data": "glyphs", "global_batch_size": 16, "steps": STEPS, "lr": 0.001, "deterministic": True, "eval_every": "end"}
+JOB = {
+    "data": "glyphs",
+    "global_batch_size": 16,
+    "steps": STEPS,
+    "lr": 0.001,
+    "deterministic": True,
+    "eval_every": "end",
+    "start_timeout": 300,
+}
 
 
 def computed(framework: str, references: Sequence[str], folder: Path) -> list[dict[str, Any]]:

@@ -871,7 +871,10 @@ def _flip(run: Pass, self: Any, dims: Sequence[int]) -> tf.Tensor:
 
 @operation("aten.roll.default")
 def _roll(run: Pass, self: Any, shifts: Sequence[int], dims: Sequence[int] = ()) -> tf.Tensor:
-    return tf.roll(canonical(self), list(shifts), list(dims))
+    x = canonical(self)
+    if dims:
+        return tf.roll(x, list(shifts), list(dims))
+    return tf.reshape(tf.roll(tf.reshape(x, [-1]), list(shifts), [0]), tf.shape(x))  # all elements in a row
 
 
 @operation("aten.constant_pad_nd.default", "aten.pad.default")

@@ -5,9 +5,12 @@ https://docs.pytorch.org/docs/stable/export.html
 
 from __future__ import annotations
 
+import math
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -83,9 +86,10 @@ def exported_graph(
     batch = Dim("batch", min=2, max=MAX_BATCH)
     sizes = tuple({0: batch, 1: Dim.DYNAMIC} if position in lengths else {0: batch} for position in range(len(inputs)))
     module.train(training)
-    with as_operations(module):
+    with as_operations(module), _exportable():
         try:
             program = export(_Called(module, call or module), tuple(inputs), dynamic_shapes=(sizes,), strict=False)
+            _detach_without_grad(program.graph_module)
             program = program.run_decompositions(dict(_decompositions()))
         except UsageError:
             raise
@@ -93,6 +97,43 @@ def exported_graph(
             raise UsageError(f"model: {_export_problem(error)}") from error
     constants = {name.removeprefix(_PREFIX): value for name, value in program.constants.items()}
     return Exported(_graph(program), _batch_axes(program) if training else [], constants)
+
+
+@contextmanager
+def _exportable() -> Iterator[None]:
+    """Within the block, a backward of the user's own is refused, which exports leave out.
+
+    And distances are computed in one way, where torch chooses by the number of rows.
+    """
+    distances, apply = torch.cdist, torch.autograd.Function.apply
+
+    def cdist(x1: torch.Tensor, x2: torch.Tensor, p: float = 2.0, compute_mode: str | None = None) -> torch.Tensor:
+        return distances(x1, x2, p, "donot_use_mm_for_euclid_dist")
+
+    def refuse(function: type, *args: Any, **kwargs: Any) -> Any:
+        place = user_place("".join(traceback.format_stack()))
+        raise UsageError(
+            f"model: it cannot be translated: the backward of {function.__name__}, a torch.autograd.Function, is left out of exports"
+            f" ({place})."
+        )
+
+    torch.cdist, torch.autograd.Function.apply = cdist, classmethod(refuse)
+    try:
+        yield
+    finally:
+        torch.cdist, torch.autograd.Function.apply = distances, apply
+
+
+def _detach_without_grad(module: torch.fx.GraphModule) -> None:
+    """Detach what ``torch.no_grad`` blocks compute, which decompositions make part of the rest."""
+    for inner in (part for part in module.modules() if isinstance(part, torch.fx.GraphModule)):
+        for block in inner.graph.find_nodes(op="call_function", target=torch.ops.higher_order.wrap_with_set_grad_enabled):
+            for result in [] if block.args[0] else [node for node in block.users if node.target is operator.getitem]:
+                with inner.graph.inserting_after(result):
+                    detached = inner.graph.call_function(torch.ops.aten.detach.default, (result,))
+                detached.meta = dict(result.meta)
+                result.replace_all_uses_with(detached, lambda node, detached=detached: node is not detached and node.op != "output")
+        inner.recompile()
 
 
 @lru_cache(maxsize=1)
@@ -232,8 +273,8 @@ def _encoded(value: Any) -> Any:
         return {FORMAT: _FORMATS[value]}
     if isinstance(value, torch.device | torch.layout | torch.memory_format):
         return None
-    if isinstance(value, float) and value in (float("inf"), float("-inf")):
-        return {INFINITY: 1 if value > 0 else -1}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {INFINITY: 0 if math.isnan(value) else math.copysign(1, value)}
     if value is None or isinstance(value, int | float | bool | str):
         return value
     raise UsageError(f"model: it cannot be translated: an operation has an argument of type {type(value).__name__}.")
