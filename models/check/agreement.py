@@ -20,14 +20,16 @@ from ..base import Method, ModelSpec
 from ..imported.description import EVALUATION, TRAINING, ImportedSpec
 from ..imported.graph import STATE, nodes_in, read_graph
 from ..imported.requests import ask_processes
-from .passes import EVALUATED, GRADIENT, IN_GRAPH, TRAINED, Array, Outcome, Request
+from .passes import EVALUATED, GRADIENT, IN_GRAPH, IN_MODULE, TRAINED, Array, Outcome, Request
 
 GRAPH_TOLERANCE = 1e-8  # in float64, where rounding has a share of 1e-16
+EXPORT_TOLERANCE = 1e-5  # of a module in float64, parts of which may stay float32
 RESULT_TOLERANCE = 1e-4  # in float32, as in `conformance`
 HARMLESS = 1e-6  # a difference that training in float32 does not notice
 GRADIENT_TOLERANCE = 1e-2  # in float32: rounding may cross a ReLU's kink
 MIN_NORM = 1e-3  # of a node's result; smaller ones are rounding alone
 KEPT, MAX_KEPT_BYTES = "checked.json", 1 << 16
+EXPORT = "its export"  # in a difference from a module
 _NAMES = {TRAINED: "results in training", EVALUATED: "results in evaluation", GRADIENT: "gradients"}
 
 
@@ -122,9 +124,9 @@ def compare(model: str, data: str, data_dir: Path | None, spec: ModelSpec, backe
         outcomes = {backend: _outcome(folder, backend) for backend in sound}
         arrays = {backend: _arrays(folder, backend) for backend in sound}
         frameworks = tuple(_on_framework(spec, backend, problems, outcomes) for backend in backends)
-        differences = [
-            difference for second in sound[1:] for difference in _differences(sound[0], second, arrays[sound[0]], arrays[second])
-        ]
+        differences = [difference for backend in sound for difference in _export_differences(backend, arrays[backend])]
+        for second in sound[1:]:
+            differences += _differences(sound[0], second, arrays[sound[0]], arrays[second])
         differing = [difference for difference in differences if not difference.agrees]
         worst = next((difference for difference in differing if difference.relative > HARMLESS), next(iter(differing), None))
         begins = None if worst is None else _place(worst, request, spec, arrays)
@@ -160,9 +162,26 @@ def _differences(first: str, second: str, expected: Mapping[str, Array], actual:
     for prefix, precision in ((IN_GRAPH, "float64"), ("", "float32")) if in_graph else (("", "float32"),):
         for name, text in _NAMES.items():
             tolerance = GRAPH_TOLERANCE if prefix else GRADIENT_TOLERANCE if name == GRADIENT else RESULT_TOLERANCE
-            pairs = [(expected[key], actual.get(key)) for key in expected if key.startswith(prefix + name)]
-            differences.append(Difference(text, precision, first, second, _relative(pairs), tolerance))
+            differences.append(Difference(text, precision, first, second, _relative(_pairs(prefix + name, expected, actual)), tolerance))
     return differences
+
+
+def _export_differences(backend: str, arrays: Mapping[str, Array]) -> list[Difference]:
+    """Compare a module with its graph, on the module's framework in float64."""
+    module, graph = _with_prefix(IN_MODULE, arrays), _with_prefix(IN_GRAPH, arrays)
+    return [
+        Difference(text, "float64", backend, EXPORT, _relative(_pairs(name, module, graph)), EXPORT_TOLERANCE)
+        for name, text in _NAMES.items()
+        if module
+    ]
+
+
+def _with_prefix(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
+
+
+def _pairs(prefix: str, expected: Mapping[str, Array], actual: Mapping[str, Array]) -> list[tuple[Array, Array | None]]:
+    return [(value, actual.get(name)) for name, value in expected.items() if name.startswith(prefix)]
 
 
 def _relative(pairs: Sequence[tuple[Array, Array | None]]) -> float:
@@ -181,6 +200,10 @@ def _relative(pairs: Sequence[tuple[Array, Array | None]]) -> float:
 
 def _place(worst: Difference, request: Request, spec: ModelSpec, arrays: Mapping[str, Mapping[str, Array]]) -> Place | None:
     """Return where a difference begins, as far as it can be found."""
+    if worst.second == EXPORT:
+        module, graph = _with_prefix(IN_MODULE, arrays[worst.first]), _with_prefix(IN_GRAPH, arrays[worst.first])
+        place = _place_of_gradients(worst, "", spec, module, graph) if worst.what == _NAMES[GRADIENT] else None
+        return place or Place("", "", f"the export, which is not what {worst.first} computes")
     prefix = IN_GRAPH if worst.precision == "float64" else ""
     expected, actual = arrays[worst.first], arrays[worst.second]
     if worst.what == _NAMES[GRADIENT]:
@@ -319,7 +342,11 @@ def _refusal(agreement: Agreement) -> str | None:
     if worst is None:
         return None
     begins = "" if agreement.begins is None else f" It begins at {agreement.begins.text}."
+    differs = (
+        f"the export of {agreement.model} differs from it on {worst.first}"
+        if worst.second == EXPORT
+        else f"{agreement.model} on {worst.second} differs from that on {worst.first}"
+    )
     return (
-        f"model: {agreement.model} on {worst.second} differs from that on {worst.first}: {worst.what} by {worst.relative:.1e} of the norm,"
-        f" in {worst.precision}.{begins} Choose --backend {worst.first}."
+        f"model: {differs}: {worst.what} by {worst.relative:.1e} of the norm, in {worst.precision}.{begins} Choose --backend {worst.first}."
     )

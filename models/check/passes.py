@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -37,7 +38,7 @@ MAX_TIMED_SECONDS, MIN_TIMED, MAX_TIMED = 2.0, 3, 50  # of timed pairs of steps
 MOVED = 0.1  # deviation of the noise on initial values, many of which start as zeros or ones
 NOISE = 0.01  # deviation of that on inputs: where values are equal, the gradient of a maximum is not unique
 RATE = 1e-6  # of the updates of timed steps
-EVALUATED, TRAINED, GRADIENT, IN_GRAPH = "evaluated", "trained", "gradient/", "graph/"  # names and prefixes of arrays
+EVALUATED, TRAINED, GRADIENT, IN_GRAPH, IN_MODULE = "evaluated", "trained", "gradient/", "graph/", "module/"  # names of arrays, prefixes
 
 Array = NDArray[Any]
 Compute = Callable[[Mapping[str, Any]], Any]  # of parameters
@@ -71,8 +72,8 @@ class Step(msgspec.Struct):
 class Outcome(msgspec.Struct):
     """The results that are no arrays.
 
-    `graph_problem`: why there are none in float64, though there is a graph. `step_seconds`: of a training step; `plain_seconds`: of one of
-    the user's module without our adapter, None if there is none.
+    `graph_problem`: why there are none in float64, of the graph or of the module by itself, though there is a graph. `step_seconds`: of a
+    training step; `plain_seconds`: of one of the user's module without our adapter, None if there is none.
     """
 
     graph_problem: str | None = None
@@ -103,6 +104,9 @@ class Framework(Protocol):
 
     def variables(self, spec: ModelSpec, module: Any, values: Mapping[str, Array]) -> tuple[Mapping[str, Any], Sequence[Any]]:
         """Return trained parameters as backends hold them, by name and in order."""
+
+    def in_float64(self) -> AbstractContextManager[None]:
+        """Return a context in which modules make their constants float64."""
 
     def as_in_training(self, compute: Compute) -> Compute:
         """Return a function of parameters as training carries it out, such as traced."""
@@ -160,6 +164,8 @@ def _write(framework: Framework, request: Request) -> None:
         if has_float64(spec):
             try:
                 results |= {IN_GRAPH + name: value for name, value in passes.in_graph().items()}
+                if spec.settings.has_graph and spec.method(framework.name) == "native":
+                    results |= {IN_MODULE + name: value for name, value in passes.in_module().items()}
             except Exception as error:  # noqa: BLE001 -- of an operation without a kernel for float64
                 outcome.graph_problem = _described(error)
         np.savez(Path(request.folder, f"{framework.name}.npz"), **cast(dict[str, Any], results))
@@ -196,6 +202,14 @@ class _Passes:
             return self._module.forward(parameters, x, context)
 
         return self._results(forward, count, np.float32, self._framework.as_in_training)
+
+    def in_module(self) -> dict[str, Array]:
+        """Return results and gradients of the user's module, float64."""
+        x, count = self._inputs(EXAMPLES, lambda array: self._framework.tensor(_widened(array)))
+        with self._framework.in_float64():
+            return self._results(
+                lambda parameters, context: self._module.forward(parameters, x, context), count, np.float64, lambda same: same
+            )
 
     def in_graph(self) -> dict[str, Array]:
         """Return results and gradients in float64, of the graph if there is one."""

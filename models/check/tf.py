@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,10 @@ class TensorFlow:
         layouts = module.storage_layouts(spec) if hasattr(module, "storage_layouts") else {}
         held = {name: tf.Variable(layouts[name].to_storage(value) if name in layouts else value) for name, value in values.items()}
         return HeldParameters(spec, layouts, held), list(held.values())
+
+    def in_float64(self) -> AbstractContextManager[None]:
+        """Return a context without effect: no module of a user is TensorFlow's own."""
+        return nullcontext()
 
     def as_in_training(self, compute: Compute) -> Compute:
         """Return a function of parameters as training carries it out, which is traced."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,12 @@ class Torch:
         """Return trained parameters as backends hold them, by name and in order."""
         leaves = {name: torch.nn.Parameter(torch.from_numpy(value.copy())) for name, value in values.items()}
         return leaves, list(leaves.values())
+
+    def in_float64(self) -> AbstractContextManager[None]:
+        """Return a context in which modules make their constants float64."""
+        from ..imported.torch.float64_pass import default_float64
+
+        return default_float64()
 
     def as_in_training(self, compute: Compute) -> Compute:
         """Return a function of parameters as training carries it out, which is as it is."""

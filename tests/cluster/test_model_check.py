@@ -153,9 +153,8 @@ def test_gradient_that_an_export_loses_is_found(tmp_path):
     (tmp_path / "net.py").write_text(HOOKED)
     code, document = checked(f"{tmp_path}/net.py:Net")
     assert code == 1
-    assert [difference["what"] for difference in document["differences"] if difference["relative"] > difference["tolerance"]] == [
-        "gradients"
-    ]
+    wrong = [difference for difference in document["differences"] if difference["relative"] > difference["tolerance"]]
+    assert [(difference["what"], difference["second"]) for difference in wrong] == [("gradients", "its export"), ("gradients", "tf")]
     assert document["begins"]["layer"] == "conv"
 
 

@@ -30,7 +30,7 @@ def float64_pass(
 ) -> tuple[torch.Tensor, list[Traced]]:
     """Return the result, and those of a graph's nodes or Keras's layers, in float64."""
     imported: Imported = context.settings
-    with _default_float64():
+    with default_float64():
         if imported.is_keras:
             drop = Draws(context, imported, len(inputs[0])).dropped if context.training else None
             with traced_layers("torch") as results:
@@ -62,7 +62,8 @@ def _graph_pass(
 
 
 @contextmanager
-def _default_float64() -> Iterator[None]:
+def default_float64() -> Iterator[None]:
+    """Within the block, new tensors of floats are float64."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
