@@ -20,7 +20,7 @@ from ..base import Method, ModelSpec
 from ..imported.description import EVALUATION, TRAINING, ImportedSpec
 from ..imported.graph import STATE, nodes_in, read_graph
 from ..imported.requests import ask_processes
-from .passes import EVALUATED, GRADIENT, IN_GRAPH, IN_MODULE, TRAINED, Array, Outcome, Request
+from .passes import EVALUATED, GRADIENT, IN_GRAPH, IN_MODULE, TRAINED, UPDATED, Array, Outcome, Request
 
 GRAPH_TOLERANCE = 1e-8  # in float64, where rounding has a share of 1e-16
 EXPORT_TOLERANCE = 1e-5  # of a module in float64, parts of which may stay float32
@@ -30,7 +30,7 @@ GRADIENT_TOLERANCE = 1e-2  # in float32: rounding may cross a ReLU's kink
 MIN_NORM = 1e-3  # of a node's result; smaller ones are rounding alone
 KEPT, MAX_KEPT_BYTES = "checked.json", 1 << 16
 EXPORT = "its export"  # in a difference from a module
-_NAMES = {TRAINED: "results in training", EVALUATED: "results in evaluation", GRADIENT: "gradients"}
+_NAMES = {TRAINED: "results in training", EVALUATED: "results in evaluation", GRADIENT: "gradients", UPDATED: "buffers after training"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,8 @@ def _differences(first: str, second: str, expected: Mapping[str, Array], actual:
     for prefix, precision in ((IN_GRAPH, "float64"), ("", "float32")) if in_graph else (("", "float32"),):
         for name, text in _NAMES.items():
             tolerance = GRAPH_TOLERANCE if prefix else GRADIENT_TOLERANCE if name == GRADIENT else RESULT_TOLERANCE
-            differences.append(Difference(text, precision, first, second, _relative(_pairs(prefix + name, expected, actual)), tolerance))
+            if pairs := _pairs(prefix + name, expected, actual):
+                differences.append(Difference(text, precision, first, second, _relative(pairs), tolerance))
     return differences
 
 
@@ -172,7 +173,7 @@ def _export_differences(backend: str, arrays: Mapping[str, Array]) -> list[Diffe
     return [
         Difference(text, "float64", backend, EXPORT, _relative(_pairs(name, module, graph)), EXPORT_TOLERANCE)
         for name, text in _NAMES.items()
-        if module
+        if any(key.startswith(name) for key in module)
     ]
 
 
@@ -201,8 +202,8 @@ def _relative(pairs: Sequence[tuple[Array, Array | None]]) -> float:
 def _place(worst: Difference, request: Request, spec: ModelSpec, arrays: Mapping[str, Mapping[str, Array]]) -> Place | None:
     """Return where a difference begins, as far as it can be found."""
     if worst.second == EXPORT:
-        module, graph = _with_prefix(IN_MODULE, arrays[worst.first]), _with_prefix(IN_GRAPH, arrays[worst.first])
-        place = _place_of_gradients(worst, "", spec, module, graph) if worst.what == _NAMES[GRADIENT] else None
+        parts = (_with_prefix(prefix, arrays[worst.first]) for prefix in (IN_MODULE, IN_GRAPH))
+        place = _place_of_gradients(worst, "", spec, *parts) if worst.what == _NAMES[GRADIENT] else None
         return place or Place("", "", f"the export, which is not what {worst.first} computes")
     prefix = IN_GRAPH if worst.precision == "float64" else ""
     expected, actual = arrays[worst.first], arrays[worst.second]

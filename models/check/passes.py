@@ -39,6 +39,7 @@ MOVED = 0.1  # deviation of the noise on initial values, many of which start as 
 NOISE = 0.01  # deviation of that on inputs: where values are equal, the gradient of a maximum is not unique
 RATE = 1e-6  # of the updates of timed steps
 EVALUATED, TRAINED, GRADIENT, IN_GRAPH, IN_MODULE = "evaluated", "trained", "gradient/", "graph/", "module/"  # names of arrays, prefixes
+UPDATED = "updated/"  # new values of buffers
 
 Array = NDArray[Any]
 Compute = Callable[[Mapping[str, Any]], Any]  # of parameters
@@ -201,7 +202,20 @@ class _Passes:
         def forward(parameters: Mapping[str, Any], context: ForwardContext[Any]) -> Any:
             return self._module.forward(parameters, x, context)
 
-        return self._results(forward, count, np.float32, self._framework.as_in_training)
+        results = self._results(forward, count, np.float32, self._framework.as_in_training)
+        return results | self._updated(forward, count) if self._buffers else results
+
+    def _updated(self, forward: Forward, count: int) -> dict[str, Array]:
+        """Return the values of buffers after a training pass."""
+
+        def updated(values: Mapping[str, Any]) -> Any:
+            context = self._context(True, count, np.float32)
+            forward(values, context)
+            return {**context.buffers, **context.updated}
+
+        tensors = {name: self._framework.tensor(value) for name, value in self._parameters.items()}
+        arrays = {name: self._framework.array(value) for name, value in self._framework.as_in_training(updated)(tensors).items()}
+        return {UPDATED + name: value for name, value in arrays.items() if value is not None}
 
     def in_module(self) -> dict[str, Array]:
         """Return results and gradients of the user's module, float64."""

@@ -48,7 +48,7 @@ class Convolutional(nn.Module):
         self.stem = nn.Sequential(nn.Conv2d(channels, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.Hardswish(inplace=True))
         self.depthwise = nn.Conv2d(8, 16, 3, padding="same", groups=8)
         self.grouped = nn.Conv2d(16, 16, 3, padding=2, dilation=2, groups=2, bias=False)
-        self.norm = nn.GroupNorm(4, 16)
+        self.norm = nn.Sequential(nn.GroupNorm(4, 16), nn.InstanceNorm2d(16, track_running_stats=True, momentum=0.3))
         self.up = nn.ConvTranspose2d(16, 8, 3, stride=2, padding=1, output_padding=1)
         self.frozen = nn.Conv2d(8, 8, 1)
         self.frozen.requires_grad_(False)

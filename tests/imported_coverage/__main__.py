@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from .plan import MODELS, MODULES
 from .trial import compared_modules, trained_model
@@ -50,15 +51,19 @@ def main() -> int:
     return int(not models or len(good) < MIN_AGREEING_MODULES * count)
 
 
-def _read(results: Path) -> list[dict[str, object]]:
+def _read(results: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
 
 
-def _table(lines: list[dict[str, object]]) -> str:
-    rows = ["| model | largest difference of a loss, relative: of 5 updates | of 20 updates | problem |", "|---|---|---|---|"]
+def _table(lines: list[dict[str, Any]]) -> str:
+    head = (
+        "| model | largest difference of a loss, relative: of 5 updates | of 20 updates | torch by itself, last bits of pixels | problem |"
+    )
+    rows = [head, "|---|---|---|---|---|"]
     for line in lines:
         if line["name"] in MODELS:
-            figures = " | ".join("-" if line.get(key) is None else f"{line[key]:.1e}" for key in ("first", "all"))
+            parts = line.get("first"), line.get("all"), line.get("torch", {}).get("all")
+            figures = " | ".join("-" if part is None else f"{part:.1e}" for part in parts)
             rows.append(f"| {line['name']} | {figures} | {line['problem']} |")
     modules = [line for line in lines if line["name"] in MODULES]
     rows.append("")

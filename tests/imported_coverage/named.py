@@ -6,25 +6,25 @@ from torch import nn
 SIDE, TOKENS, KINDS_OF_TOKENS, WIDTH = 64, 32, 50, 32
 
 
-class Enlarged(nn.Module):
-    """A model of images [b, c, 64, 64] on smaller ones."""
+class Shifted(nn.Module):
+    """A model of images whose pixels are changed in their last bits."""
 
-    def __init__(self, model):
+    def __init__(self, model, shift):
         super().__init__()
-        self.enlarge = nn.Upsample((SIDE, SIDE))
-        self.model = model
+        self.model, self.shift = model, shift
 
     def forward(self, x):
-        y = self.model(self.enlarge(x))
-        return y if isinstance(y, torch.Tensor) else y.logits
+        return self.model(x * (1 + self.shift))
 
 
-def torchvision_model(name, num_classes):
+def torchvision_model(name, num_classes, shift=0.0):
     import torchvision
 
     if name == "vit":
-        return Enlarged(torchvision.models.VisionTransformer(SIDE, 16, 2, 2, WIDTH, 64, dropout=0.1, num_classes=num_classes))
-    return Enlarged(getattr(torchvision.models, name)(num_classes=num_classes))
+        model = torchvision.models.VisionTransformer(SIDE, 16, 2, 2, WIDTH, 64, dropout=0.1, num_classes=num_classes)
+    else:
+        model = getattr(torchvision.models, name)(num_classes=num_classes)
+    return Shifted(model, shift) if shift else model
 
 
 class Read(nn.Module):
@@ -90,4 +90,4 @@ def _transformers_model(name, num_classes):
 
 
 def transformers_vit(num_classes):
-    return Enlarged(_transformers_model("vit", num_classes))
+    return _transformers_model("vit", num_classes)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch._decomp import decomposition_table
 from torch.export import Dim, ExportedProgram, default_decompositions, export
+from torch.nn import functional
 
 from ....core.errors import UsageError
 from ..graph import CONSTANT, FORMAT, INFINITY, INPUT, ITEM, NODE, STATE, Graph, Node
@@ -103,9 +104,28 @@ def exported_graph(
 def _exportable() -> Iterator[None]:
     """Within the block, a backward of the user's own is refused, which exports leave out.
 
-    And distances are computed in one way, where torch chooses by the number of rows.
+    Distances are computed in one way, where torch chooses by the number of rows; and the running statistics of instance normalisation
+    change by operations of their own.
     """
-    distances, apply = torch.cdist, torch.autograd.Function.apply
+    distances, apply, normalised = torch.cdist, torch.autograd.Function.apply, functional.instance_norm
+
+    def instance_norm(
+        input: torch.Tensor,
+        running_mean: torch.Tensor | None = None,
+        running_var: torch.Tensor | None = None,
+        weight: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        use_input_stats: bool = True,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> torch.Tensor:
+        if use_input_stats and running_mean is not None and running_var is not None:
+            with torch.no_grad():
+                variance_bc, mean_bc = torch.var_mean(input, list(range(2, input.ndim)))
+                running_mean.lerp_(mean_bc.mean(0), momentum)
+                running_var.lerp_(variance_bc.mean(0), momentum)
+            running_mean = running_var = None
+        return normalised(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
 
     def cdist(x1: torch.Tensor, x2: torch.Tensor, p: float = 2.0, compute_mode: str | None = None) -> torch.Tensor:
         return distances(x1, x2, p, "donot_use_mm_for_euclid_dist")
@@ -117,11 +137,11 @@ def _exportable() -> Iterator[None]:
             f" ({place})."
         )
 
-    torch.cdist, torch.autograd.Function.apply = cdist, classmethod(refuse)
+    torch.cdist, torch.autograd.Function.apply, functional.instance_norm = cdist, classmethod(refuse), instance_norm
     try:
         yield
     finally:
-        torch.cdist, torch.autograd.Function.apply = distances, apply
+        torch.cdist, torch.autograd.Function.apply, functional.instance_norm = distances, apply, normalised
 
 
 def _detach_without_grad(module: torch.fx.GraphModule) -> None:
