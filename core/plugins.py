@@ -259,8 +259,10 @@ def find(kind: Kind, name: str) -> Plugin:
         return known[name]
     if kind == "model" and is_reference(name):
         return Plugin(name, "crosstrain.models.imported.importing:IMPORTER")
-    if kind == "model" and "." in name and all(name.split(".")):
+    if kind == "model" and "." in name and not name.endswith(".py") and all(name.split(".")):
         return Plugin(name, f"{name}:build")
+    if kind == "model" and name.endswith(".py"):
+        raise UsageError(f"model: got {name!r}; write {name}:NAME, with the name of a class or function in it.")
     key = "data" if kind == "dataset" else kind
     if install := SEPARATE.get(kind, {}).get(name):
         raise MissingPackageError(f"{key}: {name!r} has a package of its own, which is not installed. Install it with: {install}")

@@ -108,8 +108,8 @@ def _lines(agreement: Agreement) -> Iterator[str]:
 def _speed(part: OnFramework) -> str:
     if part.step_seconds is None:
         return "not timed"
-    cost = "there is no other form of it to compare with" if part.cost is None else f"{part.cost:.2f} × that of the model by itself"
-    return f"a training step of {TIMED_EXAMPLES} examples {seconds_text(part.step_seconds)}; {cost}"
+    cost = "there is no other form of it to compare with" if part.cost is None else f"{part.cost:.2f} × the CPU time of the model by itself"
+    return f"a training step of {TIMED_EXAMPLES} examples on one thread {seconds_text(part.step_seconds)}; {cost}"
 
 
 def describe_models() -> list[ModelRow]:

@@ -37,8 +37,8 @@ _NAMES = {TRAINED: "results in training", EVALUATED: "results in evaluation", GR
 class OnFramework:
     """How a framework carries the model out.
 
-    `problem`: why it does not; `graph_problem`: why its graph could not be computed in float64. `cost`: a training step's time over that of
-    the user's model without an adapter, None if not measured.
+    `problem`: why it does not; `graph_problem`: why its graph could not be computed in float64. `cost`: a training step's CPU time
+    over that of the user's model without an adapter, None if not measured.
     """
 
     backend: str
@@ -149,10 +149,8 @@ def _arrays(folder: str, backend: str) -> dict[str, Array]:
 
 def _on_framework(spec: ModelSpec, backend: str, problems: Mapping[str, str], outcomes: Mapping[str, Outcome]) -> OnFramework:
     outcome = outcomes.get(backend, Outcome())
-    step, plain = outcome.step_seconds, outcome.plain_seconds
-    return OnFramework(
-        backend, spec.method(backend), problems.get(backend), outcome.graph_problem, step, step / plain if step and plain else None
-    )
+    problem = problems.get(backend)
+    return OnFramework(backend, spec.method(backend), problem, outcome.graph_problem, outcome.step_seconds, outcome.cost)
 
 
 def _differences(first: str, second: str, expected: Mapping[str, Array], actual: Mapping[str, Array]) -> list[Difference]:

@@ -74,12 +74,12 @@ class Outcome(msgspec.Struct):
     """The results that are no arrays.
 
     `graph_problem`: why there are none in float64, of the graph or of the module by itself, though there is a graph. `step_seconds`: of a
-    training step; `plain_seconds`: of one of the user's module without our adapter, None if there is none.
+    training step on one thread; `cost`: its CPU time over that of the user's model without our adapter, None if there is none.
     """
 
     graph_problem: str | None = None
     step_seconds: float | None = None
-    plain_seconds: float | None = None
+    cost: float | None = None
     trace: list[Step] = []
 
 
@@ -171,7 +171,7 @@ def _write(framework: Framework, request: Request) -> None:
                 outcome.graph_problem = _described(error)
         np.savez(Path(request.folder, f"{framework.name}.npz"), **cast(dict[str, Any], results))
         if request.timed:
-            outcome.step_seconds, outcome.plain_seconds = passes.timed()
+            outcome.step_seconds, outcome.cost = passes.timed()
     Path(request.folder, f"{framework.name}.json").write_bytes(msgspec.json.encode(outcome))
 
 
@@ -265,7 +265,10 @@ class _Passes:
         return steps
 
     def timed(self) -> tuple[float, float | None]:
-        """Return the seconds of a training step, and those without our adapter; steps take turns."""
+        """Return the seconds of a training step, and its CPU time over that without our adapter.
+
+        Steps take turns.
+        """
         framework = self._framework
         x, _ = self._inputs(TIMED_EXAMPLES, framework.varying)
         parameters, trained = framework.variables(self._spec, self._module, self._parameters)
@@ -278,8 +281,8 @@ class _Passes:
             inputs = [x[name] for name in self._spec.settings.inputs] if isinstance(x, Mapping) else [x]
             if plain is not None:
                 steps.append(framework.step(lambda: plain[0](*inputs), plain[1]))
-        seconds = _seconds_in_turns(steps)
-        return seconds[0], seconds[1] if len(seconds) > 1 else None
+        (seconds, cpu), *plain_times = _taken_in_turns(steps)
+        return seconds, cpu / plain_times[0][1] if plain_times else None
 
     def _context(self, training: bool, count: int, dtype: Any) -> ForwardContext[Any]:
         buffers = {name: self._framework.tensor(value.astype(dtype)) for name, value in self._buffers.items()}
@@ -328,14 +331,18 @@ def _in_two_numbers(value: Array) -> tuple[float, float]:
     return float(np.linalg.norm(flat)), float(flat @ np.cos(0.3 + 0.7391 * np.arange(flat.size)))
 
 
-def _seconds_in_turns(steps: Sequence[Callable[[], None]]) -> list[float]:
+def _taken_in_turns(steps: Sequence[Callable[[], None]]) -> list[tuple[float, float]]:
+    """Return the least seconds, and seconds of CPU, of each step.
+
+    Other programs only lengthen them.
+    """
     for step in (*steps, *steps):  # the first ones compile and allocate
         step()
-    taken: list[list[float]] = [[] for _ in steps]
+    taken: list[list[tuple[float, float]]] = [[] for _ in steps]
     until = time.perf_counter() + MAX_TIMED_SECONDS
     while len(taken[0]) < MIN_TIMED or (time.perf_counter() < until and len(taken[0]) < MAX_TIMED):
-        for step, seconds in zip(steps, taken, strict=True):
-            began = time.perf_counter()
+        for step, times in zip(steps, taken, strict=True):
+            began, cpu_began = time.perf_counter(), time.process_time()
             step()
-            seconds.append(time.perf_counter() - began)
-    return [min(seconds) for seconds in taken]  # other programs only lengthen a step
+            times.append((time.perf_counter() - began, time.process_time() - cpu_began))
+    return [(min(seconds for seconds, _ in times), min(cpu for _, cpu in times)) for times in taken]

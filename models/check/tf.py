@@ -95,4 +95,5 @@ class TensorFlow:
 
 
 if __name__ == "__main__":
+    tf.config.threading.set_intra_op_parallelism_threads(1)  # times of several threads depend on what else runs
     serve(TensorFlow())

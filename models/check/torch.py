@@ -82,4 +82,5 @@ class Torch:
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)  # times of several threads depend on what else runs
     serve(Torch())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import math
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -78,23 +79,33 @@ def _write(describer: Describer[Any], request: Request) -> None:
 
 
 class _OpenedFiles:
-    """Audit hook for the digests of data files that the user's code opens, such as weights."""
+    """Audit hook for the digests of data files that the user's code opens, such as weights.
+
+    Files of the system, and what libraries read of a user's settings and fonts, are left out.
+    """
 
     MAX_FILES = 1_000
+    _OTHERS = ("/proc/", "/sys/", "/dev/", "/usr/", "/etc/")
+    _NAMES = re.compile(r"\.(pyc|pyo|py|ttf|ttc|otf|afm)$|/(keras|fontlist-[^/]*)\.json$")
 
     def __init__(self, folder: Path) -> None:
         self.digests: dict[str, str] = {}
-        self._excluded = ("/proc/", "/sys/", "/dev/", *{f"{prefix}/" for prefix in (sys.prefix, sys.base_prefix)}, f"{folder}/")
+        self._excluded = (*self._OTHERS, *{f"{prefix}/" for prefix in (sys.prefix, sys.base_prefix)}, f"{folder}/")
         self._reading = False
 
     def __call__(self, event: str, arguments: tuple[object, ...]) -> None:
         if event != "open" or self._reading or len(self.digests) >= self.MAX_FILES:
             return
         path, mode, _ = arguments
-        if not isinstance(path, str) or not isinstance(mode, str) or not mode.startswith("r") or path.endswith((".pyc", ".py")):
+        if not isinstance(path, str) or not isinstance(mode, str) or not mode.startswith("r") or self._NAMES.search(path):
             return
         whole = os.path.abspath(path)
-        if whole.startswith(self._excluded) or ".dist-info/" in whole or whole in self.digests or not os.path.isfile(whole):
+        if (
+            whole.startswith(self._excluded)
+            or re.search(r"\.(dist|egg)-info/", whole)
+            or whole in self.digests
+            or not os.path.isfile(whole)
+        ):
             return
         self._reading = True
         try:
@@ -166,19 +177,23 @@ def output_problem(outputs: Any, wanted: int, tensor: type[Any]) -> str | None:
     return None if count == max(1, wanted) else f"returns {count} numbers for each example; {needed}"
 
 
+def refuse_probabilities(reference: Reference, outputs: NDArray[Any]) -> None:
+    """Raise UsageError for outputs [batch, classes] that are probabilities, not logits."""
+    if outputs.ndim == 2 and outputs.shape[1] > 1 and (outputs >= 0).all() and np.allclose(outputs.sum(1), 1, atol=1e-4):
+        raise UsageError(f"model: {reference.text} returns probabilities, and losses take logits. Leave its softmax out.")
+
+
 def _sources(reference: Reference) -> dict[str, str]:
     """Return the digests of the user's files that were imported."""
     if reference.kind == TORCHVISION:
         return {}
     if reference.kind == HF:
         return {reference.place: file_digest(Path(reference.place))}
-    folder = Path(reference.place).parent if reference.kind == "file" else None
-    package = reference.place.partition(".")[0]
+    installed = tuple(f"{prefix}/" for prefix in {sys.prefix, sys.base_prefix})
     paths = set()
     for name, module in list(sys.modules.items()):
         path = vars(module).get("__file__") if isinstance(module, ModuleType) else None
-        if isinstance(path, str) and path.endswith(".py") and "site-packages" not in path:
-            belongs = Path(path).is_relative_to(folder) if folder else name.partition(".")[0] == package
-            if belongs:
-                paths.add(path)
+        is_own = name.partition(".")[0] != __name__.partition(".")[0] and name != "__main__"
+        if isinstance(path, str) and path.endswith(".py") and is_own and "site-packages" not in path and not path.startswith(installed):
+            paths.add(path)
     return {path: file_digest(Path(path)) for path in sorted(paths)}

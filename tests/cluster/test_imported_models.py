@@ -21,7 +21,7 @@ pytestmark = pytest.mark.cluster
 FOLDER = Path(__file__).parent.parent / "imported"
 NETS = FOLDER / "nets.py"
 NET = Path(__file__).parents[2] / "examples/own_torch/net.py"
-TRANSLATED = ("Recurrent", "Attentive", "Convolutional", "Quantised")
+TRANSLATED = ("Recurrent", "Attentive", "Convolutional", "Quantised", "InPlace")
 DRAWN = [f"module {seed}" for seed in (1, 2, 3, 4, 5, 7, 8, 9, 11, 13)]  # `make translations` runs all 200
 REFERENCES = {name: f"{NETS}:{name}" for name in (*TRANSLATED, "Eigen")} | {name: MODULES[name] for name in DRAWN}
 SMALL_STEPS = {"data": "glyphs", "global_batch_size": 12, "steps": 8, "lr": 0.001, "deterministic": True, "eval_every": "end"}
@@ -237,6 +237,13 @@ PROBLEMS = {
     "Noisy": "draws random numbers by aten.randn_like.default (",
     "Averaged": "'norm' of {nets}:Averaged has momentum=None, a mean of all batches.",
     "Counting": "a training step changes 'steps' of {nets}:Counting, which is torch.int64. Make it float32.",
+    "Stepping": "a training step changes 'step' of {nets}:Stepping, which is torch.int64. Make it float32.",
+    "Listed": "does not depend on head.weight of {nets}:Listed. It may read them from a list; nn.ParameterList is known to a run.",
+    "Hooked": "the parameter 'head.weight' of {nets}:Hooked has a hook, which a run does not call. Remove it.",
+    "Sharing": "the parameters 'head.weight' and 'other.weight' of {nets}:Sharing share their memory.",
+    "Wide": "the buffer 'shift' of {nets}:Wide is torch.float64; float32 is needed.",
+    "Chance": "draws random numbers by Python's random, which a run cannot repeat.",
+    "Probable": "returns probabilities, and losses take logits. Leave its softmax out.",
     "Recurent": "has no 'Recurent'. Did you mean 'Recurrent'?",
 }
 ASK = """

@@ -79,6 +79,63 @@ def probable(classes):
     return keras.Sequential([layers.Flatten(), layers.Dense(classes), layers.Softmax()])
 
 
+def bounded(classes):
+    return keras.Sequential([layers.Flatten(), layers.Dense(classes, kernel_constraint="non_neg")])
+
+
+def twice(classes):
+    shared = layers.Dense(classes, activation="softmax")
+    inputs = keras.Input((18, 18, 3))
+    return keras.Model(inputs, shared(shared(layers.Dense(classes)(layers.Flatten()(inputs)))))
+
+
+def rounded(classes):
+    inputs = keras.Input((18, 18, 3), dtype="uint8")
+    return keras.Model(inputs, layers.Dense(classes)(layers.Flatten()(inputs)))
+
+
+def normed(classes):
+    return keras.Sequential([layers.Flatten(), layers.SpectralNormalization(layers.Dense(classes))])
+
+
+class Penal(keras.Model):
+    """Adds a loss while it trains."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.head = layers.Dense(classes)
+
+    def call(self, x, training=False):
+        y = self.head(keras.ops.mean(x, axis=(1, 2)))
+        if training:
+            self.add_loss(keras.ops.mean(y**2))
+        return y
+
+
+class Stepping(Penal):
+    def train_step(self, *args):
+        raise NotImplementedError
+
+
+class Shuffling(keras.Model):
+    """Whole numbers that are assigned while it is built; optionally a count of all its calls."""
+
+    def __init__(self, classes, counts=False):
+        super().__init__()
+        self.head, self.counts = layers.Dense(classes), counts
+
+    def build(self, shape):
+        self.order = self.add_weight(shape=(3,), initializer="zeros", dtype="int32", trainable=False, name="order")
+        self.order.assign([2, 0, 1])
+        self.count = self.add_weight(shape=(), initializer="zeros", trainable=False, name="count")
+        self.head.build((None, 3))
+
+    def call(self, x):
+        if self.counts:
+            self.count.assign_add(1.0)
+        return self.head(keras.ops.take(keras.ops.mean(x, axis=(1, 2)), self.order, axis=1))
+
+
 def half(classes):
     return keras.Sequential([layers.Flatten(), layers.Dense(classes, dtype="mixed_bfloat16")])
 

@@ -1,6 +1,10 @@
 """Modules of many kinds for tests of imported models; torch alone."""
 
+import random
+
+import numpy as np
 import torch
+import torch.utils.checkpoint
 from torch import nn
 from torch.nn import functional as F
 
@@ -182,6 +186,86 @@ class Counting(nn.Module):
         if self.training:
             self.steps += 1
         return self.head(x.mean((2, 3)))
+
+
+class Head(nn.Module):
+    """A linear layer on an image's means."""
+
+    def __init__(self, channels, num_classes):
+        super().__init__()
+        self.head = nn.Linear(channels, num_classes)
+
+    def forward(self, x):
+        return self.head(x.mean((2, 3)))
+
+
+class Stepping(Head):
+    def __init__(self, channels, num_classes):
+        super().__init__(channels, num_classes)
+        self.register_buffer("step", torch.tensor(0), persistent=False)
+
+    def forward(self, x):
+        self.step += 1
+        return super().forward(x) * (self.step > 4)
+
+
+class Listed(Head):
+    def __init__(self, channels, num_classes):
+        super().__init__(channels, num_classes)
+        self.weights = [self.head.weight]
+
+    def forward(self, x):
+        return F.linear(x.mean((2, 3)), self.weights[0], self.head.bias)
+
+
+class Hooked(Head):
+    def __init__(self, channels, num_classes):
+        super().__init__(channels, num_classes)
+        self.head.weight.register_hook(lambda slopes: slopes * 0)
+
+
+class Sharing(Head):
+    def __init__(self, channels, num_classes):
+        super().__init__(channels, num_classes)
+        self.other = nn.Linear(channels, num_classes)
+        self.other.weight.data = self.head.weight.data
+
+    def forward(self, x):
+        return super().forward(x) + self.other(x.amax((2, 3)))
+
+
+class Wide(Head):
+    def __init__(self, channels, num_classes):
+        super().__init__(channels, num_classes)
+        self.register_buffer("shift", torch.zeros(num_classes, dtype=torch.float64))
+
+
+class Chance(Head):
+    def forward(self, x):
+        return super().forward(x) * random.choice([1.0, 2.0])
+
+
+class Probable(Head):
+    def forward(self, x):
+        return super().forward(x).softmax(1)
+
+
+class InPlace(Head):
+    """Works in place, with a random constant, a buffer of all passes, and checkpointed dropout."""
+
+    def __init__(self, channels, num_classes):
+        super().__init__(channels, 8)
+        self.last = nn.Linear(8, num_classes)
+        self.constant = torch.from_numpy(np.random.standard_normal((8, 8)).astype(np.float32))
+        self.register_buffer("mean", torch.zeros(8))
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, x):
+        y = super().forward(x.mul_(0.5).add_(0.1)) @ self.constant
+        with torch.no_grad():
+            self.mean.mul_(0.9).add_(0.1 * y.mean(0))
+        dropped = torch.utils.checkpoint.checkpoint(lambda y: self.drop(y).tanh(), y, use_reentrant=False) if self.training else y.tanh()
+        return self.last(dropped - self.mean)
 
 
 class Stateless(nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ....core.errors import UsageError
@@ -37,6 +37,8 @@ class Call:
         if inputs and len(self._arguments) < len(inputs):
             missing = next(part.name for part in parameters if part.name not in {argument.parameter for argument in self._arguments})
             raise UsageError(f"model: the input {missing!r} of {reference} is no column of the data.")
+        if inputs:
+            _refuse_rounding(inputs, self._arguments, data, reference)
         read = {name for argument in self._arguments for name in argument.columns}
         self.columns = [column.name for column in data.columns if column.name in read]
         self.tensors = data.tensors(self.columns)
@@ -64,6 +66,14 @@ class Call:
             return lengths
         inside = ops.arange(ops.shape(values[0])[1], dtype=lengths.dtype) < lengths[:, None]
         return ops.cast(inside, "int32") if argument.kind == "attention_mask" else inside
+
+
+def _refuse_rounding(inputs: Sequence[Any], arguments: Sequence[Argument], data: DataFacts, reference: str) -> None:
+    """Raise UsageError for an input of whole numbers that gets others."""
+    floats = {column.name for column in data.columns if column.dtype == "float32" or column.name == IMAGE}
+    for part, argument in zip(inputs, arguments, strict=True):
+        if argument.kind == "values" and floats & {*argument.columns} and "float" not in str(part.dtype):
+            raise UsageError(f"model: the input {part.name!r} of {reference} is {part.dtype}, and gets float32. Leave its dtype out.")
 
 
 def _identifier(name: str) -> str:

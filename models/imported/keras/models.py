@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ....core.errors import TrainerError, UsageError, raised
@@ -23,6 +25,7 @@ def built(keras: Any, reference: Reference, request: Mapping[str, Any], seed: in
     """
     arguments, data = request["arguments"], request["data"]
     with initial_values_by(keras, seed):
+        _forget_import(reference)  # a model that is built at import has the format of floats, and the values, of its time
         value = found(reference)
         if isinstance(value, keras.Model):
             if arguments:
@@ -42,7 +45,8 @@ def built(keras: Any, reference: Reference, request: Mapping[str, Any], seed: in
             model = constructed(reference, value, constructor_arguments(reference, value, arguments, facts))
         if not isinstance(model, keras.Model):
             raise UsageError(f"model: {reference.text} returned {type(model).__name__}, not a Keras model.")
-        _use_logits(keras, model)
+        if next((column.dtype for column in data.columns if column.name == data.target), "") != "float32":
+            _use_logits(keras, model, reference)
         call = Call(keras, model, data, reference.text)
         _call_once(keras, call, data, reference)
         return call
@@ -63,21 +67,36 @@ def _call_once(keras: Any, call: Call, data: DataFacts, reference: Reference) ->
         raise UsageError(f"model: {reference.text} fails on {batch_in_words(data, call.columns, arrays)}: {raised(error)}.") from error
 
 
-def _use_logits(keras: Any, model: Any) -> None:
+def _forget_import(reference: Reference) -> None:
+    name = Path(reference.place).stem if reference.kind == "file" else reference.place
+    if name.partition(".")[0] != "keras":
+        sys.modules.pop(name, None)
+
+
+def _use_logits(keras: Any, model: Any, reference: Reference) -> None:
     """Take off the last layer's activation if it makes probabilities: losses take logits."""
     outputs = getattr(model, "outputs", None)
     layer: Any = outputs[0]._keras_history.operation if outputs and len(outputs) == 1 else None
     layer = layer.layers[-1] if isinstance(layer, keras.Sequential) else layer
     activation = getattr(getattr(layer, "activation", None), "__name__", "")
-    if activation in _PROBABILITIES:
-        layer.activation = keras.activations.linear
-    elif isinstance(layer, keras.layers.Softmax):
-        raise UsageError(f"model: it ends with a layer Softmax ({layer.name!r}), and losses take logits. Leave it out.")
+    if activation not in _PROBABILITIES and not isinstance(layer, keras.layers.Softmax):
+        return
+    if not isinstance(layer, keras.layers.Dense | keras.layers.Activation) or len(layer._inbound_nodes) > 1:
+        what = activation or "Softmax"
+        raise UsageError(
+            f"model: {reference.text} ends with {what} of the layer {layer.name!r}, and losses take logits. Leave the {what} out."
+        )
+    layer.activation = keras.activations.linear
 
 
 def trained(model: Any) -> dict[str, Any]:
     """Return the weights that training changes, by path."""
     return {weight.path: weight for weight in model.trainable_weights}
+
+
+def constant(model: Any) -> list[Any]:
+    """Return the weights that are no floats, which training never changes."""
+    return [weight for weight in model.non_trainable_weights if not str(weight.dtype).startswith("float")]
 
 
 def carried(model: Any) -> dict[str, Any]:

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..description import Imported
+from ..description import Imported, read_constants
 from ..reference import read_reference
 from .calls import Call
 from .library import Drop, dropping_by, keras_on, using_floats
-from .models import built, carried, trained
+from .models import built, carried, constant, trained
 
 
 class Bound:
@@ -21,6 +21,8 @@ class Bound:
         # By place, as layers without a name get one from a count of the process.
         self._trained = dict(zip(imported.parameters, trained(call.model).values(), strict=True))
         self._carried = dict(zip(imported.buffers, carried(call.model).values(), strict=True))
+        values = read_constants(imported.folder)
+        self._constants = {id(weight): values[str(place)] for place, weight in enumerate(constant(call.model))}
 
     def __call__(
         self, parameters: Mapping[str, Any], buffers: Mapping[str, Any], inputs: Sequence[Any], drop: Drop | None, *, training: bool
@@ -32,6 +34,7 @@ class Bound:
         scope = self.keras.StatelessScope(initialize_variables=False)
         scope.state_mapping |= {id(weight): parameters[name] for name, weight in self._trained.items()}
         scope.state_mapping |= {id(weight): buffers[name] for name, weight in self._carried.items()}
+        scope.state_mapping |= {key: self.keras.ops.convert_to_tensor(value) for key, value in self._constants.items()}
         with scope, dropping_by(drop):
             result = self.call(*inputs, training=training)
         updated = {name: scope.get_current_value(weight) for name, weight in self._carried.items()} if training else {}

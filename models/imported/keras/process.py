@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from ....core.errors import UsageError
 from ....data.columns import LENGTHS
 from .. import describing
-from ..describing import EXAMPLES, output_problem
-from ..description import BUFFER, PARAMETER, Description
+from ..describing import EXAMPLES, output_problem, refuse_probabilities
+from ..description import BUFFER, CONSTANTS, PARAMETER, Description, write_values
 from ..reference import Reference, read_reference
 from ..requests import Request, answer_request
 from .calls import Call
 from .library import dropping_by, keras_on, noting_draws, usable_framework
-from .models import built, carried, tensors_of, trained
+from .models import built, carried, constant, tensors_of, trained
 
 
 def main() -> None:
@@ -66,12 +66,18 @@ class _KerasModels:
         _refuse_parts(reference, model)
         arrays = tensors_of(keras, request.data)
         tensors = [arrays[name] for name in call.tensors]
-        outputs = call(*tensors, training=False)
+        scope = keras.StatelessScope()
+        with scope:
+            outputs = call(*tensors, training=False)
+        if changed := [weight.path for weight in model.weights if scope.get_current_value(weight) is not None]:
+            raise UsageError(f"model: {reference.text} changes {changed[0]!r} outside of training. Change it only if training is True.")
+        write_values(
+            folder / CONSTANTS, {str(place): keras.ops.convert_to_numpy(weight.value) for place, weight in enumerate(constant(model))}
+        )
         result = keras.ops.convert_to_numpy(outputs) if keras.ops.is_tensor(outputs) else outputs
         if problem := output_problem(result, request.outputs, np.ndarray):
             raise UsageError(f"model: {reference.text} {problem}")
-        if request.outputs > 1 and (result >= 0).all() and np.allclose(result.sum(1), 1, atol=1e-4):
-            raise UsageError(f"model: {reference.text} returns probabilities, and losses take logits. Leave its softmax out.")
+        refuse_probabilities(reference, result)
         shapes = self._trained_once(reference, call, tensors)
         fewer = self._trained_once(reference, call, [tensor[: EXAMPLES - 1] for tensor in tensors])
         of_tensorflow = "tensorflow" in reference.imports()
@@ -85,10 +91,14 @@ class _KerasModels:
             buffers={name: tuple(weight.shape) for name, weight in buffers.items()},
             kernels=[],
             dropouts=[_batch_axis(reference, *pair) for pair in zip(shapes, fewer, strict=True)],
-            multiply_adds=self._on_framework.multiply_adds(lambda: call(*tensors, training=False)) // pieces,
+            multiply_adds=self._multiply_adds(call, tensors) // pieces,
             sources={},
             problems={"torch": problem_on_torch} if of_tensorflow else {},
         )
+
+    def _multiply_adds(self, call: Call, tensors: Sequence[Any]) -> int:
+        with self._keras.StatelessScope():
+            return int(self._on_framework.multiply_adds(lambda: call(*tensors, training=False)))
 
     def _trained_once(self, reference: Reference, call: Call, tensors: Sequence[Any]) -> list[tuple[int, ...]]:
         """Make a training pass without its updates, and return the shapes of what is dropped in.
@@ -102,7 +112,7 @@ class _KerasModels:
             shapes.append(tuple(int(size) for size in x.shape))
             return x
 
-        scope = keras.StatelessScope()
+        scope = keras.StatelessScope(collect_losses=True)
         with scope, dropping_by(drop), noting_draws() as draws:
             unused = self._on_framework.without_gradient(
                 lambda: call(*tensors, training=True), [weight.value for weight in weights.values()]
@@ -115,8 +125,12 @@ class _KerasModels:
         if names := [name for name, is_unused in zip(weights, unused, strict=True) if is_unused]:
             listed = f"{', '.join(names[:3])}{' and others' if len(names) > 3 else ''}"
             raise UsageError(f"model: its result does not depend on {listed} of {reference.text}. Freeze them: trainable=False.")
-        for weight in call.model.non_trainable_weights:
-            if not str(weight.dtype).startswith("float") and scope.get_current_value(weight) is not None:
+        if scope.losses:
+            raise UsageError(f"model: {reference.text} adds losses by add_loss, which a run does not train with. Leave them out.")
+        if assigned := [name for name, weight in weights.items() if scope.get_current_value(weight) is not None]:
+            raise UsageError(f"model: a training step of {reference.text} assigns a value to {assigned[0]!r}, which is trained. Freeze it.")
+        for weight in constant(call.model):
+            if scope.get_current_value(weight) is not None:
                 raise UsageError(
                     f"model: a training step changes {weight.path!r} of {reference.text}, which is {weight.dtype}. Make it float32."
                 )
@@ -127,15 +141,20 @@ def _refuse_parts(reference: Reference, model: Any) -> None:
     """Raise UsageError for weights and layers that a run cannot train with."""
     if not model.trainable_weights:
         raise UsageError(f"model: {reference.text} has no parameter to train.")
-    if wide := next((weight for weight in (*trained(model).values(), *carried(model).values()) if str(weight.dtype) != "float32"), None):
-        raise UsageError(f"model: the weight {wide.path!r} of {reference.text} is {wide.dtype}; float32 is needed.")
+    for weight in (*trained(model).values(), *carried(model).values()):
+        if str(weight.dtype) != "float32":
+            raise UsageError(f"model: the weight {weight.path!r} of {reference.text} is {weight.dtype}; float32 is needed.")
+    if any("train_step" in vars(kind) and not kind.__module__.startswith("keras.") for kind in type(model).__mro__):
+        raise UsageError(f"model: {reference.text} has a train_step of its own, which a run does not call. Leave it out.")
+    if bound := [weight.path for weight in model.trainable_weights if weight.constraint is not None]:
+        raise UsageError(f"model: the weight {bound[0]!r} of {reference.text} has a constraint, which a run does not keep. Leave it out.")
     paths = [weight.path for weight in model.weights]
     if twice := next((path for path in paths if paths.count(path) > 1), None):
         raise UsageError(f"model: {reference.text} has two weights with the path {twice!r}. Give its layers names of their own.")
     for layer in model._flatten_layers():
         if layer.compute_dtype not in ("float32", None):
             raise UsageError(f"model: the layer {layer.name!r} of {reference.text} computes in {layer.compute_dtype}; float32 is needed.")
-        if layer is not model and layer.losses:
+        if layer.losses:
             raise UsageError(
                 f"model: the layer {layer.name!r} of {reference.text} adds a loss of its own, such as a regularizer's, which a run does not"
                 " train with. Leave it out; --weight-decay has the effect of an L2 regularizer."

@@ -6,7 +6,7 @@ docs/your-own-model.md has the table of what a parameter gets.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -68,7 +68,7 @@ class Call:
 
     def __call__(self, *tensors: torch.Tensor) -> torch.Tensor:
         """Return the result for a batch. Raises UsageError for losses of another shape."""
-        named = dict(zip(self.tensors, tensors, strict=True))
+        named = self._copied(tensors)
         if not self.has_loss:
             outputs: torch.Tensor = self._forward(named)
             return outputs
@@ -82,7 +82,11 @@ class Call:
 
     def outputs(self, *tensors: torch.Tensor) -> Any:
         """Return what forward returns for a batch."""
-        return self._forward(dict(zip(self.tensors, tensors, strict=True)))
+        return self._forward(self._copied(tensors))
+
+    def _copied(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return copies by name, as a module may work in place on what it gets."""
+        return {name: tensor.clone() for name, tensor in zip(self.tensors, tensors, strict=True)}
 
     def _forward(self, named: Mapping[str, torch.Tensor]) -> Any:
         positional = [value_of(argument, named) for argument in self._arguments if argument.positional]

@@ -55,8 +55,8 @@ class Exported:
     constants: Mapping[str, Any]
 
 
-class _Called(torch.nn.Module):  # type: ignore[misc]
-    """A module that is called in a certain way; names of its state begin with `_PREFIX`."""
+class Called(torch.nn.Module):  # type: ignore[misc]
+    """A module that is called in a certain way; names of its state begin with `PREFIX`."""
 
     def __init__(self, module: torch.nn.Module, call: Callable[..., torch.Tensor]) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class _Called(torch.nn.Module):  # type: ignore[misc]
         return self._call[0](*inputs)
 
 
-_PREFIX = "module."
+PREFIX = "module."
 
 
 def exported_graph(
@@ -89,14 +89,14 @@ def exported_graph(
     module.train(training)
     with as_operations(module), _exportable():
         try:
-            program = export(_Called(module, call or module), tuple(inputs), dynamic_shapes=(sizes,), strict=False)
+            program = export(Called(module, call or module), tuple(inputs), dynamic_shapes=(sizes,), strict=False)
             _detach_without_grad(program.graph_module)
             program = program.run_decompositions(dict(_decompositions()))
         except UsageError:
             raise
         except Exception as error:  # torch and the user's code may raise anything
             raise UsageError(f"model: {_export_problem(error)}") from error
-    constants = {name.removeprefix(_PREFIX): value for name, value in program.constants.items()}
+    constants = {name.removeprefix(PREFIX): value for name, value in program.constants.items()}
     return Exported(_graph(program), _batch_axes(program) if training else [], constants)
 
 
@@ -156,11 +156,15 @@ def _detach_without_grad(module: torch.fx.GraphModule) -> None:
         inner.recompile()
 
 
+# Losses of classes, whose shapes torch gets wrong without a reduction.
+_TAKEN_APART = frozenset(f"aten.{name}.default" for name in ("cross_entropy_loss", "nll_loss_nd", "nll_loss", "nll_loss2d"))
+
+
 @lru_cache(maxsize=1)
 def _decompositions() -> Mapping[Any, Any]:
     """Return torch's decompositions of the operations that TensorFlow does not carry out."""
     table = {**decomposition_table, **default_decompositions()}
-    return {operation: decomposed for operation, decomposed in table.items() if str(operation) not in TRANSLATED}
+    return {operation: decomposed for operation, decomposed in table.items() if str(operation) not in TRANSLATED - _TAKEN_APART}
 
 
 def _export_problem(error: BaseException) -> str:
@@ -229,7 +233,7 @@ def _graph(program: ExportedProgram) -> Graph:
     results = list(signature.user_outputs)
     if len(results) != 1:
         raise UsageError(f"model: its forward returns {len(results)} tensors; one is needed, the logits.")
-    updated = {buffer.removeprefix(_PREFIX): result for result, buffer in signature.buffers_to_mutate.items()}
+    updated = {buffer.removeprefix(PREFIX): result for result, buffer in signature.buffers_to_mutate.items()}
     graph = Graph(nodes, str(results[0]), updated)
     for name, line in graph.operations.items():
         if name not in TRANSLATED:
@@ -241,7 +245,7 @@ def _graph(program: ExportedProgram) -> Graph:
 def _placeholder(program: ExportedProgram, node: torch.fx.Node, states: Mapping[str, str], constants: Mapping[str, str]) -> Node:
     shape = _shape(node)
     if node.name in states:
-        return Node(node.name, STATE, {"name": states[node.name].removeprefix(_PREFIX)}, shape)
+        return Node(node.name, STATE, {"name": states[node.name].removeprefix(PREFIX)}, shape)
     if node.name in constants:
         value = program.constants[constants[node.name]]
         return Node(node.name, CONSTANT, {"value": value.tolist(), "format": _FORMATS[value.dtype]}, shape)
@@ -281,7 +285,7 @@ def _layer(node: torch.fx.Node) -> str:
     """Return the path of the innermost module that the operation belongs to."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     path = re.sub(r"^L\['self'\]\.?", "", str(stack[-1][0])) if stack else ""
-    return f"{path}.".removeprefix(_PREFIX).removesuffix(".")
+    return f"{path}.".removeprefix(PREFIX).removesuffix(".")
 
 
 def _encoded(value: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils import checkpoint
 
 from ....data.columns import LENGTHS
 from ...base import ForwardContext
@@ -98,15 +99,14 @@ class _Bound:
                 drop_between_layers(part)
 
     def bind(self, parameters: Mapping[str, torch.Tensor], context: ForwardContext[torch.Tensor]) -> None:
-        """Put parameters and buffers in place; a training pass writes to copies of the buffers."""
+        """Put parameters and copies of buffers in place, as the module may write to them."""
         if self.module.training != context.training:
             self.module.train(context.training)
         if parameters is not self._bound_to:
             _put(self._parameters, parameters)
             self._bound_to = parameters
-        copied = context.training
         for name, places in self._buffers.items():
-            value = context.buffers[name].clone() if copied else context.buffers[name]
+            value = context.buffers[name].clone()
             for store, attribute in places:
                 store[attribute] = value
         if self._fixed:
@@ -213,6 +213,7 @@ _original_alpha_dropout = functional.alpha_dropout
 _original_feature_alpha_dropout = functional.feature_alpha_dropout
 _original_attention = functional.scaled_dot_product_attention
 _original_bernoulli = torch.Tensor.bernoulli_
+_original_checkpoint = checkpoint.checkpoint
 
 
 def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
@@ -279,6 +280,12 @@ def _bernoulli(self: torch.Tensor, p: Any = 0.5, *, generator: torch.Generator |
     return self.copy_(_drawing.dropped(torch.ones_like(self), 1.0 - p) * p)
 
 
+def _checkpoint(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    if _drawing is None:
+        return _original_checkpoint(function, *arguments, **options)
+    return function(*arguments)  # to compute it again would draw again
+
+
 @lru_cache(maxsize=1)
 def _install() -> None:
     """Replace torch's drawing functions. Outside training passes they act as before."""
@@ -292,3 +299,4 @@ def _install() -> None:
     for name, function in replaced.items():
         setattr(functional, name, function)
     torch.Tensor.bernoulli_ = _bernoulli
+    checkpoint.checkpoint = _checkpoint

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from ....core.errors import UsageError
@@ -24,6 +26,8 @@ def built(reference: Reference, arguments: Mapping[str, str], data: DataFacts, o
     else:
         build = _class_or_function(reference)
         values = constructor_arguments(reference, build, arguments, facts)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
     module = constructed(reference, build, values)
     is_keras = any(part.__module__.partition(".")[0] == "keras" for part in type(module).__mro__)

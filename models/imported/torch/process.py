@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ....core.errors import TrainerError, UsageError, raised
 from ....data.columns import LENGTHS
 from .. import describing
-from ..describing import EXAMPLES, batch_in_words, example_arrays, output_problem
+from ..describing import EXAMPLES, batch_in_words, example_arrays, output_problem, refuse_probabilities
 from ..description import BUFFER, CONSTANTS, EVALUATION, PARAMETER, TRAINING, Description, write_values
 from ..graph import STATE, Graph, nodes_in
 from ..reference import HF, Reference
@@ -31,7 +31,7 @@ from ..requests import DataFacts, Request, answer_request
 from .calls import Call
 from .export import exported_graph
 from .modules import built, carried, trained
-from .refusals import refuse_counters, refusing_draws
+from .refusals import Buffers, refuse_counters, refuse_state, refuse_unused, refusing_draws
 
 
 def main() -> None:
@@ -72,13 +72,14 @@ def _described(reference: Reference, module: torch.nn.Module, request: Request, 
         raise UsageError(f"model: {reference.text} has no parameter to train.")
     if wide := next((name for name, value in module.named_parameters() if value.dtype != torch.float32), None):
         raise UsageError(f"model: the parameter {wide!r} of {reference.text} is {module.get_parameter(wide).dtype}; float32 is needed.")
-    state = {name: value.clone() for name, value in module.state_dict().items()}
+    refuse_state(reference, module)
+    before = Buffers(module)
     call, multiply_adds = _tried(reference, module, request)
     tensors = [_tensors(request.data)[name] for name in call.tensors]
     with refusing_draws(reference):
-        _refuse_unused(reference, call, tensors)
-    refuse_counters(reference, module, state)
-    module.load_state_dict(state)
+        refuse_unused(reference, call, tensors)
+    refuse_counters(reference, module, before)
+    before.restore()
     description = Description(
         inputs=call.columns,
         has_loss=call.has_loss,
@@ -90,7 +91,7 @@ def _described(reference: Reference, module: torch.nn.Module, request: Request, 
         multiply_adds=multiply_adds,
         sources={},
         aliases={name: first for name, first in _canonical_names(module).items() if name != first},
-        unsaved=[name for name in carried(module) if name not in state],
+        unsaved=[name for name in carried(module) if name not in module.state_dict()],
     )
     try:
         _export(call, tensors, folder, description)
@@ -133,6 +134,8 @@ def _tried(reference: Reference, module: torch.nn.Module, request: Request) -> t
         call = _measured(module, request, reference, tensors) or call
     elif problem := output_problem(outputs, request.outputs, torch.Tensor):
         raise UsageError(f"model: {reference.text} {problem}")
+    else:
+        refuse_probabilities(reference, outputs.float().numpy())
     pieces = sum(int(tensors[name].sum()) for name in call.tensors if name.endswith(LENGTHS)) or EXAMPLES
     return call, int(counter.get_total_flops() // 2 // pieces)
 
@@ -148,15 +151,6 @@ def _measured(module: torch.nn.Module, request: Request, reference: Reference, t
         outputs = call.outputs(*(tensors[name] for name in call.tensors))
     fits = isinstance(outputs, torch.Tensor) and outputs.shape == (EXAMPLES, classes)
     return call if classes and fits else None
-
-
-def _refuse_unused(reference: Reference, call: Call, tensors: Sequence[torch.Tensor]) -> None:
-    parameters = trained(call.module)
-    call.module.train()
-    gradients = torch.autograd.grad(call(*tensors).sum(), list(parameters.values()), allow_unused=True)
-    if unused := [name for name, gradient in zip(parameters, gradients, strict=True) if gradient is None]:
-        listed = f"{', '.join(unused[:3])}{' and others' if len(unused) > 3 else ''}"
-        raise UsageError(f"model: its result does not depend on {listed} of {reference.text}. Freeze them: requires_grad_(False).")
 
 
 def _export(call: Call, tensors: Sequence[torch.Tensor], folder: Path, description: Description) -> None:
