@@ -81,7 +81,7 @@ def _write(describer: Describer[Any], request: Request) -> None:
 class _OpenedFiles:
     """Audit hook for the digests of data files that the user's code opens, such as weights.
 
-    Files of the system, and what libraries read of a user's settings and fonts, are left out.
+    Files of the system, and what libraries read of a user's settings and fonts, do not count.
     """
 
     MAX_FILES = 1_000

@@ -14,7 +14,7 @@ from .library import keras_on, using_floats
 def traced_layers(framework: str) -> Iterator[list[Traced]]:
     """Within the block, compute in float64, and collect results of layers as they end.
 
-    A recurrent layer's own layers are left out, as frameworks do not call them equally often.
+    A recurrent layer's own layers are not collected, as frameworks do not call them equally often.
     """
     keras = keras_on(framework)
     from keras.src import backend

@@ -58,13 +58,15 @@ def tensors_of(keras: Any, data: DataFacts) -> dict[str, Any]:
 
 
 def _call_once(keras: Any, call: Call, data: DataFacts, reference: Reference) -> None:
-    arrays = example_arrays(data)
+    tensors = tensors_of(keras, data)
     try:
-        call(*(keras.ops.convert_to_tensor(arrays[name]) for name in call.tensors), training=False)
+        call(*(tensors[name] for name in call.tensors), training=False)
     except TrainerError:
         raise
     except (Exception, SystemExit) as error:
-        raise UsageError(f"model: {reference.text} fails on {batch_in_words(data, call.columns, arrays)}: {raised(error)}.") from error
+        raise UsageError(
+            f"model: {reference.text} fails on {batch_in_words(data, call.columns, example_arrays(data))}: {raised(error)}."
+        ) from error
 
 
 def _forget_import(reference: Reference) -> None:

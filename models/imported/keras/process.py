@@ -54,10 +54,10 @@ class _KerasModels:
 
     def initial(self, model: Call) -> dict[str, NDArray[Any]]:
         """Return initial values by name, after `PARAMETER` or `BUFFER`."""
-        values = {
-            PARAMETER + name: np.asarray(self._keras.ops.convert_to_numpy(weight.value)) for name, weight in trained(model.model).items()
+        named = [(PARAMETER, trained(model.model)), (BUFFER, carried(model.model))]
+        return {
+            prefix + name: self._keras.ops.convert_to_numpy(weight.value) for prefix, weights in named for name, weight in weights.items()
         }
-        return values | {BUFFER + name: self._keras.ops.convert_to_numpy(weight.value) for name, weight in carried(model.model).items()}
 
     def describe(self, reference: Reference, call: Call, request: Request, folder: Path) -> Description:
         """Try the model. Raises UsageError."""
