@@ -1,6 +1,7 @@
 """Keras models as people write them, for `test_imported_keras`."""
 
 import keras
+import numpy as np
 from keras import layers
 
 
@@ -19,17 +20,18 @@ def convolutional(input_shape, classes):
 
 @keras.saving.register_keras_serializable()
 class Subclassed(keras.Model):
-    """Layers without an input shape, a frozen one, and a flag for training."""
+    """Layers without an input shape, a frozen one, a variable of given values, and a flag for training."""
 
     def __init__(self, num_classes, width=12, **kwargs):
         super().__init__(**kwargs)
         self.fixed = layers.Dense(width, trainable=False, kernel_initializer="orthogonal")
+        self.shift = keras.Variable(np.linspace(-0.01, 0.01, width, dtype=np.float32), name="shift")
         self.norm = layers.BatchNormalization()
         self.drop = layers.Dropout(0.25)
         self.head = layers.Dense(num_classes, kernel_initializer=keras.initializers.TruncatedNormal(stddev=0.1, seed=3))
 
     def call(self, x, training=False):
-        x = keras.ops.mean(self.fixed(x), axis=(1, 2))
+        x = keras.ops.mean(self.fixed(x), axis=(1, 2)) + self.shift
         return self.head(self.drop(self.norm(x, training=training), training=training))
 
 

@@ -68,6 +68,7 @@ def keras_on(framework: str) -> Any:
     from keras.src import backend as functions
 
     _replace_random_functions(functions)
+    _let_values_initialize(keras.Variable)
     return keras
 
 
@@ -112,6 +113,19 @@ def _replace_random_functions(backend: Any) -> None:
         setattr(functions, name, _replaced(backend, name, getattr(functions, name), draw))
     for name in ("randint", "categorical", "shuffle", "gamma", "binomial", "beta"):
         setattr(functions, name, _replaced(backend, name, getattr(functions, name), None))
+
+
+def _let_values_initialize(variable: Any) -> None:
+    """Let a variable of given values be made in a StatelessScope, as one of an initializer can."""
+    original = variable.__init__
+
+    def initialize(self: Any, initializer: Any, shape: Any = None, dtype: Any = None, **options: Any) -> None:
+        if not callable(initializer) and not isinstance(initializer, str):
+            values = self._convert_to_tensor(initializer, dtype=dtype)
+            initializer, shape, dtype = lambda *_, **__: values, values.shape, dtype or values.dtype
+        original(self, initializer, shape, dtype, **options)
+
+    variable.__init__ = initialize
 
 
 def _replaced(backend: Any, name: str, original: Callable[..., Any], draw: Callable[..., Any] | None) -> Callable[..., Any]:
