@@ -20,7 +20,7 @@ def convolutional(input_shape, classes):
 
 @keras.saving.register_keras_serializable()
 class Subclassed(keras.Model):
-    """Layers without an input shape, a frozen one, a variable of given values, and a flag for training."""
+    """Layers without an input shape, a frozen one, given values, and a flag for training."""
 
     def __init__(self, num_classes, width=12, **kwargs):
         super().__init__(**kwargs)
