@@ -27,6 +27,7 @@ EXPORT_TOLERANCE = 1e-5  # of a module in float64, parts of which may stay float
 RESULT_TOLERANCE = 1e-4  # in float32, as in `conformance`
 HARMLESS = 1e-6  # a difference that training in float32 does not notice
 GRADIENT_TOLERANCE = 1e-2  # in float32: rounding may cross a ReLU's kink
+ROUNDING_FACTOR = 16  # between the errors of two frameworks in float32 against float64, where they differ by rounding alone
 MIN_NORM = 1e-3  # of a node's result; smaller ones are rounding alone
 KEPT, MAX_KEPT_BYTES = "checked.json", 1 << 16
 EXPORT = "its export"  # in a difference from a module
@@ -160,9 +161,17 @@ def _differences(first: str, second: str, expected: Mapping[str, Array], actual:
     for prefix, precision in ((IN_GRAPH, "float64"), ("", "float32")) if in_graph else (("", "float32"),):
         for name, text in _NAMES.items():
             tolerance = GRAPH_TOLERANCE if prefix else GRADIENT_TOLERANCE if name == GRADIENT else RESULT_TOLERANCE
+            if in_graph and not prefix:
+                tolerance = max(tolerance, ROUNDING_FACTOR * min(_rounding(name, expected), _rounding(name, actual)))
             if pairs := _pairs(prefix + name, expected, actual):
                 differences.append(Difference(text, precision, first, second, _relative(pairs), tolerance))
     return differences
+
+
+def _rounding(name: str, arrays: Mapping[str, Array]) -> float:
+    """Return how far a framework's results in float32 are from its own in float64; 0 if unknown."""
+    error = _relative([(value, arrays.get(key.removeprefix(IN_GRAPH))) for key, value in arrays.items() if key.startswith(IN_GRAPH + name)])
+    return error if np.isfinite(error) else 0.0
 
 
 def _export_differences(backend: str, arrays: Mapping[str, Array]) -> list[Difference]:

@@ -222,7 +222,7 @@ class TestTheCommand:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (["--format", "savedmodle"], r"--format: got 'savedmodle'; allowed: safetensors, keras, savedmodel, .*Did you mean 'savedmodel'\?"),
+            (["--format", "savedmodle"], r"--format: got 'savedmodle'; allowed: safetensors, keras, savedm.*Did you mean 'savedmodel'\?"),
             ([], r"--format: give one of safetensors, keras, savedmodel, tf-checkpoint, torch; or --describe"),
             (["--format", "torch", "--describe"], r"--format: give one of"),
             (["--format", "safetensors", "-o", "/proc/no/where"], r"--output: '/proc/no' cannot be written"),

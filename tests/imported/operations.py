@@ -230,6 +230,7 @@ CASES = [
     ("aten.linalg_vector_norm.default", {"self": normal(3, 4), "ord": 3.0, "dim": [1], "keepdim": True}),
     ("aten.bilinear.default", {"input1": normal(3, 4), "input2": normal(3, 5), "weight": normal(2, 4, 5), "bias": normal(2)}),
     ("aten.var_mean.correction", {"self": normal(3, 4), "dim": [1], "correction": 1, "keepdim": True}),
+    ("aten.cat.default", {"tensors": [np.zeros(0, np.float32), normal(2, 3), normal(2, 1)], "dim": -1}),  # as caches of keys begin
     ("aten.select_scatter.default", {"self": normal(3, 4), "src": normal(3), "dim": 1, "index": -1}),
     ("aten.slice_scatter.default", {"self": normal(3, 6), "src": normal(3, 2), "dim": 1, "start": 1, "end": 5, "step": 2}),
 ]

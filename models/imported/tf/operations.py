@@ -809,6 +809,8 @@ def _concatenate(run: Pass, tensors: Sequence[Any], dim: int = 0) -> Any:
         return ChannelsLast(tf.concat([x.value for x in tensors], -1))
     parts = [canonical(x) for x in tensors]
     common = max((x.dtype for x in parts), key=_ORDER.index)
+    if any(x.shape.rank > 1 for x in parts):  # torch lets a list begin with an empty vector, as caches of keys do
+        parts = [x for x in parts if x.shape.as_list() != [0]]
     return tf.concat([tf.cast(x, common) for x in parts], dim)
 
 
