@@ -160,6 +160,12 @@ def _numbers(values: NDArray[Any]) -> NDArray[Any]:
 Values = TypeVar("Values")
 
 
+def columns_by_name(names: Sequence[str], columns: Any, convert: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return what `only_or_named` made as arrays by name."""
+    named = columns if isinstance(columns, dict) else {names[0]: columns}
+    return {name: convert(value) for name, value in named.items()}
+
+
 def only_or_named(columns: Mapping[str, Values | dict[str, Values]]) -> Values | dict[str, Values]:
     """Return a model's only column, or all of them by name."""
     if len(columns) == 1:

@@ -32,6 +32,7 @@ COMMANDS: Mapping[str, str] = {  # summaries; a command is in the module of `com
     "watch": "Show live progress of a run, or its final status.",
     "runs": "List, show, delete and export runs.",
     "compare": "Compare finished runs and flag figures that are not comparable.",
+    "diverge": "Find where two trainings part, and why.",
     "report": "Write one HTML page with plots and tables of runs.",
     "plot": "Write the report's plots as PNG, SVG or PDF.",
     "explain": "Explain a run's bottleneck.",

@@ -1,4 +1,4 @@
-"""One task on this machine with a trained state, without a run and its records."""
+"""The tasks of a sync job on this machine, without a run and its records."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from ..core.errors import InterruptedRunError, TrainerError
 from ..core.job import Job
 from ..engine.protocol.messages import WireMessage
 from ..engine.protocol.node_messages import Start
-from ..engine.protocol.task_messages import Command, Done
+from ..engine.protocol.state_transfer import StateAnswer, StateBegin, StateEnd, StatePart, StateReceiver
+from ..engine.protocol.task_messages import Command, Done, SendState
 from ..models.base import ModelSpec
 from .driver.cluster_setup import assign_gpus, infer_isolation, make_cluster, make_tasks, threads_per_task
 from .driver.nodes import Nodes
@@ -29,7 +30,7 @@ CLOSE_GRACE_SECONDS = 10.0
 
 
 class StandaloneTask:
-    """The task of a job with a single sync worker; every process ends with this context.
+    """The tasks of a sync job on one node, usually one; every process ends with this context.
 
     It opens the job's data itself; `normalisation` has the (mean, std) of its inputs, if not the data's own. `placeholder`, the
     `described_data` of a text, replaces it with one made-up example (`placeholder_text`). Raises UsageError for what the backend does not
@@ -101,23 +102,52 @@ class StandaloneTask:
         tasks.start_tasks(make_tasks(cluster, threads), lambda node: request)
         ready = tasks.await_ready(deadline - time.monotonic())
         self.precision_used = next(iter(ready.values())).precision_used or self._job.precision
-        load_state(tasks, state, self._job.start_timeout)
+        self.load(state)
+
+    def load(self, state: State) -> None:
+        """Load a state."""
+        load_state(self._running(), state, self._job.start_timeout)
 
     def ask(self, command: Command) -> Any:
         """Send a command and return its answer, after any heartbeats."""
+        *_signs, answer = self.ask_for_all(command)
+        return answer
+
+    def ask_for_all(self, command: Command) -> list[WireMessage]:
+        """Send a command and return what the tasks answer until each has carried it out."""
         tasks = self._running()
         self._sequence += 1
         command.sequence = self._sequence
         tasks.send(command)
         answers: list[WireMessage] = []
+        waiting = len(tasks)
+        while waiting:
+            message = self._next()
+            if isinstance(message, Done):
+                waiting -= 1
+            else:
+                answers.append(message)
+        return answers
+
+    def state(self) -> State:
+        """Return a copy of the state."""
+        tasks, arrived = self._running(), self.ask_for_all(SendState())
+        receiver: StateReceiver | None = None
         while True:
-            received = tasks.receive(1.0)
-            if received is None:
-                continue
-            if isinstance(received[1], Done):
-                *_signs, answer = answers
-                return answer
-            answers.append(received[1])
+            message = arrived.pop(0) if arrived else self._next()
+            if isinstance(message, StateBegin):
+                receiver = StateReceiver(message)
+                tasks.send_to_first(StateAnswer("send"))
+            elif isinstance(message, StatePart) and receiver is not None:
+                receiver.add(message)
+                tasks.send_to_first(StateAnswer("ack"))
+            elif isinstance(message, StateEnd) and receiver is not None:
+                return receiver.state()
+
+    def _next(self) -> WireMessage:
+        while (received := self._running().receive(1.0)) is None:
+            pass
+        return received[1]
 
     def refuse(self, wrong: str) -> NoReturn:
         """Reject the task's invalid answer. Raises RunFailedError."""

@@ -148,6 +148,7 @@ class ForwardContext(Generic[Tensor]):
       model's dropout layers from 0. The identity unless `training`. `x` is [batch, features], [batch, positions, features] or
       [batch, heads, queries, keys]. Rates are at most 1 − 2⁻¹⁵ (`dropout_masks.MAX_RATE`).
     - `settings`: those of the `ModelSpec`.
+    - `layers`: takes the framework's layers of a pass and returns what the network calls instead, to observe them.
     """
 
     training: bool
@@ -156,6 +157,7 @@ class ForwardContext(Generic[Tensor]):
     dropout: Callable[[Tensor, float, int], Tensor] = lambda x, rate, layer: x
     updated: dict[str, Tensor] = field(default_factory=dict)
     settings: Any = None
+    layers: Callable[[Any], Any] = lambda layers: layers
 
 
 DRAW_CHUNK = 1 << 18  # bounds the memory of `initial_values`

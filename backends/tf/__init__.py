@@ -10,7 +10,7 @@ from ...core.cluster import Task, TaskSpec
 from ...core.job import Job
 from ...core.plugins import find
 from ...data.base import Dataset
-from ...models.base import ModelSpec
+from ...models.base import Array, ModelSpec
 from ..base import Availability, Server, Session, TensorFunctions, parameter_server_placement, ranks_placement
 from ..capabilities import COMPLETE, ExportFormat
 from ..export import Export
@@ -117,6 +117,15 @@ class TfBackend:
         from .model import TENSORS
 
         return TENSORS
+
+    def replayed(self, job: Job, spec: ModelSpec, data: Dataset, parameters: Mapping[str, Array], buffers: Mapping[str, Array]) -> Any:
+        """Import the framework and return a model whose layers are computed one by one; see `Replays`."""
+        from .runtime import import_tensorflow
+
+        import_tensorflow(deterministic=job.deterministic)
+        from .replay import TfPass
+
+        return TfPass(job, spec, data, parameters, buffers)
 
     def export(self, request: Export) -> None:
         """Write a trained model in one of the formats; see `Exporter`."""

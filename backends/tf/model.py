@@ -180,7 +180,7 @@ class TfModel:
         if self.own_losses is not None:
             return loss_sum, _dense(tape.gradient(loss_sum, order, weight, unconnected_gradients=tf.UnconnectedGradients.ZERO))
         # The tape ends at the logits: the loss comes with its own gradient, and each op less counts in a small model's step.
-        losses_b, slopes_bk = self._cross_entropy(logits_bk, y)
+        losses_b, slopes_bk = self.cross_entropy(logits_bk, y)
         gradients = tape.gradient(logits_bk, order, weight * slopes_bk, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         return tf.reduce_sum(losses_b), _dense(gradients)
 
@@ -188,7 +188,7 @@ class TfModel:
         """Return the objective's sums over all micro-batches, float64 [sums], in its order."""
         outputs = self.logits(parameters, micro_batches, context)
         x, y = micro_batches[0] if len(micro_batches) == 1 else (None, tf.concat([labels_b for _, labels_b in micro_batches], axis=0))
-        losses_b = self._cross_entropy(outputs, y)[0] if self.own_losses is None else self.own_losses(outputs, y, context)
+        losses_b = self.cross_entropy(outputs, y)[0] if self.own_losses is None else self.own_losses(outputs, y, context)
         parts = self.spec.objective.common_parts(losses_b, tf.ones_like(losses_b), x, y)
         if self.own_losses is None and "correct" in self.spec.objective.sums:
             parts["correct"] = tf.argmax(outputs, axis=1, output_type=tf.int32) == y
@@ -198,7 +198,7 @@ class TfModel:
         summed = tf.stack([tf.reduce_sum(tf.cast(parts[name], tf.float64)) for name in self.spec.objective.summed])
         return tf.concat([summed, parts[TALLY]], axis=0) if self.spec.objective.tally else summed
 
-    def _cross_entropy(self, logits_bk: tf.Tensor, y_b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def cross_entropy(self, logits_bk: tf.Tensor, y_b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Return each example's loss, [batch], and its gradient by the logits, [batch, classes].
 
         GPUs have no repeatable raw op.

@@ -194,6 +194,10 @@ class Model:
             with torch.autocast(self._device.type, self._low):
                 outputs = self._unwatched(named, x, context)
             outputs = outputs.float()
+        return self.sum_of_losses(outputs, y, context)
+
+    def sum_of_losses(self, outputs: torch.Tensor, y: Columns, context: Context) -> torch.Tensor:
+        """Return the sum of the losses of a forward function's results."""
         if self._own_losses is None:
             return torch.nn.functional.cross_entropy(outputs, y, reduction="sum")
         return self._own_losses(outputs, y, context).sum()
@@ -208,9 +212,7 @@ class Model:
         """Return the sum of losses; 0, with zero gradients, for an empty slice."""
         if self.compiled is not None and self.compiled.takes(y):
             return self.compiled(self.named, x, y, context)
-        if self._own_losses is None:
-            return torch.nn.functional.cross_entropy(self.forward(x, context), y, reduction="sum")
-        return self._own_losses(self.forward(x, context), y, context).sum()
+        return self.sum_of_losses(self.forward(x, context), y, context)
 
     def gradients(self, loss: torch.Tensor) -> list[torch.Tensor]:
         """Return the gradients by `leaves`, in separate memory if updates write to them.

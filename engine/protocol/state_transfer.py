@@ -247,14 +247,14 @@ def load_messages(state: State) -> Iterator[LoadBegin | LoadPart]:
 
 
 class StateReceiver:
-    """State received as ``load_begin`` and chunks."""
+    """State received in chunks after its description."""
 
-    def __init__(self, begin: LoadBegin) -> None:
+    def __init__(self, begin: LoadBegin | StateBegin) -> None:
         self._arrays: dict[str, Array] = {key: np.empty(tuple(shape), np.dtype(dtype)) for key, dtype, shape in begin.entries}
         self._begin = begin
         self._left = [view for view in map(_bytes_of, self._arrays.values()) if len(view)]
 
-    def add(self, chunk: LoadPart) -> None:
+    def add(self, chunk: LoadPart | StatePart) -> None:
         """Add a chunk. Raises ValueError for more bytes than announced."""
         data = memoryview(chunk.arrays["data"].data).cast("B")
         while len(data):

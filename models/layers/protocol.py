@@ -154,7 +154,7 @@ def forward_of(layers: Callable[..., Any], network: Callable[[Any, Any], Any]) -
 
     def forward(parameters: Mapping[str, Any], x_bchw: Any, context: ForwardContext[Any]) -> Any:
         """Return logits_bk."""
-        return network(layers(parameters, context), x_bchw)
+        return network(context.layers(layers(parameters, context)), x_bchw)
 
     return forward
 

@@ -315,7 +315,7 @@ def forward_functions(
     """
 
     def forward(parameters: Tensors, inputs: Tensors, context: ForwardContext[Any]) -> Any:
-        return network(layers(parameters, context), inputs, context.settings)
+        return network(context.layers(layers(parameters, context)), inputs, context.settings)
 
     def encode_sources(parameters: Tensors, inputs: Tensors, context: ForwardContext[Any]) -> Memory:
         return encode(layers(parameters, context), inputs[SOURCE], inputs[SOURCE + LENGTHS], context.settings)

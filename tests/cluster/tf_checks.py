@@ -117,7 +117,7 @@ def test_deterministic_cross_entropy_equals_standard_one(scale):
     for count in (40, 0):
         logits_bk = tf.constant((scale * draw.standard_normal((count, 10))).astype(np.float32))
         y_b = tf.constant(draw.integers(0, 10, count), tf.int32)
-        deterministic, standard = (build_model("logreg", spec, deterministic=flag)._cross_entropy(logits_bk, y_b) for flag in (True, False))
+        deterministic, standard = (build_model("logreg", spec, deterministic=flag).cross_entropy(logits_bk, y_b) for flag in (True, False))
         for actual, expected in zip(deterministic, standard, strict=True):
             assert actual.dtype == expected.dtype == tf.float32
             assert np.allclose(actual, expected, rtol=1e-6, atol=1e-6)

@@ -285,7 +285,7 @@ def _biasless(names, gradient_only):
                     value = self._values[key]
                     if key != f"{name}.bias":
                         return value
-                    return ops.stop(value) if gradient_only else value * 0.0
+                    return ops.with_gradient_of(value, value * 0.0) if gradient_only else value * 0.0
 
             self._parameters = Changed(parameters, ops, ())
             try:
@@ -654,7 +654,7 @@ IN_TRANSLATION = {
     "product_gradient_in_bf16": _weights_changed(CONVOLUTION, CONV2_OF_BLOCK_1, _low_gradient_node),
     "weight_gradient_1_percent": _weights_changed(CONVOLUTION, CONV2_OF_BLOCK_1, _weight_gradient_node),
     "bias_left_out": _weights_changed(DENSE, HEAD, _bias_node(lambda ops, bias: 0.0 * bias)),
-    "bias_gradient_missing": _weights_changed(DENSE, HEAD, _bias_node(lambda ops, bias: ops.stop(bias))),
+    "bias_gradient_missing": _weights_changed(DENSE, HEAD, _bias_node(lambda ops, bias: ops.with_gradient_of(bias, 0.0 * bias))),
     "bias_gradient_is_mean": _weights_changed(DENSE, HEAD, _bias_node(lambda ops, bias: ops.with_gradient_of(bias, bias / 16.0))),
 }
 
@@ -736,7 +736,10 @@ IN_FUNCTIONAL = {
         _by_weight(CONV2_OF_BLOCK_1, lambda ops, original, x, weight, bias: original(x, ops.with_gradient_of(weight, 1.01 * weight), bias)),
     ),
     "bias_left_out": ("linear", _by_weight(HEAD, lambda ops, original, x, weight, bias: original(x, weight, 0.0 * bias))),
-    "bias_gradient_missing": ("linear", _by_weight(HEAD, lambda ops, original, x, weight, bias: original(x, weight, ops.stop(bias)))),
+    "bias_gradient_missing": (
+        "linear",
+        _by_weight(HEAD, lambda ops, original, x, weight, bias: original(x, weight, ops.with_gradient_of(bias, 0.0 * bias))),
+    ),
     "bias_gradient_is_mean": (
         "linear",
         _by_weight(HEAD, lambda ops, original, x, weight, bias: original(x, weight, ops.with_gradient_of(bias, bias / 16.0))),
@@ -907,7 +910,7 @@ def _loss(change_on_torch, change_on_tf, change_of_translation):
         _replace(functional, "cross_entropy", change_on_torch)
 
     def on_tf(module):
-        _replace(module.TfModel, "_cross_entropy", change_on_tf)
+        _replace(module.TfModel, "cross_entropy", change_on_tf)
 
     def translation(module):
         _replace(module, "translation_loss", change_of_translation)

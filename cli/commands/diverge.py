@@ -1,0 +1,114 @@
+"""``trainer diverge``: where two trainings part, and why."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import msgspec
+
+from ...core.console import json_text
+from ...core.errors import UsageError
+from ...core.job import Job
+from ...core.settings.job_fields import fields_with_role
+from ...core.settings.sources import resolve
+from ...data.store.stored_dataset import open_dataset
+from ...launch.driver.resumption import earlier_run
+from ...lockstep.compare import Comparer
+from ...lockstep.findings import Comparison
+from ...lockstep.jobs import differing_settings, expected_differences, on_this_machine, refuse_uncomparable, with_settings
+from ...lockstep.text import text
+from ...models.build import build_model, written_out
+from ...records.store.jsonl import finite_json
+from ...records.store.run_directory import RunReader
+from ...report.runs.locate import find_run
+from ..options import IntegerRange, out_option, trust_option
+from ..streams import echo_wrapped
+
+MAX_UPTO = 1_000_000
+PYTHON = "python"  # of ``--with``; any other name is a setting
+
+
+@click.command(short_help="Find where two trainings part, and why.")
+@click.argument("first", metavar="RUN")
+@click.argument("second", metavar="[RUN]", required=False)
+@click.option("--with", "changes", multiple=True, metavar="SETTING=VALUE", help="Compare the run with itself under this; repeatable.")
+@click.option("--upto", type=IntegerRange(0, MAX_UPTO), default=64, show_default=True, help="Last update that is probed, counted from 0.")
+@out_option("Folder for run directories.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@trust_option("Compare")
+def diverge(first: str, second: str | None, changes: tuple[str, ...], upto: int, out: Path, as_json: bool, trust_run: bool) -> None:
+    """Find the first update, the layer and the cause at which two trainings part beyond rounding.
+
+    Both sides make single updates from equal states of the first run: 1, 2, 3, 5, 9, … Where they part, each layer is computed by itself
+    on both sides from the same inputs, and judged against float64.
+
+    RUN is a run directory, or the name of one below --out. With --with, the second side is the first run with other settings, such as
+    backend=tf, precision=bf16, exchange=native, compile=on, nodes=3, or python=/other/venv/bin/python.
+    """
+    if (second is None) == (not changes):
+        raise UsageError("second run: give either another RUN or --with SETTING=VALUE.")
+    path = find_run(first, out)
+    job, compiled = _job_of(path, trusted=trust_run)
+    interpreter: str | None = None
+    if second is not None:
+        other_path = find_run(second, out)
+        (changed, other_compiled), name = _job_of(other_path, trusted=trust_run), other_path.name
+    else:
+        settings, interpreter = _read_changes(changes)
+        changed = _changed(path, settings, trusted=trust_run)
+        other_compiled, name = compiled, with_settings({**settings, **({PYTHON: interpreter} if interpreter else {})})
+    refuse_uncomparable(job, changed)
+    comparison = _compared((job, changed), (compiled, other_compiled), (path.name, name), interpreter, upto)
+    if as_json:
+        click.echo(json_text(finite_json(msgspec.to_builtins(comparison)), indent=1))
+    else:
+        echo_wrapped(text(comparison))
+
+
+def _compared(
+    jobs: tuple[Job, Job], compiled: tuple[bool | None, bool | None], names: tuple[str, str], interpreter: str | None, upto: int
+) -> Comparison:
+    spec = build_model(jobs[0].model, open_dataset(jobs[0].data, jobs[0].data_dir).info, jobs[0].loss)
+    local = tuple(on_this_machine(job, deterministic=spec.dropout, compiled=chosen) for job, chosen in zip(jobs, compiled, strict=True))
+    planned = min((job.steps for job in jobs if job.steps), default=None)
+    last = upto if planned is None else min(upto, planned - 1)
+    with tempfile.TemporaryDirectory(prefix="crosstrain-diverge-") as folder:
+        comparer = Comparer((local[0], local[1]), names, Path(folder), last)
+        comparison = comparer.compare((None, interpreter))
+    comparison.findings = [*differing_settings(*jobs), *comparison.findings]
+    comparison.expected = expected_differences(*jobs, spec)
+    return comparison
+
+
+def _job_of(path: Path, *, trusted: bool) -> tuple[Job, bool | None]:
+    """Return a run's job, and whether its steps were compiled."""
+    return _changed(path, {}, trusted=trusted), RunReader(path).job().get("compiled")
+
+
+def _changed(path: Path, settings: dict[str, str], *, trusted: bool) -> Job:
+    """Return a run's job with other settings."""
+    return written_out(resolve(settings, {}, None, earlier_run(path, trusted=trusted)).job)
+
+
+def _read_changes(changes: Sequence[str]) -> tuple[dict[str, str], str | None]:
+    """Return settings by name, and the interpreter. Raises UsageError."""
+    settings: dict[str, str] = {}
+    interpreter = None
+    for change in changes:
+        name, equals, value = change.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals or not value:
+            raise UsageError(f"--with: got {change!r}; write SETTING=VALUE, such as backend=tf.")
+        if name == PYTHON:
+            if not os.access(value, os.X_OK):
+                raise UsageError(f"--with: {value!r} is no program that can be executed.")
+            interpreter = os.path.abspath(value)
+        elif name in Job.model_fields and name not in fields_with_role("destination"):
+            settings[name] = value
+        else:
+            raise UsageError.of("--with", name, "a setting of the job, or python", [*Job.model_fields, PYTHON])
+    return settings, interpreter

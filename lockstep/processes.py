@@ -1,0 +1,94 @@
+"""The processes of the two sides, which answer requests in turn."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import IO, Any
+
+import msgspec
+
+from ..core.errors import RunFailedError, UsageError
+from ..core.process import child_working_directory, command_ending_with_parent, public_environment, python
+from .side import Answer, End, Request
+
+KEPT_LINES = 40
+END_SECONDS = 20.0
+
+
+class SideProcess:
+    """A side's process; requests are sent first and awaited later, so that both sides work at once."""
+
+    def __init__(self, name: str, interpreter: str | None, environment: Mapping[str, str]) -> None:
+        self.name = name
+        self._process = subprocess.Popen(
+            command_ending_with_parent(python("crosstrain.lockstep.side", interpreter=interpreter)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=child_working_directory(),
+            env={**public_environment(), **environment},
+            start_new_session=True,
+        )
+        self._lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self._reader = threading.Thread(target=self._keep, name=f"output of {name}", daemon=True)
+        self._reader.start()
+
+    def _keep(self) -> None:
+        stream: IO[bytes] | None = self._process.stderr
+        for line in stream or ():
+            self._lines.append(line.decode(errors="replace").rstrip())
+
+    def send(self, request: Request) -> None:
+        """Send a request."""
+        with suppress(BrokenPipeError):  # its end is noticed by `receive`
+            if self._process.stdin is not None:
+                self._process.stdin.write(msgspec.json.encode(request) + b"\n")
+                self._process.stdin.flush()
+
+    def receive(self) -> Answer:
+        """Wait for the answer to the oldest request. Raises UsageError or RunFailedError for a problem."""
+        line = b"" if self._process.stdout is None else self._process.stdout.readline()
+        if not line:
+            code = self._process.wait()
+            self._reader.join(1.0)
+            last = next((text for text in reversed(self._lines) if text.strip()), "")
+            raise RunFailedError(f"the process of {self.name} ended with {code}{f': {last[:400]}' if last else ''}")
+        answer = msgspec.json.decode(line, type=Answer)
+        if answer.problem is not None:
+            raise (UsageError if answer.code == UsageError.exit_code else RunFailedError)(f"{self.name}: {answer.problem}")
+        return answer
+
+    def ask(self, request: Request) -> Answer:
+        """Send a request and wait for its answer."""
+        self.send(request)
+        return self.receive()
+
+    def end(self) -> None:
+        """End the process and its tasks."""
+        self.send(End())
+        if self._process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join(1.0)
+
+
+@contextmanager
+def two_sides(interpreters: tuple[str | None, str | None], environments: tuple[Mapping[str, str], ...] = ({}, {})) -> Iterator[Any]:
+    """Start both processes; they end with the block."""
+    sides: list[SideProcess] = []
+    try:
+        for name, interpreter, environment in zip(("A", "B"), interpreters, environments, strict=True):
+            sides.append(SideProcess(name, interpreter, environment))
+        yield tuple(sides)
+    finally:
+        for side in sides:
+            side.end()

@@ -1,0 +1,111 @@
+"""Layers one by one on a backend, in a process of its own.
+
+``python -m crosstrain.lockstep.replaying`` reads a `ReplayRequest` as JSON on standard input and writes the results into its folder.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ..backends.base import make_sampler
+from ..backends.loading import load_backend
+from ..backends.replay import LayerOnTape, Replay, ReplayedPass
+from ..core.errors import TrainerError, UsageError, raised
+from ..core.job import Job
+from ..data.base import Dataset
+from ..data.sampler import Batches
+from ..data.store.stored_dataset import open_dataset
+from ..engine.epochs import EpochIndex
+from ..models.build import build_model
+from ..models.imported.requests import answer_request
+
+Array = NDArray[Any]
+TAPE, STATE = "tape.npz", "state.npz"
+DATA, TARGET, LOSS, INDICES = "data/", "target/", "loss", "indices"  # prefixes of a batch's columns; the loss; the examples
+
+
+class ReplayRequest(msgspec.Struct):
+    """What to compute: the first `examples` of the batch of update `step`, with the state in the folder.
+
+    `layers`: None to return the batch alone, as the backend prepares it.
+    """
+
+    job: dict[str, Any]
+    folder: str
+    results: str
+    step: int
+    examples: int
+    layers: list[LayerOnTape] | None = None
+
+
+def examples_of(job: Job, data: Dataset, weight: str, step: int, count: int) -> Batches:
+    """Return the first examples of the global batch of an update, as one batch with the weight of the whole."""
+    sampler = make_sampler(job, data, weight)
+    place = EpochIndex(sampler).place(step)
+    whole = sampler.whole(place.epoch, place.first_in_epoch, 1, place.skip, place.arranged)
+    count = min(count, int(whole.offsets[1]))
+    changes = None if whole.changes is None else whole.changes[:count]
+    sizes = np.array([count], np.int32)
+    return replace(whole, indices=whole.indices[:count], offsets=np.array([0, count], np.int32), examples=sizes, changes=changes)
+
+
+def answer(request: ReplayRequest) -> str | None:
+    """Compute what is asked for; return what is wrong, or None."""
+    try:
+        _write(request)
+    except TrainerError as error:
+        return str(error)
+    except Exception as error:  # noqa: BLE001 -- of the framework, or of a user's code
+        return f"a layer could not be computed by itself on {request.job['backend']}: {raised(error)}"
+    return None
+
+
+def _write(request: ReplayRequest) -> None:
+    job, folder = Job.model_validate(request.job), Path(request.folder)
+    data = open_dataset(job.data, job.data_dir)
+    spec = build_model(job.model, data.info, job.loss)
+    backend: Any = load_backend(job.backend)
+    if not hasattr(backend, "replayed"):
+        raise UsageError(f"backend: {job.backend!r} does not compute layers by themselves.")
+    with np.load(folder / STATE) as file:
+        state = dict(file)
+    parameters, buffers = (
+        {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+        for prefix in ("parameters/", "buffers/")
+    )
+    backend.preload(job)
+    replayed: ReplayedPass = backend.replayed(job, spec, data, parameters, buffers)
+    batches = examples_of(job, data, spec.objective.weight, request.step, request.examples)
+    x, y = replayed.columns(batches)
+    results = (
+        {INDICES: batches.indices} | {DATA + name: value for name, value in x.items()} | {TARGET + name: value for name, value in y.items()}
+    )
+    if request.layers is not None:
+        with np.load(folder / TAPE) as file:
+            tape = dict(file)
+        replay = Replay(replayed, request.layers, tape)
+        replayed.forward(batches, replay.around, request.step)
+        if not replay.complete:
+            raise RuntimeError("the network called other layers than the reference")
+        results |= replay.results
+        wanted = {name.removeprefix(TARGET): value for name, value in tape.items() if name.startswith(TARGET)}
+        loss, slope = replayed.loss(replayed.tensor(tape[f"{LOSS}/input 0"]), wanted)
+        results[f"{LOSS}/output"], results[f"{LOSS}/slope of input 0"] = replayed.array(loss), replayed.array(slope)
+    np.savez(folder / request.results, **cast(dict[str, Any], results))
+
+
+def main() -> None:
+    """Answer one request."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    answer_request(lambda content: answer(msgspec.json.decode(content, type=ReplayRequest)))
+
+
+if __name__ == "__main__":
+    main()

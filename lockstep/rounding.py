@@ -1,0 +1,48 @@
+"""What rounding explains.
+
+An error is measured in units of float32's rounding, 2⁻²⁴, of a result's magnitude (`models.layers.reference`): whatever the order of a
+sum, rounding changes it by a few units. The limits are several times the largest errors of sound layers, measured with other seeds than
+those of the tables in docs/divergence.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+UNIT = 2.0**-24
+LIMIT = 16.0  # of an error over a whole tensor, in units
+ELEMENT_LIMIT = 1024.0  # of a single element's, in units
+UPDATE_LIMIT = 4.0  # of an update over a tensor, in its own tolerance
+SCALE_LIMIT = 12.0  # of a common factor of all steps, in standard deviations
+GROWTH_LIMIT = 64.0  # of differences of whole passes, by what moving the weights' last bits changes
+UNITS_OF_FORMAT = {"fp32": 1.0, "bf16": 2.0**16, "fp16": 2.0**13}  # by the precision of products
+
+
+def error(value: Array, exact: Array, magnitude: Array) -> tuple[float, float]:
+    """Return the error of a whole tensor, and of its worst element, in units; infinite for other shapes, NaN and infinities."""
+    if value.shape != np.shape(exact) or not np.isfinite(value).all():
+        return float("inf"), float("inf")
+    difference, sizes = np.abs(value.astype(np.float64) - exact), np.abs(np.asarray(magnitude, np.float64))
+    if not difference.size or not difference.any():
+        return 0.0, 0.0
+    typical = float(np.sqrt(np.mean(sizes**2)))
+    if not typical:
+        return float("inf"), float("inf")
+    whole = float(np.sqrt(np.mean(difference**2))) / typical
+    return whole / UNIT, float((difference / (sizes + 1e-3 * typical)).max()) / UNIT
+
+
+def unexplained(whole: float, worst: float, precision: str = "fp32") -> bool:
+    """Return whether rounding in a number format does not explain an error in units."""
+    unit = UNITS_OF_FORMAT[precision]
+    return whole > LIMIT * unit or worst > ELEMENT_LIMIT * unit
+
+
+def relative(first: Array, second: Array) -> float:
+    """Return ‖first − second‖ / ‖second‖, 0 for equal arrays."""
+    difference = float(np.linalg.norm(first.astype(np.float64).ravel() - second.astype(np.float64).ravel()))
+    return difference / max(float(np.linalg.norm(second.astype(np.float64).ravel())), 1e-300) if difference else 0.0

@@ -1,0 +1,229 @@
+"""One of two trainings, in a process of its own: it makes single updates from given states.
+
+``python -m crosstrain.lockstep.side`` reads a request as JSON from each line of standard input, and answers it with a line. States are
+``.npz`` files with the keys of `state_to_arrays`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import IO, Any, cast
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ..backends.base import Plan, State, make_sampler
+from ..core.console import note
+from ..core.errors import TrainerError, UsageError, raised
+from ..core.job import Job
+from ..core.update_rules import learning_rates
+from ..engine.epochs import EpochIndex
+from ..engine.policies import Triggers
+from ..engine.protocol.state_transfer import state_from_arrays, state_to_arrays
+from ..engine.protocol.task_messages import Steps, Train
+from ..launch.driver.training_job import TrainingJob
+from ..launch.standalone_task import StandaloneTask
+from ..models.imported.requests import ask_processes
+from .replaying import ReplayRequest
+from .updates import LARGE_RATE, measured_gradients, shows_gradient_by_rate, without_slots
+
+Array = NDArray[Any]
+
+
+class Begin(msgspec.Struct, tag="begin"):
+    """Start the tasks of a job, and write its initial state."""
+
+    job: dict[str, Any]
+    initial: str
+
+
+class Advance(msgspec.Struct, tag="advance"):
+    """Train from a state on, and write the state after so many updates."""
+
+    state: str
+    first: int
+    count: int
+    result: str
+
+
+class Probe(msgspec.Struct, tag="probe"):
+    """Make one update from a state, and measure its gradients."""
+
+    state: str
+    step: int
+    gradients: str
+    result: str
+
+
+class Measure(msgspec.Struct, tag="measure"):
+    """Measure the gradients of an update from a state alone."""
+
+    state: str
+    step: int
+    gradients: str
+
+
+class Layers(msgspec.Struct, tag="layers"):
+    """Compute layers one by one."""
+
+    request: ReplayRequest
+
+
+class End(msgspec.Struct, tag="end"):
+    """End the tasks."""
+
+
+Request = Begin | Advance | Probe | Measure | Layers | End
+
+
+class Answer(msgspec.Struct):
+    """What came of a request: a problem with its exit code, or losses, and the rate of the probed update."""
+
+    problem: str | None = None
+    code: int = 1
+    losses: list[float] = []
+    rate: float = 0.0
+    precision: str = ""
+
+
+class Schedule:
+    """The plans of a job's updates, from its beginning on."""
+
+    def __init__(self, training: TrainingJob) -> None:
+        self._job, self._width = training.requested, training.model.width
+        self._epochs = EpochIndex(make_sampler(training.job, training.data, training.model.objective.weight))
+        self._total = Triggers(training.requested, self._epochs).total
+
+    def plan(self, first: int, most: int) -> Plan:
+        """Return a plan of at most so many updates, within an epoch."""
+        place = self._epochs.place(first)
+        count = min(most, place.left)
+        positions = self._epochs.epochs_at(first, count)
+        rates = learning_rates(self._job, first, count, self._epochs.steps_per_epoch, self._total, positions, self._width)
+        return Plan(first, count, place.epoch, place.first_in_epoch, rates, place.skip, place.arranged)
+
+
+class Training:
+    """The training of a job, by single updates."""
+
+    def __init__(self, job: Job, tasks: ExitStack) -> None:
+        self.job = job
+        self._training = TrainingJob.from_job(job)
+        self.model, self.data = self._training.model, self._training.data
+        self._schedule = Schedule(self._training)
+        self._task = StandaloneTask(self._training.job, self.model, note, normalisation=self.data.info.normalisation)
+        tasks.enter_context(self._task)
+
+    def begin(self) -> tuple[State, str]:
+        """Start the tasks; return the initial state, and the precision used."""
+        initial = self._training.initial
+        if initial is None:
+            initial = State(self.model.initial(self.job.seed), buffers=self.model.initial_buffers(self.job.seed))
+        self._task.start(initial)
+        return initial, self._task.precision_used
+
+    def train(self, state: State, first: int, count: int, rate: float | None = None) -> tuple[State, list[float], float]:
+        """Return the state after so many updates, their losses, and the last one's learning rate."""
+        self._task.load(state)
+        losses: list[float] = []
+        used = 0.0
+        while count:
+            plan = self._schedule.plan(first, count)
+            used = float(plan.learning_rates[-1])
+            if rate is not None:
+                plan = replace(plan, learning_rates=np.full(plan.count, rate))
+            for message in self._task.ask_for_all(Train.from_plan(plan)):
+                if isinstance(message, Steps):
+                    losses += message.result().losses.tolist()
+            first, count = first + plan.count, count - plan.count
+        return self._task.state(), losses, used
+
+    def gradients(self, state: State, step: int) -> tuple[dict[str, Array], float, float]:
+        """Return the gradients of an update, its loss and its learning rate."""
+        before = without_slots(state_to_arrays(state))
+        bare = state_from_arrays(before, state.updates, state.scalars)
+        after, losses, rate = self.train(bare, step, 1, LARGE_RATE if shows_gradient_by_rate(self.job) else None)
+        return measured_gradients(self.job, before, state_to_arrays(after)), losses[0], rate
+
+
+def read_state(path: str, updates: int) -> State:
+    """Read a state that `write_state` wrote."""
+    with np.load(path, allow_pickle=False) as file:
+        return state_from_arrays({name: file[name] for name in file.files}, updates)
+
+
+def write_state(path: str, state: State) -> None:
+    """Write a state."""
+    write_arrays(path, state_to_arrays(state))
+
+
+def write_arrays(path: str, arrays: Mapping[str, Array]) -> None:
+    """Write arrays by name."""
+    np.savez(path, **cast(dict[str, Any], dict(arrays)))
+
+
+class Side:
+    """Answers requests."""
+
+    def __init__(self, tasks: ExitStack) -> None:
+        self._tasks = tasks
+        self._training: Training | None = None
+
+    def answer(self, request: Request) -> Answer:
+        """Do what is asked for."""
+        if isinstance(request, Layers):
+            problem = ask_processes(["crosstrain.lockstep.replaying"], msgspec.json.encode(request.request), "computing layers")[0]
+            return Answer(problem)
+        if isinstance(request, Begin):
+            self._training = Training(Job.model_validate(request.job), self._tasks)
+            initial, precision = self._training.begin()
+            write_state(request.initial, initial)
+            return Answer(precision=precision)
+        training = self._training
+        if training is None or isinstance(request, End):
+            raise UsageError("the training was not begun")
+        if isinstance(request, Advance):
+            state, losses, _ = training.train(read_state(request.state, request.first), request.first, request.count)
+            write_state(request.result, state)
+            return Answer(losses=losses)
+        before = read_state(request.state, request.step)
+        gradients, loss, rate = training.gradients(before, request.step)
+        write_arrays(request.gradients, gradients)
+        if isinstance(request, Probe):
+            state, _, rate = training.train(before, request.step, 1)
+            write_state(request.result, state)
+        return Answer(losses=[loss], rate=rate)
+
+
+def serve(lines: IO[bytes], answers: IO[bytes]) -> None:
+    """Answer requests until the end of the input, or `End`."""
+    with ExitStack() as tasks:
+        side = Side(tasks)
+        for line in lines:
+            request = msgspec.json.decode(line, type=Request)
+            if isinstance(request, End):
+                break
+            try:
+                answer = side.answer(request)
+            except TrainerError as error:
+                answer = Answer(str(error), error.exit_code)
+            except (OSError, ValueError, RuntimeError) as error:
+                answer = Answer(raised(error))
+            answers.write(msgspec.json.encode(answer) + b"\n")
+            answers.flush()
+
+
+def main() -> None:
+    """Serve standard input; what libraries print goes to standard error."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    serve(sys.stdin.buffer, answers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""``python -m planted_faults``: plant each fault, compare, and print what was found.
+
+A case is a fault on a model; the faulty side is TensorFlow or torch in turn. A line is right if update, part and layer are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from crosstrain.core.errors import TrainerError
+from crosstrain.core.job import Job
+from crosstrain.lockstep.compare import Comparer
+from crosstrain.lockstep.jobs import on_this_machine
+
+from .faults import FAULTS, MODELS, Fault
+
+SITE = Path(__file__).parent / "site"
+BACKENDS = ("torch", "tf")
+UPTO = 4
+MIN_RIGHT, MIN_CAUSES = 0.98, 0.8
+
+
+def case(fault: Fault, model: str, faulty: str) -> dict[str, object]:
+    """Compare a clean side with a faulty one; return a line of results."""
+    settings = {"steps": 40, **MODELS[model], **fault.settings, "seed": 3}
+    sound = BACKENDS[1 - BACKENDS.index(faulty)]
+    jobs = tuple(on_this_machine(Job.model_validate({**settings, "backend": name}), deterministic=True) for name in (sound, faulty))
+    planted = {"TRAINER_PLANTED_FAULT": fault.name, "PYTHONPATH": os.pathsep.join([str(SITE), os.environ.get("PYTHONPATH", "")])}
+    began = time.monotonic()
+    line: dict[str, object] = {"fault": fault.name, "model": model, "on": faulty}
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            comparison = Comparer((jobs[0], jobs[1]), ("sound", "faulty"), Path(folder), UPTO).compare((None, None), ({}, planted))
+    except TrainerError as error:
+        return {**line, "problem": str(error)[:300]}
+    finding = comparison.begins
+    seconds = round(time.monotonic() - began, 1)
+    if finding is None:
+        return {**line, "found": None, "right": False, "cause": False, "seconds": seconds}
+    update = fault.updates.get(model, fault.update)
+    right = (finding.update, finding.part, finding.layer) == (update, fault.part, fault.layers[model])
+    cause = fault.cause is None or fault.cause in finding.cause
+    found = [finding.update, finding.part, finding.layer, finding.side, finding.cause]
+    return {**line, "found": found, "right": right, "cause": cause, "seconds": seconds}
+
+
+def main() -> int:
+    """Return 0 where enough cases are right."""
+    parser = argparse.ArgumentParser(prog="planted_faults", description=__doc__)
+    parser.add_argument("--only", action="append", help="a fault or a model; may be given more than once")
+    parser.add_argument("--out", type=Path, default=Path("runs/planted-faults.jsonl"), help="file of the results; those in it are kept")
+    options = parser.parse_args()
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    known = {}
+    if options.out.exists():
+        known = {(line["fault"], line["model"]): line for line in map(json.loads, options.out.read_text().splitlines())}
+    wanted = [(fault, model) for fault in FAULTS.values() for model in fault.layers]
+    if options.only:
+        names = set(options.only)
+        wanted = [(fault, model) for fault, model in wanted if fault.name in names or model in names]
+    for number, (fault, model) in enumerate(wanted):
+        if (fault.name, model) not in known:
+            line = case(fault, model, BACKENDS[number % 2])
+            known[fault.name, model] = line
+            with options.out.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            print(json.dumps(line), file=sys.stderr)
+    lines = [known[fault.name, model] for fault, model in wanted]
+    right = sum(bool(line.get("right")) for line in lines)
+    in_catalogue = [line for line in lines if FAULTS[line["fault"]].cause is not None]
+    causes = sum(bool(line.get("cause")) for line in in_catalogue)
+    print(f"{right} of {len(lines)} right in update, part and layer; {causes} of {len(in_catalogue)} causes named")
+    return int(right < MIN_RIGHT * len(lines) or causes < MIN_CAUSES * len(in_catalogue))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""Updates by formulas, causes, and the sentence of a comparison."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crosstrain.core.job import Job
+from crosstrain.lockstep import causes
+from crosstrain.lockstep.compare import _bad_update, probes
+from crosstrain.lockstep.findings import Comparison, Finding, ProbeRow, Side
+from crosstrain.lockstep.rounding import error, unexplained
+from crosstrain.lockstep.text import sentence, text
+from crosstrain.lockstep.updates import Rule, measured_gradients, updated, without_slots
+
+SGD = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 5e-4}
+ADAM = {"optimizer": "adam", "weight_decay": 1e-4}
+ADAMW = {"optimizer": "adamw", "weight_decay": 0.01}
+
+
+def job(**options):
+    return Job(backend="torch", model="cnn", data="glyphs", **options)
+
+
+def state_of(draw):
+    names = ("parameters/a.weight", "parameters/a.bias")
+    shapes = ((40, 30), (40,))
+    return {name: (0.1 * draw.standard_normal(shape)).astype(np.float32) for name, shape in zip(names, shapes, strict=True)}
+
+
+def taken(rule, before, gradients):
+    """Return an update of a rule, rounded to float32."""
+    return {**before, **{name: value.astype(np.float32) for name, (value, _) in updated(rule, before, gradients).items()}}
+
+
+@pytest.mark.parametrize("options", [SGD, {**SGD, "nesterov": True}, {"optimizer": "sgd"}, ADAM, ADAMW, {**SGD, "ema_decay": 0.99}])
+@settings(deadline=None, max_examples=10)
+@given(seed=st.integers(0, 1000), update=st.integers(1, 30))
+def test_sound_update_is_explained_by_rounding(options, seed, update):
+    draw = np.random.default_rng(seed)
+    before = state_of(draw)
+    gradients = {name: 0.01 * draw.standard_normal(before[f"parameters/{name}"].shape) for name in ("a.weight", "a.bias")}
+    rule = Rule.of_job(job(**options), 0.01, 1, list(gradients))
+    for number in range(1, update + 1):
+        rule = Rule.of_job(job(**options), 0.01, number, list(gradients))
+        after = taken(rule, before, gradients)
+        assert _bad_update(rule, before, gradients, after) is None
+        before = after
+
+
+@pytest.mark.parametrize("options", [SGD, ADAM, ADAMW])
+def test_every_fault_of_an_update_is_found_and_explained(options):
+    draw = np.random.default_rng(1)
+    before = state_of(draw)
+    gradients = {name: 0.01 * draw.standard_normal(before[f"parameters/{name}"].shape) for name in ("a.weight", "a.bias")}
+    rule = Rule.of_job(job(**options), 0.01, 1, list(gradients))
+    before = taken(rule, before, gradients)
+    rule = Rule.of_job(job(**options), 0.01, 2, list(gradients))
+    for words, faulty in causes.of_rule(rule):
+        after = taken(faulty, before, gradients)
+        if faulty == rule or all(np.array_equal(after[name], value) for name, value in taken(rule, before, gradients).items()):
+            continue
+        assert _bad_update(rule, before, gradients, after) is not None, words
+        assert _bad_update(faulty, before, gradients, after) is None, words
+
+
+@pytest.mark.parametrize("options", [SGD, ADAM, ADAMW, {"optimizer": "sgd", "weight_decay": 5e-4}])
+def test_gradients_are_measured_from_an_update_without_slots(options):
+    draw = np.random.default_rng(2)
+    before = without_slots(state_of(draw))
+    gradients = {name: 0.01 * draw.standard_normal(before[f"parameters/{name}"].shape) for name in ("a.weight", "a.bias")}
+    rate = 0.01 if options.get("momentum") or options["optimizer"] != "sgd" else 2.0**20
+    after = taken(Rule.of_job(job(**options), rate, 1, list(gradients)), before, gradients)
+    for name, gradient in measured_gradients(job(**options), before, after).items():
+        assert np.linalg.norm(gradient - gradients[name]) <= 1e-6 * np.linalg.norm(gradients[name])
+
+
+def test_rounding_of_sums_is_explained_and_bad_elements_are_not():
+    draw = np.random.default_rng(3)
+    x, weight = draw.standard_normal((64, 500)).astype(np.float32), draw.standard_normal((500, 40)).astype(np.float32)
+    exact, magnitude = x.astype(float) @ weight.astype(float), np.abs(x).astype(float) @ np.abs(weight).astype(float)
+    product = x @ weight
+    assert not unexplained(*error(product, exact, magnitude))
+    one = product.copy()
+    one[3, 4] += 0.1
+    assert unexplained(*error(one, exact, magnitude))
+    low = causes.to_bf16(x) @ causes.to_bf16(weight)
+    assert unexplained(*error(low, exact, magnitude))
+    assert not unexplained(*error(low, exact, magnitude), "bf16")
+    assert unexplained(*error(product[:, :-1], exact, magnitude))
+    assert unexplained(*error(np.full_like(product, np.nan), exact, magnitude))
+
+
+def test_probed_updates():
+    assert probes(0) == [0]
+    assert probes(1) == [0, 1]
+    assert probes(9) == [0, 1, 2, 4, 8, 9]
+    assert probes(64) == [0, 1, 2, 4, 8, 16, 32, 64]
+
+
+def comparison(*findings, growth=None):
+    first, second = Side("a", "torch", "fp32", 1), Side("b", "tf", "bf16", 3)
+    rows = [ProbeRow(0, 1e-7, 2e-7, 0.0, 3e-7)]
+    return Comparison(first, second, "cnn", "glyphs", 64, list(findings), [], rows, 100, growth=growth)
+
+
+def test_sentence_of_the_first_finding():
+    late = Finding(3, "forward", "bn1", "output", "b", 1e-3, 6e-8, "its epsilon is 0.001 instead of 1e-05", 4)
+    early = Finding(3, "data", "", "image", "b", 0.5, 0.0, "the channels are permuted: reversed")
+    assert sentence(comparison(late)) == (
+        "a (torch) and b (tf, 3 workers, bf16) part at update 4, in the forward pass of bn1: given the same input, its output on b is off"
+        " by 0.001 of its size, and rounding explains 6e-08. Its epsilon is 0.001 instead of 1e-05."
+        " 4 further layers have a fault in this part."
+    )
+    assert "in the data: the column image on b" in sentence(comparison(late, early))
+    assert "in the forward pass of bn1" in text(comparison(late, early))
+
+
+def test_sentence_without_findings():
+    said = sentence(comparison(growth=1.31))
+    assert "do not part beyond rounding up to update 65" in said
+    assert "it is 1 % after about 45 updates" in said
+    assert "does not grow" in sentence(comparison(growth=1.0))
