@@ -113,7 +113,8 @@ def assess_quality(
     kind = LOSSES if info == LOSS else TRANSLATIONS if translated else METRICS
     comparable_places = _with_common_measure(groups, comparable(kind, trained), translated=translated)
     idle = {place: [_not_learnt(run, info) for run in groups[place]] for place in trained}
-    learnt = not trained or any(why is None for place in trained for why in idle[place])
+    every = [run for place in trained for run in groups[place]]  # the first evaluation may come late: above guessing is learnt, too
+    learnt = not trained or any(why is None for place in trained for why in idle[place]) or any(_above_guessing(run, info) for run in every)
     finals = _Finals(groups, values, info)
     whys = {place: finals.idle_reasons(place, comparable_places, idle[place]) for place in comparable_places}
     behind = {
@@ -232,13 +233,20 @@ def _not_learnt(run: Run, info: MetricInfo) -> str | None:
     last = _final(run, info)
     assert last is not None
     shown = f"test {info.label} {figure_text(info.name, last)} at the end"
-    chance = _chance(run) if info.name in SHARES_OF_EXAMPLES else None
-    if chance is not None and last <= chance + _SIGMAS * math.sqrt(chance * (1 - chance) / _examples(run)):
+    if _above_guessing(run, info) is False:
         return f"{shown}, no better than guessing the most common class"
     tests = sorted(run.tests, key=lambda record: record.step)
     if len(tests) > 1 and not info.improves(last, first := tests[0].figure(info.name)):
         return f"{shown}, no better than {figure_text(info.name, first)} at the first evaluation"
     return None
+
+
+def _above_guessing(run: Run, info: MetricInfo) -> bool | None:
+    """Return whether a share of test examples is above guessing; None for other metrics."""
+    chance = _chance(run) if info.name in SHARES_OF_EXAMPLES else None
+    if chance is None:
+        return None
+    return (_final(run, info) or 0.0) > chance + _SIGMAS * math.sqrt(chance * (1 - chance) / _examples(run))
 
 
 def _chance(run: Run) -> float | None:
@@ -266,7 +274,10 @@ def _standard_error_of_difference(first: float, second: float, examples: int) ->
 def _train_differently(firsts: Sequence[Run]) -> bool:
     asynchronous = any(run.summary["mode"] == "async" for run in firsts)
     rules = [rule for rule in RULES if rule.key != "seed" and (rule.changes_learning(*firsts) or (asynchronous and rule.key == "workers"))]
-    return any(len({value for run in firsts if (value := rule.value(run)) is not None}) > 1 for rule in rules)
+    differing = {rule.key for rule in rules if len({value for run in firsts if (value := rule.value(run)) is not None}) > 1}
+    if differing == {"batch_size"} and not asynchronous:  # parts of equal global batches, which batch normalisation alone notices
+        return any(agreement.parts_at is not None for agreement in loss_agreements(firsts))
+    return bool(differing)
 
 
 def _with_equal_keys(reasons: Mapping[int, str], keys: Sequence[Hashable]) -> dict[int, str]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import random
 import re
+from typing import NamedTuple
 
+import numpy as np
 import pytest
 from comparison_samples import made, used
 from hypothesis import given, settings
@@ -25,6 +27,12 @@ from crosstrain.report.runs.cpu_starvation import STARVED, cpu_starvation
 from crosstrain.report.runs.run import labelled
 
 CHANCE = 0.1
+
+
+class Losses(NamedTuple):
+    """The step series of a run."""
+
+    loss: np.ndarray
 
 
 def run(name, speed=1000.0, accuracy=0.95, *, first=None, contention=0.0, **more):
@@ -238,6 +246,22 @@ def test_runs_that_learnt_nothing_are_ranked_by_throughput():
     first, second = best_of(runs)
     assert first.startswith("No run improved on its first evaluation")
     assert second.startswith("learning rate 0.1 has the highest throughput")
+
+
+def test_short_runs_far_above_guessing_have_learnt():
+    """Their first evaluation came late, so that the last one is no better."""
+    runs = [run("a", 1500.0, 0.9472, first=0.9528, lr=0.3), run("b", 1000.0, 0.9417, first=0.9417, lr=0.2)]
+    assert conclude(runs).configurations.quality.learnt
+    assert best_of(runs)[0].startswith("learning rate 0.3 has the best test accuracy")
+
+
+@pytest.mark.parametrize(("loss", "leads"), [(1.0, "1 node has the highest throughput"), (1.1, "1 node has the best test accuracy")])
+def test_parts_of_a_global_batch_train_alike_if_losses_agree(loss, leads):
+    parts = {"global_batch_size": 32, "seed": 0, "batch_size": None}
+    runs = [run("one", 1500.0, 0.9, **parts), run("two", 1000.0, 0.9, nodes=2, **parts)]
+    for finished, losses in zip(runs, ([1.0] * 6, [1.0] * 5 + [loss]), strict=True):
+        finished.step_series = lambda losses=losses: Losses(np.array(losses, np.float32))
+    assert best_of(runs)[0].startswith(leads)
 
 
 def test_single_runs_are_reported_without_recommendation():
