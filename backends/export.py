@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, cast, runtime_checkable
 
@@ -20,6 +20,7 @@ from ..models.base import Array, ModelSpec
 from ..models.decoding import GREEDY
 from ..models.imported.description import ImportedSpec
 from ..models.imported.keras.weights_file import WEIGHTS_FILE, write_weights_file
+from ..models.imported.reference import read_reference
 from ..models.losses import BINARY, MULTI_LABEL
 from ..records.store.run_directory import RunReader
 from ..records.store.vocabulary import VOCABULARY
@@ -106,9 +107,27 @@ PLAIN_FORMATS: Mapping[str, ExportFormat] = {
     ),
     KERAS: ExportFormat(
         "the weights of a Keras model, for the function or class that it was made with",
-        f'import net  # the file of your model\n\nmodel = net.model()\nmodel.load_weights("{WEIGHTS_FILE}")',
+        "",  # see `_for_imported`
     ),
 }
+
+
+def _for_imported(spec: ImportedSpec, export_format: str, written: ExportFormat) -> ExportFormat:
+    """Return how a user's own model takes its weights back."""
+    reference = read_reference(spec.settings.reference)
+    module = Path(reference.place).stem if reference.kind == "file" else reference.place
+    arguments = ", ".join(f"{name}={value}" for name, value in spec.settings.request["arguments"].items())
+    call = f"{module}.{reference.attribute}"
+    how = f"call it as in training{f', with {arguments}' if arguments else ''}"
+    made = f"import {module}  # the file of your model\n\nmodel = {call}  # {how}\n"
+    if export_format == KERAS:
+        return replace(
+            written, usage=f'{made}# a model without fixed inputs is built by its first call\nmodel.load_weights("{WEIGHTS_FILE}")'
+        )
+    if spec.framework != "torch" or reference.kind not in ("file", "module"):
+        return written
+    load = f'model.load_state_dict(load_file("{SAFETENSORS}"), strict=False)  # further names of tied weights, and counters, are left out'
+    return replace(written, usage=f"from safetensors.torch import load_file  # pip install safetensors\n{made}{load}")
 
 
 def export_plain(request: Export, description: Mapping[str, object]) -> None:
@@ -155,10 +174,12 @@ def export_weights(backend: str, export_format: str, chosen: ChosenWeights, fold
         mean=tuple(meta.data["mean"]) if images else (),
         std=tuple(meta.data["std"]) if images else (),
     )
-    described = _image_description(meta) if images else text_description(meta) if translates else _column_description(meta)
+    described = _image_description(meta, export_format) if images else text_description(meta) if translates else _column_description(meta)
     description = _description(chosen, export_format, described)
     if backend == PLAIN:
         written = PLAIN_FORMATS[export_format]
+        if isinstance(spec, ImportedSpec):
+            written = _for_imported(spec, export_format, written)
         export_plain(request, description)
     else:
         spec.refuse_program()
@@ -212,12 +233,14 @@ def _column_readme(meta: Meta, made_of: str, export_format: str, written: Export
     )
 
 
-def _image_description(meta: Meta) -> dict[str, object]:
+def _image_description(meta: Meta, export_format: str) -> dict[str, object]:
+    channels, *sides = meta.data["input_shape"]
+    last = export_format == KERAS
     return {
         "classes": meta.data["classes"],
         "class_names": meta.data.get("class_names") or [str(number) for number in range(meta.data["classes"])],
-        "input_shape": meta.data["input_shape"],
-        "input_layout": "NCHW",
+        "input_shape": [*sides, channels] if last else meta.data["input_shape"],
+        "input_layout": "NHWC" if last else "NCHW",
         "mean": meta.data["mean"],
         "std": meta.data["std"],
         "normalisation": "(pixel / 255 - mean[channel]) / std[channel], float32",
@@ -241,13 +264,18 @@ def _readme(meta: Meta, made_of: str, export_format: str, written: ExportFormat)
     usage = written.usage.replace("IMAGES", f"(1, {channels}, {height}, {width})")
     outputs, whose = (1, "class 1") if meta.job.get("loss") == BINARY else (meta.data["classes"], "each class")
     function = "sigmoid" if meta.job.get("loss") in (BINARY, MULTI_LABEL) else "softmax"
+    layout, shape = "channels first", f"[batch, {channels}, {height}, {width}]"
+    result = f"logits, [batch, {outputs}];\ntheir {function} is the probability of {whose}"
+    if export_format == KERAS:
+        layout, shape = "channels last", f"[batch, {height}, {width}, {channels}]"
+        result = f"what the model returns, [batch, {outputs}]:\nlogits, or probabilities if its last layer makes them"
     return (
         f"# {meta.job['model']} as {export_format}\n\n"
         f"This folder holds {written.summary}. It was trained on {meta.data['name']} by `trainer` with {meta.step:,} updates."
         f"{made_of}\n\n"
-        f"Input: images, [batch, {channels}, {height}, {width}], channels first, pixels normalised as (pixel / 255 − mean) / std with\n"
-        f"mean {meta.data['mean']} and std {meta.data['std']}, a number a channel. Output: logits, [batch, {outputs}];\n"
-        f"their {function} is the probability of {whose}. `{DESCRIPTION}` says the same for programs, and has the names and shapes\n"
+        f"Input: images, {shape}, {layout}, pixels normalised as (pixel / 255 − mean) / std with\n"
+        f"mean {meta.data['mean']} and std {meta.data['std']}, a number a channel. Output: {result}.\n"
+        f"`{DESCRIPTION}` says the same for programs, and has the names and shapes\n"
         "of all weights.\n\n"
         f"```python\n{usage}\n```\n"
     )

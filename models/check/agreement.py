@@ -20,7 +20,7 @@ from ..base import Method, ModelSpec
 from ..imported.description import EVALUATION, TRAINING, ImportedSpec
 from ..imported.graph import STATE, nodes_in, read_graph
 from ..imported.requests import ask_processes
-from .passes import EVALUATED, GRADIENT, IN_GRAPH, IN_MODULE, TRAINED, UPDATED, Array, Outcome, Request
+from .passes import EVALUATED, GRADIENT, IN_GRAPH, IN_MODULE, SINGLE, TRAINED, UPDATED, Array, Outcome, Request
 
 GRAPH_TOLERANCE = 1e-8  # in float64, where rounding has a share of 1e-16
 EXPORT_TOLERANCE = 1e-5  # of a module in float64, parts of which may stay float32
@@ -32,6 +32,7 @@ MIN_NORM = 1e-3  # of a node's result; smaller ones are rounding alone
 KEPT, MAX_KEPT_BYTES = "checked.json", 1 << 16
 EXPORT = "its export"  # in a difference from a module
 _NAMES = {TRAINED: "results in training", EVALUATED: "results in evaluation", GRADIENT: "gradients", UPDATED: "buffers after training"}
+_OF_EXPORT = {**_NAMES, SINGLE: "results of a batch of one example"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +180,7 @@ def _export_differences(backend: str, arrays: Mapping[str, Array]) -> list[Diffe
     module, graph = _with_prefix(IN_MODULE, arrays), _with_prefix(IN_GRAPH, arrays)
     return [
         Difference(text, "float64", backend, EXPORT, _relative(_pairs(name, module, graph)), EXPORT_TOLERANCE)
-        for name, text in _NAMES.items()
+        for name, text in _OF_EXPORT.items()
         if any(key.startswith(name) for key in module)
     ]
 
@@ -211,6 +212,8 @@ def _place(worst: Difference, request: Request, spec: ModelSpec, arrays: Mapping
     if worst.second == EXPORT:
         parts = (_with_prefix(prefix, arrays[worst.first]) for prefix in (IN_MODULE, IN_GRAPH))
         place = _place_of_gradients(worst, "", spec, *parts) if worst.what == _NAMES[GRADIENT] else None
+        if worst.what == _OF_EXPORT[SINGLE]:
+            return Place("", "", "a condition on the number of examples, which an export settles for batches of two and more")
         return place or Place("", "", f"the export, which is not what {worst.first} computes")
     prefix = IN_GRAPH if worst.precision == "float64" else ""
     expected, actual = arrays[worst.first], arrays[worst.second]

@@ -39,6 +39,7 @@ MOVED = 0.1  # deviation of the noise on initial values, many of which start as 
 NOISE = 0.01  # deviation of that on inputs: where values are equal, the gradient of a maximum is not unique
 RATE = 1e-6  # of the updates of timed steps
 EVALUATED, TRAINED, GRADIENT, IN_GRAPH, IN_MODULE = "evaluated", "trained", "gradient/", "graph/", "module/"  # names of arrays, prefixes
+SINGLE = "single/"  # results of a batch of one example, after a prefix
 UPDATED = "updated/"  # new values of buffers
 
 Array = NDArray[Any]
@@ -167,6 +168,7 @@ def _write(framework: Framework, request: Request) -> None:
                 results |= {IN_GRAPH + name: value for name, value in passes.in_graph().items()}
                 if spec.settings.has_graph and spec.method(framework.name) == "native":
                     results |= {IN_MODULE + name: value for name, value in passes.in_module().items()}
+                    results |= passes.single()
             except Exception as error:  # noqa: BLE001 -- of an operation without a kernel for float64
                 outcome.graph_problem = _described(error)
         np.savez(Path(request.folder, f"{framework.name}.npz"), **cast(dict[str, Any], results))
@@ -217,22 +219,32 @@ class _Passes:
         arrays = {name: self._framework.array(value) for name, value in self._framework.as_in_training(updated)(tensors).items()}
         return {UPDATED + name: value for name, value in arrays.items() if value is not None}
 
-    def in_module(self) -> dict[str, Array]:
+    def single(self) -> dict[str, Array]:
+        """Return results of one example in module and graph, which may depend on the number."""
+        try:
+            in_module = self.in_module(1)
+        except (ValueError, RuntimeError):  # such as batch normalisation of a single value
+            return {}
+        parts = {IN_MODULE: in_module, IN_GRAPH: self.in_graph(1)}
+        names = (EVALUATED, TRAINED)
+        return {prefix + SINGLE + name: arrays[name] for prefix, arrays in parts.items() for name in names if name in arrays}
+
+    def in_module(self, most: int = EXAMPLES) -> dict[str, Array]:
         """Return results and gradients of the user's module, float64."""
-        x, count = self._inputs(EXAMPLES, lambda array: self._framework.tensor(_widened(array)))
+        x, count = self._inputs(most, lambda array: self._framework.tensor(_widened(array)))
         with self._framework.in_float64():
             return self._results(
                 lambda parameters, context: self._module.forward(parameters, x, context), count, np.float64, lambda same: same
             )
 
-    def in_graph(self) -> dict[str, Array]:
+    def in_graph(self, most: int = EXAMPLES) -> dict[str, Array]:
         """Return results and gradients in float64, of the graph if there is one."""
-        carry_out, inputs, count = self._in_float64()
+        carry_out, inputs, count = self._in_float64(most)
         return self._results(lambda parameters, context: carry_out(parameters, inputs, context)[0], count, np.float64, lambda same: same)
 
-    def _in_float64(self) -> tuple[Callable[..., tuple[Any, list[Traced]]], list[Any], int]:
+    def _in_float64(self, most: int = EXAMPLES) -> tuple[Callable[..., tuple[Any, list[Traced]]], list[Any], int]:
         """Return what computes in float64, the inputs, and the number of examples."""
-        x, count = self._inputs(EXAMPLES, lambda array: self._framework.tensor(_widened(array)))
+        x, count = self._inputs(most, lambda array: self._framework.tensor(_widened(array)))
         names = self._spec.settings.inputs
         return self._framework.float64_pass(), [x[name] for name in names] if isinstance(x, Mapping) else [x], count
 

@@ -22,7 +22,7 @@ from ...core.errors import TrainerError, UsageError, raised
 from ...data.base import IMAGE
 from ...data.columns import LENGTHS
 from .description import DESCRIPTION, Description, file_digest, initial_file, local_digests, read_description, write_values
-from .reference import HF, TORCHVISION, Reference, read_reference
+from .reference import HF, TORCHVISION, Reference, named_files, read_reference
 from .requests import DataFacts, Request
 
 EXAMPLES = 4  # rows of the batch that a model is tried with
@@ -196,4 +196,5 @@ def _sources(reference: Reference) -> dict[str, str]:
         is_own = name.partition(".")[0] != __name__.partition(".")[0] and name != "__main__"
         if isinstance(path, str) and path.endswith(".py") and is_own and "site-packages" not in path and not path.startswith(installed):
             paths.add(path)
-    return {path: file_digest(Path(path)) for path in sorted(paths)}
+    named = {str(file) for path in paths for file in named_files(Path(path))}
+    return {path: file_digest(Path(path)) for path in sorted(paths | named)}

@@ -115,8 +115,8 @@ class ImportedSpec(ModelSpec):
     def refuse_program(self) -> None:
         """Raise UsageError, as a module has its own means to export programs."""
         raise UsageError(
-            f"--format: of {self.name}, an imported model, the weights can be exported: --format safetensors"
-            f"{' or keras.' if self.framework == 'keras' else ' has the names of its state_dict.'}"
+            f"--format: {self.name} is an imported model. Only its weights can be exported: --format safetensors"
+            f"{' or keras.' if self.framework == 'keras' else ', by the names of its state_dict.'}"
         )
 
     def initial(self, seed: int) -> dict[str, Array]:

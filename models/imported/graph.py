@@ -6,7 +6,7 @@ A graph is a list of nodes in order of execution, for training or for evaluation
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,6 +54,11 @@ class Graph(msgspec.Struct):
             if node.operation not in (STATE, INPUT, CONSTANT, ITEM):
                 used.setdefault(node.operation, node.line)
         return used
+
+    def without_gradient(self, parameters: Container[str]) -> set[str]:
+        """Return the names of the nodes that hold buffers and constants."""
+        held = (node for node in self.nodes if node.operation in (STATE, CONSTANT))
+        return {node.name for node in held if node.operation == CONSTANT or node.arguments["name"] not in parameters}
 
     def write(self, path: Path) -> None:
         """Write the graph as JSON."""

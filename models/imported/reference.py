@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -93,7 +94,7 @@ def read_reference(base: str) -> Reference:
 def _existing(base: str, place: str) -> Path:
     """Return the absolute path of a reference's file. Raises UsageError if there is none."""
     try:
-        path = Path(place).expanduser().absolute()
+        path = Path(os.path.abspath(Path(place).expanduser()))  # without "..": one file has one path
     except RuntimeError as error:  # of an unknown user's home
         raise UsageError(f"model: got {base!r}: {error}.") from error
     if not path.is_file():
@@ -124,6 +125,20 @@ def local_sources(path: Path) -> dict[str, Path]:
             modules = [*packages, folder.joinpath(*parts).with_suffix(".py")] if parts else []
             waiting += [source for source in modules if source.is_file() and source.is_relative_to(path.parent)]
     return sources
+
+
+MAX_NAMED_FILES, MAX_PATH = 100, 4096
+
+
+def named_files(source: Path) -> list[Path]:
+    """Return the files that a source names, such as weights, which libraries open unseen."""
+    files: list[Path] = []
+    for node in ast.walk(_tree(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and 0 < len(node.value) < MAX_PATH and "\0" not in node.value:
+            path = os.path.abspath(os.path.expanduser(node.value))
+            if os.path.splitext(path)[1] not in ("", ".py") and os.path.isfile(path) and len(files) < MAX_NAMED_FILES:
+                files.append(Path(path))
+    return files
 
 
 def _tree(file: Path) -> ast.AST:

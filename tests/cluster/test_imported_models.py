@@ -149,7 +149,7 @@ def test_exported_weights_load_into_the_module(cache, runs, tmp_path):
         "export", str(runs["torch"].path), "--format", "torch", "--model", f"{NET}:Net", "--output", str(tmp_path / "program")
     )
     assert refused.returncode == 2
-    assert "the weights can be exported: --format safetensors" in refused.stderr
+    assert "Only its weights can be exported: --format safetensors" in refused.stderr
 
 
 @pytest.mark.parametrize(("option", "value"), [("--precision", "bf16"), ("--compile", "on")])
@@ -243,6 +243,8 @@ PROBLEMS = {
     "Sharing": "the parameters 'head.weight' and 'other.weight' of {nets}:Sharing share their memory.",
     "Wide": "the buffer 'shift' of {nets}:Wide is torch.float64; float32 is needed.",
     "Chance": "draws random numbers by Python's random, which a run cannot repeat.",
+    "Rebuilt": "{nets}:Rebuilt is another one each time it is built: its constructor draws random numbers that --seed does not decide",
+    "Dropping": "gives other results each time it is evaluated: it drops or draws there too.",
     "Probable": "returns probabilities, and losses take logits. Leave its softmax out.",
     "Recurent": "has no 'Recurent'. Did you mean 'Recurrent'?",
 }
@@ -282,6 +284,7 @@ def test_unusable_module_is_explained_in_a_sentence(problems, name):
         ("Branching", "depends on the values of a tensor"),
         ("Rounding", "the backward of Rounded, a torch.autograd.Function, is left out of exports ("),
         pytest.param("FixedBatch", "Use x.shape[0] instead of len(x)", marks=pytest.mark.thorough),
+        pytest.param("AloneOrNot", "a condition on the number of examples", marks=pytest.mark.thorough),
     ],
 )
 def test_untranslatable_module_trains_on_torch_alone(cache, tmp_path, name, problem):

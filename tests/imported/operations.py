@@ -28,6 +28,11 @@ def whole(largest, *shape):
     return RANDOM.integers(0, largest, shape)
 
 
+def tied(*shape):
+    """Numbers of which many are equal to each other and to bounds, as of a constant background."""
+    return RANDOM.integers(-1, 3, shape).astype(np.float32)
+
+
 ELEMENTWISE = {
     normal: (
         "abs atan asinh ceil celu cos cosh elu erf erfc exp exp2 expm1 floor gelu hardsigmoid hardswish hardtanh i0 leaky_relu log_sigmoid"
@@ -36,6 +41,7 @@ ELEMENTWISE = {
     positive: "digamma lgamma log log10 log1p log2 reciprocal rsqrt sqrt",
     bounded: "acos asin atanh erfinv",
 }
+TIED = ("abs", "amax", "amin", "celu", "elu", "hardsigmoid", "max", "min", "relu", "relu6", "selu")
 IMAGE = {"input": normal(2, 4, 7, 8)}
 POOLED = {"self": normal(2, 3, 7, 9)}
 SOLID = {"input": normal(2, 4, 5, 6, 7)}
@@ -230,6 +236,24 @@ CASES = [
     ("aten.linalg_vector_norm.default", {"self": normal(3, 4), "ord": 3.0, "dim": [1], "keepdim": True}),
     ("aten.bilinear.default", {"input1": normal(3, 4), "input2": normal(3, 5), "weight": normal(2, 4, 5), "bias": normal(2)}),
     ("aten.var_mean.correction", {"self": normal(3, 4), "dim": [1], "correction": 1, "keepdim": True}),
+    # Where values are equal, a gradient is a matter of convention.
+    *((f"aten.{name}.default", {"self": tied(3, 5)}) for name in TIED),
+    ("aten.clamp.Tensor", {"self": tied(3, 5), "min": tied(3, 5), "max": tied(3, 5) + 1}),
+    ("aten.hardtanh.default", {"self": tied(3, 5), "min_val": 0.0, "max_val": 1.0}),
+    ("aten.clamp.default", {"self": tied(3, 5), "min": 0.0, "max": 1.0}),
+    ("aten.clamp_min.default", {"self": tied(3, 5), "min": 0.0}),
+    *((f"aten.{name}.default", {"self": tied(3, 5), "other": tied(3, 5)}) for name in ("maximum", "minimum")),
+    *((f"aten.{name}.dim", {"self": tied(3, 5), "dim": 1, "keepdim": keep}) for name, keep in (("max", False), ("min", True))),
+    *((f"aten.{name}.default", {"self": tied(3, 5), "dim": 1}) for name in ("cummax", "cummin", "cumprod")),
+    *((f"aten.median.{kind}", {"self": tied(3, 5), **more}) for kind, more in (("default", {}), ("dim", {"dim": 1}))),
+    ("aten.sort.stable", {"self": tied(3, 5), "stable": True, "dim": 1, "descending": True}),
+    ("aten.adaptive_max_pool2d.default", {"self": tied(2, 3, 5, 7), "output_size": [2, 3]}),
+    ("aten.max_pool2d.default", {"self": tied(2, 3, 6, 6), "kernel_size": [2, 2], "stride": [2, 2]}),
+    ("aten.std.correction", {"self": np.repeat(tied(3, 1), 4, 1), "dim": [1]}),
+    (
+        "aten.scatter_reduce.two",
+        {"self": tied(3, 5), "dim": 1, "index": whole(5, 3, 5), "src": tied(3, 5), "reduce": "amax", "include_self": True},
+    ),
     ("aten.cat.default", {"tensors": [np.zeros(0, np.float32), normal(2, 3), normal(2, 1)], "dim": -1}),  # as caches of keys begin
     ("aten.select_scatter.default", {"self": normal(3, 4), "src": normal(3), "dim": 1, "index": -1}),
     ("aten.slice_scatter.default", {"self": normal(3, 6), "src": normal(3, 2), "dim": 1, "start": 1, "end": 5, "step": 2}),

@@ -11,7 +11,7 @@ from crosstrain.core.plugins import forward_backends, forward_plugin, is_referen
 from crosstrain.launch.driver.resumption import foreign_settings
 from crosstrain.launch.preflight.model_source import model_source
 from crosstrain.models.build import canonical_model
-from crosstrain.models.imported.reference import local_sources, read_reference
+from crosstrain.models.imported.reference import local_sources, named_files, read_reference
 
 NETS = Path(__file__).parent.parent / "imported/nets.py"
 MARK = "open({mark!r}, 'a').write('imported')\n"
@@ -127,6 +127,22 @@ def test_source_digest_changes_with_an_imported_file(tmp_path):
     after = model_source(f"{tmp_path}/net.py:Net")
     assert before.package == after.package == os.fspath(tmp_path / "net.py")
     assert before.digest != after.digest
+
+
+def test_files_that_a_source_names_are_found(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "weights.safetensors").write_bytes(b"1")
+    (tmp_path / "other.py").write_text("")
+    source = tmp_path / "net.py"
+    source.write_text("load('weights.safetensors')\nload('missing.pt')\nload('other.py')\nload('a\\0b.pt')\nload('.')\n")
+    assert named_files(source) == [tmp_path / "weights.safetensors"]
+
+
+def test_one_file_has_one_path(tmp_path, monkeypatch):
+    (tmp_path / "net.py").write_text("")
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path / "sub")
+    assert read_reference("../net.py:Net").place == str(tmp_path / "net.py")
 
 
 def test_unknown_home_folder_is_refused():

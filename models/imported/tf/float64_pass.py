@@ -12,7 +12,7 @@ from ..graph import Traced, read_graph, traced
 from ..keras.float64 import traced_layers
 from .forward import Draws, Execution
 from .keras_passes import keras_pass
-from .operations import canonical, in_float64
+from .operations import canonical, gelu_by_formula, in_float64
 
 
 def float64_pass(
@@ -26,7 +26,7 @@ def float64_pass(
     rows = tf.shape(inputs[0])[0]
     if imported.is_keras:
         drop = Draws(context, rows).dropout if context.training else None
-        with traced_layers("tf") as results:
+        with traced_layers("tf") as results, gelu_by_formula():
             return keras_pass(imported, parameters, inputs, context, drop, "float64")[0], results
     graph = read_graph(imported.folder / (TRAINING if context.training else EVALUATION))
     execution = Execution(graph, context, rows)

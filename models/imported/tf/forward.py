@@ -19,7 +19,7 @@ from ..description import EVALUATION, MASKED_RANKS, MIN_ROWS, TRAINING, Imported
 from ..graph import CONSTANT, FORMAT, INFINITY, INPUT, ITEM, NODE, STATE, Graph, Node, read_graph
 from . import image_operations, indexing_operations, loss_operations, recurrent, signal_operations
 from .keras_passes import keras_pass, plain_keras
-from .operations import OPERATIONS, canonical, format_named
+from .operations import OPERATIONS, ChannelsLast, canonical, format_named
 
 _FILLED_BY_IMPORT = image_operations, indexing_operations, loss_operations, recurrent, signal_operations  # register their operations
 
@@ -110,6 +110,11 @@ class _Kernel:
 
     def __init__(self, value: tf.Tensor) -> None:
         self.value = value
+
+
+def held_value(value: Any) -> Any:
+    """Return the tensor in which a value is held, in its own layout."""
+    return value.value if isinstance(value, _Kernel | ChannelsLast) else value
 
 
 class Draws:

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from .operations import ChannelsLast, Pass, as_float32, bordered, canonical, cast, channels_last, operation, reshaped, shape_of
+from .operations import (
+    ChannelsLast,
+    Pass,
+    as_float32,
+    bordered,
+    canonical,
+    cast,
+    channels_last,
+    first_extreme,
+    operation,
+    reshaped,
+    shape_of,
+)
 
 
 def _pair(value: Sequence[int] | int) -> tuple[int, int]:
@@ -71,7 +84,7 @@ def _convolved(
     if depthwise:
         filters = tf.reshape(kernel, [*kernel.shape[:2], groups, outputs // groups])
         return tf.nn.depthwise_conv2d(_padded(x, pads), filters, [1, *strides, 1], "VALID", dilations=list(dilations))
-    if x.dtype == tf.float64 and dilations != (1, 1):  # no kernel has the gradient
+    if dilations != (1, 1) and (x.dtype == tf.float64 or os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0"):  # no kernel has the gradient
         kernel, dilations = _spread(kernel, dilations), (1, 1)
     same = strides == (1, 1) and all(before == after and before + after == span for (before, after), span in zip(pads, spans, strict=True))
     if not same:
@@ -480,11 +493,12 @@ def _adaptive_avg_pool1d(run: Pass, self: Any, output_size: Sequence[int]) -> tf
 
 @operation("aten.adaptive_max_pool2d.default", "aten.adaptive_max_pool1d.default", "aten.adaptive_max_pool3d.default")
 def _adaptive_max_pool(run: Pass, self: Any, output_size: Sequence[int]) -> tuple[tf.Tensor, None]:
+    """Take the first maximum of each window, of the last dimension first, as on torch."""
     x = canonical(self)
-    for axis, wanted in enumerate(output_size, 2):
+    for axis, wanted in reversed(list(enumerate(output_size, 2))):
         side, whole = x.shape[axis], (slice(None),) * axis
-        bands = [tf.reduce_max(x[(*whole, slice(row * side // wanted, -(-(row + 1) * side // wanted)))], axis) for row in range(wanted)]
-        x = tf.stack(bands, axis)
+        bands = [x[(*whole, slice(row * side // wanted, -(-(row + 1) * side // wanted)))] for row in range(wanted)]
+        x = tf.stack([first_extreme(band, axis, tf.argmax(band, axis)) for band in bands], axis)
     return x, None
 
 

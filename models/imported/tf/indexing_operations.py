@@ -70,7 +70,11 @@ def _put(x: tf.Tensor, places: tf.Tensor, source: tf.Tensor, reduce: str | None,
         counts = tf.tensor_scatter_nd_add(tf.fill(tf.shape(x), tf.cast(include_self, x.dtype)), places, tf.ones_like(source))
         return y / tf.maximum(counts, tf.ones([], x.dtype))
     if reduce in ("amax", "amin"):
-        return (tf.tensor_scatter_nd_max if reduce == "amax" else tf.tensor_scatter_nd_min)(x, places, source)
+        y = tf.stop_gradient((tf.tensor_scatter_nd_max if reduce == "amax" else tf.tensor_scatter_nd_min)(x, places, source))
+        kept, put = tf.cast(x == y, x.dtype), tf.cast(source == tf.gather_nd(y, places), x.dtype)
+        sharing = tf.tensor_scatter_nd_add(kept, places, put)  # equal ones share the gradient, as on torch
+        moved = tf.tensor_scatter_nd_add(kept * (x - tf.stop_gradient(x)), places, put * (source - tf.stop_gradient(source)))
+        return y + moved / tf.maximum(sharing, 1)
     raise NotImplementedError(f"scatter_reduce by {reduce}")
 
 
@@ -160,7 +164,12 @@ def _median(run: Pass, self: Any, dim: int, keepdim: bool = False) -> tuple[tf.T
 
 @operation("aten.median.default", "aten.nanmedian.default")
 def _whole_median(run: Pass, self: Any) -> tf.Tensor:
-    return _picked(tf.reshape(canonical(self), [-1]), 0, False, lambda count: (count - 1) // 2)[0]
+    """Return the lower of two medians; elements equal to it share its gradient, as on torch."""
+    x = tf.reshape(canonical(self), [-1])
+    value = tf.stop_gradient(_picked(x, 0, False, lambda count: (count - 1) // 2)[0])
+    equal = tf.cast(x == value, x.dtype)
+    mean = tf.reduce_sum(equal * tf.where(x == value, x, tf.zeros_like(x))) / tf.maximum(tf.reduce_sum(equal), 1)
+    return value + (mean - tf.stop_gradient(mean))
 
 
 def _picked(x: tf.Tensor, dim: int, keepdim: bool, place: Any) -> tuple[tf.Tensor, tf.Tensor]:
@@ -177,7 +186,7 @@ def _cumulative_extreme(run: Pass, self: Any, dim: int) -> tuple[tf.Tensor, tf.T
     length = shape_of(x)[-1]
     before = tf.range(length)[None] <= tf.range(length)[:, None]
     scores = tf.where(before, keys[..., None, :], tf.constant(-math.inf, keys.dtype))
-    places = tf.argmax(scores, -1)
+    places = tf.cast(length, tf.int64) - 1 - tf.argmax(tf.reverse(scores, [-1]), -1)  # of equal ones torch takes the last
     return _in_order(tf.gather(x, places, axis=-1, batch_dims=x.shape.rank - 1), order), _in_order(places, order)
 
 

@@ -148,6 +148,7 @@ def _truncated(x: tf.Tensor) -> tf.Tensor:
     return tf.sign(x) * tf.floor(tf.abs(x))
 
 
+_SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805  # Klambauer et al. 2017, as in torch
 _ELEMENTWISE: Mapping[str, Callable[[tf.Tensor], tf.Tensor]] = {
     "_conj": tf.math.conj,
     "abs": tf.abs,
@@ -198,7 +199,7 @@ _ELEMENTWISE: Mapping[str, Callable[[tf.Tensor], tf.Tensor]] = {
     "relu6": tf.nn.relu6,
     "round": tf.round,
     "rsqrt": lambda x: tf.math.rsqrt(_float(x)),
-    "selu": tf.nn.selu,
+    "selu": lambda x: _SELU_SCALE * tf.where(x > 0, x, _SELU_ALPHA * tf.math.expm1(tf.minimum(x, 0.0))),
     "sigmoid": lambda x: tf.sigmoid(_float(x)),
     "sign": tf.sign,
     "silu": lambda x: x * tf.sigmoid(x),
@@ -235,9 +236,29 @@ def _gelu_float64(x: tf.Tensor, approximate: str) -> tf.Tensor:
     return 0.5 * x * (1 + (tf.tanh(inner) if approximate == "tanh" else tf.math.erf(x * math.sqrt(0.5))))
 
 
+@contextmanager
+def gelu_by_formula() -> Iterator[None]:
+    """Within the block, TensorFlow's GELU, which Keras calls, is exact in float64."""
+    original = tf.nn.gelu
+
+    def gelu(features: Any, approximate: bool = False, name: str | None = None) -> tf.Tensor:
+        x = tf.convert_to_tensor(features)
+        return _gelu_float64(x, "tanh" if approximate else "none") if x.dtype == tf.float64 else original(x, approximate, name)
+
+    tf.nn.gelu = gelu
+    try:
+        yield
+    finally:
+        tf.nn.gelu = original
+
+
 @operation("aten.hardtanh.default")
 def _hardtanh(run: Pass, self: Any, min_val: float = -1.0, max_val: float = 1.0) -> Any:
-    return _lifted(self, lambda x: tf.clip_by_value(x, min_val, max_val))
+    def clipped(x: tf.Tensor) -> tf.Tensor:
+        """At a bound torch has no gradient here, unlike `_clamp`."""
+        return tf.where((x > min_val) & (x < max_val), x, tf.stop_gradient(tf.clip_by_value(x, min_val, max_val)))
+
+    return _lifted(self, clipped)
 
 
 @operation("aten.leaky_relu.default")
@@ -260,11 +281,24 @@ def _softplus(run: Pass, self: Any, beta: float = 1.0, threshold: float = 20.0) 
     return _lifted(self, lambda x: tf.where(x * beta > threshold, x, tf.nn.softplus(tf.minimum(x * beta, threshold)) / beta))
 
 
-@operation("aten.clamp.default", "aten.clamp_min.default", "aten.clamp_max.default", "aten.clamp.Tensor")
+@operation("aten.clamp.Tensor")
+def _clamp_between(run: Pass, self: Any, min: Any = None, max: Any = None) -> tf.Tensor:
+    """Share the gradient among equal values as torch: halves, or all to a bound that is passed."""
+    x = canonical(self)
+    low, high = (None if bound is None else cast(canonical(bound), x.dtype) for bound in (min, max))
+    y = x if low is None else _larger(x, low)
+    if low is None or high is None:
+        return y if high is None else _smaller(y, high)
+    return tf.where(low == high, tf.where(x < low, low, tf.where(x > high, high, x)), _smaller(y, high))
+
+
+@operation("aten.clamp.default", "aten.clamp_min.default", "aten.clamp_max.default")
 def _clamp(run: Pass, self: Any, min: Any = None, max: Any = None) -> Any:
     def clamped(x: tf.Tensor) -> tf.Tensor:
-        x = x if min is None else tf.maximum(x, cast(min, x.dtype))
-        return x if max is None else tf.minimum(x, cast(max, x.dtype))
+        """What is equal to a bound has no gradient, as on torch."""
+        low, high = (None if bound is None else cast(bound, x.dtype) for bound in (min, max))
+        y = x if low is None else tf.where(x <= low, low, x)
+        return y if high is None else tf.where(y >= high, high, y)
 
     return _lifted(self, clamped)
 
@@ -336,6 +370,16 @@ def _truncated_remainder(a: Any, b: Any) -> Any:
     return a - _truncated(tf.divide(a, b)) * b
 
 
+def _larger(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    """Return the maximum; of equal values each gets half of the gradient, as on torch."""
+    return tf.where(a == b, (a + b) / 2 if a.dtype.is_floating else a, tf.maximum(a, b))
+
+
+def _smaller(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    """Return the minimum, as `_larger`."""
+    return tf.where(a == b, (a + b) / 2 if a.dtype.is_floating else a, tf.minimum(a, b))
+
+
 _BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
     "add": tf.add,
     "atan2": tf.atan2,
@@ -346,8 +390,8 @@ _BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
     "gt": tf.greater,
     "le": tf.less_equal,
     "lt": tf.less,
-    "maximum": tf.maximum,
-    "minimum": tf.minimum,
+    "maximum": _larger,
+    "minimum": _smaller,
     "mul": tf.multiply,
     "ne": tf.not_equal,
     "remainder": tf.math.floormod,
@@ -655,8 +699,13 @@ def _variance(run: Pass, self: Any, dim: Any = None, correction: float | None = 
     freedom = count - tf.constant(float(unbiased) if correction is None else float(correction), x.dtype)
     variance = tf.reduce_sum(tf.square(x - mean), axes, keepdims=keepdim) / freedom
     if run.operation.startswith("aten.std"):
-        return tf.sqrt(variance)
+        return _root(variance)
     return (variance, mean if keepdim else tf.squeeze(mean, axes)) if "var_mean" in run.operation else variance
+
+
+def _root(x: tf.Tensor) -> tf.Tensor:
+    """Return √x; where it is 0, its gradient is 0, as that of torch's deviation."""
+    return tf.where(x == 0, tf.zeros_like(x), tf.sqrt(tf.where(x == 0, tf.ones_like(x), x)))
 
 
 @operation("aten.linalg_vector_norm.default", "aten.norm.ScalarOpt_dim")
@@ -683,9 +732,18 @@ def length(x: tf.Tensor, p: float, axes: Sequence[int], keepdim: bool = False) -
 @operation("aten.max.dim", "aten.min.dim")
 def _extreme_along(run: Pass, self: Any, dim: int, keepdim: bool = False) -> tuple[tf.Tensor, tf.Tensor]:
     x, largest = canonical(self), run.operation == "aten.max.dim"
-    values = (tf.reduce_max if largest else tf.reduce_min)(x, dim, keepdim)
     positions = (tf.argmax if largest else tf.argmin)(x, dim)
-    return values, tf.expand_dims(positions, dim) if keepdim else positions
+    values = first_extreme(x, dim, positions)
+    return (tf.expand_dims(values, dim), tf.expand_dims(positions, dim)) if keepdim else (values, positions)
+
+
+def first_extreme(x: tf.Tensor, dim: int, positions: tf.Tensor) -> tf.Tensor:
+    """Return the elements at positions along a dimension; these alone get the gradient."""
+    if not x.shape.rank:
+        return x
+    axis = dim % x.shape.rank
+    last = tf.transpose(x, [*(place for place in range(x.shape.rank) if place != axis), axis])
+    return tf.gather(last, positions, axis=-1, batch_dims=x.shape.rank - 1)
 
 
 @operation("aten.max.default", "aten.min.default")
@@ -708,8 +766,17 @@ def _cumulative_sum(run: Pass, self: Any, dim: int, dtype: Any = None) -> tf.Ten
 
 @operation("aten.cumprod.default")
 def _cumulative_product(run: Pass, self: Any, dim: int, dtype: Any = None) -> tf.Tensor:
+    """Multiply what a triangular mask leaves: TensorFlow's own gradient divides by factors of 0."""
     x = canonical(self)
-    return tf.math.cumprod(tf.cast(x, dtype or (x.dtype if x.dtype.is_floating else tf.int64)), dim)
+    x = tf.cast(x, dtype or (x.dtype if x.dtype.is_floating else tf.int64))
+    if not x.dtype.is_floating or not x.shape.rank:
+        return tf.math.cumprod(x, dim) if x.shape.rank else x
+    axis = dim % x.shape.rank
+    order = [*(place for place in range(x.shape.rank) if place != axis), axis]
+    last = tf.transpose(x, order)
+    places = tf.range(tf.shape(last)[-1])
+    products = tf.reduce_prod(tf.where(places <= places[:, None], last[..., None, :], tf.ones([], x.dtype)), -1)
+    return tf.transpose(products, np.argsort(order))
 
 
 @operation("aten.logcumsumexp.default")

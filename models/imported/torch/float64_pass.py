@@ -53,9 +53,9 @@ def _graph_pass(
             elif node.operation == INPUT:
                 values[node.name] = next(waiting)
             elif node.operation == CONSTANT:
-                values[node.name] = torch.tensor(node.arguments["value"], dtype=_format(node.arguments["format"]))
+                values[node.name] = constant_of(node)
             elif node.operation == ITEM:
-                values[node.name] = _decoded(node.arguments["of"], values)[node.arguments["position"]]
+                values[node.name] = decoded(node.arguments["of"], values)[node.arguments["position"]]
             else:
                 values[node.name] = _noted(node, values)
     return values[graph.result], traced(graph, values)
@@ -72,30 +72,37 @@ def default_float64() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
+def constant_of(node: Node) -> torch.Tensor:
+    """Return the value of a constant in the graph."""
+    return torch.tensor(node.arguments["value"], dtype=_format(node.arguments["format"]))
+
+
 def _format(name: str) -> torch.dtype:
     named: torch.dtype = getattr(torch, name)
-    return torch.float64 if named == torch.float32 else named
+    return torch.get_default_dtype() if named == torch.float32 else named
 
 
-def _decoded(argument: Any, values: Mapping[str, Any]) -> Any:
+def decoded(argument: Any, values: Mapping[str, Any]) -> Any:
+    """Return an encoded argument, with earlier results."""
     if isinstance(argument, dict):
         if NODE in argument:
             return values[argument[NODE]]
         return _format(argument[FORMAT]) if FORMAT in argument else math.inf * argument[INFINITY]
-    return [_decoded(part, values) for part in argument] if isinstance(argument, list) else argument
+    return [decoded(part, values) for part in argument] if isinstance(argument, list) else argument
 
 
 def _noted(node: Node, values: Mapping[str, Any]) -> Any:
     try:
-        return _computed(node, values)
+        return computed_node(node, values)
     except Exception as error:
         error.add_note(f"{node.operation}{f', {node.line}' if node.line else ''}")
         raise
 
 
-def _computed(node: Node, values: Mapping[str, Any]) -> Any:
+def computed_node(node: Node, values: Mapping[str, Any]) -> Any:
+    """Carry a node's operation out."""
     namespace, name, *overload = node.operation.split(".")
-    arguments = {key: _decoded(argument, values) for key, argument in node.arguments.items()}
+    arguments = {key: decoded(argument, values) for key, argument in node.arguments.items()}
     if node.operation in _CHECKS:
         return None
     if node.operation in _BY_FUNCTION:

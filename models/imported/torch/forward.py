@@ -197,6 +197,7 @@ class Draws:
 def drawn_by(context: ForwardContext[torch.Tensor], imported: Imported, rows: int) -> Iterator[None]:
     """Within the block, draw by the run's seed, the update and the layer."""
     global _drawing
+    _install()
     if not context.training:
         yield
         return

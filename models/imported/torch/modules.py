@@ -29,6 +29,7 @@ def built(reference: Reference, arguments: Mapping[str, str], data: DataFacts, o
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+    torch.backends.mha.set_fastpath_enabled(False)  # evaluates padded places otherwise than training and the export do
     module = constructed(reference, build, values)
     is_keras = any(part.__module__.partition(".")[0] == "keras" for part in type(module).__mro__)
     if is_keras or not isinstance(module, torch.nn.Module):  # on torch, Keras's layers are modules too

@@ -76,6 +76,7 @@ def _described(reference: Reference, module: torch.nn.Module, request: Request, 
     before = Buffers(module)
     call, multiply_adds = _tried(reference, module, request)
     tensors = [_tensors(request.data)[name] for name in call.tensors]
+    _refuse_other_results(reference, call, request, tensors, before)
     with refusing_draws(reference):
         refuse_unused(reference, call, tensors)
     refuse_counters(reference, module, before)
@@ -138,6 +139,32 @@ def _tried(reference: Reference, module: torch.nn.Module, request: Request) -> t
         refuse_probabilities(reference, outputs.float().numpy())
     pieces = sum(int(tensors[name].sum()) for name in call.tensors if name.endswith(LENGTHS)) or EXAMPLES
     return call, int(counter.get_total_flops() // 2 // pieces)
+
+
+def _refuse_other_results(reference: Reference, call: Call, request: Request, tensors: Sequence[torch.Tensor], before: Buffers) -> None:
+    """Raise UsageError for a module with other results in each pass, or whenever it is built."""
+
+    def evaluated(module: torch.nn.Module) -> torch.Tensor:
+        module.eval()
+        again = Call(module, request.data, reference.text)
+        with torch.no_grad():
+            return again(*(tensor.clone() for tensor in tensors))  # a module may write to them
+
+    before.restore()
+    first = evaluated(call.module)
+    before.restore()
+    if not torch.equal(first.nan_to_num(), evaluated(call.module).nan_to_num()):
+        raise UsageError(
+            f"model: {reference.text} gives other results each time it is evaluated: it drops or draws there too."
+            " Give functional dropout training=self.training."
+        )
+    before.restore()
+    rebuilt = built(reference, request.arguments, request.data, request.outputs, request.seed)
+    if not torch.equal(first.nan_to_num(), evaluated(rebuilt).nan_to_num()):
+        raise UsageError(
+            f"model: {reference.text} is another one each time it is built: its constructor draws random numbers that --seed does not"
+            " decide, such as those of numpy.random.default_rng(). Give that a fixed seed."
+        )
 
 
 def _measured(module: torch.nn.Module, request: Request, reference: Reference, tensors: Mapping[str, torch.Tensor]) -> Call | None:

@@ -1,0 +1,93 @@
+"""Nodes of a graph one by one on TensorFlow, from a tape (`models.imported.torch.nodes`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from ...base import ForwardContext
+from ..description import TRAINING, Imported, read_constants
+from ..graph import Graph, Node, nodes_in, read_graph
+from .forward import Execution, held_value
+from .operations import ChannelsLast, canonical
+
+Array = NDArray[Any]
+Arrays = dict[str, Array]
+
+
+class _Replay(Execution):
+    """Carries each node out from a tape's results, with derivatives of its own."""
+
+    def __init__(
+        self, graph: Graph, context: ForwardContext[tf.Tensor], rows: tf.Tensor, tape_arrays: Mapping[str, Array], fixed: set[str]
+    ) -> None:
+        super().__init__(graph, context, rows)
+        self._tape, self._fixed = tape_arrays, fixed
+        self.arrays: Arrays = {}
+
+    def _carried_out(self, node: Node, values: Mapping[str, Any]) -> Any:
+        names = [
+            name for name in dict.fromkeys(nodes_in(list(node.arguments.values()))) if _is_float(values[name]) and name not in self._fixed
+        ]
+        leaves = {name: held_value(values[name]) for name in names}
+        with tf.GradientTape() as tape:
+            tape.watch(list(leaves.values()))
+            result = super()._carried_out(node, values)
+            parts = [part for part in (result if isinstance(result, tuple | list) else (result,)) if _is_float(part)]
+            floats = [canonical(part) for part in parts]
+        for place, part in enumerate(floats):
+            self.arrays[f"{node.name}/output {place}"] = part.numpy()
+        slopes = {place: self._tape.get(f"{node.name}/slope {place}") for place in range(len(floats))}
+        wanted = {place: tf.constant(slope) for place, slope in slopes.items() if slope is not None}
+        if wanted and leaves:
+            gradients = tape.gradient(
+                [floats[place] for place in wanted],
+                list(leaves.values()),
+                list(wanted.values()),
+                unconnected_gradients=tf.UnconnectedGradients.ZERO,
+            )
+            for (name, _), gradient in zip(leaves.items(), gradients, strict=True):
+                self.arrays[f"{node.name}/slope of {name}"] = _canonical_like(values[name], tf.convert_to_tensor(gradient)).numpy()
+        waiting = iter(range(len(floats)))
+        exact = [self._exact(node, next(waiting), part) if _is_float(part) else part for part in _parts(result)]
+        return tuple(exact) if isinstance(result, tuple | list) else exact[0]
+
+    def _exact(self, node: Node, place: int, part: Any) -> Any:
+        value = tf.constant(self._tape[f"{node.name}/result {place}"])
+        return ChannelsLast(tf.transpose(value, [0, 2, 3, 1])) if isinstance(part, ChannelsLast) else value
+
+
+def _parts(result: Any) -> list[Any]:
+    return list(result) if isinstance(result, tuple | list) else [result]
+
+
+def _is_float(value: Any) -> bool:
+    held = held_value(value)
+    return bool(tf.is_tensor(held) and held.dtype.is_floating)
+
+
+def _canonical_like(value: Any, gradient: tf.Tensor) -> tf.Tensor:
+    """Return the gradient of a held value in canonical order."""
+    if isinstance(value, ChannelsLast):
+        return tf.transpose(gradient, [0, 3, 1, 2])
+    if held_value(value) is not value:  # a convolution's weight, [h, w, in, out]
+        return tf.transpose(gradient, [3, 2, 0, 1])
+    return gradient
+
+
+def replayed_nodes(
+    imported: Imported,
+    parameters: Mapping[str, tf.Tensor],
+    inputs: list[tf.Tensor],
+    context: ForwardContext[tf.Tensor],
+    tape_arrays: Arrays,
+) -> Arrays:
+    """Return results and slopes of each node, float32, from a tape's."""
+    graph = read_graph(imported.folder / TRAINING)
+    replay = _Replay(graph, context, tf.shape(inputs[0])[0], tape_arrays, graph.without_gradient(parameters))
+    whole = [value if value.dtype.is_floating else tf.cast(value, tf.int64) for value in inputs]
+    replay.run({**read_constants(imported.folder), **context.buffers}, parameters, whole)
+    return replay.arrays
