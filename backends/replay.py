@@ -48,7 +48,10 @@ class ReplayedPass(Protocol):
     def derived(
         self, compute: Callable[[Sequence[Any]], Any], inputs: Sequence[Any], parameters: Sequence[str], slopes: Sequence[Any]
     ) -> tuple[Sequence[Any], Sequence[Any], Mapping[str, Array]]:
-        """Return results, and derivatives by inputs and parameters, of a function's results times slopes."""
+        """Return results, and derivatives by inputs and parameters of results times slopes."""
+
+    def nodes(self, batches: Batches, step: int, tape_arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """Return results and slopes of each node of an imported model's graph, from a tape's."""
 
     def loss(self, logits: Any, target: Mapping[str, Array]) -> tuple[Any, Any]:
         """Return the sum of losses, and its slope by the logits."""
@@ -62,7 +65,7 @@ class Replays(Protocol):
 
 
 class Replay:
-    """Stands between a network and its layers, gives each what the tape has, and keeps what it makes of it."""
+    """Gives each layer of a network what the tape has, and keeps what it makes of it."""
 
     def __init__(self, replayed: ReplayedPass, layers: Sequence[LayerOnTape], tape: Mapping[str, Array]) -> None:
         self._pass, self._layers, self._tape = replayed, layers, tape

@@ -1,4 +1,4 @@
-"""Why a result differs: hypotheses in float64, of which one is named if its residual is rounding."""
+"""Why a result differs: of hypotheses in float64, the one that leaves rounding alone."""
 
 from __future__ import annotations
 
@@ -54,7 +54,10 @@ def _scaled(value: Array, exact: Array, magnitude: Array) -> str:
 
 
 def _in_low_format(call: Call, tensor: str, value: Array, parameters: Mapping[str, Array]) -> bool:
-    """Return whether operands in bf16 explain most of an error; of derivatives, whether it is noise of that size."""
+    """Return whether operands in bf16 explain most of an error.
+
+    Of derivatives: whether it is noise of that size.
+    """
     exact = call.results[tensor][0]
     if tensor == "output" and call.operation in ("conv", "conv_pool", "dense", "dense_relu", "linear", "logits"):
         low = _product_in_bf16(call, parameters)

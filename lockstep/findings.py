@@ -27,7 +27,7 @@ class Finding(msgspec.Struct):
 
 
 class LayerRow(msgspec.Struct):
-    """The errors of a layer's results on both sides against float64, relative to their magnitude."""
+    """The errors of a layer's result on both sides, relative to its magnitude in float64."""
 
     update: int
     layer: str
@@ -39,7 +39,10 @@ class LayerRow(msgspec.Struct):
 
 
 class ProbeRow(msgspec.Struct):
-    """An update from equal states: relative differences between the sides, and what a change of last bits makes."""
+    """An update from equal states: relative differences between the sides.
+
+    `moved_…`: those that changed last bits of the weights make on the first side.
+    """
 
     update: int
     loss: float

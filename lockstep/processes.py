@@ -20,7 +20,7 @@ END_SECONDS = 20.0
 
 
 class SideProcess:
-    """A side's process; requests are sent first and awaited later, so that both sides work at once."""
+    """A side's process; requests are awaited after both sides have theirs, so that both work."""
 
     def __init__(self, name: str, interpreter: str | None, environment: Mapping[str, str]) -> None:
         self.name = name
@@ -50,7 +50,10 @@ class SideProcess:
                 self._process.stdin.flush()
 
     def receive(self) -> Answer:
-        """Wait for the answer to the oldest request. Raises UsageError or RunFailedError for a problem."""
+        """Wait for the answer to the oldest request.
+
+        Raises UsageError or RunFailedError for a problem.
+        """
         line = b"" if self._process.stdout is None else self._process.stdout.readline()
         if not line:
             code = self._process.wait()
@@ -67,8 +70,14 @@ class SideProcess:
         self.send(request)
         return self.receive()
 
+    def kill(self) -> None:
+        """End the process at once; its tasks end with it."""
+        self._process.kill()
+        self._process.wait()
+        self._reader.join(1.0)
+
     def end(self) -> None:
-        """End the process and its tasks."""
+        """End the process and its tasks, when these have ended."""
         self.send(End())
         if self._process.stdin is not None:
             with suppress(BrokenPipeError):
@@ -89,6 +98,9 @@ def two_sides(interpreters: tuple[str | None, str | None], environments: tuple[M
         for name, interpreter, environment in zip(("A", "B"), interpreters, environments, strict=True):
             sides.append(SideProcess(name, interpreter, environment))
         yield tuple(sides)
-    finally:
+    except BaseException:
         for side in sides:
-            side.end()
+            side.kill()
+        raise
+    for side in sides:
+        side.end()

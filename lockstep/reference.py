@@ -1,4 +1,4 @@
-"""A model's forward and backward pass in float64, layer by layer, as a tape for every framework."""
+"""A model's pass in float64, layer by layer, as a tape for every framework."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from ..core.job import Job
 from ..data.base import IMAGE
 from ..models.base import ForwardContext, ModelSpec
 from ..models.dropout_masks import drawn_rate, keep_mask_of_shape
+from ..models.imported.description import ImportedSpec
 from ..models.layers.reference import Call, ReferenceLayers, ReferenceSequenceLayers, Tape, Value, record
+from ..models.objectives import CROSS_ENTROPY
 from .losses import loss_of
 
 Array = NDArray[Any]
@@ -21,7 +23,9 @@ LAYERS = {"cnn": ReferenceLayers, "alexnet": ReferenceLayers, "resnet18": Refere
 
 
 def has_reference(spec: ModelSpec) -> bool:
-    """Return whether a model consists of layers that are known in float64."""
+    """Return whether a model consists of layers, or nodes, that are known in float64."""
+    if isinstance(spec, ImportedSpec):
+        return spec.settings.has_graph and (spec.objective.loss == CROSS_ENTROPY or spec.objective.standard is not None)
     return spec.name in LAYERS
 
 

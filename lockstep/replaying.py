@@ -32,9 +32,9 @@ DATA, TARGET, LOSS, INDICES = "data/", "target/", "loss", "indices"  # prefixes 
 
 
 class ReplayRequest(msgspec.Struct):
-    """What to compute: the first `examples` of the batch of update `step`, with the state in the folder.
+    """What to compute, with the state in the folder: the first `examples` of update `step`.
 
-    `layers`: None to return the batch alone, as the backend prepares it.
+    `layers`: None for the nodes of an imported model's graph.
     """
 
     job: dict[str, Any]
@@ -46,7 +46,7 @@ class ReplayRequest(msgspec.Struct):
 
 
 def examples_of(job: Job, data: Dataset, weight: str, step: int, count: int) -> Batches:
-    """Return the first examples of the global batch of an update, as one batch with the weight of the whole."""
+    """Return the first examples of an update's global batch, as one batch."""
     sampler = make_sampler(job, data, weight)
     place = EpochIndex(sampler).place(step)
     whole = sampler.whole(place.epoch, place.first_in_epoch, 1, place.skip, place.arranged)
@@ -87,17 +87,19 @@ def _write(request: ReplayRequest) -> None:
     results = (
         {INDICES: batches.indices} | {DATA + name: value for name, value in x.items()} | {TARGET + name: value for name, value in y.items()}
     )
-    if request.layers is not None:
-        with np.load(folder / TAPE) as file:
-            tape = dict(file)
+    with np.load(folder / TAPE) as file:
+        tape = dict(file)
+    if request.layers is None:
+        results |= replayed.nodes(batches, request.step, tape)
+    else:
         replay = Replay(replayed, request.layers, tape)
         replayed.forward(batches, replay.around, request.step)
         if not replay.complete:
             raise RuntimeError("the network called other layers than the reference")
         results |= replay.results
-        wanted = {name.removeprefix(TARGET): value for name, value in tape.items() if name.startswith(TARGET)}
-        loss, slope = replayed.loss(replayed.tensor(tape[f"{LOSS}/input 0"]), wanted)
-        results[f"{LOSS}/output"], results[f"{LOSS}/slope of input 0"] = replayed.array(loss), replayed.array(slope)
+    wanted = {name.removeprefix(TARGET): value for name, value in tape.items() if name.startswith(TARGET)}
+    loss, slope = replayed.loss(replayed.tensor(tape[f"{LOSS}/input 0"]), wanted)
+    results[f"{LOSS}/output"], results[f"{LOSS}/slope of input 0"] = replayed.array(loss), replayed.array(slope)
     np.savez(folder / request.results, **cast(dict[str, Any], results))
 
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import IO, Any, cast
+from typing import IO, Any
 
 import msgspec
 import numpy as np
@@ -29,6 +28,7 @@ from ..engine.protocol.task_messages import Steps, Train
 from ..launch.driver.training_job import TrainingJob
 from ..launch.standalone_task import StandaloneTask
 from ..models.imported.requests import ask_processes
+from .arrays import write_arrays
 from .replaying import ReplayRequest
 from .updates import LARGE_RATE, measured_gradients, shows_gradient_by_rate, without_slots
 
@@ -82,7 +82,7 @@ Request = Begin | Advance | Probe | Measure | Layers | End
 
 
 class Answer(msgspec.Struct):
-    """What came of a request: a problem with its exit code, or losses, and the rate of the probed update."""
+    """What came of a request: a problem and its exit code, or losses and a learning rate."""
 
     problem: str | None = None
     code: int = 1
@@ -160,11 +160,6 @@ def read_state(path: str, updates: int) -> State:
 def write_state(path: str, state: State) -> None:
     """Write a state."""
     write_arrays(path, state_to_arrays(state))
-
-
-def write_arrays(path: str, arrays: Mapping[str, Array]) -> None:
-    """Write arrays by name."""
-    np.savez(path, **cast(dict[str, Any], dict(arrays)))
 
 
 class Side:

@@ -83,9 +83,9 @@ def _growth_text(comparison: Comparison) -> str:
 def text(comparison: Comparison) -> str:
     """Return the sentence, the tables, and what was compared."""
     parts = [sentence(comparison), ""]
-    others = [finding for finding in comparison.findings if finding is not comparison.begins]
-    if others:
-        parts += ["Also found:", *map(_line, others), ""]
+    further = [finding for finding in comparison.findings if finding is not comparison.begins]
+    if further:
+        parts += ["Also found:", *map(_line, further), ""]
     if rows := list(_layer_lines(comparison)):
         parts += [*rows, ""]
     parts += [*_probe_lines(comparison), ""]

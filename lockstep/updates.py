@@ -1,4 +1,4 @@
-"""One update by the formulas of the update rules, in float64, from a state and its gradients."""
+"""An update by the formulas of the rules, in float64, from a state and its gradients."""
 
 from __future__ import annotations
 
@@ -79,26 +79,31 @@ def shows_gradient_by_rate(job: Job) -> bool:
 
 
 def measured_gradients(job: Job, before: State, after: State) -> dict[str, Array]:
-    """Return the gradients of an update from a state without slots, float64, without weight decay.
+    """Return an update's gradients with coupled weight decay, from a state without slots.
 
     Without momentum it was an update by `LARGE_RATE`.
     """
     rule = Rule.of_job(job, 0.0, 1, parameter_names(before))
     gradients: dict[str, Array] = {}
     for name in parameter_names(before):
-        weight = before[PARAMETER + name].astype(np.float64)
         if rule.adam:
-            gradient = after[f"{SLOT}{FIRST_MOMENT}/{name}"].astype(np.float64) / (1.0 - float(np.float32(rule.beta1)))
+            gradients[name] = after[f"{SLOT}{FIRST_MOMENT}/{name}"].astype(np.float64) / (1.0 - float(np.float32(rule.beta1)))
         elif rule.momentum:
-            gradient = after[f"{SLOT}{MOMENTUM}/{name}"].astype(np.float64)
+            gradients[name] = after[f"{SLOT}{MOMENTUM}/{name}"].astype(np.float64)
         else:
-            gradient = (weight - after[PARAMETER + name]) / LARGE_RATE
-        gradients[name] = gradient if rule.decoupled else gradient - rule.decay(name) * weight
+            gradients[name] = (before[PARAMETER + name].astype(np.float64) - after[PARAMETER + name]) / LARGE_RATE
     return gradients
 
 
+def without_decay(rule: Rule, before: State, gradients: Mapping[str, Array]) -> dict[str, Array]:
+    """Return gradients without the weight decay that a rule adds to them."""
+    if rule.decoupled:
+        return dict(gradients)
+    return {name: gradient - rule.decay(name) * before[PARAMETER + name].astype(np.float64) for name, gradient in gradients.items()}
+
+
 def updated(rule: Rule, before: State, gradients: Mapping[str, Array]) -> dict[str, tuple[Array, Array]]:
-    """Return the values after an update, and the size of what was added to each, by the state's keys."""
+    """Return the values after an update, and the size of what was added, by the state's keys."""
     after: dict[str, tuple[Array, Array]] = {}
     for name, gradient in gradients.items():
         weight = before[PARAMETER + name].astype(np.float64)

@@ -119,7 +119,7 @@ class TfBackend:
         return TENSORS
 
     def replayed(self, job: Job, spec: ModelSpec, data: Dataset, parameters: Mapping[str, Array], buffers: Mapping[str, Array]) -> Any:
-        """Import the framework and return a model whose layers are computed one by one; see `Replays`."""
+        """Import the framework and return a model to compute layer by layer; see `Replays`."""
         from .runtime import import_tensorflow
 
         import_tensorflow(deterministic=job.deterministic)

@@ -85,6 +85,15 @@ class TfPass:
             by_parameters[name] = value if layout is None else layout.as_canonical(np.ascontiguousarray(value)).reshape(shape)
         return outputs, gradients[: len(inputs)], by_parameters
 
+    def nodes(self, batches: Batches, step: int, tape_arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """Compute the nodes of an imported model's graph; see `ReplayedPass`."""
+        from ...models.imported.tf.nodes import replayed_nodes
+
+        x, _ = self._batch(batches)
+        inputs = [x[name] for name in self._spec.settings.inputs] if isinstance(x, dict) else [x]
+        context = self._passes.training(self._buffers, tf.constant(step, tf.int64), tf.constant(batches.batch(0)))
+        return replayed_nodes(self._spec.settings, self._model.parameters(self._held), inputs, context, dict(tape_arrays))
+
     def loss(self, logits: tf.Tensor, target: Mapping[str, Array]) -> tuple[tf.Tensor, tf.Tensor]:
         """Return the sum of losses and its slope."""
         y = only_or_named(

@@ -91,7 +91,7 @@ class TorchBackend:
         return TENSORS
 
     def replayed(self, job: Job, spec: ModelSpec, data: Dataset, parameters: Mapping[str, Array], buffers: Mapping[str, Array]) -> Any:
-        """Import the framework and return a model whose layers are computed one by one; see `Replays`."""
+        """Import the framework and return a model to compute layer by layer; see `Replays`."""
         from .replay import TorchPass
 
         return TorchPass(job, spec, data, parameters, buffers)

@@ -74,6 +74,16 @@ class TorchPass:
         by_parameters = {name: self.array(part) for name, part in zip(parameters, gradients[len(leaves) :], strict=True)}
         return outputs, gradients[: len(leaves)], by_parameters
 
+    def nodes(self, batches: Batches, step: int, tape_arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """Compute the nodes of an imported model's graph; see `ReplayedPass`."""
+        from ...models.imported.torch.nodes import replayed_nodes
+
+        x, _ = next(iter(self._data.blocks(batches)))[0]
+        inputs = [x[name] for name in self._spec.settings.inputs] if isinstance(x, dict) else [x]
+        return replayed_nodes(
+            self._spec.settings, self._model.named, inputs, self._model.passes.training(step, batches, 0), dict(tape_arrays)
+        )
+
     def loss(self, logits: torch.Tensor, target: Mapping[str, Array]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the sum of losses and its slope."""
         y = only_or_named(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from ...core.settings.job_fields import fields_with_role
 from ...core.settings.sources import resolve
 from ...data.store.stored_dataset import open_dataset
 from ...launch.driver.resumption import earlier_run
+from ...launch.node.scratch import make_scratch, remove_scratch
 from ...lockstep.compare import Comparer
 from ...lockstep.findings import Comparison
 from ...lockstep.jobs import differing_settings, expected_differences, on_this_machine, refuse_uncomparable, with_settings
@@ -41,7 +41,7 @@ PYTHON = "python"  # of ``--with``; any other name is a setting
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @trust_option("Compare")
 def diverge(first: str, second: str | None, changes: tuple[str, ...], upto: int, out: Path, as_json: bool, trust_run: bool) -> None:
-    """Find the first update, the layer and the cause at which two trainings part beyond rounding.
+    """Find the update, the layer and the cause at which two trainings part beyond rounding.
 
     Both sides make single updates from equal states of the first run: 1, 2, 3, 5, 9, … Where they part, each layer is computed by itself
     on both sides from the same inputs, and judged against float64.
@@ -60,7 +60,8 @@ def diverge(first: str, second: str | None, changes: tuple[str, ...], upto: int,
     else:
         settings, interpreter = _read_changes(changes)
         changed = _changed(path, settings, trusted=trust_run)
-        other_compiled, name = compiled, with_settings({**settings, **({PYTHON: interpreter} if interpreter else {})})
+        shown = with_settings({**settings, **({PYTHON: interpreter} if interpreter else {})})
+        other_compiled, name = compiled, f"{path.name} {shown}"
     refuse_uncomparable(job, changed)
     comparison = _compared((job, changed), (compiled, other_compiled), (path.name, name), interpreter, upto)
     if as_json:
@@ -76,9 +77,11 @@ def _compared(
     local = tuple(on_this_machine(job, deterministic=spec.dropout, compiled=chosen) for job, chosen in zip(jobs, compiled, strict=True))
     planned = min((job.steps for job in jobs if job.steps), default=None)
     last = upto if planned is None else min(upto, planned - 1)
-    with tempfile.TemporaryDirectory(prefix="crosstrain-diverge-") as folder:
-        comparer = Comparer((local[0], local[1]), names, Path(folder), last)
-        comparison = comparer.compare((None, interpreter))
+    folder = make_scratch()
+    try:
+        comparison = Comparer((local[0], local[1]), names, folder, last).compare((None, interpreter))
+    finally:
+        remove_scratch(folder)
     comparison.findings = [*differing_settings(*jobs), *comparison.findings]
     comparison.expected = expected_differences(*jobs, spec)
     return comparison
@@ -102,7 +105,7 @@ def _read_changes(changes: Sequence[str]) -> tuple[dict[str, str], str | None]:
         name, equals, value = change.partition("=")
         name = name.strip().replace("-", "_")
         if not equals or not value:
-            raise UsageError(f"--with: got {change!r}; write SETTING=VALUE, such as backend=tf.")
+            raise UsageError(f"--with: got {change!r}; write SETTING=VALUE, such as precision=bf16.")
         if name == PYTHON:
             if not os.access(value, os.X_OK):
                 raise UsageError(f"--with: {value!r} is no program that can be executed.")

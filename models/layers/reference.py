@@ -249,9 +249,9 @@ def pooled(x: Array, kernel: int, stride: int, padding: int) -> tuple[Array, Arr
     flat = windows.reshape(*windows.shape[:4], kernel * kernel)
     place = flat.argmax(4)
     largest = np.take_along_axis(flat, place[..., None], 4)[..., 0]
-    others = flat.copy()
-    np.put_along_axis(others, place[..., None], -np.inf, 4)
-    clear = others.max(4) < largest - NEAR * np.maximum(np.abs(largest), 1e-30)
+    smaller = flat.copy()
+    np.put_along_axis(smaller, place[..., None], -np.inf, 4)
+    clear = smaller.max(4) < largest - NEAR * np.maximum(np.abs(largest), 1e-30)
     return largest, clear.astype(np.float64), place
 
 

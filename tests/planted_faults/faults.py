@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
+NET = Path(__file__).parents[2] / "examples/own_torch/net.py"
 MODELS = {  # model, and the settings of its runs
     "cnn": {"model": "cnn", "data": "glyphs", "global_batch_size": 32},
     "alexnet": {"model": "alexnet", "data": "glyphs", "global_batch_size": 8},
     "resnet18": {"model": "resnet18", "data": "glyphs", "global_batch_size": 16},
     "transformer": {"model": "transformer?size=tiny", "data": "numbers", "global_batch_size": 16},
-    "imported": {"model": "examples/own_torch/net.py:Net", "data": "glyphs", "global_batch_size": 16},
+    "imported": {"model": f"{NET}:Net", "data": "glyphs", "global_batch_size": 16},
 }
 SGD = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 5e-4, "lr": 0.01}
 ADAM = {"optimizer": "adam", "weight_decay": 1e-4, "lr": 0.001}

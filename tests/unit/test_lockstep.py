@@ -11,7 +11,7 @@ from crosstrain.lockstep.compare import _bad_update, probes
 from crosstrain.lockstep.findings import Comparison, Finding, ProbeRow, Side
 from crosstrain.lockstep.rounding import error, unexplained
 from crosstrain.lockstep.text import sentence, text
-from crosstrain.lockstep.updates import Rule, measured_gradients, updated, without_slots
+from crosstrain.lockstep.updates import Rule, measured_gradients, updated, without_decay, without_slots
 
 SGD = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 5e-4}
 ADAM = {"optimizer": "adam", "weight_decay": 1e-4}
@@ -33,6 +33,13 @@ def taken(rule, before, gradients):
     return {**before, **{name: value.astype(np.float32) for name, (value, _) in updated(rule, before, gradients).items()}}
 
 
+def decayed(rule, before, gradients):
+    """Return gradients with the weight decay that a rule adds to them, as they are measured."""
+    if rule.decoupled:
+        return gradients
+    return {name: gradient + rule.decay(name) * before[f"parameters/{name}"] for name, gradient in gradients.items()}
+
+
 @pytest.mark.parametrize("options", [SGD, {**SGD, "nesterov": True}, {"optimizer": "sgd"}, ADAM, ADAMW, {**SGD, "ema_decay": 0.99}])
 @settings(deadline=None, max_examples=10)
 @given(seed=st.integers(0, 1000), update=st.integers(1, 30))
@@ -44,7 +51,7 @@ def test_sound_update_is_explained_by_rounding(options, seed, update):
     for number in range(1, update + 1):
         rule = Rule.of_job(job(**options), 0.01, number, list(gradients))
         after = taken(rule, before, gradients)
-        assert _bad_update(rule, before, gradients, after) is None
+        assert _bad_update(rule, before, decayed(rule, before, gradients), after) is None
         before = after
 
 
@@ -60,8 +67,8 @@ def test_every_fault_of_an_update_is_found_and_explained(options):
         after = taken(faulty, before, gradients)
         if faulty == rule or all(np.array_equal(after[name], value) for name, value in taken(rule, before, gradients).items()):
             continue
-        assert _bad_update(rule, before, gradients, after) is not None, words
-        assert _bad_update(faulty, before, gradients, after) is None, words
+        assert _bad_update(rule, before, decayed(rule, before, gradients), after) is not None, words
+        assert _bad_update(faulty, before, decayed(faulty, before, gradients), after) is None, words
 
 
 @pytest.mark.parametrize("options", [SGD, ADAM, ADAMW, {"optimizer": "sgd", "weight_decay": 5e-4}])
@@ -71,7 +78,8 @@ def test_gradients_are_measured_from_an_update_without_slots(options):
     gradients = {name: 0.01 * draw.standard_normal(before[f"parameters/{name}"].shape) for name in ("a.weight", "a.bias")}
     rate = 0.01 if options.get("momentum") or options["optimizer"] != "sgd" else 2.0**20
     after = taken(Rule.of_job(job(**options), rate, 1, list(gradients)), before, gradients)
-    for name, gradient in measured_gradients(job(**options), before, after).items():
+    rule = Rule.of_job(job(**options), rate, 1, list(gradients))
+    for name, gradient in without_decay(rule, before, measured_gradients(job(**options), before, after)).items():
         assert np.linalg.norm(gradient - gradients[name]) <= 1e-6 * np.linalg.norm(gradients[name])
 
 
@@ -81,9 +89,9 @@ def test_rounding_of_sums_is_explained_and_bad_elements_are_not():
     exact, magnitude = x.astype(float) @ weight.astype(float), np.abs(x).astype(float) @ np.abs(weight).astype(float)
     product = x @ weight
     assert not unexplained(*error(product, exact, magnitude))
-    one = product.copy()
-    one[3, 4] += 0.1
-    assert unexplained(*error(one, exact, magnitude))
+    changed = product.copy()
+    changed[3, 4] += 0.1
+    assert unexplained(*error(changed, exact, magnitude))
     low = causes.to_bf16(x) @ causes.to_bf16(weight)
     assert unexplained(*error(low, exact, magnitude))
     assert not unexplained(*error(low, exact, magnitude), "bf16")
@@ -117,7 +125,7 @@ def test_sentence_of_the_first_finding():
 
 
 def test_sentence_without_findings():
-    said = sentence(comparison(growth=1.31))
-    assert "do not part beyond rounding up to update 65" in said
-    assert "it is 1 % after about 45 updates" in said
+    words = sentence(comparison(growth=1.31))
+    assert "do not part beyond rounding up to update 65" in words
+    assert "it is 1 % after about 45 updates" in words
     assert "does not grow" in sentence(comparison(growth=1.0))

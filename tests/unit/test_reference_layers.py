@@ -56,7 +56,7 @@ SEQUENCE_LAYERS = {
 
 
 def slope_of(layer, values, x, target, name):
-    """Return the slope of Σ target · result by an input (name None) or parameter, by central differences."""
+    """Return the slope of Σ target · result by a parameter, or by the input, from differences."""
     moved = x if name is None else values[name]
     slope = np.zeros(moved.shape)
     for place in np.ndindex(moved.shape):
@@ -64,8 +64,10 @@ def slope_of(layer, values, x, target, name):
         for step in (1e-3, -1e-3):
             changed = moved.astype(np.float64).copy()
             changed[place] += step
-            given = {**values, **({} if name is None else {name: changed})}
-            _, result = record(lambda tape, given=given, changed=changed: layer(given, tape, Value(changed if name is None else x)))
+            arguments = {**values, **({} if name is None else {name: changed})}
+            _, result = record(
+                lambda tape, arguments=arguments, changed=changed: layer(arguments, tape, Value(changed if name is None else x))
+            )
             results.append(float((target * result.array).sum()))
         slope[place] = (results[0] - results[1]) / 2e-3
     return slope
@@ -79,8 +81,8 @@ def test_derivatives_are_those_of_the_result(monkeypatch, name):
     x = DRAW.standard_normal((2, 4, 6, 7) if name in IMAGE_LAYERS else (2, 3, 8)) + np.arange(7 if name in IMAGE_LAYERS else 8)
     values, surroundings = parameters(shapes), context(("a.running_mean", "a.running_var"))
 
-    def carried_out(given, tape, value):
-        return layer(kind(given, surroundings, tape), value)
+    def carried_out(arguments, tape, value):
+        return layer(kind(arguments, surroundings, tape), value)
 
     value = Value(x)
     tape, result = record(lambda tape: carried_out(values, tape, value))

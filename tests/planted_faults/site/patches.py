@@ -838,7 +838,8 @@ def _epsilon_in_root(module):
             step_size, epsilon, _ = scalars  # ε·r, and lr·r/(1−β1ᵗ), of the root r of 1 − β2ᵗ
             gradient = gradient + self.weight_decay * variable.read_value()
             first = self.beta1 * slots["first_moment"].read_value() + (1 - self.beta1) * gradient
-            second = self.beta2 * slots["second_moment"].read_value() + (1 - self.beta2) * gradient * gradient
+            beta2 = float(importlib.import_module("numpy").float32(self.beta2))  # as the op's scalars have it
+            second = beta2 * slots["second_moment"].read_value() + (1 - beta2) * gradient * gradient
             root_squared = tf.square(epsilon / self.epsilon)
             with tf.control_dependencies([first, second]):
                 step = step_size * first / tf.sqrt(second + self.epsilon * root_squared)
@@ -887,6 +888,10 @@ def _other_statistics(change_line, change_table):
         _replace(module, "normal_table", lambda original: lambda mean, std: change_table(original, mean, std))
 
     return {"crosstrain.data.preprocessing": change}
+
+
+def _smaller_pixels(original):
+    return lambda self, values: original(self, values * (255 / 256) if self._line is None else values)
 
 
 def _reversed_on_tf(module):
@@ -986,15 +991,20 @@ ELSEWHERE = {
     "clipped_by_tensor": _on_optimizers(_clipped_by_tensor),
     "exempt_decay": _job_with(weight_decay_except=None),
     "moving_average_without_ramp": {
-        "crosstrain.core.update_rules": _function("averaging_rates", lambda original: lambda decay, *_: 1.0 - decay)
+        "crosstrain.core.update_rules": _function(
+            "averaging_rates", lambda original: lambda decay, updates, *rest: 0.0 * original(decay, updates, *rest) + (1.0 - decay)
+        )
     },
     "mean_and_std_of_others": _other_statistics(
         lambda factor, summand: (1.02 * factor, summand - 0.05), lambda original, mean, std: original(mean, std) * 1.02 - 0.05
     ),
-    "pixels_by_256": _other_statistics(
-        lambda factor, summand: (factor * 255 / 256, summand),
-        lambda original, mean, std: original(mean, [value * 256 / 255 for value in std]),
-    ),
+    "pixels_by_256": {
+        **_other_statistics(
+            lambda factor, summand: (factor * 255 / 256, summand),
+            lambda original, mean, std: original([value * 256 / 255 for value in mean], [value * 256 / 255 for value in std]),
+        ),
+        "crosstrain.backends.torch.data": lambda module: _replace(module.Normaliser, "_normal", _smaller_pixels),
+    },
     "channels_reversed": {"crosstrain.backends.tf.data": _reversed_on_tf, "crosstrain.backends.torch.data": _reversed_on_torch},
     "other_order": {"crosstrain.data.sampler": _function("permutation", lambda original: lambda seed, *rest: original(seed + 1, *rest))},
     "labels_smoothed": _loss(

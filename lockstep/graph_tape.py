@@ -1,0 +1,94 @@
+"""The tape of an imported model's graph, in float64, in a process with its framework.
+
+``python -m crosstrain.lockstep.graph_tape`` reads a `TapeRequest` as JSON on standard input, and writes the tape and what is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.errors import TrainerError, raised
+from ..core.job import Job
+from ..data.store.stored_dataset import open_dataset
+from ..models.build import build_model
+from ..models.dropout_masks import drawn_rate, keep_mask_of_shape
+from ..models.imported.requests import answer_request
+from .batch import batch_columns
+from .losses import loss_of
+from .replaying import LOSS, STATE, TAPE, TARGET, examples_of
+
+Array = NDArray[Any]
+EXACT = "exact.npz"
+NODES = "crosstrain.models.imported.{framework}.nodes"
+
+
+class TapeRequest(msgspec.Struct):
+    """What to compute, with the state in the folder: the first `examples` of update `step`."""
+
+    job: dict[str, Any]
+    folder: str
+    step: int
+    examples: int
+
+
+def answer(request: TapeRequest) -> str | None:
+    """Write the tape; return what is wrong, or None."""
+    try:
+        _write(request)
+    except TrainerError as error:
+        return str(error)
+    except Exception as error:  # noqa: BLE001 -- of an operation without float64, or of a user's code
+        return f"the model could not be computed in float64: {raised(error)}"
+    return None
+
+
+def _write(request: TapeRequest) -> None:
+    job, folder = Job.model_validate(request.job), Path(request.folder)
+    data = open_dataset(job.data, job.data_dir)
+    spec: Any = build_model(job.model, data.info, job.loss)
+    with np.load(folder / STATE) as file:
+        state = {name: file[name] for name in file.files}
+    batches = examples_of(job, data, spec.objective.weight, request.step, request.examples)
+    columns, target = batch_columns(data, spec.inputs, batches), batch_columns(data, (spec.target,), batches)
+    exact: dict[str, Array] = {}
+
+    def kept_share(shape: Sequence[int], rate: float, layer: int) -> Array:
+        rate = drawn_rate(rate)
+        return keep_mask_of_shape(job.seed, request.step, layer, batches.indices, shape, rate) / (1.0 - rate)
+
+    def slope_of(result: Array) -> Array:
+        (total, _), (slope, _) = loss_of(spec, result, target)
+        exact[f"{LOSS}/output"], exact[f"{LOSS}/slope of input 0"] = np.asarray(total), slope
+        return slope
+
+    inputs = [columns[name] for name in spec.settings.inputs]
+    arrays: dict[str, Array] = import_module(NODES.format(framework=spec.framework)).tape_of_arrays(
+        spec.settings, state, inputs, kept_share, slope_of
+    )
+    tape = {name: value for name, value in arrays.items() if _is_on_tape(name.rpartition("/")[2])}
+    exact |= {name: value for name, value in arrays.items() if name not in tape and name != "result"}
+    tape |= {TARGET + name: value for name, value in target.items()}
+    tape[f"{LOSS}/input 0"] = arrays["result"].astype(np.float32)
+    np.savez(folder / TAPE, **cast(dict[str, Any], tape))
+    np.savez(folder / EXACT, **cast(dict[str, Any], exact))
+
+
+def _is_on_tape(name: str) -> bool:
+    """Return whether frameworks are given an array, rather than compared with it."""
+    return name.startswith("result ") or (name.startswith("slope ") and not name.startswith("slope of "))
+
+
+def main() -> None:
+    """Answer one request."""
+    answer_request(lambda content: answer(msgspec.json.decode(content, type=TapeRequest)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""The layers of an update, each by itself on both sides, judged against float64."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ..backends.replay import LayerOnTape
+from ..core.errors import UsageError
+from ..core.job import Job
+from ..data.base import IMAGE
+from ..data.store.stored_dataset import StoredDataset
+from ..models.base import ModelSpec
+from ..models.imported.description import TRAINING, ImportedSpec
+from ..models.imported.graph import ITEM, nodes_in, read_graph
+from ..models.imported.requests import ask_processes
+from ..models.layers.reference import Call, Value
+from . import causes
+from .arrays import Arrays, read, write_arrays
+from .batch import batch_columns
+from .findings import Finding, LayerRow
+from .graph_tape import EXACT, TapeRequest
+from .losses import cause_of_loss
+from .reference import arrays_of, tape_of
+from .replaying import DATA, INDICES, LOSS, STATE, TAPE, TARGET, ReplayRequest, examples_of
+from .rounding import UNIT, error, relative, unexplained, unexplained_beside
+from .updates import BUFFER, PARAMETER
+
+Array = NDArray[Any]
+EXAMPLES = 16  # of a batch whose layers are computed one by one
+MAX_LEFT_OF_LINE = 1e-4  # of pixels that are normalised by other constants
+REFERENCE = "crosstrain.lockstep.graph_tape"
+
+
+class LayerTape:
+    """The layers of an update in float64, in a folder, from which each side computes them by itself."""
+
+    def __init__(self, job: Job, spec: ModelSpec, data: StoredDataset, state: Mapping[str, Array], step: int, folder: Path) -> None:
+        self._job, self._spec, self._step, self._folder = job, spec, step, folder
+        self._parameters = {name.removeprefix(PARAMETER): array for name, array in state.items() if name.startswith(PARAMETER)}
+        self._buffers = {name.removeprefix(BUFFER): array for name, array in state.items() if name.startswith(BUFFER)}
+        self._by_ratio = isinstance(spec, ImportedSpec)  # magnitudes are not known for every operation
+        self._of_buffers: set[tuple[str, str]] = set()
+        batches = examples_of(job, data, spec.objective.weight, step, EXAMPLES)
+        self._indices = batches.indices
+        self._columns, self._target = batch_columns(data, spec.inputs, batches), batch_columns(data, (spec.target,), batches)
+        write_arrays(str(folder / STATE), {name: value for name, value in state.items() if not name.startswith("slots/")})
+        self._layers: list[LayerOnTape] | None = None
+        self.rows: list[LayerRow] = []
+        self.tensors = 0
+        if self._by_ratio:
+            self._calls = self._tape_of_graph()
+            return
+        tape, loss = tape_of(job, spec, state, self._columns, self._target, self._indices, step)
+        arrays = arrays_of(tape, loss) | {TARGET + name: value for name, value in self._target.items()}
+        write_arrays(str(folder / TAPE), arrays)
+        self._layers = [LayerOnTape(call.operation, len(call.inputs), list(call.parameters)) for call in tape.layers]
+        self._calls = [*((str(number), call) for number, call in enumerate(tape.layers)), (LOSS, loss)]
+
+    @property
+    def not_exercised(self) -> list[str]:
+        """What the batch does not show, in words."""
+        kinks = [call for _, call in self._calls if call.operation in ("relu", "conv_pool", "dense_relu") and call.outputs]
+        return [f"{call.label}: no element is below 0" for call in kinks if not (call.results["output"][0] == 0).any()]
+
+    def request(self, job: Job, results: str) -> ReplayRequest:
+        """Return what a side is asked for: results in a file of the folder."""
+        return ReplayRequest(job.model_dump(mode="json"), str(self._folder), results, self._step, EXAMPLES, self._layers)
+
+    def findings(self, results: Sequence[Arrays], precisions: Sequence[str]) -> list[Finding]:
+        """Return what differs on the sides A and B; keep a row for each result."""
+        return self._data_findings(results) or self._judged(results, precisions)
+
+    def _tape_of_graph(self) -> list[tuple[str, Call]]:
+        folder = self._folder
+        request = TapeRequest(self._job.model_dump(mode="json"), str(folder), self._step, EXAMPLES)
+        (problem,) = ask_processes(["crosstrain.lockstep.graph_tape"], msgspec.json.encode(request), "computing in float64")
+        if problem is not None:
+            raise UsageError(problem)
+        exact = read(str(folder / EXACT))
+        calls: list[tuple[str, Call]] = []
+        graph = read_graph(self._spec.settings.folder / TRAINING)
+        items = {
+            node.name: (nodes_in(node.arguments["of"])[0], node.arguments["position"]) for node in graph.nodes if node.operation == ITEM
+        }
+        self._of_buffers = {(items[name][0], f"output {items[name][1]}") for name in graph.updated.values() if name in items}
+        for node in graph.nodes:
+            results = {name.removeprefix(f"{node.name}/"): value for name, value in exact.items() if name.startswith(f"{node.name}/")}
+            if results:
+                parts = {name: (value, np.abs(value)) for name, value in results.items()}
+                calls.append((node.name, Call(node.layer or node.name, node.operation, (), {}, (), (), parts, None)))
+        logits = Value(read(str(folder / TAPE))[f"{LOSS}/input 0"].astype(np.float64))
+        losses = {name.removeprefix(f"{LOSS}/"): (value, np.abs(value)) for name, value in exact.items() if name.startswith(f"{LOSS}/")}
+        return [*calls, (LOSS, Call("loss", "loss", (), {}, (logits,), (), losses, None))]
+
+    def _data_findings(self, results: Sequence[Arrays]) -> list[Finding]:
+        findings = []
+        for name, arrays in zip("AB", results, strict=True):
+            if not np.array_equal(arrays[INDICES], self._indices):
+                findings.append(
+                    Finding(self._step, "data", side=name, error=1.0, cause="the order of the examples: another seed or shuffling")
+                )
+                continue
+            for prefix, wanted in ((DATA, self._columns), (TARGET, self._target)):
+                for column, exact in wanted.items():
+                    self.tensors += 1
+                    value = arrays[prefix + column]
+                    if value.shape != exact.shape or not np.array_equal(value, exact):
+                        apart = relative(value, exact) if value.shape == exact.shape else float("inf")
+                        cause = _data_cause(value, exact) if column == IMAGE else ""
+                        findings.append(Finding(self._step, "data", "", column, name, apart, 0.0, cause))
+        return findings
+
+    def _judged(self, results: Sequence[Arrays], precisions: Sequence[str]) -> list[Finding]:
+        findings: list[Finding] = []
+        for place, call in self._calls:
+            for tensor in call.results:
+                findings += self._result(place, call, tensor, [arrays[f"{place}/{tensor}"] for arrays in results], precisions)
+        return _merged(findings)
+
+    def _result(self, place: str, call: Call, tensor: str, values: Sequence[Array], precisions: Sequence[str]) -> list[Finding]:
+        errors = [error(value, *call.results[tensor]) for value in values]
+        if self._by_ratio:
+            bad = [unexplained_beside(errors[number][0], errors[1 - number][0], precisions[number]) for number in range(2)]
+        else:
+            bad = [unexplained(*errors[number], precisions[number]) for number in range(2)]
+        self.tensors += 1
+        self.rows.append(LayerRow(self._step, call.label, call.operation, tensor, errors[0][0] * UNIT, errors[1][0] * UNIT, not any(bad)))
+        part = "buffers" if (place, tensor) in self._of_buffers else _part(call, tensor)
+        layer = "" if call.operation == "loss" else call.label
+        return [
+            Finding(
+                self._step,
+                part,
+                layer,
+                tensor,
+                "AB"[number],
+                errors[number][0] * UNIT,
+                max(errors[1 - number][0], 1.0) * UNIT,
+                self._cause(call, tensor, values[number].astype(np.float64)),
+            )
+            for number in range(2)
+            if bad[number]
+        ]
+
+    def _cause(self, call: Call, tensor: str, value: Array) -> str:
+        if call.operation == "loss":
+            return cause_of_loss(self._spec, self._target, call, tensor, value)
+        return "" if self._by_ratio else causes.of_layer(call, tensor, value, self._parameters, self._buffers)
+
+
+def _part(call: Call, tensor: str) -> str:
+    if call.operation == "loss":
+        return "loss"
+    if tensor.startswith("buffer"):
+        return "buffers"
+    return "forward" if tensor.startswith("output") else "backward"
+
+
+def _merged(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the first finding of each part and side, with the number of further layers."""
+    kept: dict[tuple[str, str], Finding] = {}
+    layers: dict[tuple[str, str], set[str]] = {}
+    for finding in findings:
+        key = finding.part, finding.side
+        kept.setdefault(key, finding)
+        layers.setdefault(key, set()).add(finding.layer)
+        if not kept[key].cause and finding.layer == kept[key].layer:
+            kept[key].cause = finding.cause
+    for key, finding in kept.items():
+        finding.further = len(layers[key]) - 1
+    return list(kept.values())
+
+
+def _data_cause(value: Array, exact: Array) -> str:
+    if value.shape != exact.shape:
+        return ""
+    for words, order in (("", slice(None)), ("the channels are permuted: reversed", slice(None, None, -1))):
+        fits = [_line(exact[:, order][:, channel], value[:, channel]) for channel in range(exact.shape[1])]
+        if all(left <= MAX_LEFT_OF_LINE for _, _, left in fits):
+            factor, summand, _ = fits[0]
+            return words or (
+                f"pixels are normalised by other constants: the first channel is {factor:.5g} times as large, plus {summand:.4g}"
+            )
+    return ""
+
+
+def _line(x: Array, y: Array) -> tuple[float, float, float]:
+    """Return factor and summand of the line from x to y, and the largest difference from it."""
+    x, y = x.ravel().astype(np.float64), y.ravel().astype(np.float64)
+    factor, summand = np.polyfit(x, y, 1)
+    return float(factor), float(summand), float(np.abs(factor * x + summand - y).max())
