@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..models.layers.reference import EPSILON, LAYER_NORM_EPSILON, MOMENTUM, Call, convolution, normalised, pooled
+from ..core.update_rules import MOMENTUM as MOMENTUM_OF_WEIGHTS
+from ..core.update_rules import SECOND_MOMENT
+from ..models.layers.reference import EPSILON, LAYER_NORM_EPSILON, MOMENTUM, Call, convolution, convolution_derivatives, normalised, pooled
 from .rounding import LIMIT, UNIT, error
-from .updates import Rule
+from .updates import PARAMETER, SLOT, Rule, gradients_of, updated
 
 Array = NDArray[Any]
 MAX_SHARE_LEFT = 0.7  # of an error that operands in bf16 leave unexplained: their products may be summed otherwise
-MIN_NOISE_ELEMENTS, MAX_LIKENESS, MIN_SHARE_TOUCHED = 30, 0.3, 0.9  # of derivatives: noise is unlike the result, and everywhere
-PRODUCTS = ("conv", "conv_pool", "dense", "dense_relu", "linear", "logits", "attention")
 
 
 def to_bf16(array: Array) -> Array:
@@ -54,21 +54,36 @@ def _scaled(value: Array, exact: Array, magnitude: Array) -> str:
 
 
 def _in_low_format(call: Call, tensor: str, value: Array, parameters: Mapping[str, Array]) -> bool:
-    """Return whether operands in bf16 explain most of an error.
-
-    Of derivatives: whether it is noise of that size.
-    """
+    """Return whether operands in bf16 explain most of an error."""
     exact = call.results[tensor][0]
     if tensor == "output" and call.operation in ("conv", "conv_pool", "dense", "dense_relu", "linear", "logits"):
         low = _product_in_bf16(call, parameters)
         left = min(float(np.linalg.norm(value - part)) for part in (low, to_bf16(low)))
         return left <= MAX_SHARE_LEFT * float(np.linalg.norm(value - exact))
-    difference = (value - exact).ravel()
-    if call.operation not in PRODUCTS or difference.size < MIN_NOISE_ELEMENTS:
-        return False
-    alike = abs(float(difference @ exact.ravel())) / max(float(np.linalg.norm(difference) * np.linalg.norm(exact)), 1e-300)
-    touched = float(np.mean(difference[exact.ravel() != 0] != 0)) if exact.any() else 0.0
-    return alike < MAX_LIKENESS and touched > MIN_SHARE_TOUCHED
+    return any(
+        float(np.linalg.norm(value - part)) <= MAX_SHARE_LEFT * float(np.linalg.norm(value - exact))
+        for low in _derivatives_in_bf16(call, tensor, parameters)
+        for part in (low, to_bf16(low))
+    )
+
+
+def _derivatives_in_bf16(call: Call, tensor: str, parameters: Mapping[str, Array]) -> Iterator[Array]:
+    """Yield a derivative of a product from operands in bf16, with slopes in float32 and in bf16."""
+    if call.operation not in ("conv", "dense", "linear", "logits") or not call.slopes:
+        return
+    name, x = call.arguments[0], to_bf16(call.inputs[0].array)
+    weight = to_bf16(parameters[f"{name}.weight"])
+    for slopes in (call.slopes[0], to_bf16(call.slopes[0])):
+        if call.operation == "conv":
+            by_input, by_weight = convolution_derivatives(x, weight, slopes, call.arguments[1], call.arguments[2])
+        else:
+            rows = x.reshape(len(x), -1) if x.ndim == 4 else x
+            by_input = (slopes @ weight).reshape(x.shape)
+            by_weight = slopes.reshape(-1, slopes.shape[-1]).T @ rows.reshape(-1, rows.shape[-1])
+        if tensor == "slope of input 0":
+            yield by_input
+        elif tensor == f"gradient of {name}.weight":
+            yield by_weight
 
 
 def _product_in_bf16(call: Call, parameters: Mapping[str, Array]) -> Array:
@@ -208,23 +223,68 @@ def _other_statistics(call: Call, tensor: str, value: Array, buffers: Mapping[st
         yield f"its momentum is {momentum:.4g} instead of {MOMENTUM:g}", old + momentum * moved
 
 
-def of_rule(rule: Rule) -> Iterator[tuple[str, Rule]]:
-    """Yield what may be wrong with an update rule, and the rule that has this fault."""
-    if rule.adam:
-        yield "without bias correction", replace(rule, corrected=False)
-        yield "epsilon is inside the root", replace(rule, epsilon_inside=True)
-        for factor in (10.0, 0.1, 100.0, 0.01):
-            yield f"epsilon is {factor * rule.epsilon:.3g} instead of {rule.epsilon:.3g}", replace(rule, epsilon=factor * rule.epsilon)
-        for beta in (0.99, 0.95, 0.999, 0.98):
-            yield f"beta2 is {beta:g} instead of {rule.beta2:g}", replace(rule, beta2=beta)
-        yield f"beta1 is {1 - rule.beta1:g}, the complement", replace(rule, beta1=1 - rule.beta1)
-    else:
-        yield f"momentum is {1 - rule.momentum:g}, the complement of {rule.momentum:g}", replace(rule, momentum=1 - rule.momentum)
-        yield "momentum is Nesterov's" if not rule.nesterov else "momentum is not Nesterov's", replace(rule, nesterov=not rule.nesterov)
-        yield "there is no momentum", replace(rule, momentum=0.0)
+def of_rule(
+    rule: Rule, before: Mapping[str, Array], measured: Mapping[str, Array], after: Mapping[str, Array]
+) -> Iterator[tuple[str, Rule]]:
+    """Yield what may be wrong with an update rule, and the rule that has this fault.
+
+    Some settings are fitted to the state before and after, and to `measured_gradients`.
+    """
+    yield from _of_adam(rule, before, measured, after) if rule.adam else _of_momentum(rule, before, measured, after)
     yield f"weight decay is {'coupled' if rule.decoupled else 'decoupled'}", replace(rule, decoupled=not rule.decoupled)
     if rule.exempt:
         yield "weight decay spares no parameter", replace(rule, exempt=frozenset())
     yield "there is no weight decay", replace(rule, weight_decay=0.0)
+    if rule.decoupled:
+        bare = updated(replace(rule, weight_decay=0.0), before, gradients_of(rule, before, measured))
+        pairs = [(bare[PARAMETER + name][0] - after[PARAMETER + name], before[PARAMETER + name].astype(np.float64)) for name in measured]
+        if _is_other(decay := _ratio(pairs) / rule.rate, rule.weight_decay):
+            yield f"weight decay is {decay:.4g} instead of {rule.weight_decay:g}", replace(rule, weight_decay=decay)
     if rule.ema_decay is not None:
         yield "the moving average of the weights has no ramp", replace(rule, ramped=False)
+
+
+def _of_momentum(
+    rule: Rule, before: Mapping[str, Array], measured: Mapping[str, Array], after: Mapping[str, Array]
+) -> Iterator[tuple[str, Rule]]:
+    yield f"momentum is {1 - rule.momentum:g}, the complement of {rule.momentum:g}", replace(rule, momentum=1 - rule.momentum)
+    yield "momentum is Nesterov's" if not rule.nesterov else "momentum is not Nesterov's", replace(rule, nesterov=not rule.nesterov)
+    yield "there is no momentum", replace(rule, momentum=0.0)
+    keys = {name: f"{SLOT}{MOMENTUM_OF_WEIGHTS}/{name}" for name in measured}
+    if all(key in before and key in after for key in keys.values()):
+        pairs = [(after[key] - measured[name], before[key].astype(np.float64)) for name, key in keys.items()]
+        if _is_other(momentum := _ratio(pairs), rule.momentum):
+            yield f"momentum is {momentum:.4g} instead of {rule.momentum:g}", replace(rule, momentum=momentum)
+
+
+def _of_adam(
+    rule: Rule, before: Mapping[str, Array], measured: Mapping[str, Array], after: Mapping[str, Array]
+) -> Iterator[tuple[str, Rule]]:
+    yield "without bias correction", replace(rule, corrected=False)
+    yield "its bias correction counts one update more", replace(rule, update=rule.update + 1)
+    yield "epsilon is inside the root", replace(rule, epsilon_inside=True)
+    for factor in (10.0, 0.1, 100.0, 0.01):
+        yield f"epsilon is {factor * rule.epsilon:.3g} instead of {rule.epsilon:.3g}", replace(rule, epsilon=factor * rule.epsilon)
+    yield f"beta1 is {1 - rule.beta1:g}, the complement of {rule.beta1:g}", replace(rule, beta1=1 - rule.beta1)
+    for beta1 in (0.5, 0.8, 0.95, 0.99):
+        yield f"beta1 is {beta1:g} instead of {rule.beta1:g}", replace(rule, beta1=beta1)
+    gradients = {
+        name: gradient if rule.decoupled else gradient + rule.decay(name) * before[PARAMETER + name]
+        for name, gradient in gradients_of(rule, before, measured).items()
+    }
+    keys = {name: f"{SLOT}{SECOND_MOMENT}/{name}" for name in measured}
+    held = {name: before.get(key, np.zeros_like(measured[name])).astype(np.float64) for name, key in keys.items()}
+    pairs = [(after[key] - held[name], gradients[name] ** 2 - held[name]) for name, key in keys.items() if key in after]
+    if _is_other(share := _ratio(pairs), 1 - rule.beta2):
+        yield f"beta2 is {1 - share:.4g} instead of {rule.beta2:g}", replace(rule, beta2=round(1 - share, 6))
+
+
+def _ratio(pairs: Sequence[tuple[Array, Array]]) -> float:
+    """Return the factor of the second arrays that fits the first ones best; 0 if these are zero."""
+    square = sum(float((second**2).sum()) for _, second in pairs)
+    return sum(float((first * second).sum()) for first, second in pairs) / square if square else 0.0
+
+
+def _is_other(fitted: float, setting: float) -> bool:
+    """Return whether a fitted value differs from its setting in three digits."""
+    return f"{fitted:.3g}" != f"{setting:.3g}"

@@ -18,10 +18,10 @@ from . import causes, side
 from .arrays import Arrays, read, write_arrays
 from .findings import Comparison, Finding, LayerRow, ProbeRow, Side
 from .layers import LayerTape
-from .processes import SideProcess, two_sides
+from .processes import SideProcess, receive_all, two_sides
 from .reference import has_reference
 from .rounding import GROWTH_LIMIT, SCALE_LIMIT, UNIT, UPDATE_LIMIT, relative
-from .updates import PARAMETER, Rule, parameter_names, updated, without_decay
+from .updates import PARAMETER, Rule, gradients_of, parameter_names, updated
 
 Array = NDArray[Any]
 BETA_ROUNDING = 2.0**-25  # of decay rates held in float32
@@ -45,7 +45,7 @@ class _Probe:
     update: int
     state: Arrays
     rates: list[float]  # by side, as are the following
-    decayed: list[Arrays]  # gradients with the weight decay that is added to them
+    measured: list[Arrays]  # see `measured_gradients`
     gradients: list[Arrays]
     results: list[Arrays]
     row: ProbeRow
@@ -64,14 +64,14 @@ class Comparer:
         self._layers_at: dict[int, list[Finding]] = {}
         self._states: dict[int, str] = {}
         self._precisions = ["fp32", "fp32"]
-        self.layers: list[LayerRow] = []
+        self._rows_at: dict[int, list[LayerRow]] = {}
         self.tensors = 0
         self.not_exercised: list[str] = []
 
     def compare(self, interpreters: tuple[str | None, str | None], environments: tuple[Mapping[str, str], ...] = ({}, {})) -> Comparison:
         """Carry the comparison out."""
         began = time.monotonic()
-        with two_sides(interpreters, environments) as sides:
+        with two_sides(self._names, interpreters, environments) as sides:
             self._sides: tuple[SideProcess, SideProcess] = sides
             findings = self._begin()
             findings += self._search()
@@ -89,7 +89,7 @@ class Comparer:
             self._jobs[0].data,
             self._upto,
             findings,
-            self.layers,
+            self._rows_at.get(findings[0].update if findings else -1, self._rows_at[max(self._rows_at)] if self._rows_at else []),
             [probe.row for _, probe in sorted(self._probed.items())],
             self.tensors,
             self.not_exercised,
@@ -104,8 +104,7 @@ class Comparer:
         initial = [self._path(f"initial-{side_process.name}") for side_process in self._sides]
         for side_process, job, path in zip(self._sides, self._jobs, initial, strict=True):
             side_process.send(side.Begin(job.model_dump(mode="json"), path))
-        for number, side_process in enumerate(self._sides):
-            self._precisions[number] = side_process.receive().precision.split()[0]
+        self._precisions = [answer.precision.split()[0] for answer in receive_all(self._sides)]
         self._states[0] = initial[0]
         first, second = (read(path) for path in initial)
         self.tensors += len(first)
@@ -155,7 +154,8 @@ class Comparer:
         """Return the finding of gradients that differ though each layer by itself agrees."""
         finding = Finding(step, "forward", error=probe.row.gradients, explained=GROWTH_LIMIT * (probe.row.moved_gradients + UNIT))
         first, second = self._jobs
-        norms = [row.layer for row in self.layers if row.operation == "batch_norm"]
+        rows = self._rows_at.get(step, [])
+        norms = [row.layer for row in rows if row.operation == "batch_norm"]
         if first.precision != second.precision:
             finding.cause = f"products are {first.precision} on one side and {second.precision} on the other, as the settings ask"
         elif first.workers != second.workers and self._spec.buffers:
@@ -163,6 +163,11 @@ class Comparer:
             finding.cause = (
                 "batch normalisation takes its statistics from each worker's part of a batch, and the sides have"
                 f" {first.workers} and {second.workers} workers"
+            )
+        elif (scale := _common_scale(probe)) is not None:
+            finding.part, finding.cause = (
+                "optimiser",
+                f"all gradients are {scale:.6g} times as large, after their layers and before the update rule",
             )
         elif (decay := _extra_decay(probe)) is not None:
             finding.part, finding.cause = (
@@ -173,7 +178,7 @@ class Comparer:
             finding.part = "exchange"
             finding.cause = "no layer by itself differs: it is in how the workers' gradients are weighted and summed"
         else:
-            finding.cause = "no layer by itself differs: it is in how layers are combined or compiled" if self.layers else ""
+            finding.cause = "no layer by itself differs: it is in how layers are combined or compiled" if rows else ""
         return finding
 
     def _state_at(self, step: int) -> str:
@@ -189,23 +194,23 @@ class Comparer:
         if step not in self._probed:
             path = self._state_at(step)
             files = [(self._path(f"gradients-{name}"), self._path(f"after-{name}")) for name in "AB"]
-            for side_process, (gradients, result) in zip(self._sides, files, strict=True):
-                side_process.send(side.Probe(path, step, gradients, result))
-            answers = [side_process.receive() for side_process in self._sides]
+            for side_process, (file, result) in zip(self._sides, files, strict=True):
+                side_process.send(side.Probe(path, step, file, result))
+            answers = receive_all(self._sides)
             state = read(path)
-            decayed = [read(measured) for measured, _ in files]
+            measured = [read(file) for file, _ in files]
             rules = [self._rule(number, step, state) for number in range(2)]
-            measured_by = [without_decay(rule, state, arrays) for rule, arrays in zip(rules, decayed, strict=True)]
+            gradients = [gradients_of(rule, state, arrays) for rule, arrays in zip(rules, measured, strict=True)]
             results = [read(result) for _, result in files]
             losses, rates = [answer.losses[0] for answer in answers], [answer.rate for answer in answers]
             if not np.isfinite(losses[0]):
                 raise UsageError(
                     f"{self._names[0]}: its loss is not finite at update {step + 1}, so later ones are not compared. Give a smaller --upto."
                 )
-            moved_loss, moved = self._moved(step, state, decayed[0], losses[0])
-            apart = _whole(measured_by[1], measured_by[0])
+            moved_loss, moved = self._moved(step, state, measured[0], losses[0])
+            apart = _whole(gradients[1], gradients[0])
             row = ProbeRow(step, abs(losses[1] - losses[0]) / max(abs(losses[0]), 1e-30), apart, moved_loss, moved)
-            probe = _Probe(step, state, rates, decayed, measured_by, results, row)
+            probe = _Probe(step, state, rates, measured, gradients, results, row)
             probe.findings = self._update_findings(probe)
             self._probed[step] = probe
         return self._probed[step]
@@ -217,10 +222,10 @@ class Comparer:
             name: (value * (1 + UNIT * draw.choice([-1.0, 1.0], value.shape))).astype(np.float32) if name.startswith(PARAMETER) else value
             for name, value in state.items()
         }
-        path, measured = self._path("moved"), self._path("moved-gradients")
+        path, file = self._path("moved"), self._path("moved-gradients")
         write_arrays(path, moved)
-        answer = self._sides[0].ask(side.Measure(path, step, measured))
-        return abs(answer.losses[0] - loss) / max(abs(loss), 1e-30), _whole(read(measured), gradients)
+        answer = self._sides[0].ask(side.Measure(path, step, file))
+        return abs(answer.losses[0] - loss) / max(abs(loss), 1e-30), _whole(read(file), gradients)
 
     def _update_findings(self, probe: _Probe) -> list[Finding]:
         """Judge each side's update by the formulas, from the gradients that it measured itself."""
@@ -231,9 +236,12 @@ class Comparer:
             if job.clip_norm:
                 norm = float(np.sqrt(sum(float((gradient**2).sum()) for gradient in gradients.values())))
                 if norm > job.clip_norm * (1 + CLIP_SLACK):
-                    cause = "the norm is clipped by tensor, not of all together"
+                    largest = max(float(np.linalg.norm(gradient)) for gradient in gradients.values())
+                    cause = f"its norm is {norm:.6g}, and clip_norm {job.clip_norm:g}"
+                    if abs(largest / job.clip_norm - 1.0) <= CLIP_SLACK:
+                        cause = "the norm is clipped by tensor, not of all together"
                     findings.append(Finding(probe.update, "clipping", "", "", name, norm / job.clip_norm - 1, CLIP_SLACK, cause))
-            bad = _bad_update(rule, probe.state, probe.decayed[number], result)
+            bad = _bad_update(rule, probe.state, probe.measured[number], result)
             self.tensors += len(updated(rule, probe.state, gradients))
             if bad is not None:
                 key, size, limit = bad
@@ -247,8 +255,11 @@ class Comparer:
         return Rule.of_job(self._jobs[number], rate, step + 1, parameter_names(state))
 
     def _rule_cause(self, rule: Rule, probe: _Probe, number: int) -> str:
-        gradients, result = probe.decayed[number], probe.results[number]
-        for words, changed in causes.of_rule(rule):
+        gradients, result = probe.measured[number], probe.results[number]
+        still = [name for name in parameter_names(probe.state) if np.array_equal(result[PARAMETER + name], probe.state[PARAMETER + name])]
+        if still and any(probe.gradients[number][name].any() for name in still):
+            return f"{still[0]} is not updated"
+        for words, changed in causes.of_rule(rule, probe.state, gradients, result):
             if _bad_update(changed, probe.state, gradients, result) is None:
                 return words
         factor = _step_factor(rule, probe.state, gradients, result)[0]
@@ -266,10 +277,9 @@ class Comparer:
             files = [f"layers-{side_process.name}.npz" for side_process in self._sides]
             for job, side_process, file in zip(self._jobs, self._sides, files, strict=True):
                 side_process.send(side.Layers(tape.request(job, file)))
-            for side_process in self._sides:
-                side_process.receive()
+            receive_all(self._sides)
             self._layers_at[step] = tape.findings([read(str(self._folder / file)) for file in files], self._precisions)
-            self.layers, self.not_exercised = tape.rows, tape.not_exercised
+            self._rows_at[step], self.not_exercised = tape.rows, tape.not_exercised
             self.tensors += tape.tensors
         return self._layers_at[step]
 
@@ -289,6 +299,16 @@ class Comparer:
         self._sides[0].ask(side.Advance(path, 0, self._upto, result))
         ended = _weights_apart(read(result), read(self._state_at(self._upto)))
         return float((ended / begun) ** (1.0 / self._upto)) if begun and ended else 1.0
+
+
+def _common_scale(probe: _Probe) -> float | None:
+    """Return the factor between the sides' gradients, if that explains their difference."""
+    first, second = probe.gradients
+    norm = sum(float((gradient**2).sum()) for gradient in first.values())
+    factor = sum(float((first[name] * second[name]).sum()) for name in first) / max(norm, 1e-300)
+    left = sum(float(((second[name] - factor * first[name]) ** 2).sum()) for name in first)
+    before = sum(float(((second[name] - first[name]) ** 2).sum()) for name in first)
+    return factor if left <= MAX_LEFT_BY_DECAY * before else None
 
 
 def _extra_decay(probe: _Probe) -> float | None:
@@ -336,12 +356,12 @@ def _tolerance(rule: Rule, key: str, exact: Array, size: Array) -> Array:
     return slack
 
 
-def _bad_update(rule: Rule, before: Arrays, decayed: Arrays, after: Arrays) -> tuple[str, float, float] | None:
+def _bad_update(rule: Rule, before: Arrays, measured: Arrays, after: Arrays) -> tuple[str, float, float] | None:
     """Return the first value that a rule does not explain, its relative error and its limit.
 
-    `decayed`: the gradients as measured, with coupled weight decay.
+    `measured`: see `measured_gradients`.
     """
-    for key, (exact, size) in updated(rule, before, without_decay(rule, before, decayed)).items():
+    for key, (exact, size) in updated(rule, before, gradients_of(rule, before, measured)).items():
         if key not in after or after[key].shape != exact.shape or not np.isfinite(after[key]).all():
             return key, float("inf"), 0.0
         slack = _tolerance(rule, key, exact, size)
@@ -350,16 +370,16 @@ def _bad_update(rule: Rule, before: Arrays, decayed: Arrays, after: Arrays) -> t
         if float(np.linalg.norm(difference)) > UPDATE_LIMIT * limit or bool((difference > 8 * UPDATE_LIMIT * slack + 1e-38).any()):
             norm = max(float(np.linalg.norm(exact)), 1e-300)
             return key, float(np.linalg.norm(difference)) / norm, limit / norm
-    factor, deviation = _step_factor(rule, before, decayed, after)
+    factor, deviation = _step_factor(rule, before, measured, after)
     if abs(factor - 1.0) > SCALE_LIMIT * deviation + 32 * UNIT + _rate_slack(rule):
         return "the step", abs(factor - 1.0), SCALE_LIMIT * deviation
     return None
 
 
-def _step_factor(rule: Rule, before: Arrays, decayed: Arrays, after: Arrays) -> tuple[float, float]:
+def _step_factor(rule: Rule, before: Arrays, measured: Arrays, after: Arrays) -> tuple[float, float]:
     """Return the factor of all steps against the rule's, and its deviation by rounding."""
     product = square = spread = 0.0
-    for key, (exact, _) in updated(rule, before, without_decay(rule, before, decayed)).items():
+    for key, (exact, _) in updated(rule, before, gradients_of(rule, before, measured)).items():
         if key.startswith(PARAMETER):
             start = before[key].astype(np.float64)
             step = exact - start

@@ -38,7 +38,7 @@ REFERENCE = "crosstrain.lockstep.graph_tape"
 
 
 class LayerTape:
-    """The layers of an update in float64, in a folder, from which each side computes them by itself."""
+    """The layers of an update in float64, from which each side computes them by itself."""
 
     def __init__(self, job: Job, spec: ModelSpec, data: StoredDataset, state: Mapping[str, Array], step: int, folder: Path) -> None:
         self._job, self._spec, self._step, self._folder = job, spec, step, folder
@@ -112,7 +112,7 @@ class LayerTape:
                     value = arrays[prefix + column]
                     if value.shape != exact.shape or not np.array_equal(value, exact):
                         apart = relative(value, exact) if value.shape == exact.shape else float("inf")
-                        cause = _data_cause(value, exact) if column == IMAGE else ""
+                        cause = (_data_cause(value, exact) if column == IMAGE else "") or _differing_examples(value, exact)
                         findings.append(Finding(self._step, "data", "", column, name, apart, 0.0, cause))
         return findings
 
@@ -195,3 +195,10 @@ def _line(x: Array, y: Array) -> tuple[float, float, float]:
     x, y = x.ravel().astype(np.float64), y.ravel().astype(np.float64)
     factor, summand = np.polyfit(x, y, 1)
     return float(factor), float(summand), float(np.abs(factor * x + summand - y).max())
+
+
+def _differing_examples(value: Array, exact: Array) -> str:
+    if value.shape != exact.shape:
+        return ""
+    differing = [place for place in range(len(exact)) if not np.array_equal(value[place], exact[place])]
+    return f"{len(differing)} of {len(exact)} examples differ, the first at place {differing[0] + 1}"

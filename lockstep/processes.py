@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import selectors
 import subprocess
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, Any
 
@@ -22,8 +23,8 @@ END_SECONDS = 20.0
 class SideProcess:
     """A side's process; requests are awaited after both sides have theirs, so that both work."""
 
-    def __init__(self, name: str, interpreter: str | None, environment: Mapping[str, str]) -> None:
-        self.name = name
+    def __init__(self, name: str, shown: str, interpreter: str | None, environment: Mapping[str, str]) -> None:
+        self.name, self._shown = name, shown
         self._process = subprocess.Popen(
             command_ending_with_parent(python("crosstrain.lockstep.side", interpreter=interpreter)),
             stdin=subprocess.PIPE,
@@ -42,6 +43,12 @@ class SideProcess:
         for line in stream or ():
             self._lines.append(line.decode(errors="replace").rstrip())
 
+    @property
+    def output(self) -> IO[bytes]:
+        """Where answers come from."""
+        assert self._process.stdout is not None
+        return self._process.stdout
+
     def send(self, request: Request) -> None:
         """Send a request."""
         with suppress(BrokenPipeError):  # its end is noticed by `receive`
@@ -54,15 +61,15 @@ class SideProcess:
 
         Raises UsageError or RunFailedError for a problem.
         """
-        line = b"" if self._process.stdout is None else self._process.stdout.readline()
+        line = self.output.readline()
         if not line:
             code = self._process.wait()
             self._reader.join(1.0)
             last = next((text for text in reversed(self._lines) if text.strip()), "")
-            raise RunFailedError(f"the process of {self.name} ended with {code}{f': {last[:400]}' if last else ''}")
+            raise RunFailedError(f"the process of {self._shown} ended with {code}{f': {last[:400]}' if last else ''}")
         answer = msgspec.json.decode(line, type=Answer)
         if answer.problem is not None:
-            raise (UsageError if answer.code == UsageError.exit_code else RunFailedError)(f"{self.name}: {answer.problem}")
+            raise (UsageError if answer.code == UsageError.exit_code else RunFailedError)(f"{self._shown}: {answer.problem}")
         return answer
 
     def ask(self, request: Request) -> Answer:
@@ -90,13 +97,28 @@ class SideProcess:
         self._reader.join(1.0)
 
 
+def receive_all(sides: Sequence[SideProcess]) -> list[Answer]:
+    """Wait for an answer of each side, in their order; the end of one is noticed at once."""
+    answers: dict[str, Answer] = {}
+    with selectors.DefaultSelector() as waiting:
+        for side in sides:
+            waiting.register(side.output, selectors.EVENT_READ, side)
+        while len(answers) < len(sides):
+            for key, _ in waiting.select():
+                answers[key.data.name] = key.data.receive()
+                waiting.unregister(key.fileobj)
+    return [answers[side.name] for side in sides]
+
+
 @contextmanager
-def two_sides(interpreters: tuple[str | None, str | None], environments: tuple[Mapping[str, str], ...] = ({}, {})) -> Iterator[Any]:
+def two_sides(
+    names: tuple[str, str], interpreters: tuple[str | None, str | None], environments: tuple[Mapping[str, str], ...] = ({}, {})
+) -> Iterator[Any]:
     """Start both processes; they end with the block."""
     sides: list[SideProcess] = []
     try:
-        for name, interpreter, environment in zip(("A", "B"), interpreters, environments, strict=True):
-            sides.append(SideProcess(name, interpreter, environment))
+        for name, shown, interpreter, environment in zip(("A", "B"), names, interpreters, environments, strict=True):
+            sides.append(SideProcess(name, shown, interpreter, environment))
         yield tuple(sides)
     except BaseException:
         for side in sides:

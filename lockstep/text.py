@@ -54,8 +54,11 @@ def _amount(finding: Finding) -> str:
     if what == "the gradients":
         return f"the gradients differ by {finding.error:.2g} of their norm, and rounding explains {finding.explained:.1g}"
     side = f" on {finding.side}" if finding.side else ""
-    size = "has another shape or is not finite" if not math.isfinite(finding.error) else f"is off by {finding.error:.2g} of its size"
-    return f"{what}{side} {size}, and rounding explains {finding.explained:.1g}"
+    if not math.isfinite(finding.error):
+        return f"{what}{side} has another shape or is not finite"
+    of = "its norm" if finding.part in ("data", "optimiser", "clipping") else "the size of its terms"
+    explained = f", and rounding explains {finding.explained:.1g}" if finding.explained else ""
+    return f"{what}{side} is off by {finding.error:.2g} of {of}{explained}"
 
 
 def _cause(finding: Finding) -> str:
@@ -91,11 +94,15 @@ def text(comparison: Comparison) -> str:
     parts += [*_probe_lines(comparison), ""]
     parts += [f"Expected: {line}" for line in comparison.expected]
     parts.append(
-        f"Compared: {comparison.tensors:,} tensors of {len(comparison.probes)} updates of {comparison.model} on {comparison.data},"
+        f"Compared: {comparison.tensors:,} tensors of {_updates(len(comparison.probes))} of {comparison.model} on {comparison.data},"
         f" in {comparison.seconds:.0f} s."
     )
     parts += [f"Not exercised: {line}." for line in comparison.not_exercised]
     return "\n".join(parts) + "\n"
+
+
+def _updates(count: int) -> str:
+    return "1 update" if count == 1 else f"{count} updates"
 
 
 def _line(finding: Finding) -> str:

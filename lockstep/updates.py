@@ -79,26 +79,22 @@ def shows_gradient_by_rate(job: Job) -> bool:
 
 
 def measured_gradients(job: Job, before: State, after: State) -> dict[str, Array]:
-    """Return an update's gradients with coupled weight decay, from a state without slots.
+    """Return what an update from a state without slots shows of its gradients, float64.
 
-    Without momentum it was an update by `LARGE_RATE`.
+    That is the first moment, the momentum, or without both the gradient of an update by `LARGE_RATE`; see `gradients_of`.
     """
-    rule = Rule.of_job(job, 0.0, 1, parameter_names(before))
-    gradients: dict[str, Array] = {}
-    for name in parameter_names(before):
-        if rule.adam:
-            gradients[name] = after[f"{SLOT}{FIRST_MOMENT}/{name}"].astype(np.float64) / (1.0 - float(np.float32(rule.beta1)))
-        elif rule.momentum:
-            gradients[name] = after[f"{SLOT}{MOMENTUM}/{name}"].astype(np.float64)
-        else:
-            gradients[name] = (before[PARAMETER + name].astype(np.float64) - after[PARAMETER + name]) / LARGE_RATE
-    return gradients
+    slot = FIRST_MOMENT if job.optimizer != "sgd" else MOMENTUM if job.momentum else None
+    if slot is not None:
+        return {name: after[f"{SLOT}{slot}/{name}"].astype(np.float64) for name in parameter_names(before)}
+    return {name: (before[PARAMETER + name].astype(np.float64) - after[PARAMETER + name]) / LARGE_RATE for name in parameter_names(before)}
 
 
-def without_decay(rule: Rule, before: State, gradients: Mapping[str, Array]) -> dict[str, Array]:
-    """Return gradients without the weight decay that a rule adds to them."""
+def gradients_of(rule: Rule, before: State, measured: Mapping[str, Array]) -> dict[str, Array]:
+    """Return gradients without a rule's weight decay, from `measured_gradients`."""
+    share = 1.0 - float(np.float32(rule.beta1)) if rule.adam else 1.0
+    gradients = {name: value / share for name, value in measured.items()}
     if rule.decoupled:
-        return dict(gradients)
+        return gradients
     return {name: gradient - rule.decay(name) * before[PARAMETER + name].astype(np.float64) for name, gradient in gradients.items()}
 
 

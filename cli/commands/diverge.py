@@ -46,8 +46,8 @@ def diverge(first: str, second: str | None, changes: tuple[str, ...], upto: int,
     Both sides make single updates from equal states of the first run: 1, 2, 3, 5, 9, … Where they part, each layer is computed by itself
     on both sides from the same inputs, and judged against float64.
 
-    RUN is a run directory, or the name of one below --out. With --with, the second side is the first run with other settings, such as
-    backend=tf, precision=bf16, exchange=native, compile=on, nodes=3, or python=/other/venv/bin/python.
+    The exit code is 0 in both cases. RUN is a run directory, or the name of one below --out. With --with, the second side is the first run
+    with other settings, such as backend=tf, precision=bf16, exchange=native, compile=on, nodes=3, or python=/other/venv/bin/python.
     """
     if (second is None) == (not changes):
         raise UsageError("second run: give either another RUN or --with SETTING=VALUE.")
@@ -60,6 +60,7 @@ def diverge(first: str, second: str | None, changes: tuple[str, ...], upto: int,
     else:
         settings, interpreter = _read_changes(changes)
         changed = _changed(path, settings, trusted=trust_run)
+        job = job.model_copy(update={"start_timeout": changed.start_timeout})
         shown = with_settings({**settings, **({PYTHON: interpreter} if interpreter else {})})
         other_compiled, name = compiled, f"{path.name} {shown}"
     refuse_uncomparable(job, changed)
@@ -89,7 +90,10 @@ def _compared(
 
 def _job_of(path: Path, *, trusted: bool) -> tuple[Job, bool | None]:
     """Return a run's job, and whether its steps were compiled."""
-    return _changed(path, {}, trusted=trusted), RunReader(path).job().get("compiled")
+    described = RunReader(path).job()
+    if missing := [name for name in ("backend", "model", "data") if name not in described]:
+        raise UsageError(f"run: {str(path / 'job.json')!r} has no {missing[0]}, so it is not as trainer wrote it.")
+    return _changed(path, {}, trusted=trusted), described.get("compiled")
 
 
 def _changed(path: Path, settings: dict[str, str], *, trusted: bool) -> Job:
