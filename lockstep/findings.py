@@ -61,6 +61,16 @@ class Side(msgspec.Struct):
     settings: dict[str, object] = {}
 
 
+class SettingRow(msgspec.Struct):
+    """A setting of a recorded layer, loss or optimiser that differs."""
+
+    first_layer: str
+    second_layer: str
+    setting: str
+    first: str
+    second: str
+
+
 class Comparison(msgspec.Struct):
     """The result of a comparison."""
 
@@ -77,6 +87,8 @@ class Comparison(msgspec.Struct):
     expected: list[str] = []
     growth: float | None = None
     seconds: float = 0.0
+    settings: list[SettingRow] = []
+    recorded: bool = False
 
     @property
     def begins(self) -> Finding | None:

@@ -53,6 +53,9 @@ def _amount(finding: Finding) -> str:
     }.get(finding.part, f"given the same input, its {finding.tensor}" if finding.tensor else "the gradients")
     if what == "the gradients":
         return f"the gradients differ by {finding.error:.2g} of their norm, and rounding explains {finding.explained:.1g}"
+    if not finding.side and math.isfinite(finding.error):
+        explained = f", and rounding explains {finding.explained:.1g}" if finding.explained else ""
+        return f"{what} differs by {finding.error:.2g} of its norm{explained}"
     side = f" on {finding.side}" if finding.side else ""
     if not math.isfinite(finding.error):
         return f"{what}{side} has another shape or is not finite"
@@ -85,6 +88,8 @@ def _growth_text(comparison: Comparison) -> str:
 
 def text(comparison: Comparison) -> str:
     """Return the sentence, the tables, and what was compared."""
+    if comparison.recorded:
+        return _text_of_recordings(comparison)
     parts = [sentence(comparison), ""]
     further = [finding for finding in comparison.findings if finding is not comparison.begins]
     if further:
@@ -98,6 +103,34 @@ def text(comparison: Comparison) -> str:
         f" in {comparison.seconds:.0f} s."
     )
     parts += [f"Not exercised: {line}." for line in comparison.not_exercised]
+    return "\n".join(parts) + "\n"
+
+
+def _text_of_recordings(comparison: Comparison) -> str:
+    first, second = comparison.first.name, comparison.second.name
+    parts = [sentence(comparison), ""]
+    further = [finding for finding in comparison.findings if finding is not comparison.begins]
+    if further:
+        parts += ["Also found:", *map(_line, further), ""]
+    if comparison.settings:
+        table = [["layer", "setting", first, second]]
+        table += [[row.first_layer, row.setting, row.first, row.second] for row in comparison.settings[:MAX_ROWS]]
+        parts += ["Settings that differ:", *_aligned(table), ""]
+    last = comparison.probes[-1].update
+    rows = [row for row in comparison.layers if row.update == last]
+    shown_rows = rows if len(rows) <= MAX_ROWS else sorted(rows, key=lambda row: -row.second)[:MAX_ROWS]
+    if shown_rows:
+        table = [["layer", "kind", "difference", ""]]
+        table += [[row.layer, row.operation, f"{row.second:.1e}", "" if row.is_explained else "begins here"] for row in shown_rows]
+        parts += [f"Results of layers at update {last + 1}, relative to their norm; each inherits what came before:", *_aligned(table), ""]
+    table = [
+        ["update", "loss", "gradients"],
+        *([f"{row.update + 1:,}", f"{row.loss:.1e}", f"{row.gradients:.1e}"] for row in comparison.probes),
+    ]
+    parts += [*_aligned(table), ""]
+    parts += [f"Expected: {line}." for line in comparison.expected]
+    parts.append(f"Compared: {comparison.tensors:,} tensors of {_updates(len(comparison.probes))}.")
+    parts += [f"Not compared: {line}." for line in comparison.not_exercised]
     return "\n".join(parts) + "\n"
 
 

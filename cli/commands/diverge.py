@@ -20,6 +20,8 @@ from ...launch.node.scratch import make_scratch, remove_scratch
 from ...lockstep.compare import Comparer
 from ...lockstep.findings import Comparison
 from ...lockstep.jobs import differing_settings, expected_differences, on_this_machine, refuse_uncomparable, with_settings
+from ...lockstep.recorded import is_recording
+from ...lockstep.recordings import compare_recordings
 from ...lockstep.text import text
 from ...models.build import build_model, written_out
 from ...records.store.jsonl import finite_json
@@ -51,6 +53,13 @@ def diverge(first: str, second: str | None, changes: tuple[str, ...], upto: int,
     """
     if (second is None) == (not changes):
         raise UsageError("second run: give either another RUN or --with SETTING=VALUE.")
+    folders = [_recording(text, out) for text in (first, second) if text is not None]
+    if any(folders):
+        if len(folders) < 2 or None in folders:
+            raise UsageError("recordings: a recording is compared with another recording; give two of them, without --with.")
+        paths = [folder for folder in folders if folder is not None]
+        _print(compare_recordings((paths[0], paths[1]), (paths[0].name, paths[1].name)), as_json=as_json)
+        return
     path = find_run(first, out)
     job, compiled = _job_of(path, trusted=trust_run)
     interpreter: str | None = None
@@ -65,6 +74,15 @@ def diverge(first: str, second: str | None, changes: tuple[str, ...], upto: int,
         other_compiled, name = compiled, f"{path.name} {shown}"
     refuse_uncomparable(job, changed)
     comparison = _compared((job, changed), (compiled, other_compiled), (path.name, name), interpreter, upto)
+    _print(comparison, as_json=as_json)
+
+
+def _recording(text: str, out: Path) -> Path | None:
+    """Return the folder of a recording, by its path or its name below `out`, if it is one."""
+    return next((folder for folder in (Path(text), out / text) if text and is_recording(folder)), None)
+
+
+def _print(comparison: Comparison, *, as_json: bool) -> None:
     if as_json:
         click.echo(json_text(finite_json(msgspec.to_builtins(comparison)), indent=1))
     else:

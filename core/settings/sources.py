@@ -118,6 +118,7 @@ NOTIFICATION_VARIABLES: Mapping[str, str] = {  # for --on-failure; empty: unknow
 }
 RESERVED_VARIABLES: Mapping[str, str] = {  # variables with our prefix that are no fields of the job
     "TRAINER_DATA_CACHE": "folder of the prepared datasets",
+    "TRAINER_RECORD": "folder in which `crosstrain.recorder` records a script of one's own",
     "TRAINER_PEER_MEMORY": "off: checkpoints are sent by the tasks, not read from their memory",
     "TRAINER_SECRET": "shared secret of nodes that are started by hand",
     "TRAINER_SECRET_FILE": "file with that secret",

@@ -1,0 +1,374 @@
+"""Record Keras models, their optimisers, and tensors of TensorFlow.
+
+Values are turned to torch's layout as they are recorded: channels first, kernels with outputs first, and the features of a flattened
+image in the order of its channels.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from . import torch_modules
+from .recording import Array, Recording
+
+_WEIGHTS = {"kernel": "weight", "gamma": "weight", "beta": "bias", "moving_mean": "running_mean", "moving_variance": "running_var"}
+_FLAT = "Flatten"
+
+
+def knows(value: Any) -> bool:
+    """Return whether a value is of Keras or TensorFlow."""
+    keras, tensorflow = sys.modules.get("keras"), sys.modules.get("tensorflow")
+    if keras is not None and isinstance(value, (keras.layers.Layer, keras.Variable)):
+        return True
+    return tensorflow is not None and isinstance(value, (tensorflow.Tensor, tensorflow.Variable))
+
+
+def array(value: Any) -> Array:
+    """Return a tensor's values; bf16 and fp16 as float32. Raises TypeError within a graph."""
+    if not hasattr(value, "numpy"):
+        raise TypeError("recorder: a tensor within tf.function has no values; use recorder.tensor there, or recorder.watch.")
+    return _plain(np.asarray(value.numpy()))
+
+
+def _plain(values: Any) -> Array:
+    values = np.asarray(values)
+    return values.astype(np.float32) if values.dtype.name in ("bfloat16", "float16") else np.array(values)
+
+
+def _deliver(function: Callable[..., None], tensors: Sequence[Any]) -> None:
+    """Call a function with the tensors' values, now or when a graph is carried out."""
+    if any(torch_modules.knows(item) for item in tensors):
+        function(*map(torch_modules.array, tensors))
+        return
+    tensorflow = sys.modules["tensorflow"]
+    if tensorflow.executing_eagerly():
+        function(*(_plain(item.numpy()) for item in tensors))
+        return
+
+    def carried_out(*values: Any) -> Any:
+        function(*map(_plain, values))
+        return np.int32(0)
+
+    tensorflow.numpy_function(carried_out, list(tensors), tensorflow.int32)
+
+
+def tensor(recording: Recording, name: str, value: Any, layer: str = "", turned: Callable[[Array], Array] = np.array) -> Any:
+    """Record a tensor and its gradient; return it."""
+    if torch_modules.knows(value):
+        recording.add("forward", name, turned(torch_modules.array(value)), layer)
+        if value.requires_grad and recording.is_wanted:
+            value.register_hook(lambda slope: recording.add("slope", name, turned(torch_modules.array(slope)), layer))
+        return value
+    tensorflow = sys.modules["tensorflow"]
+
+    @tensorflow.custom_gradient  # type: ignore[untyped-decorator]
+    def identity(x: Any) -> Any:
+        _deliver(lambda values: recording.add("forward", name, turned(values), layer), [x])
+
+        def gradient(slope: Any) -> Any:
+            _deliver(lambda values: recording.add("slope", name, turned(values), layer), [slope])
+            return slope
+
+        return tensorflow.identity(x), gradient
+
+    return identity(value)
+
+
+def state(recording: Recording, part: str, model: Any) -> None:
+    """Record a model's variables."""
+    for name, layer, value in Watched(model).variables():
+        recording.add(part, name, value, layer)
+
+
+def watch(recording: Recording, model: Any, optimizer: Any) -> None:
+    """Record a model in training, and its updates."""
+    Watched(model).watch(recording, optimizer or getattr(model, "optimizer", None))
+
+
+def adopt(model: Any, weights: list[tuple[str, Array]]) -> None:
+    """Set a model's variables in their order. Raises ValueError."""
+    Watched(model).adopt(weights)
+
+
+class Watched:
+    """A model, and how its tensors are turned."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._images: dict[str, tuple[int, ...]] = {}  # rows, columns and channels of flattened features, by layer
+        self._pending: tuple[int, ...] | None = None
+        self._names: dict[int, str] = {}
+        for layer in self._layers():
+            try:
+                shape = tuple(layer.input.shape)
+            except (AttributeError, ValueError):  # of a model that is a class, known when it is called
+                continue
+            self._see(layer, shape)
+
+    def _layers(self) -> Iterator[Any]:
+        """Yield the layers without layers within, in their order."""
+        for layer in self._model._flatten_layers(include_self=False, recursive=True):
+            if not layer._layers:
+                yield layer
+
+    def _name(self, layer: Any) -> str:
+        """Return a layer's path, which some get only when they are built."""
+        return self._names.setdefault(id(layer), str(layer.path or layer.name))
+
+    def _see(self, layer: Any, shape: tuple[int, ...]) -> None:
+        """Note what a layer does to a flattened image, from its input's shape."""
+        if type(layer).__name__ == _FLAT and len(shape) == 4 and self._channels_last(layer):
+            self._pending = tuple(shape[1:])
+        if self._pending is not None and (type(layer).__name__ == _FLAT or int(np.prod(shape[1:])) == int(np.prod(self._pending))):
+            self._images[self._name(layer)] = self._pending
+            if type(layer).__name__ == "Dense":
+                self._pending = None
+
+    @staticmethod
+    def _channels_last(layer: Any) -> bool:
+        keras = sys.modules["keras"]
+        return str(getattr(layer, "data_format", None) or keras.config.image_data_format()) == "channels_last"
+
+    def _turned(self, layer: Any, values: Array) -> Array:
+        """Return a layer's result in torch's layout."""
+        if values.ndim == 4 and self._channels_last(layer):
+            return values.transpose(0, 3, 1, 2)
+        image = self._images.get(self._name(layer))
+        if image is not None and values.ndim == 2 and values.shape[1] == int(np.prod(image)) and type(layer).__name__ != "Dense":
+            return values.reshape(-1, *image).transpose(0, 3, 1, 2).reshape(len(values), -1)
+        return values
+
+    def _weight(self, layer: Any, name: str, values: Array, *, back: bool = False) -> Array:
+        """Return a variable in torch's layout, or with `back` in Keras's."""
+        if name != "kernel":
+            return values
+        image = self._images.get(self._name(layer))
+        if values.ndim == 4:
+            return values.transpose(2, 3, 1, 0) if back else values.transpose(3, 2, 0, 1)
+        if values.ndim != 2:
+            return values
+        if not back:
+            if image is not None:
+                values = values.reshape(*image, -1).transpose(2, 0, 1, 3).reshape(values.shape)
+            return values.T
+        values = values.T
+        if image is not None:
+            rows, columns, channels = image
+            values = values.reshape(channels, rows, columns, -1).transpose(1, 2, 0, 3).reshape(values.shape)
+        return values
+
+    def _entries(self) -> Iterator[tuple[Any, Any, str]]:
+        for layer in self._layers():
+            for variable in layer.variables:
+                if str(variable.dtype).startswith(("float", "bfloat")):
+                    yield layer, variable, f"{self._name(layer)}.{_WEIGHTS.get(variable.name, variable.name)}"
+
+    def variables(self, *, trainable: bool | None = None) -> Iterator[tuple[str, str, Array]]:
+        """Yield name, layer and value of the variables, in torch's layout."""
+        for layer, variable, path in self._entries():
+            if trainable is None or bool(variable.trainable) is trainable:
+                yield (
+                    path,
+                    self._name(layer),
+                    self._weight(layer, variable.name, _plain(sys.modules["keras"].ops.convert_to_numpy(variable))),
+                )
+
+    def adopt(self, weights: list[tuple[str, Array]]) -> None:
+        """Set the variables in their order. Raises ValueError."""
+        entries = list(self._entries())
+        shapes = [(path, self._weight(layer, variable.name, np.zeros(variable.shape)).shape) for layer, variable, path in entries]
+        for (layer, variable, _), (_, value) in zip(entries, torch_modules.matched(shapes, weights), strict=True):
+            variable.assign(self._weight(layer, variable.name, value, back=True))
+
+    def watch(self, recording: Recording, optimizer: Any) -> None:
+        """Record layers and updates from now on."""
+        keras = sys.modules["keras"]
+        if keras.backend.backend() not in ("tensorflow", "torch"):
+            raise TypeError(f"recorder: a Keras model on {keras.backend.backend()} is not recorded; its backend is tensorflow or torch.")
+        self._model.jit_compile = False  # a compiled step shows no values
+        for layer in self._layers():
+            self._hook(recording, layer)
+        for name, layer, value in self.variables(trainable=False):
+            recording.add("before", name, value, layer)
+        if getattr(self._model, "compute_loss", None) is not None:
+            self._hook_loss(recording)
+        if optimizer is not None:
+            self._hook_optimizer(recording, optimizer)
+
+    def _hook(self, recording: Recording, layer: Any) -> None:
+        original, name = layer.call, self._name(layer)
+
+        def add(value: Any, place: str) -> Any:
+            if type(value).__name__ == "KerasTensor":
+                return value
+            recording.layer(f"{place} (precision)", sys.modules["keras"].backend.standardize_dtype(value.dtype), {}, "keras")
+            return tensor(recording, place, value, name, lambda values: self._turned(layer, values))
+
+        @functools.wraps(original)
+        def call(*arguments: Any, **options: Any) -> Any:
+            if layer._get_call_context().training is False or not arguments or not hasattr(arguments[0], "shape"):
+                return original(*arguments, **options)
+            shape = tuple(arguments[0].shape)
+            self._see(layer, shape)
+            recording.layer(name, *layer_settings(layer, shape), "keras")
+            activation = getattr(layer, "activation", None)
+            if activation is None or activation.__name__ == "linear" or type(layer).__name__ == "Activation":
+                output = original(*arguments, **options)
+                return output if isinstance(output, (tuple, list, dict)) else add(output, name)
+            within = f"{name}/{activation.__name__}"
+            recording.layer(within, activation.__name__, {}, "keras")
+            layer.activation = lambda x: add(activation(add(x, name)), within)
+            try:
+                return original(*arguments, **options)
+            finally:
+                layer.activation = activation
+
+        layer.call = call
+
+    def _hook_loss(self, recording: Recording) -> None:
+        original = self._model.compute_loss
+
+        def compute_loss(
+            x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True, **options: Any
+        ) -> Any:
+            value = original(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training, **options)
+            if training:
+                described = loss_settings(self._model)
+                recording.layer("loss", described.pop("name"), described, "keras")
+                columns = {
+                    f"{part}{number or ''}": item for part, column in (("x", x), ("y", y)) for number, item in enumerate(_list(column))
+                }
+                for name, column in columns.items():
+                    _deliver(functools.partial(recording.add, "batch", name), [column])
+                _deliver(functools.partial(recording.add, "loss", "loss"), [value])
+            return value
+
+        self._model.compute_loss = compute_loss
+
+    def _hook_optimizer(self, recording: Recording, optimizer: Any) -> None:
+        original = optimizer.apply
+
+        @functools.wraps(original)
+        def apply(grads: Any, trainable_variables: Any = None, **options: Any) -> Any:
+            recording.layer("optimizer", type(optimizer).__name__, optimizer_settings(optimizer), "keras")
+            variables = list(trainable_variables) if trainable_variables is not None else list(optimizer._trainable_variables)
+            pairs = [(variable, item) for variable, item in zip(variables, grads, strict=True) if item is not None]
+            self._add_values(recording, "gradient", [variable for variable, _ in pairs], [item for _, item in pairs])
+            self._add_values(recording, "before", variables, variables)
+            _deliver(functools.partial(recording.add, "rate", "learning rate"), [_tensor(optimizer.learning_rate)])
+            result = original(grads, trainable_variables, **options)
+            everything = [variable for _, variable, _ in self._entries()]
+            self._add_values(recording, "after", everything, everything)
+            _deliver(lambda _: recording.advance(), [_tensor(optimizer.learning_rate)])
+            still = [variable for variable in everything if not variable.trainable]
+            self._add_values(recording, "before", still, still)
+            return result
+
+        optimizer.apply = apply
+
+    def _add_values(self, recording: Recording, part: str, variables: Sequence[Any], values: Sequence[Any]) -> None:
+        """Record values that belong to variables, now or when a graph is carried out."""
+        places = {variable.path: (layer, name) for layer, variable, name in self._entries()}
+
+        def add(*arrays: Array) -> None:
+            for variable, held in zip(variables, arrays, strict=True):
+                layer, name = places.get(variable.path, (None, variable.path))
+                if layer is None:
+                    recording.add(part, name, held)
+                else:
+                    recording.add(part, name, self._weight(layer, variable.name, held), self._name(layer))
+
+        _deliver(add, [_tensor(item) for item in values])
+
+
+def _tensor(value: Any) -> Any:
+    return sys.modules["keras"].ops.convert_to_tensor(value)
+
+
+def _list(column: Any) -> list[Any]:
+    if column is None:
+        return []
+    return list(column.values()) if isinstance(column, dict) else list(column) if isinstance(column, (list, tuple)) else [column]
+
+
+def layer_settings(layer: Any, shape: tuple[int, ...]) -> tuple[str, dict[str, Any]]:
+    """Return a layer's kind and settings, in terms that hold for all frameworks."""
+    kind = type(layer).__name__
+    if kind == "BatchNormalization":
+        size = int(np.prod([item or 1 for item in shape])) // max(int(shape[-1] or 1), 1)
+        return "batch norm", {"epsilon": layer.epsilon, "momentum": round(1 - layer.momentum, 12), "running variance": f"by n = {size}"}
+    if kind == "LayerNormalization":
+        return "layer norm", {"epsilon": layer.epsilon}
+    if kind.startswith("Conv"):
+        inside = shape[1:-1] if Watched._channels_last(layer) else shape[2:]
+        padding = _padding(layer.padding, inside, layer.kernel_size, layer.strides, layer.dilation_rate)
+        settings: dict[str, Any] = {
+            "stride": list(layer.strides), "padding": padding, "dilation": list(layer.dilation_rate), "groups": layer.groups,
+        }  # fmt: skip
+        return "convolution", {**settings, **_penalty(layer)}
+    if "Pooling" in kind and not kind.startswith("Global"):
+        inside = shape[1:-1] if Watched._channels_last(layer) else shape[2:]
+        padding = _padding(layer.padding, inside, layer.pool_size, layer.strides, (1,) * len(layer.pool_size))
+        settings = {"size": list(layer.pool_size), "stride": list(layer.strides), "padding": padding}
+        return "max pool" if kind.startswith("Max") else "average pool", settings
+    if kind == "ReLU":
+        capped = layer.max_value is not None
+        return (f"relu{layer.max_value:g}" if capped else "leakyrelu" if layer.negative_slope else "relu"), {}
+    plain = {"Dropout": ("rate", "rate"), "LeakyReLU": ("slope", "negative_slope"), "ELU": ("alpha", "alpha")}
+    if kind in plain:
+        ours, theirs = plain[kind]
+        return kind.lower(), {ours: getattr(layer, theirs)}
+    if kind == "Activation":
+        return layer.activation.__name__, {}
+    return {"Dense": "linear"}.get(kind, kind.lower()), _penalty(layer)
+
+
+def _penalty(layer: Any) -> dict[str, Any]:
+    regularizer = getattr(layer, "kernel_regularizer", None)
+    return {"penalty of its weights": regularizer.get_config()} if regularizer is not None else {}
+
+
+def _padding(kind: str, inside: Sequence[Any], size: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> Any:
+    """Return the padding before and after, by axis."""
+    if kind == "valid" or any(item is None for item in inside):
+        return [[0, 0] for _ in size] if kind == "valid" else kind
+    pairs = []
+    for length, width, step, apart in zip(inside, size, stride, dilation, strict=True):
+        total = max((-(-int(length) // step) - 1) * step + apart * (width - 1) + 1 - int(length), 0)
+        pairs.append([total // 2, total - total // 2])
+    return pairs
+
+
+def loss_settings(model: Any) -> dict[str, Any]:
+    """Return the name and the settings of a compiled model's loss."""
+    loss: Any = getattr(model, "loss", None)
+    if hasattr(loss, "get_config"):
+        config = loss.get_config()
+        return {
+            "name": type(loss).__name__,
+            **{key: config[key] for key in ("from_logits", "reduction", "label_smoothing") if key in config},
+        }
+    return {"name": str(loss) if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)}
+
+
+def optimizer_settings(optimizer: Any) -> dict[str, Any]:
+    """Return an optimiser's settings, in terms that hold for all frameworks."""
+    settings: dict[str, Any] = {"rule": type(optimizer).__name__.lower(), "weight decay": float(optimizer.weight_decay or 0.0)}
+    for ours, theirs in {
+        "beta1": "beta_1", "beta2": "beta_2", "epsilon": "epsilon", "amsgrad": "amsgrad", "momentum": "momentum", "nesterov": "nesterov",
+    }.items():  # fmt: skip
+        if hasattr(optimizer, theirs):
+            settings[ours] = getattr(optimizer, theirs)
+    for theirs, ours in {"clipnorm": "norm clipped by tensor", "global_clipnorm": "norm clipped", "clipvalue": "values clipped"}.items():
+        if getattr(optimizer, theirs, None) is not None:
+            settings[ours] = getattr(optimizer, theirs)
+    if getattr(optimizer, "use_ema", False):
+        settings["moving average"] = optimizer.ema_momentum
+    if settings["weight decay"]:
+        settings["kind of weight decay"] = "decoupled"
+    return settings

@@ -1,0 +1,158 @@
+"""Record modules, optimisers and tensors of torch."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from .recording import Array, Recording, role
+
+_PLAIN = {  # settings by layer: ours, and the module's
+    "Dropout": {"rate": "p"}, "LeakyReLU": {"slope": "negative_slope"}, "ELU": {"alpha": "alpha"}, "GELU": {"approximate": "approximate"},
+    "Hardtanh": {"most": "max_val"}, "ReLU6": {}, "Softmax": {}, "Embedding": {},
+}  # fmt: skip
+_NORMS = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "LayerNorm", "GroupNorm", "InstanceNorm2d", "RMSNorm")
+
+
+def knows(value: Any) -> bool:
+    """Return whether a value is a tensor or module of torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, (torch.Tensor, torch.nn.Module))
+
+
+def array(value: Any) -> Array:
+    """Return a tensor's values; bf16 and fp16 as float32."""
+    detached = value.detach().cpu()
+    return np.array((detached.float() if detached.is_floating_point() and detached.element_size() < 4 else detached).numpy())
+
+
+def tensor(recording: Recording, name: str, value: Any, layer: str = "") -> Any:
+    """Record a tensor and its gradient; return it."""
+    recording.add("forward", name, array(value), layer)
+    if value.requires_grad and recording.is_wanted:
+        value.register_hook(lambda slope: recording.add("slope", name, array(slope), layer))
+    return value
+
+
+def state(recording: Recording, part: str, module: Any) -> None:
+    """Record a module's parameters and buffers."""
+    for name, value in [*module.named_parameters(), *module.named_buffers()]:
+        if value.is_floating_point():
+            recording.add(part, name, array(value), name.rpartition(".")[0])
+
+
+def watch(recording: Recording, module: Any, optimizer: Any) -> None:
+    """Record a module in training, and its updates."""
+    torch = sys.modules["torch"]
+    for name, layer in module.named_modules():
+        if not any(layer.children()):
+            layer.register_forward_hook(_recorder(recording, name or "output", module, torch))
+    if optimizer is not None:
+        _watch_updates(recording, module, optimizer)
+
+
+def _watch_updates(recording: Recording, module: Any, optimizer: Any) -> None:
+    names = {parameter: name for name, parameter in module.named_parameters()}
+
+    def add_gradient(parameter: Any) -> None:
+        if parameter.grad is not None and parameter in names:
+            recording.add("gradient", names[parameter], array(parameter.grad), names[parameter].rpartition(".")[0])
+
+    def before_step(_: Any, *__: Any) -> None:
+        recording.layer("optimizer", type(optimizer).__name__, optimizer_settings(optimizer), "torch")
+        if recording.is_wanted:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    add_gradient(parameter)
+            recording.add("rate", "learning rate", np.asarray(float(optimizer.param_groups[0]["lr"])))
+
+    def after_step(_: Any, *__: Any) -> None:
+        if recording.is_wanted:
+            state(recording, "after", module)
+        recording.advance()
+        if recording.is_wanted:
+            state(recording, "before", module)
+
+    state(recording, "before", module)
+    optimizer.register_step_pre_hook(before_step)
+    optimizer.register_step_post_hook(after_step)
+
+
+def _recorder(recording: Recording, name: str, root: Any, torch: Any) -> Any:
+    def record(layer: Any, inputs: Any, output: Any) -> None:
+        if root.training and torch.is_grad_enabled() and isinstance(output, torch.Tensor):
+            shape = tuple(inputs[0].shape) if inputs and isinstance(inputs[0], torch.Tensor) else ()
+            recording.layer(name, *layer_settings(layer, shape), "torch")
+            recording.layer(f"{name} (precision)", str(output.dtype).removeprefix("torch."), {}, "torch")
+            tensor(recording, name, output, name)
+
+    return record
+
+
+def layer_settings(layer: Any, shape: tuple[int, ...]) -> tuple[str, dict[str, Any]]:
+    """Return a layer's kind and settings, in terms that hold for all frameworks."""
+    kind = type(layer).__name__
+    if kind in _NORMS:
+        settings: dict[str, Any] = {"epsilon": layer.eps}
+        if kind.startswith("BatchNorm"):
+            count = int(np.prod(shape)) // max(shape[1], 1) if len(shape) > 1 else 0
+            settings |= {"momentum": layer.momentum, "running variance": f"by n − 1 = {count - 1}"}
+        return "batch norm" if kind.startswith("BatchNorm") else "layer norm" if kind == "LayerNorm" else kind, settings
+    if kind.startswith("Conv"):
+        pads: Any = layer.padding if isinstance(layer.padding, str) else [[item, item] for item in layer.padding]
+        return "convolution", {"stride": list(layer.stride), "padding": pads, "dilation": list(layer.dilation), "groups": layer.groups}
+    if kind.startswith(("MaxPool", "AvgPool")):
+        size, stride, padding = (_pair(getattr(layer, part)) for part in ("kernel_size", "stride", "padding"))
+        settings = {"size": size, "stride": stride, "padding": [[item, item] for item in padding]}
+        return "max pool" if kind.startswith("Max") else "average pool", settings
+    known = _PLAIN.get(kind, {})
+    return kind.lower(), {ours: getattr(layer, theirs) for ours, theirs in known.items()}
+
+
+def _pair(value: Any) -> list[int]:
+    return [int(value)] * 2 if isinstance(value, int) else [int(item) for item in value]
+
+
+def optimizer_settings(optimizer: Any) -> dict[str, Any]:
+    """Return an optimiser's settings, in terms that hold for all frameworks."""
+    group, kind = optimizer.param_groups[0], type(optimizer).__name__
+    settings: dict[str, Any] = {"rule": kind.lower(), "weight decay": float(group.get("weight_decay", 0.0))}
+    if "betas" in group:
+        settings |= {
+            "beta1": group["betas"][0],
+            "beta2": group["betas"][1],
+            "epsilon": group["eps"],
+            "amsgrad": group.get("amsgrad", False),
+        }
+    elif "momentum" in group:
+        settings |= {"momentum": group["momentum"], "nesterov": group["nesterov"]}
+    if settings["weight decay"]:
+        decoupled = kind == "AdamW" or bool(group.get("decoupled_weight_decay", False))
+        settings["kind of weight decay"] = "decoupled" if decoupled else "coupled (added to the gradient)"
+    return settings
+
+
+def adopt(module: Any, weights: list[tuple[str, Array]]) -> None:
+    """Set a module's parameters and buffers in their order. Raises ValueError."""
+    torch = sys.modules["torch"]
+    ours = [(name, value) for name, value in [*module.named_parameters(), *module.named_buffers()] if value.is_floating_point()]
+    with torch.no_grad():
+        for (_, value), (_, new) in zip(ours, matched([(name, tuple(value.shape)) for name, value in ours], weights), strict=True):
+            value.copy_(torch.from_numpy(new.copy()))
+
+
+def matched(wanted: list[tuple[str, tuple[int, ...]]], weights: list[tuple[str, Array]]) -> list[tuple[str, Array]]:
+    """Return for each name and shape the next weight of this shape, if possible of its role.
+
+    Raises ValueError.
+    """
+    left, chosen = list(weights), []
+    for name, shape in wanted:
+        places = [place for place, (_, value) in enumerate(left) if value.shape == shape]
+        place = next((place for place in places if role(left[place][0]) == role(name)), next(iter(places), None))
+        if place is None:
+            raise ValueError(f"recorder.adopt: the recording has no further weight of the shape {list(shape)} for {name!r}.")
+        chosen.append(left.pop(place))
+    return chosen
