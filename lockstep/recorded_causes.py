@@ -20,7 +20,7 @@ SMOOTHING = (0.05, 0.1, 0.2)
 def of_settings(first: LayerLine, second: LayerLine) -> list[tuple[str, str, str]]:
     """Return names and values of the settings that differ between two layers."""
     rows = [] if first.type.lower() == second.type.lower() else [("kind", first.type, second.type)]
-    for key in sorted(set(first.settings) & set(second.settings)):
+    for key in sorted(set(first.settings) & set(second.settings), key=lambda key: (not key.startswith("kind"), key)):
         mine, two = first.settings[key], second.settings[key]
         same = abs(mine - two) <= 1e-9 * abs(mine) if isinstance(mine, (int, float)) and isinstance(two, (int, float)) else mine == two
         if not same:
@@ -54,8 +54,12 @@ def of_data(first: Recorded, second: Recorded) -> str:
         (factor, added), *_ = np.linalg.lstsq(matrix, b, rcond=None)
         if float(np.linalg.norm(b - matrix @ (factor, added))) <= FITS * float(np.linalg.norm(b)):
             return f"values are {factor:.6g} times as large, and {added:.6g} is added: other constants of normalisation"
-        if whole and len(shape) == 4 and _by_channel(a.reshape(shape), b.reshape(shape)):
-            return "each channel is scaled and moved: other constants of normalisation"
+        if whole and len(shape) == 4:
+            images, changed = a.reshape(shape), b.reshape(shape)
+            if _by_channel(images, changed):
+                return "each channel is scaled and moved: other constants of normalisation"
+            if _by_channel(images[:, ::-1], changed):
+                return "the channels are reversed, as of BGR and RGB"
     return ""
 
 
@@ -116,10 +120,12 @@ def _losses(logits: Array, labels: Array) -> Iterator[tuple[str, float]]:
 
     shifted = np.exp(logits - logits.max(1, keepdims=True))
     probabilities = shifted / shifted.sum(1, keepdims=True)
-    yield "the mean cross entropy of logits", entropy(logits) / count
-    if (logits >= 0).all() and np.allclose(logits.sum(1), 1, atol=1e-3):
+    are_shares = bool((logits >= 0).all()) and np.allclose(logits.sum(1), 1, atol=1e-3)
+    if are_shares:
         yield "the mean cross entropy of logits", float(-np.log(np.clip(logits[np.arange(count), labels], 1e-7, 1)).mean())
-    yield "a cross entropy that takes softmax of probabilities, so twice", entropy(probabilities) / count
+    twice = "a cross entropy that takes softmax of probabilities, so twice"
+    yield twice if are_shares else "the mean cross entropy of logits", entropy(logits) / count
+    yield twice, entropy(probabilities) / count
     clipped = np.clip(logits, 1e-7, 1 - 1e-7)  # as Keras does, by labels and by vectors
     for shares in (clipped / clipped.sum(1, keepdims=True), np.clip(logits / logits.sum(1, keepdims=True), 1e-7, 1 - 1e-7)):
         yield "a cross entropy that takes logits for probabilities", float(-np.log(shares[np.arange(count), labels]).mean())

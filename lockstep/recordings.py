@@ -17,10 +17,12 @@ from ..recorder.recording import BUCKETS, role, sketch
 from .findings import Comparison, Finding, LayerRow, ProbeRow, SettingRow, Side
 from .recorded import EXACT, Recorded, Recording, difference, in_another_order
 from .recorded_causes import of_data, of_loss, of_rate, of_settings
+from .rounding import UNIT
 
 Array = NDArray[Any]
 SAME = 1e-3  # largest relative difference of weights that are the same ones
 LEAST = 1e-5  # relative differences within an update that rounding explains
+INHERITED = 0.1  # relative differences of later gradients, whose kinks and small sums rounding decides
 JUMP = 100.0  # by which a faulty layer's result differs more than its input
 VARIANCE = "running variance"
 
@@ -243,7 +245,7 @@ class _Judge:
         measured = [(mine, theirs, self._measured(mine, theirs)) for mine, theirs in pairs]
         largest = max(sizes, default=0.0)
         judged = [(mine, theirs, apart) for mine, theirs, apart in measured if mine.line.norm > 1e-4 * largest]
-        limit = max(10 * LEAST, JUMP * reached)
+        limit = max(10 * LEAST if update == self._common[0] else INHERITED, JUMP * reached)
         bad = [(mine, theirs, apart) for mine, theirs, apart in judged if apart > limit]
         if bad and not self._findings:
             mine, theirs, apart = bad[-1]
@@ -263,10 +265,15 @@ class _Judge:
         trained = {mine.line.name for mine in first.get("gradient", [])}
         pairs = [(mine, theirs) for mine, theirs in self._weights if mine.line.name in steps[0] and theirs.line.name in steps[1]]
         judged = [(mine, *_step_apart(steps[0][mine.line.name], steps[1][theirs.line.name])) for mine, theirs in pairs]
-        limit = max(10 * LEAST, JUMP * gradients)
+        begins = update == self._common[0] or self._cause_of_rate(first, second)  # else moments that are not recorded are inherited
+        limit = max(10 * LEAST if begins else INHERITED, JUMP * gradients)
         for part, wanted in (("optimiser", True), ("buffers", False)):
             felt = self._felt if wanted else {mine.line.name for mine, _, _ in judged} - trained - self._biased(first, second)
-            bad = [(mine, apart, factor) for mine, apart, factor in judged if mine.line.name in felt and apart > limit]
+            bad = [
+                (mine, apart, factor)
+                for mine, apart, factor in judged
+                if mine.line.name in felt and apart > limit + _rounding(mine, steps[0][mine.line.name][0][1])
+            ]
             if not bad or any(finding.part in ("weights", "data", "forward", "loss", "backward") for finding in self._findings):
                 continue
             mine, apart, factor = bad[0]
@@ -301,6 +308,10 @@ class _Judge:
                 ]
         return steps
 
+    def _cause_of_rate(self, first: dict[str, list[Recorded]], second: dict[str, list[Recorded]]) -> str:
+        a, b = self._sides
+        return of_rate(a.updates, b.updates, first, second, (a.name, b.name))
+
     def _cause_of_update(
         self, part: str, first: dict[str, list[Recorded]], second: dict[str, list[Recorded]], mine: Recorded, factor: float | None
     ) -> str:
@@ -310,13 +321,18 @@ class _Judge:
             differing = of_settings(layers[0], layers[1]) if layers[0] is not None and layers[1] is not None else []
             wanted = [row for row in differing if row[0] == "momentum"] or [row for row in differing if row[0] != "epsilon"]
             return "; ".join(f"its {key} is {x} on {a.name} and {y} on {b.name}" for key, x, y in wanted)
-        if rate := of_rate(a.updates, b.updates, first, second, (a.name, b.name)):
+        if rate := self._cause_of_rate(first, second):
             return rate
         if "optimizer" in a.layers and "optimizer" in b.layers:
             differing = of_settings(a.layers["optimizer"], b.layers["optimizer"])
             if differing:
                 return "; ".join(f"its {key} is {x} on {a.name} and {y} on {b.name}" for key, x, y in differing[:4])
         return f"its step is {factor:.6g} times as large on {b.name}" if factor is not None else ""
+
+
+def _rounding(weight: Recorded, step: Array) -> float:
+    """Return what rounding of a weight in float32 adds to its step, relative to the step."""
+    return 8 * UNIT * weight.line.norm / max(float(np.linalg.norm(step)), 1e-300)
 
 
 def _family(kind: str) -> str:

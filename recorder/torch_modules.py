@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,21 @@ _PLAIN = {  # settings by layer: ours, and the module's
     "Dropout": {"rate": "p"}, "LeakyReLU": {"slope": "negative_slope"}, "ELU": {"alpha": "alpha"}, "GELU": {"approximate": "approximate"},
     "Hardtanh": {"most": "max_val"}, "ReLU6": {}, "Softmax": {}, "Embedding": {},
 }  # fmt: skip
+FUNCTIONS = (
+    "relu",
+    "relu6",
+    "gelu",
+    "silu",
+    "elu",
+    "selu",
+    "leaky_relu",
+    "tanh",
+    "sigmoid",
+    "softmax",
+    "log_softmax",
+    "hardtanh",
+    "flatten",
+)
 _NORMS = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "LayerNorm", "GroupNorm", "InstanceNorm2d", "RMSNorm")
 
 
@@ -45,12 +61,76 @@ def state(recording: Recording, part: str, module: Any) -> None:
 
 def watch(recording: Recording, module: Any, optimizer: Any) -> None:
     """Record a module in training, and its updates."""
-    torch = sys.modules["torch"]
+    layers = _Pass(recording, module)
     for name, layer in module.named_modules():
         if not any(layer.children()):
-            layer.register_forward_hook(_recorder(recording, name or "output", module, torch))
+            layer.register_forward_pre_hook(layers.enter)
+            layer.register_forward_hook(layers.recorder(name or "output"))
+    module.register_forward_pre_hook(layers.begin)
+    module.register_forward_hook(layers.end, always_call=True)
     if optimizer is not None:
         _watch_updates(recording, module, optimizer)
+
+
+class _Pass:
+    """A module's pass: the results of its layers, and of activations that are functions."""
+
+    def __init__(self, recording: Recording, module: Any) -> None:
+        self._recording, self._module, self._torch = recording, module, sys.modules["torch"]
+        self._counts: Counter[str] = Counter()
+        self._mode: Any = None
+        self._within = 0
+
+    @property
+    def _is_recorded(self) -> bool:
+        return self._recording.is_wanted and self._module.training and self._torch.is_grad_enabled()
+
+    def begin(self, _: Any, __: Any) -> None:
+        """See functions from now on."""
+        self._counts.clear()
+        self._within = 0
+        if self._is_recorded:
+            overrides, layers = self._torch.overrides, self
+
+            class Mode(overrides.TorchFunctionMode):  # type: ignore[misc,name-defined]
+                def __torch_function__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+                    result = function(*args, **(kwargs or {}))
+                    kind = getattr(function, "__name__", "").rstrip("_")
+                    if kind in FUNCTIONS and not layers._within and isinstance(result, layers._torch.Tensor):
+                        layers.add(kind, kind, {}, result)
+                    return result
+
+            self._mode = Mode()
+            self._mode.__enter__()
+
+    def end(self, _: Any, __: Any, ___: Any) -> None:
+        """See functions no longer."""
+        mode, self._mode = self._mode, None
+        if mode is not None:
+            mode.__exit__(None, None, None)
+
+    def enter(self, _: Any, __: Any) -> None:
+        """Begin a layer, whose functions are its own."""
+        self._within += 1
+
+    def recorder(self, name: str) -> Any:
+        """Return what is called with each result of a layer."""
+
+        def record(layer: Any, inputs: Any, output: Any) -> None:
+            self._within -= 1
+            if self._is_recorded and isinstance(output, self._torch.Tensor):
+                shape = tuple(inputs[0].shape) if inputs and isinstance(inputs[0], self._torch.Tensor) else ()
+                self.add(name, *layer_settings(layer, shape), output)
+
+        return record
+
+    def add(self, name: str, kind: str, settings: dict[str, Any], output: Any) -> None:
+        """Record a result; a layer's second one of a pass is numbered."""
+        self._counts[name] += 1
+        place = name if self._counts[name] == 1 else f"{name} ({self._counts[name]})"
+        self._recording.layer(place, kind, settings, "torch")
+        self._recording.layer(f"{place} (precision)", str(output.dtype).removeprefix("torch."), {}, "torch")
+        tensor(self._recording, place, output, name)
 
 
 def _watch_updates(recording: Recording, module: Any, optimizer: Any) -> None:
@@ -78,17 +158,6 @@ def _watch_updates(recording: Recording, module: Any, optimizer: Any) -> None:
     state(recording, "before", module)
     optimizer.register_step_pre_hook(before_step)
     optimizer.register_step_post_hook(after_step)
-
-
-def _recorder(recording: Recording, name: str, root: Any, torch: Any) -> Any:
-    def record(layer: Any, inputs: Any, output: Any) -> None:
-        if root.training and torch.is_grad_enabled() and isinstance(output, torch.Tensor):
-            shape = tuple(inputs[0].shape) if inputs and isinstance(inputs[0], torch.Tensor) else ()
-            recording.layer(name, *layer_settings(layer, shape), "torch")
-            recording.layer(f"{name} (precision)", str(output.dtype).removeprefix("torch."), {}, "torch")
-            tensor(recording, name, output, name)
-
-    return record
 
 
 def layer_settings(layer: Any, shape: tuple[int, ...]) -> tuple[str, dict[str, Any]]:

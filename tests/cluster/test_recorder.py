@@ -168,3 +168,57 @@ def test_damaged_recordings_are_refused(folder, tmp_path):
     done = trainer("diverge", str(folder / "of-torch"), "--with", "backend=tf")
     assert done.returncode == 2
     assert "a recording is compared with another recording" in done.stderr
+
+
+CAUSES = {  # of examples/two_scripts: the script that has it, the optimiser, update, part, and words of the cause
+    "bn_momentum": ("torch", "sgd", 0, "buffers", "its momentum is 0.9 on"),
+    "double_softmax": ("torch", "sgd", 0, "loss", "softmax of probabilities, so twice on"),
+    "loss_sum": ("torch", "sgd", 0, "loss", "the sum of the cross entropy over the batch"),
+    "coupled_decay": ("torch", "adamw", 0, "optimiser", "its kind of weight decay is coupled"),
+    "normalisation": ("torch", "sgd", 0, "data", "other constants of normalisation"),
+    "label_smoothing": ("torch", "sgd", 0, "loss", "a cross entropy with label smoothing 0.1 on"),
+    "bn_epsilon": ("keras", "sgd", 0, "forward", "its epsilon is 1e-05 on"),
+    "same_padding": ("keras", "sgd", 0, "forward", "its padding is [[1, 1], [1, 1]] on"),
+    "adam_epsilon": ("keras", "adam", 0, "optimiser", "and 0.001 on"),
+    "late_schedule": ("keras", "sgd", 2, "optimiser", "that of another update"),
+    "bgr": ("keras", "sgd", 0, "data", "the channels are reversed"),
+    "relu6": ("keras", "sgd", 0, "forward", "its kind is relu on"),
+}
+
+
+@pytest.fixture(scope="module")
+def recordings(repository, tmp_path_factory):
+    """Return a function that records one of the two example scripts, once for each choice."""
+    out, known = tmp_path_factory.mktemp("two-scripts"), {}
+
+    def record(script, cause, optimizer):
+        name = f"{script}-{optimizer}-{cause or 'sound'}"
+        if name not in known:
+            options = ["--cause", cause] if cause else []
+            if script == "keras":
+                options += ["--weights-of", str(record("torch", None, optimizer))]
+            run(repository / "examples/two_scripts", f"train_{script}.py", "--optimizer", optimizer, "--record", str(out / name), *options)
+            known[name] = out / name
+        return known[name]
+
+    return record
+
+
+def findings_of(first, second):
+    done = trainer("diverge", str(first), str(second), "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["findings"]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+def test_example_scripts_do_not_part(recordings, optimizer):
+    assert findings_of(recordings("torch", None, optimizer), recordings("keras", None, optimizer)) == []
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_first_sentence_explains_the_cause_of_an_example(recordings, cause):
+    script, optimizer, update, part, words = CAUSES[cause]
+    first, second = (recordings(name, cause if name == script else None, optimizer) for name in ("torch", "keras"))
+    finding = findings_of(first, second)[0]
+    assert (finding["update"], finding["part"]) == (update, part)
+    assert words in finding["cause"]
