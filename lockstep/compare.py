@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checkpoint import read_checkpoint
 from ..core.errors import UsageError
 from ..core.job import Job
 from ..launch.driver.training_job import TrainingJob
@@ -55,7 +56,11 @@ class _Probe:
 class Comparer:
     """Compares the jobs of two sides within a folder."""
 
-    def __init__(self, jobs: tuple[Job, Job], names: tuple[str, str], folder: Path, upto: int) -> None:
+    def __init__(
+        self, jobs: tuple[Job, Job], names: tuple[str, str], folder: Path, upto: int, checkpoints: Mapping[int, Path] | None = None
+    ) -> None:
+        """Prepare a comparison; `checkpoints` of the first side spare it training from the start."""
+        self._checkpoints = checkpoints or {}
         self._jobs, self._names, self._folder, self._upto = jobs, names, folder, upto
         trainings = [TrainingJob.from_job(job) for job in jobs]
         self._spec, self._data = trainings[0].model, trainings[0].data
@@ -185,6 +190,11 @@ class Comparer:
         """Return the file of the first side's state before an update."""
         if step not in self._states:
             before = max(known for known in self._states if known < step)
+            saved = max((known for known in self._checkpoints if before < known <= step), default=None)
+            if saved is not None:
+                self._states[saved] = self._path(f"state-{saved}")
+                write_arrays(self._states[saved], read_checkpoint(self._checkpoints[saved]).arrays)
+                return self._state_at(step)
             path = self._path(f"state-{step}")
             self._sides[0].ask(side.Advance(self._states[before], before, step - before, path))
             self._states[step] = path

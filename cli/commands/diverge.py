@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
 import msgspec
 
+from ...checkpoint import list_checkpoints
 from ...core.console import json_text
 from ...core.errors import UsageError
 from ...core.job import Job
@@ -73,7 +74,8 @@ def diverge(first: str, second: str | None, changes: tuple[str, ...], upto: int,
         shown = with_settings({**settings, **({PYTHON: interpreter} if interpreter else {})})
         other_compiled, name = compiled, f"{path.name} {shown}"
     refuse_uncomparable(job, changed)
-    comparison = _compared((job, changed), (compiled, other_compiled), (path.name, name), interpreter, upto)
+    checkpoints = {int(checkpoint.name.removeprefix("step-")): checkpoint for checkpoint in list_checkpoints(path)}
+    comparison = _compared((job, changed), (compiled, other_compiled), (path.name, name), interpreter, upto, checkpoints)
     _print(comparison, as_json=as_json)
 
 
@@ -90,7 +92,12 @@ def _print(comparison: Comparison, *, as_json: bool) -> None:
 
 
 def _compared(
-    jobs: tuple[Job, Job], compiled: tuple[bool | None, bool | None], names: tuple[str, str], interpreter: str | None, upto: int
+    jobs: tuple[Job, Job],
+    compiled: tuple[bool | None, bool | None],
+    names: tuple[str, str],
+    interpreter: str | None,
+    upto: int,
+    checkpoints: Mapping[int, Path],
 ) -> Comparison:
     spec = build_model(jobs[0].model, open_dataset(jobs[0].data, jobs[0].data_dir).info, jobs[0].loss)
     local = tuple(on_this_machine(job, deterministic=spec.dropout, compiled=chosen) for job, chosen in zip(jobs, compiled, strict=True))
@@ -98,7 +105,7 @@ def _compared(
     last = upto if planned is None else min(upto, planned - 1)
     folder = make_scratch()
     try:
-        comparison = Comparer((local[0], local[1]), names, folder, last).compare((None, interpreter))
+        comparison = Comparer((local[0], local[1]), names, folder, last, checkpoints).compare((None, interpreter))
     finally:
         remove_scratch(folder)
     comparison.findings = [*differing_settings(*jobs), *comparison.findings]

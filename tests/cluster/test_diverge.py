@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import stat
 import sys
 from pathlib import Path
@@ -58,6 +59,20 @@ def test_planted_fault_is_found(runs, tmp_path, backend, fault, part, layer, cau
     first = compared["findings"][0]
     assert (first["update"], first["part"], first["layer"], first["cause"]) == (0, part, layer, cause)
     assert " with python=" in first["side"]
+
+
+def test_late_updates_begin_at_the_nearest_checkpoint(tmp_path):
+    path = run_job(tmp_path, backend="torch", model="cnn", calibrate=False, **{**JOB, "steps": 60}, checkpoint_every="40 steps").path
+    near = diverged(path, "--with", "backend=tf", "--upto", 50)
+    assert near["findings"] == []
+    assert [row["update"] for row in near["probes"]] == [0, 1, 2, 4, 8, 16, 32, 50]
+    shutil.move(path / "checkpoints", tmp_path / "checkpoints")
+    assert diverged(path, "--with", "backend=tf", "--upto", 50)["probes"] == near["probes"]
+    shutil.move(tmp_path / "checkpoints", path / "checkpoints")
+    (path / "checkpoints/step-000000040/parameters.safetensors").write_bytes(b"")
+    done = trainer("diverge", str(path), "--with", "backend=tf", "--upto", "50")
+    assert done.returncode == 2
+    assert "is damaged" in done.stderr
 
 
 def test_workers_of_one_batch_do_not_part(runs):
