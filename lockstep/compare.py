@@ -15,9 +15,9 @@ from ..checkpoint import read_checkpoint
 from ..core.errors import UsageError
 from ..core.job import Job
 from ..launch.driver.training_job import TrainingJob
+from ..records.lockstep_results import Comparison, Finding, LayerRow, ProbeRow, Side
 from . import causes, side
 from .arrays import Arrays, read, write_arrays
-from .findings import Comparison, Finding, LayerRow, ProbeRow, Side
 from .layers import LayerTape
 from .processes import SideProcess, receive_all, two_sides
 from .reference import has_reference

@@ -19,12 +19,12 @@ from ...data.store.stored_dataset import open_dataset
 from ...launch.driver.resumption import earlier_run
 from ...launch.node.scratch import make_scratch, remove_scratch
 from ...lockstep.compare import Comparer
-from ...lockstep.findings import Comparison
 from ...lockstep.jobs import differing_settings, expected_differences, on_this_machine, refuse_uncomparable, with_settings
 from ...lockstep.recorded import is_recording
 from ...lockstep.recordings import compare_recordings
 from ...lockstep.text import text
 from ...models.build import build_model, written_out
+from ...records.lockstep_results import Comparison
 from ...records.store.jsonl import finite_json
 from ...records.store.run_directory import RunReader
 from ...report.runs.locate import find_run
