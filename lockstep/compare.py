@@ -15,7 +15,7 @@ from ..checkpoint import read_checkpoint
 from ..core.errors import UsageError
 from ..core.job import Job
 from ..launch.driver.training_job import TrainingJob
-from ..records.lockstep_results import Comparison, Finding, LayerRow, ProbeRow, Side
+from ..records.store.lockstep_results import Comparison, Finding, LayerRow, ProbeRow, Side
 from . import causes, side
 from .arrays import Arrays, read, write_arrays
 from .layers import LayerTape

@@ -8,7 +8,7 @@ from typing import Any
 from ..core.errors import UsageError
 from ..core.job import Job
 from ..models.base import ModelSpec
-from ..records.lockstep_results import Finding
+from ..records.store.lockstep_results import Finding
 
 KEPT = (  # settings that decide an update, or how it is computed
     "backend", "distributed", "exchange", "model", "data", "data_dir", "vocabulary", "accumulate", "batch_tokens", "epochs", "steps",

@@ -20,7 +20,7 @@ from ..models.imported.description import TRAINING, ImportedSpec
 from ..models.imported.graph import ITEM, nodes_in, read_graph
 from ..models.imported.requests import ask_processes
 from ..models.layers.reference import Call, Value
-from ..records.lockstep_results import Finding, LayerRow
+from ..records.store.lockstep_results import Finding, LayerRow
 from . import causes
 from .arrays import Arrays, read, write_arrays
 from .batch import batch_columns

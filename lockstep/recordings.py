@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..core.errors import UsageError
 from ..recorder.recording import BUCKETS, role, sketch
-from ..records.lockstep_results import Comparison, Finding, LayerRow, ProbeRow, SettingRow, Side
+from ..records.store.lockstep_results import Comparison, Finding, LayerRow, ProbeRow, SettingRow, Side
 from .recorded import EXACT, Recorded, Recording, difference, in_another_order
 from .recorded_causes import of_data, of_loss, of_rate, of_settings
 from .rounding import UNIT

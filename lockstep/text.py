@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from ..records.lockstep_results import Comparison, Finding, LayerRow, Side
+from ..records.store.lockstep_results import Comparison, Finding, LayerRow, Side
 
 MAX_ROWS = 12  # of the table of layers
 PERCENT = 0.01

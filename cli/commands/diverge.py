@@ -24,8 +24,8 @@ from ...lockstep.recorded import is_recording
 from ...lockstep.recordings import compare_recordings
 from ...lockstep.text import text
 from ...models.build import build_model, written_out
-from ...records.lockstep_results import Comparison
 from ...records.store.jsonl import finite_json
+from ...records.store.lockstep_results import Comparison
 from ...records.store.run_directory import RunReader
 from ...report.runs.locate import find_run
 from ..options import IntegerRange, out_option, trust_option

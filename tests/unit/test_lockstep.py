@@ -11,7 +11,7 @@ from crosstrain.lockstep.compare import _bad_update, probes
 from crosstrain.lockstep.rounding import error, unexplained
 from crosstrain.lockstep.text import sentence, text
 from crosstrain.lockstep.updates import Rule, gradients_of, measured_gradients, updated, without_slots
-from crosstrain.records.lockstep_results import Comparison, Finding, ProbeRow, Side
+from crosstrain.records.store.lockstep_results import Comparison, Finding, ProbeRow, Side
 
 SGD = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 5e-4}
 ADAM = {"optimizer": "adam", "weight_decay": 1e-4}
