@@ -22,11 +22,11 @@ from ...lockstep.compare import Comparer
 from ...lockstep.jobs import differing_settings, expected_differences, on_this_machine, refuse_uncomparable, with_settings
 from ...lockstep.recorded import is_recording
 from ...lockstep.recordings import compare_recordings
-from ...lockstep.text import text
+from ...lockstep.text import sentence, text
 from ...models.build import build_model, written_out
 from ...records.store.jsonl import finite_json
 from ...records.store.lockstep_results import Comparison
-from ...records.store.run_directory import RunReader
+from ...records.store.run_directory import RunReader, write_diverged
 from ...report.runs.locate import find_run
 from ..options import IntegerRange, out_option, trust_option
 from ..streams import echo_wrapped
@@ -76,7 +76,9 @@ def diverge(first: str, second: str | None, changes: tuple[str, ...], upto: int,
     refuse_uncomparable(job, changed)
     checkpoints = {int(checkpoint.name.removeprefix("step-")): checkpoint for checkpoint in list_checkpoints(path)}
     comparison = _compared((job, changed), (compiled, other_compiled), (path.name, name), interpreter, upto, checkpoints)
+    comparison.sentence = sentence(comparison)
     _print(comparison, as_json=as_json)
+    write_diverged(path, comparison)
 
 
 def _recording(text: str, out: Path) -> Path | None:

@@ -89,6 +89,7 @@ class Comparison(msgspec.Struct):
     seconds: float = 0.0
     settings: list[SettingRow] = []
     recorded: bool = False
+    sentence: str = ""
 
     @property
     def begins(self) -> Finding | None:

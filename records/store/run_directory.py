@@ -17,6 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import psutil
 
 from ...core.bounded_json import UnreadableError, parse_json, read_json, read_lines
@@ -30,9 +31,18 @@ from .document_schemas import checked_document
 from .heartbeat import Heartbeat
 from .jsonl import DamagedRunError, LineFile, Record, overwrite_document, read_records, write_document
 from .known_figures import read_known_figures
-from .schema import EvalRecord, EventRecord, StepRecord, SystemRecord
+from .lockstep_results import Comparison
+from .schema import SCHEMA, EvalRecord, EventRecord, StepRecord, SystemRecord
 
 Keeps = Callable[[Mapping[str, Any]], bool]
+
+
+DIVERGED = "diverge.json"
+
+
+def write_diverged(run: Path, comparison: Comparison) -> None:
+    """Write ``diverge.json`` into a run directory. Raises DiskError."""
+    write_document(run / DIVERGED, msgspec.to_builtins(comparison))
 
 
 def cut_records(path: Path, step: int, run_seconds: float) -> None:
@@ -380,6 +390,19 @@ class RunReader:
         """Return ``calibration.json``, or None if missing."""
         return self._document("calibration.json")
 
+    def diverged(self) -> Comparison | None:
+        """Return ``diverge.json``, or None if missing."""
+        path = self.path / DIVERGED
+        fields = self._read(DIVERGED)
+        if fields is None:
+            return None
+        if fields.get("schema") != SCHEMA:
+            raise DamagedRunError(f"{path}: has schema {fields.get('schema')!r}; this release reads {SCHEMA}.")
+        try:
+            return msgspec.convert(fields, Comparison, strict=False)  # numbers that are not finite are texts
+        except msgspec.ValidationError as error:
+            raise DamagedRunError(f"{path}: {error}.") from error
+
     def steps(self) -> Iterator[StepRecord]:
         """Yield the step records in order of arrival."""
         return read_records(self.path / "steps.jsonl", StepRecord)
@@ -405,6 +428,10 @@ class RunReader:
         return _alive(self.status()["driver"])
 
     def _document(self, name: str) -> dict[str, Any] | None:
+        value = self._read(name)
+        return None if value is None else checked_document(self.path / name, value)
+
+    def _read(self, name: str) -> dict[str, Any] | None:
         path = self.path / name
         try:
             value = read_json(path)
@@ -414,7 +441,7 @@ class RunReader:
             raise DamagedRunError(f"{path}: {str(error).removeprefix('is ')}.") from error
         if not isinstance(value, dict):
             raise DamagedRunError(f"{path}: holds {type(value).__name__}, not a JSON object.")
-        return checked_document(path, value)
+        return value
 
     def _required(self, name: str) -> dict[str, Any]:
         value = self._document(name)
@@ -457,6 +484,7 @@ _PURPOSES: tuple[tuple[str, str], ...] = (
     ("summary.json", "the figures that compare with other runs"),
     ("steps.jsonl", "the updates: losses, times, learning rates"),
     ("evals.jsonl", "the evaluations"),
+    (DIVERGED, "what `trainer diverge` found last"),
     ("calibration.json", "the parts of a step, timed by themselves after the run"),
     ("events.jsonl", "starts, ends, checkpoints, deaths"),
     ("system.jsonl", "resource samples of each node"),

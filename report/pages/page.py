@@ -47,6 +47,7 @@ def describe_run(run: Run) -> dict[str, Any]:
         "label": run.name,
         "state": run.state,
         "cause": run.cause,
+        "diverged": run.diverged.sentence if run.diverged is not None else "",
         "synthetic": _synthetic(run),
         "lost": lost_updates(run),
         "settings": _settings(run),

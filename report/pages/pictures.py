@@ -39,6 +39,7 @@ from .figure import (
     stroke,
     visible_bands,
 )
+from .lockstep_charts import diverged
 from .resource_charts import resources, time_shares
 from .training_charts import all_metrics, draw_line, evaluations, shared_goal, training
 
@@ -337,5 +338,6 @@ def pictures(runs: Sequence[Run], lines: Lines | None = None) -> list[Picture]:
         shown = _MAIN if len(lines.parts) == 1 else _MAIN[:1]
         place: Place = "more" if len(lines.all) > 1 and picture.name not in shown else "plots"
         drawn.append(replace(picture, place=place))
+    drawn += diverged(runs)
     drawn += resources(runs, [run.node_series() for run in runs])
     return [picture for picture in drawn if any(isinstance(panel, Bars | Dots) or panel.curves for panel in picture.panels)]

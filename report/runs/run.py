@@ -23,6 +23,7 @@ from ...core.settings.job_fields import environment_name, flag_name, idle_settin
 from ...metrics import MetricInfo
 from ...metrics.base import read_metrics, read_translation_metrics
 from ...records.store.jsonl import NON_FINITE, DamagedRunError
+from ...records.store.lockstep_results import Comparison
 from ...records.store.run_directory import RunReader, RunState, state_now
 from ...records.store.schema import Clock, EvalRecord, EventRecord, StepRecord, SystemRecord
 from ...records.summary import DriverFacts, summarise
@@ -124,6 +125,11 @@ class Run:
     def status(self) -> Mapping[str, Any]:
         """``status.json``."""
         return self._reader.status()
+
+    @cached_property
+    def diverged(self) -> Comparison | None:
+        """``diverge.json``, None if missing."""
+        return self._reader.diverged()
 
     @cached_property
     def state(self) -> str:

@@ -42,6 +42,11 @@ def test_frameworks_do_not_part_beyond_rounding(runs):
     assert compared["tensors"] > 100
     assert max(max(row["first"], row["second"]) for row in compared["layers"]) < 16 * 2**-24
     assert all(row["gradients"] < 1e-5 for row in compared["probes"])
+    assert json.loads((runs["torch"] / "diverge.json").read_text())["sentence"] == compared["sentence"]
+    page = runs["torch"].parent / "page.html"
+    assert trainer("report", str(runs["torch"]), "-o", str(page)).returncode == 0
+    assert "Compared with another training" in page.read_text()
+    assert "over depth" in page.read_text()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Updates by formulas, causes, and the sentence of a comparison."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,7 +13,10 @@ from crosstrain.lockstep.compare import _bad_update, probes
 from crosstrain.lockstep.rounding import error, unexplained
 from crosstrain.lockstep.text import sentence, text
 from crosstrain.lockstep.updates import Rule, gradients_of, measured_gradients, updated, without_slots
-from crosstrain.records.store.lockstep_results import Comparison, Finding, ProbeRow, Side
+from crosstrain.records.store.jsonl import DamagedRunError
+from crosstrain.records.store.lockstep_results import Comparison, Finding, LayerRow, ProbeRow, Side
+from crosstrain.records.store.run_directory import RunReader, write_diverged
+from crosstrain.report.pages.lockstep_charts import diverged
 
 SGD = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 5e-4}
 ADAM = {"optimizer": "adam", "weight_decay": 1e-4}
@@ -130,3 +135,30 @@ def test_sentence_without_findings():
     assert "do not part beyond rounding up to update 65" in words
     assert "it is 1 % after about 45 updates" in words
     assert "does not grow" in sentence(comparison(growth=1.0))
+
+
+def test_stored_comparison_is_read_back(tmp_path):
+    (tmp_path / "job.json").write_text("{}")
+    stored = comparison(Finding(3, "forward", "bn1", "output", "b", float("inf"), 6e-8), growth=1.5)
+    write_diverged(tmp_path, stored)
+    assert RunReader(tmp_path).diverged() == stored
+    for damaged in ("{}", '{"schema": 2}', '{"schema": 1}', "[", (tmp_path / "diverge.json").read_text().replace('"cnn"', "7")):
+        (tmp_path / "diverge.json").write_text(damaged)
+        with pytest.raises(DamagedRunError):
+            RunReader(tmp_path).diverged()
+
+
+def test_picture_of_a_comparison_has_depth_and_updates():
+    rows = [LayerRow(0, name, "conv", "output", 1e-7, 2e-7, True) for name in ("conv1", "conv2", "fc")]
+    probes_shown = [ProbeRow(update, 1e-7, 2e-7, 0.0, 3e-7) for update in (0, 1, 2)]
+    first, second = Side("a", "torch", "fp32", 1), Side("b", "tf", "fp32", 1)
+    stored = Comparison(first, second, "cnn", "glyphs", 2, [], rows, probes_shown, 100, sentence="They do not part.")
+    (picture,) = diverged([SimpleNamespace(diverged=None), SimpleNamespace(diverged=stored, number=1)])
+    assert [panel.title for panel in picture.panels] == ["over depth", "over updates"]
+    assert np.allclose(picture.panels[0].curves[1].y, np.log10(2e-7))
+    assert picture.words == "They do not part."
+    for alone in (
+        Comparison(first, second, "m", "d", 0, [], [], probes_shown[:1], 1),
+        Comparison(first, second, "m", "d", 0, [], rows[:1], [], 1),
+    ):
+        assert next(iter(diverged([SimpleNamespace(diverged=alone, number=0)]))).panels == ()
