@@ -21,7 +21,7 @@ from .arrays import Arrays, read, write_arrays
 from .layers import LayerTape
 from .processes import SideProcess, receive_all, two_sides
 from .reference import has_reference
-from .rounding import GROWTH_LIMIT, SCALE_LIMIT, UNIT, UPDATE_LIMIT, relative
+from .rounding import FLIP_DRAWS, FLIP_LIMIT, GROWTH_LIMIT, SCALE_LIMIT, UNIT, UPDATE_LIMIT, relative
 from .updates import PARAMETER, Rule, gradients_of, parameter_names, updated
 
 Array = NDArray[Any]
@@ -49,6 +49,7 @@ class _Probe:
     measured: list[Arrays]  # see `measured_gradients`
     gradients: list[Arrays]
     results: list[Arrays]
+    loss: float  # of the first side
     row: ProbeRow
     findings: list[Finding] = field(default_factory=list)
 
@@ -151,7 +152,7 @@ class Comparer:
         findings = list(probe.findings)
         if has_reference(self._spec) and (with_layers or suspicious or findings):
             findings += self._layer_findings(step, probe)
-        if suspicious and not findings:
+        if suspicious and not findings and not self._flips_explain(probe):
             findings.append(self._of_whole_pass(step, probe))
         return findings
 
@@ -217,25 +218,33 @@ class Comparer:
                 raise UsageError(
                     f"{self._names[0]}: its loss is not finite at update {step + 1}, so later ones are not compared. Give a smaller --upto."
                 )
-            moved_loss, moved = self._moved(step, state, measured[0], losses[0])
+            moved_loss, moved = self._moved(step, state, measured[0], losses[0], 0)
             apart = _whole(gradients[1], gradients[0])
             row = ProbeRow(step, abs(losses[1] - losses[0]) / max(abs(losses[0]), 1e-30), apart, moved_loss, moved)
-            probe = _Probe(step, state, rates, measured, gradients, results, row)
+            probe = _Probe(step, state, rates, measured, gradients, results, losses[0], row)
             probe.findings = self._update_findings(probe)
             self._probed[step] = probe
         return self._probed[step]
 
-    def _moved(self, step: int, state: Arrays, gradients: Arrays, loss: float) -> tuple[float, float]:
+    def _moved(self, step: int, state: Arrays, gradients: Arrays, loss: float, number: int) -> tuple[float, float]:
         """Return how far changed last bits of the weights move the first side's loss and gradients."""
-        draw = np.random.default_rng(step)
-        moved = {
-            name: (value * (1 + UNIT * draw.choice([-1.0, 1.0], value.shape))).astype(np.float32) if name.startswith(PARAMETER) else value
-            for name, value in state.items()
-        }
         path, file = self._path("moved"), self._path("moved-gradients")
-        write_arrays(path, moved)
+        write_arrays(path, _with_changed_bits(state, (step, number)))
         answer = self._sides[0].ask(side.Measure(path, step, file))
         return abs(answer.losses[0] - loss) / max(abs(loss), 1e-30), _whole(read(file), gradients)
+
+    def _flips_explain(self, probe: _Probe) -> bool:
+        """Return whether other last bits of weights move as much as the sides are apart.
+
+        That is so where an input of a ReLU, or two of a maximum, lie within rounding of a kink: some bits flip it, and others do not.
+        """
+        row = probe.row
+        for number in range(1, FLIP_DRAWS + 1):
+            loss, gradients = self._moved(probe.update, probe.state, probe.measured[0], probe.loss, number)
+            row.moved_loss, row.moved_gradients = max(row.moved_loss, loss), max(row.moved_gradients, gradients)
+            if row.gradients <= FLIP_LIMIT * row.moved_gradients and row.loss <= FLIP_LIMIT * (row.moved_loss + UNIT):
+                return True
+        return False
 
     def _update_findings(self, probe: _Probe) -> list[Finding]:
         """Judge each side's update by the formulas, from the gradients that it measured itself."""
@@ -298,17 +307,21 @@ class Comparer:
         if self._upto < 2:
             return None
         state = read(self._states[0])
-        draw = np.random.default_rng(0)
-        moved = {
-            name: (value * (1 + UNIT * draw.choice([-1.0, 1.0], value.shape))).astype(np.float32) if name.startswith(PARAMETER) else value
-            for name, value in state.items()
-        }
+        moved = _with_changed_bits(state, 0)
         path, result = self._path("moved"), self._path("moved-state")
         write_arrays(path, moved)
         begun = _weights_apart(moved, state)
         self._sides[0].ask(side.Advance(path, 0, self._upto, result))
         ended = _weights_apart(read(result), read(self._state_at(self._upto)))
         return float((ended / begun) ** (1.0 / self._upto)) if begun and ended else 1.0
+
+
+def _with_changed_bits(state: Arrays, seed: int | tuple[int, int]) -> Arrays:
+    draw = np.random.default_rng(seed)
+    return {
+        name: (value * (1 + UNIT * draw.choice([-1.0, 1.0], value.shape))).astype(np.float32) if name.startswith(PARAMETER) else value
+        for name, value in state.items()
+    }
 
 
 def _common_scale(probe: _Probe) -> float | None:

@@ -1,6 +1,7 @@
-"""The tape of an imported model's graph, in float64, in a process with its framework.
+"""The tape of an imported model in float64, in a process with its framework.
 
-``python -m crosstrain.lockstep.graph_tape`` reads a `TapeRequest` as JSON on standard input, and writes the tape and what is exact.
+``python -m crosstrain.lockstep.graph_tape`` reads a `TapeRequest` as JSON on standard input, and writes the tape, what
+is exact, and the nodes.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ from ..core.job import Job
 from ..data.store.stored_dataset import open_dataset
 from ..models.build import build_model
 from ..models.dropout_masks import drawn_rate, keep_mask_of_shape
+from ..models.imported.keras.library import usable_framework
+from ..models.imported.reference import read_reference
 from ..models.imported.requests import answer_request
 from .batch import batch_columns
 from .losses import loss_of
 from .replaying import LOSS, STATE, TAPE, TARGET, examples_of
 
 Array = NDArray[Any]
-EXACT = "exact.npz"
+EXACT, ON_TAPE = "exact.npz", "nodes.json"
 NODES = "crosstrain.models.imported.{framework}.nodes"
 
 
@@ -69,9 +72,10 @@ def _write(request: TapeRequest) -> None:
         return slope
 
     inputs = [columns[name] for name in spec.settings.inputs]
-    arrays: dict[str, Array] = import_module(NODES.format(framework=spec.framework)).tape_of_arrays(
-        spec.settings, state, inputs, kept_share, slope_of
-    )
+    framework = usable_framework(read_reference(spec.settings.reference)) if spec.settings.is_keras else spec.framework
+    arrays: dict[str, Array]
+    arrays, nodes = import_module(NODES.format(framework=framework)).tape_of_arrays(spec.settings, state, inputs, kept_share, slope_of)
+    (folder / ON_TAPE).write_bytes(msgspec.json.encode(nodes))
     tape = {name: value for name, value in arrays.items() if _is_on_tape(name.rpartition("/")[2])}
     exact |= {name: value for name, value in arrays.items() if name not in tape and name != "result"}
     tape |= {TARGET + name: value for name, value in target.items()}
@@ -82,7 +86,7 @@ def _write(request: TapeRequest) -> None:
 
 def _is_on_tape(name: str) -> bool:
     """Return whether frameworks are given an array, rather than compared with it."""
-    return name.startswith("result ") or (name.startswith("slope ") and not name.startswith("slope of "))
+    return name.startswith(("input ", "result ")) or (name.startswith("slope ") and not name.startswith("slope of "))
 
 
 def main() -> None:

@@ -16,15 +16,15 @@ from ..core.job import Job
 from ..data.base import IMAGE
 from ..data.store.stored_dataset import StoredDataset
 from ..models.base import ModelSpec
-from ..models.imported.description import TRAINING, ImportedSpec
-from ..models.imported.graph import ITEM, nodes_in, read_graph
+from ..models.imported.description import ImportedSpec
+from ..models.imported.graph import NodeOnTape
 from ..models.imported.requests import ask_processes
 from ..models.layers.reference import Call, Value
 from ..records.store.lockstep_results import Finding, LayerRow
 from . import causes
 from .arrays import Arrays, read, write_arrays
 from .batch import batch_columns
-from .graph_tape import EXACT, TapeRequest
+from .graph_tape import EXACT, ON_TAPE, TapeRequest
 from .losses import cause_of_loss
 from .reference import arrays_of, tape_of
 from .replaying import DATA, INDICES, LOSS, STATE, TAPE, TARGET, ReplayRequest, examples_of
@@ -79,23 +79,22 @@ class LayerTape:
     def _tape_of_graph(self) -> list[tuple[str, Call]]:
         folder = self._folder
         request = TapeRequest(self._job.model_dump(mode="json"), str(folder), self._step, EXAMPLES)
-        (problem,) = ask_processes(["crosstrain.lockstep.graph_tape"], msgspec.json.encode(request), "computing in float64")
+        (problem,) = ask_processes([REFERENCE], msgspec.json.encode(request), "computing in float64")
         if problem is not None:
             raise UsageError(problem)
         exact = read(str(folder / EXACT))
         calls: list[tuple[str, Call]] = []
-        graph = read_graph(self._spec.settings.folder / TRAINING)
-        items = {
-            node.name: (nodes_in(node.arguments["of"])[0], node.arguments["position"]) for node in graph.nodes if node.operation == ITEM
-        }
-        self._of_buffers = {(items[name][0], f"output {items[name][1]}") for name in graph.updated.values() if name in items}
-        for node in graph.nodes:
-            results = {name.removeprefix(f"{node.name}/"): value for name, value in exact.items() if name.startswith(f"{node.name}/")}
-            if results:
-                parts = {name: (value, np.abs(value)) for name, value in results.items()}
-                calls.append((node.name, Call(node.layer or node.name, node.operation, (), {}, (), (), parts, None)))
+        nodes = msgspec.json.decode((folder / ON_TAPE).read_bytes(), type=list[NodeOnTape])
+        self._of_buffers = {(node.place, tensor) for node in nodes for tensor in node.buffers}
+        results: dict[str, dict[str, Array]] = {}
+        for name, value in exact.items():
+            place, _, tensor = name.partition("/")
+            results.setdefault(place, {})[tensor] = value
+        for node in nodes:
+            parts = {name: (value, np.abs(value)) for name, value in results.get(node.place, {}).items()}
+            calls.append((node.place, Call(node.layer, node.operation, (), {}, (), (), parts, None)))
         logits = Value(read(str(folder / TAPE))[f"{LOSS}/input 0"].astype(np.float64))
-        losses = {name.removeprefix(f"{LOSS}/"): (value, np.abs(value)) for name, value in exact.items() if name.startswith(f"{LOSS}/")}
+        losses = {name: (value, np.abs(value)) for name, value in results[LOSS].items()}
         return [*calls, (LOSS, Call("loss", "loss", (), {}, (logits,), (), losses, None))]
 
     def _data_findings(self, results: Sequence[Arrays]) -> list[Finding]:
@@ -159,7 +158,7 @@ def _part(call: Call, tensor: str) -> str:
         return "loss"
     if tensor.startswith("buffer"):
         return "buffers"
-    return "forward" if tensor.startswith("output") else "backward"
+    return "forward" if tensor.startswith(("output", "given")) else "backward"
 
 
 def _merged(findings: Sequence[Finding]) -> list[Finding]:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ..data.columns import LENGTHS
 from ..models.base import ModelSpec
+from ..models.imported.description import ImportedSpec
 from ..models.layers.reference import Call, Part
 from ..models.objectives import CROSS_ENTROPY, StandardLoss
 from .rounding import LIMIT, error
@@ -24,6 +25,10 @@ def loss_of(spec: ModelSpec, outputs: Array, target: Mapping[str, Array]) -> tup
         return _standard(objective.standard, outputs, labels)
     if objective.loss == CROSS_ENTROPY:
         return cross_entropy(outputs, labels, np.ones(len(labels)), 0.0)
+    if isinstance(spec, ImportedSpec):  # its own losses are its first result
+        slope = np.zeros(outputs.shape)
+        slope[:, 0] = 1.0
+        return (outputs[:, 0].sum(), np.abs(outputs[:, 0]).sum()), (slope, slope)
     lengths, smoothing = target[spec.target + LENGTHS], spec.settings.smoothing
     inside = np.arange(labels.shape[1]) < lengths[:, None]
     flat = outputs.reshape(-1, outputs.shape[2])
@@ -105,7 +110,7 @@ def cause_of_loss(spec: ModelSpec, target: Mapping[str, Array], call: Call, tens
 
 def _hypotheses(spec: ModelSpec, outputs: Array, target: Mapping[str, Array]) -> Iterator[tuple[str, tuple[Part, Part]]]:
     labels = target[spec.target]
-    if spec.target + LENGTHS in target:
+    if spec.target + LENGTHS in target and not isinstance(spec, ImportedSpec):
         flat, smoothing = outputs.reshape(-1, outputs.shape[2]), spec.settings.smoothing
         everywhere = np.ones(labels.size)
         total, (slope, size) = cross_entropy(flat, labels.ravel(), everywhere, smoothing)

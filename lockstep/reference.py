@@ -15,7 +15,6 @@ from ..models.base import ForwardContext, ModelSpec
 from ..models.dropout_masks import drawn_rate, keep_mask_of_shape
 from ..models.imported.description import ImportedSpec
 from ..models.layers.reference import Call, ReferenceLayers, ReferenceSequenceLayers, Tape, Value, record
-from ..models.objectives import CROSS_ENTROPY
 from .losses import loss_of
 
 Array = NDArray[Any]
@@ -25,7 +24,7 @@ LAYERS = {"cnn": ReferenceLayers, "alexnet": ReferenceLayers, "resnet18": Refere
 def has_reference(spec: ModelSpec) -> bool:
     """Return whether a model consists of layers, or nodes, that are known in float64."""
     if isinstance(spec, ImportedSpec):
-        return spec.settings.has_graph and (spec.objective.loss == CROSS_ENTROPY or spec.objective.standard is not None)
+        return bool(spec.settings.is_keras or spec.settings.has_graph)
     return spec.name in LAYERS
 
 

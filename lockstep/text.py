@@ -139,8 +139,13 @@ def _updates(count: int) -> str:
 
 
 def _line(finding: Finding) -> str:
+    return f"  update {finding.update + 1}, {line_of_layer(finding)}"
+
+
+def line_of_layer(finding: Finding) -> str:
+    """Return a finding in words, without its update."""
     layer = f" of {finding.layer}" if finding.layer else ""
-    return f"  update {finding.update + 1}, {_WHERE[finding.part]}{layer}: {_amount(finding)}{_cause(finding)}"
+    return f"{_WHERE[finding.part]}{layer}: {_amount(finding)}{_cause(finding)}"
 
 
 def _layer_lines(comparison: Comparison) -> Iterator[str]:

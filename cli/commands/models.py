@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
+import msgspec
 
 from ...core.console import json_text
 from ...core.errors import UsageError
@@ -17,6 +18,8 @@ from ...data.base import DataInfo, TextFeatures
 from ...data.columns import ColumnSpec
 from ...data.store.location import whole_path
 from ...data.store.stored_dataset import open_dataset
+from ...lockstep.layer_check import LayerCheck, check_layers
+from ...lockstep.text import line_of_layer
 from ...models.build import SIZE, Argument, arguments_of, build_model, canonical_model
 from ...models.check.agreement import Agreement, OnFramework, compare, compared_backends, keep
 from ...models.check.passes import TIMED_EXAMPLES
@@ -72,8 +75,9 @@ def models(ctx: click.Context, as_json: bool) -> None:
 def check_command(model: str, data: str, data_dir: Path | None, as_json: bool) -> int:
     """Compute a few examples on each installed framework, and compare results and gradients.
 
-    Also measures what carrying out the model costs a training step, where there is something to compare with. Ends with 1 if frameworks
-    differ or one of them cannot compute the model, and says where the difference begins.
+    Each layer is also computed by itself, forward and backward, and judged against float64. Also measures what carrying out the model
+    costs a training step, where there is something to compare with. Ends with 1 if frameworks differ or one of them cannot compute the
+    model, and says where the difference begins.
     """
     name_settings({"data": "flag", "data_dir": "flag"})
     folder = None if data_dir is None else whole_path(data_dir)
@@ -84,12 +88,15 @@ def check_command(model: str, data: str, data_dir: Path | None, as_json: bool) -
         raise UsageError(f"model: {model!r} runs on no installed framework. See: trainer backends")
     agreement = compare(model, data, folder, spec, backends, timed=True)
     keep(spec, agreement)
-    document = finite_json({**asdict(agreement), "sound": agreement.is_sound})
-    click.echo(json_text(document, indent=2) if as_json else "\n".join(_lines(agreement)))
-    return 0 if agreement.is_sound else 1
+    running = [part.backend for part in agreement.frameworks if part.problem is None]
+    layers = check_layers(model, data, folder, running)
+    sound = agreement.is_sound and not layers.findings
+    document = finite_json({**asdict(agreement), "layers": msgspec.to_builtins(layers), "sound": sound})
+    click.echo(json_text(document, indent=2) if as_json else "\n".join(_lines(agreement, layers)))
+    return 0 if sound else 1
 
 
-def _lines(agreement: Agreement) -> Iterator[str]:
+def _lines(agreement: Agreement, layers: LayerCheck) -> Iterator[str]:
     yield f"{agreement.model} on {agreement.data}"
     for part in agreement.frameworks:
         yield f"{part.backend:<12}{part.method}, {part.problem or _speed(part)}"
@@ -101,6 +108,12 @@ def _lines(agreement: Agreement) -> Iterator[str]:
         yield f"{names}, {difference.precision}: {difference.what} {verdict}: {share}"
     if agreement.begins is not None:
         yield f"The difference begins at {agreement.begins.text}."
+    if layers.problem is not None:
+        yield f"Layer by layer: not compared, as {layers.problem}."
+    elif not layers.findings:
+        count = len({row.layer for row in layers.rows})
+        yield f"Layer by layer, float32: {len(layers.rows):,} tensors of {count} layers differ from float64 by rounding alone."
+    yield from (f"Layer by layer, float32: {line_of_layer(finding)}" for finding in layers.findings)
     if len(agreement.frameworks) < 2:
         yield "Nothing to compare with: no other framework is installed or has this model."
 

@@ -66,6 +66,18 @@ class Graph(msgspec.Struct):
             draft.write_bytes(msgspec.json.encode(self))
 
 
+class NodeOnTape(msgspec.Struct):
+    """A part of a pass that is computed by itself: its prefix on a tape, layer, operation.
+
+    `buffers`: the tensors among its results that are new values of buffers.
+    """
+
+    place: str
+    layer: str
+    operation: str
+    buffers: list[str] = []
+
+
 class Traced(NamedTuple):
     """A result with its operation, layer and line of the user; unknown ones are ""."""
 

@@ -30,8 +30,12 @@ def diverged(*arguments):
 
 def faulty_python(folder, fault):
     """Return an interpreter whose processes have a planted fault."""
+    return python_with(folder, f"TRAINER_PLANTED_FAULT={fault} PYTHONPATH={SITE}:$PYTHONPATH")
+
+
+def python_with(folder, environment):
     path = folder / "python"
-    path.write_text(f'#!/bin/sh\nTRAINER_PLANTED_FAULT={fault} PYTHONPATH={SITE}:$PYTHONPATH exec {sys.executable} "$@"\n')
+    path.write_text(f'#!/bin/sh\n{environment} exec {sys.executable} "$@"\n')
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return path
 
@@ -111,3 +115,73 @@ def test_nothing_is_left_behind(runs, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+KERAS = """
+import os
+
+import keras
+from keras import layers
+
+
+class Scaled(layers.Layer):
+    def call(self, x):
+        return x * float(os.environ.get("FACTOR", "1"))
+
+
+def model(input_shape, classes):
+    inputs = keras.Input(input_shape)
+    x = layers.Conv2D(8, 3, strides=2, padding="same", activation="relu", name="conv")(inputs)
+    x = layers.BatchNormalization(name="norm")(x)
+    x = Scaled(name="scaled")(x) + 0.5 * x
+    x = layers.Dropout(0.2)(layers.MaxPooling2D()(x))
+    return keras.Model(inputs, layers.Dense(classes)(layers.Flatten()(x)))
+"""
+OWN_LOSS = """
+import math
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class Net(nn.Module):
+    def __init__(self, input_shape, classes):
+        super().__init__()
+        self.hidden, self.out = nn.Linear(math.prod(input_shape), 16), nn.Linear(16, classes)
+
+    def forward(self, x):
+        return self.out(torch.tanh(self.hidden(x.flatten(1))))
+
+    def loss(self, columns):
+        return functional.cross_entropy(self(columns["image"]), columns["label"], reduction="none")
+"""
+
+
+@pytest.fixture(scope="module")
+def keras_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("keras")
+    (folder / "net.py").write_text(KERAS)
+    return run_job(folder, backend="torch", model=f"{folder}/net.py:model", calibrate=False, **JOB).path
+
+
+@pytest.mark.parametrize(("factor", "faulty"), [(1, []), (1.0001, [("forward", "scaled"), ("backward", "scaled")])])
+def test_layers_of_keras_are_compared(keras_run, tmp_path, factor, faulty):
+    python = python_with(tmp_path, f"FACTOR={factor}")
+    compared = diverged(keras_run, "--with", "backend=tf", "--with", f"python={python}", "--upto", 1, "--trust-run")
+    assert [(finding["part"], finding["layer"]) for finding in compared["findings"]] == faulty
+    assert {finding["side"] for finding in compared["findings"]} <= {compared["second"]["name"]}
+    assert {"Conv2D", "relu", "BatchNormalization", "Scaled", "MaxPooling2D", "Dropout", "Dense", "loss"} <= {
+        row["operation"] for row in compared["layers"]
+    }
+    assert {"given 0", "output 0", "slope of input 0", "buffer norm/moving_mean", "gradient of conv/kernel"} <= {
+        row["tensor"] for row in compared["layers"]
+    }
+
+
+def test_own_loss_of_a_module_is_compared(tmp_path):
+    (tmp_path / "net.py").write_text(OWN_LOSS)
+    path = run_job(tmp_path, backend="torch", model=f"{tmp_path}/net.py:Net", calibrate=False, **JOB).path
+    compared = diverged(path, "--with", "backend=tf", "--upto", 1, "--trust-run")
+    assert compared["findings"] == []
+    assert {"aten.linear.default", "aten.tanh.default", "loss"} <= {row["operation"] for row in compared["layers"]}

@@ -16,15 +16,11 @@ def traced_layers(framework: str) -> Iterator[list[Traced]]:
 
     A recurrent layer's own layers are not collected, as frameworks do not call them equally often.
     """
-    keras = keras_on(framework)
-    from keras.src import backend
-    from keras.src.backend.common import dtypes
-
-    layer, results = keras.layers.Layer, []
+    layer, results = keras_on(framework).layers.Layer, []
     original, recurrent = layer.__call__, [0]
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        repeats = isinstance(self, keras.layers.RNN)
+        repeats = isinstance(self, keras_on(framework).layers.RNN)
         recurrent[0] += repeats
         try:
             result = original(self, *args, **kwargs)
@@ -34,6 +30,21 @@ def traced_layers(framework: str) -> Iterator[list[Traced]]:
             results.append(Traced(type(self).__name__, self.path or self.name, "", result))
         return result
 
+    layer.__call__ = call
+    try:
+        with in_float64(framework):
+            yield results
+    finally:
+        layer.__call__ = original
+
+
+@contextmanager
+def in_float64(framework: str) -> Iterator[None]:
+    """Within the block, Keras computes in float64."""
+    keras = keras_on(framework)
+    from keras.src import backend
+    from keras.src.backend.common import dtypes
+
     narrow = dtypes.result_type
 
     def wide(*formats: Any) -> str:
@@ -41,9 +52,9 @@ def traced_layers(framework: str) -> Iterator[list[Traced]]:
         is_wide = any("float64" in str(getattr(part, "dtype", part)) for part in formats)
         return "float64" if is_wide else str(narrow(*formats))
 
-    layer.__call__, backend.result_type, dtypes.result_type = call, wide, wide
+    backend.result_type, dtypes.result_type = wide, wide
     try:
         with using_floats(keras, "float64"):
-            yield results
+            yield
     finally:
-        layer.__call__, backend.result_type, dtypes.result_type = original, narrow, narrow
+        backend.result_type, dtypes.result_type = narrow, narrow

@@ -22,6 +22,7 @@ class Bound:
         self._trained = dict(zip(imported.parameters, trained(call.model).values(), strict=True))
         self._carried = dict(zip(imported.buffers, carried(call.model).values(), strict=True))
         values = read_constants(imported.folder)
+        self.names = {id(weight): name for name, weight in (*self._trained.items(), *self._carried.items())}
         self._constants = {id(weight): values[str(place)] for place, weight in enumerate(constant(call.model))}
 
     def __call__(

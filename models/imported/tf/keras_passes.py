@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from ...base import ForwardContext
 from ..description import Imported
 from ..keras.library import Drop
 from ..keras.passes import bound, on_its_own
+from ..keras.single_layers import Pull, SingleLayers
 
 
 def keras_pass(
@@ -50,3 +53,55 @@ def multiply_adds(compute: Callable[[], tf.Tensor]) -> int:
     options = builder.with_accounted_types([".*MatMul.*", ".*Conv.*", "Einsum"]).with_empty_output().build()
     graph = tf.function(compute, autograph=False).get_concrete_function().graph
     return int(profiler.profile(graph, cmd="op", options=options).total_float_ops // 2)
+
+
+class _Derivatives:
+    """Derivatives of the parts of a pass; see `keras.single_layers`."""
+
+    def __init__(self) -> None:
+        self.tape = tf.GradientTape(persistent=True, watch_accessed_variables=False)
+
+    def leaf(self, value: tf.Tensor) -> tf.Tensor:
+        with self.tape.stop_recording():
+            leaf = tf.identity(value)
+        self.tape.watch(leaf)
+        return leaf
+
+    def part(self, compute: Callable[[], Sequence[tf.Tensor]], leaves: Sequence[tf.Tensor]) -> tuple[Sequence[tf.Tensor], Pull]:
+        with self.tape.stop_recording(), tf.GradientTape(persistent=True, watch_accessed_variables=False) as part:
+            part.watch(leaves)
+            results = compute()
+        return results, lambda slopes: _derivatives(part, results, slopes, leaves)
+
+    def whole(self, results: Sequence[tf.Tensor], slopes: Sequence[tf.Tensor], leaves: Sequence[tf.Tensor]) -> Sequence[tf.Tensor | None]:
+        return _derivatives(self.tape, results, slopes, leaves)
+
+
+def _derivatives(
+    tape: tf.GradientTape, results: Sequence[tf.Tensor], slopes: Sequence[tf.Tensor | None], leaves: Sequence[tf.Tensor]
+) -> Sequence[tf.Tensor | None]:
+    pairs = [(part, slope) for part, slope in zip(results, slopes, strict=True) if slope is not None]
+    if not pairs or not leaves:
+        return [None] * len(leaves)
+    parts, given_slopes = zip(*pairs, strict=True)
+    gradients = tape.gradient(list(parts), list(leaves), list(given_slopes))
+    return [None if part is None else tf.convert_to_tensor(part) for part in gradients]
+
+
+def single_layers(
+    imported: Imported,
+    parameters: Mapping[str, tf.Tensor],
+    inputs: Sequence[tf.Tensor],
+    context: ForwardContext[tf.Tensor],
+    drop: Drop | None,
+    tape: Mapping[str, NDArray[Any]] | None = None,
+) -> tuple[SingleLayers, tf.Tensor]:
+    """Carry each layer of a training pass out by itself, in float64 or from a tape.
+
+    Returns them, and the result.
+    """
+    floats = "float64" if tape is None else "float32"
+    derivatives = _Derivatives()
+    layers = SingleLayers("tf", derivatives, bound(imported, "tf", floats).names, tape)
+    with layers.observing(), derivatives.tape:
+        return layers, keras_pass(imported, parameters, inputs, context, drop, floats)[0]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
 from ...base import ForwardContext
 from ..description import TRAINING, Imported, read_constants
-from ..graph import Graph, Node, nodes_in, read_graph
-from .forward import Execution, held_value
-from .operations import ChannelsLast, canonical
+from ..graph import Graph, Node, NodeOnTape, nodes_in, read_graph
+from ..keras.float64 import in_float64
+from .forward import Draws, Execution, held_value
+from .keras_passes import single_layers
+from .operations import ChannelsLast, canonical, gelu_by_formula
 
 Array = NDArray[Any]
 Arrays = dict[str, Array]
@@ -85,9 +88,42 @@ def replayed_nodes(
     context: ForwardContext[tf.Tensor],
     tape_arrays: Arrays,
 ) -> Arrays:
-    """Return results and slopes of each node, float32, from a tape's."""
+    """Return results and slopes of each node, or layer of Keras, float32, from a tape's."""
+    if imported.is_keras:
+        drop = Draws(context, tf.shape(inputs[0])[0]).dropout
+        return single_layers(imported, parameters, inputs, context, drop, tape_arrays)[0].arrays
     graph = read_graph(imported.folder / TRAINING)
     replay = _Replay(graph, context, tf.shape(inputs[0])[0], tape_arrays, graph.without_gradient(parameters))
     whole = [value if value.dtype.is_floating else tf.cast(value, tf.int64) for value in inputs]
     replay.run({**read_constants(imported.folder), **context.buffers}, parameters, whole)
     return replay.arrays
+
+
+def tape_of_arrays(
+    imported: Imported,
+    state: Mapping[str, Array],
+    columns: Sequence[Array],
+    kept_share: Callable[[Sequence[int], float, int], Array],
+    slope_of: Callable[[Array], Array],
+) -> tuple[Arrays, list[NodeOnTape]]:
+    """Return the tape of a Keras model's training pass.
+
+    See `models.imported.torch.nodes.tape_of_arrays`.
+    """
+
+    def tensor(array: Array) -> tf.Tensor:
+        return tf.constant(array if array.dtype.kind in "iu" else array.astype(np.float64))
+
+    def named(prefix: str) -> dict[str, tf.Tensor]:
+        return {name.removeprefix(prefix): tensor(value) for name, value in state.items() if name.startswith(prefix)}
+
+    def dropout(x: tf.Tensor, rate: float, layer: int) -> tf.Tensor:
+        return x * tf.cast(kept_share(tuple(x.shape), rate, layer), x.dtype)
+
+    context: ForwardContext[tf.Tensor] = ForwardContext(True, named("buffers/"), settings=imported, dropout=dropout)
+    inputs = [tensor(column) for column in columns]
+    with in_float64("tf"), gelu_by_formula():
+        drop = Draws(context, tf.shape(inputs[0])[0]).dropout
+        layers, result = single_layers(imported, named("parameters/"), inputs, context, drop)
+        layers.backward(result, tf.constant(slope_of(result.numpy())))
+    return {**layers.arrays, "result": result.numpy()}, layers.nodes

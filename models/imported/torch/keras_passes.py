@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch.utils.flop_counter import FlopCounterMode
 
 from ...base import ForwardContext
 from ..description import Imported
 from ..keras.library import Drop
 from ..keras.passes import bound, on_its_own
+from ..keras.single_layers import Pull, SingleLayers
 
 
 def keras_pass(
@@ -52,3 +55,42 @@ def multiply_adds(compute: Callable[[], torch.Tensor]) -> int:
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         compute()
     return int(counter.get_total_flops() // 2)
+
+
+class _Derivatives:
+    """Derivatives of the parts of a pass; see `keras.single_layers`."""
+
+    def leaf(self, value: torch.Tensor) -> torch.Tensor:
+        return value.detach().clone().requires_grad_()
+
+    def part(self, compute: Callable[[], Sequence[torch.Tensor]], leaves: Sequence[torch.Tensor]) -> tuple[Sequence[torch.Tensor], Pull]:
+        results = compute()
+        return results, lambda slopes: self.whole(results, slopes, leaves)
+
+    def whole(
+        self, results: Sequence[torch.Tensor], slopes: Sequence[torch.Tensor | None], leaves: Sequence[torch.Tensor]
+    ) -> Sequence[torch.Tensor | None]:
+        pairs = [(part, slope) for part, slope in zip(results, slopes, strict=True) if slope is not None and part.requires_grad]
+        if not pairs or not leaves:
+            return [None] * len(leaves)
+        parts, given_slopes = zip(*pairs, strict=True)
+        gradients: tuple[torch.Tensor | None, ...] = torch.autograd.grad(parts, leaves, given_slopes, retain_graph=True, allow_unused=True)
+        return gradients
+
+
+def single_layers(
+    imported: Imported,
+    parameters: Mapping[str, torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    context: ForwardContext[torch.Tensor],
+    drop: Drop | None,
+    tape: Mapping[str, NDArray[Any]] | None = None,
+) -> tuple[SingleLayers, torch.Tensor]:
+    """Carry each layer of a training pass out by itself, in float64 or from a tape.
+
+    Returns them, and the result.
+    """
+    floats = "float64" if tape is None else "float32"
+    layers = SingleLayers("torch", _Derivatives(), bound(imported, "torch", floats).names, tape)
+    with layers.observing(), torch.enable_grad():
+        return layers, keras_pass(imported, parameters, inputs, context, drop, floats)[0]

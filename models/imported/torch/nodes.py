@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 
 from ...base import ForwardContext
 from ..description import TRAINING, Imported, read_constants
-from ..graph import CONSTANT, INPUT, ITEM, STATE, Graph, Node, nodes_in, read_graph
+from ..graph import CONSTANT, INPUT, ITEM, STATE, Graph, Node, NodeOnTape, nodes_in, read_graph
+from ..keras.float64 import in_float64
 from .float64_pass import computed_node, constant_of, decoded, default_float64
-from .forward import drawn_by
+from .forward import Draws, drawn_by
+from .keras_passes import single_layers
 
 Array = NDArray[Any]
 Arrays = dict[str, Array]
@@ -101,8 +103,8 @@ def _rounded(tensor: torch.Tensor) -> torch.Tensor:
 
 def tape(
     imported: Imported, parameters: Tensors, inputs: Sequence[torch.Tensor], context: ForwardContext[torch.Tensor], slope_of: Any
-) -> Arrays:
-    """Return results and slopes of a float64 pass.
+) -> tuple[Arrays, list[NodeOnTape]]:
+    """Return results and slopes of a float64 pass, and its nodes.
 
     Exact are ``NODE/output N`` and ``NODE/slope of INPUT``. Frameworks are given ``NODE/result N`` and ``NODE/slope N``, float32.
     `slope_of` gives the slope of the result.
@@ -129,7 +131,31 @@ def tape(
                 _add(slopes, (source, _place_among_floats(nodes.values[source], node.arguments["position"])), slope)
         elif node.name in nodes.computed:
             arrays |= _backward(nodes, node, slopes)
-    return arrays
+    return arrays, _on_tape(nodes.graph, arrays)
+
+
+def _on_tape(graph: Graph, arrays: Arrays) -> list[NodeOnTape]:
+    items = {node.name: (nodes_in(node.arguments["of"])[0], node.arguments["position"]) for node in graph.nodes if node.operation == ITEM}
+    buffers: dict[str, list[str]] = {}
+    for name in graph.updated.values():
+        if name in items:
+            buffers.setdefault(items[name][0], []).append(f"output {items[name][1]}")
+    known = {name.partition("/")[0] for name in arrays}
+    return [
+        NodeOnTape(node.name, node.layer or node.name, node.operation, buffers.get(node.name, []))
+        for node in graph.nodes
+        if node.name in known
+    ]
+
+
+def _keras_tape(
+    imported: Imported, parameters: Tensors, inputs: Sequence[torch.Tensor], context: ForwardContext[torch.Tensor], slope_of: Any
+) -> tuple[Arrays, list[NodeOnTape]]:
+    drop = Draws(context, imported, len(inputs[0])).dropped
+    with in_float64("torch"):
+        layers, result = single_layers(imported, parameters, inputs, context, drop)
+        layers.backward(result, slope_of(result.detach()))
+    return {**layers.arrays, "result": result.detach().numpy()}, layers.nodes
 
 
 def _backward(nodes: _Nodes, node: Node, slopes: dict[tuple[str, int], torch.Tensor]) -> Arrays:
@@ -157,7 +183,10 @@ def _place_among_floats(result: Any, position: int) -> int:
 def replayed_nodes(
     imported: Imported, parameters: Tensors, inputs: Sequence[torch.Tensor], context: ForwardContext[torch.Tensor], tape_arrays: Arrays
 ) -> Arrays:
-    """Return results and slopes of each node, float32, from a tape's."""
+    """Return results and slopes of each node, or layer of Keras, float32, from a tape's."""
+    if imported.is_keras:
+        drop = Draws(context, imported, len(inputs[0])).dropped
+        return single_layers(imported, parameters, inputs, context, drop, tape_arrays)[0].arrays
     nodes, arrays = _Nodes(imported, parameters, inputs, context), Arrays()
     with drawn_by(context, imported, len(inputs[0])):
         for node in nodes.graph.nodes:
@@ -181,8 +210,8 @@ def tape_of_arrays(
     columns: Sequence[Array],
     kept_share: Callable[[Sequence[int], float, int], Array],
     slope_of: Callable[[Array], Array],
-) -> Arrays:
-    """Return the `tape` of a training pass from arrays.
+) -> tuple[Arrays, list[NodeOnTape]]:
+    """Return the `tape` of a training pass from arrays, and its nodes.
 
     `state` has ``parameters/NAME`` and ``buffers/NAME``; `columns` are the inputs. `kept_share` returns dropout's factors for a shape, a
     rate and a layer; `slope_of` the slope of the result.
@@ -200,4 +229,5 @@ def tape_of_arrays(
     context: ForwardContext[torch.Tensor] = ForwardContext(True, named("buffers/"), settings=imported, dropout=dropout)
     with default_float64():
         inputs = [tensor(column) for column in columns]
-        return tape(imported, named("parameters/"), inputs, context, lambda result: torch.from_numpy(slope_of(result.numpy())))
+        pass_of = _keras_tape if imported.is_keras else tape
+        return pass_of(imported, named("parameters/"), inputs, context, lambda result: torch.from_numpy(slope_of(result.numpy())))
