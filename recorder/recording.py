@@ -141,15 +141,19 @@ def role(name: str) -> str:
 
 def initial_weights(folder: str) -> list[tuple[str, Array]]:
     """Return names and arrays of the state before update 0. Raises ValueError."""
+    from ..core.bounded_json import open_regular, parse_json, read_lines  # not with `import recorder`, which imports numpy alone
+
     weights = []
-    values = Path(folder, VALUES).read_bytes()
-    for text in Path(folder, LINES).read_text().splitlines():
-        line = json.loads(text)
-        if line["kind"] == "tensor" and line["update"] == 0 and line["part"] == "before":
-            if line["array"] is None:
-                raise ValueError(f"{folder!r} has sketches of its weights; record it with full=True.")
-            kind, place, count = line["array"]
-            weights.append((line["name"], np.frombuffer(values, kind, count, place).reshape(line["shape"]).astype(np.float32)))
+    with open_regular(Path(folder, VALUES)) as file:
+        for text in read_lines(Path(folder, LINES)):
+            line = parse_json(text)
+            if line["kind"] == "tensor" and line["update"] == 0 and line["part"] == "before":
+                if line["array"] is None:
+                    raise ValueError(f"{folder!r} has sketches of its weights; record it with full=True.")
+                kind, place, count = line["array"]
+                file.seek(place)
+                values = np.frombuffer(file.read(np.dtype(kind).itemsize * count), kind)
+                weights.append((line["name"], values.reshape(line["shape"]).astype(np.float32)))
     if not weights:
         raise ValueError(f"{folder!r} has no weights before update 0; use recorder.watch or recorder.state there.")
     return weights
