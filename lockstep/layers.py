@@ -19,6 +19,7 @@ from ..models.base import ModelSpec
 from ..models.imported.description import ImportedSpec
 from ..models.imported.graph import NodeOnTape
 from ..models.imported.requests import ask_processes
+from ..models.imported.tape import SIZE
 from ..models.layers.reference import Call, Value
 from ..records.store.lockstep_results import Finding, LayerRow
 from . import causes
@@ -91,7 +92,8 @@ class LayerTape:
             place, _, tensor = name.partition("/")
             results.setdefault(place, {})[tensor] = value
         for node in nodes:
-            parts = {name: (value, np.abs(value)) for name, value in results.get(node.place, {}).items()}
+            tensors = results.get(node.place, {})
+            parts = {name: (value, tensors.get(SIZE + name, np.abs(value))) for name, value in tensors.items() if not name.startswith(SIZE)}
             calls.append((node.place, Call(node.layer, node.operation, (), {}, (), (), parts, None)))
         logits = Value(read(str(folder / TAPE))[f"{LOSS}/input 0"].astype(np.float64))
         losses = {name: (value, np.abs(value)) for name, value in results[LOSS].items()}

@@ -16,7 +16,7 @@ Array = NDArray[Any]
 UNIT = 2.0**-24
 LIMIT = 16.0  # of an error over a whole tensor, in units
 ELEMENT_LIMIT = 1024.0  # of a single element's, in units
-SMALL, ILL_CONDITIONED = 8.0, 2.0**15  # errors relative to a result's norm: always sound, and never
+SMALL, ILL_CONDITIONED = 2.0, 2.0**15  # errors of results whose terms are not known one by one: always sound, and never
 UPDATE_LIMIT = 4.0  # of an update over a tensor, in its own tolerance
 SCALE_LIMIT = 12.0  # of a common factor of all steps, in standard deviations
 GROWTH_LIMIT = 64.0  # of differences of whole passes, by what moving the weights' last bits changes
@@ -27,11 +27,17 @@ UNITS_OF_FORMAT = {"fp32": 1.0, "bf16": 2.0**16, "fp16": 2.0**13}  # by the prec
 def error(value: Array, exact: Array, magnitude: Array) -> tuple[float, float]:
     """Return the error of a whole tensor, and of its worst element, in units.
 
-    They are infinite for other shapes, NaN and infinities.
+    They are infinite for other shapes, and for infinities and NaN at other places.
     """
-    if value.shape != np.shape(exact) or not np.isfinite(value).all():
+    exact, finite = np.asarray(exact), np.isfinite(exact)
+    if (
+        value.shape != exact.shape
+        or not np.array_equal(value[~finite], exact[~finite], equal_nan=True)
+        or not np.isfinite(value[finite]).all()
+    ):
         return float("inf"), float("inf")
-    difference, sizes = np.abs(value.astype(np.float64) - exact), np.abs(np.asarray(magnitude, np.float64))
+    difference = np.abs(value[finite].astype(np.float64) - exact[finite])
+    sizes = np.abs(np.broadcast_to(np.asarray(magnitude, np.float64), exact.shape)[finite])
     if not difference.size or not difference.any():
         return 0.0, 0.0
     typical = float(np.sqrt(np.mean(sizes**2)))
@@ -48,9 +54,9 @@ def unexplained(whole: float, worst: float, precision: str = "fp32") -> bool:
 
 
 def unexplained_beside(whole: float, sound: float, precision: str = "fp32") -> bool:
-    """Return whether rounding does not explain an error of a result of unknown magnitude.
+    """Return whether rounding does not explain an error of a result whose terms are not known.
 
-    `sound`: the error of the other side, in units of the result's norm.
+    `sound`: the error of the other side. Long sums cost a framework more units than one that sums in pairs.
     """
     unit = UNITS_OF_FORMAT[precision]
     return whole > LIMIT * max(min(sound, whole), SMALL * unit) or whole > ILL_CONDITIONED * unit

@@ -69,12 +69,13 @@ class Graph(msgspec.Struct):
 class NodeOnTape(msgspec.Struct):
     """A part of a pass that is computed by itself: its prefix on a tape, layer, operation.
 
-    `buffers`: the tensors among its results that are new values of buffers.
+    `elements`: of its inputs and results together. `buffers`: the tensors among its results that are new values of buffers.
     """
 
     place: str
     layer: str
     operation: str
+    elements: int
     buffers: list[str] = []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,11 +51,20 @@ class SingleLayers:
 
     Without a tape, `arrays` have exact results, ``N/output``, ``N/slope of input``, ``N/gradient of NAME``, ``N/buffer NAME``, and what a
     tape has: ``N/input``, ``N/result`` and ``N/slope``, float32. With a tape, each layer starts from these. ``N/given`` is what arrives,
-    where something is computed between layers. `names`: those of the weights, by identity.
+    where something is computed between layers. `names`: those of the weights, by identity. `moved` changes what each layer is computed
+    from, in float64.
     """
 
-    def __init__(self, framework: str, derivatives: Derivatives, names: Mapping[int, str], tape: Mapping[str, Array] | None) -> None:
+    def __init__(
+        self,
+        framework: str,
+        derivatives: Derivatives,
+        names: Mapping[int, str],
+        tape: Mapping[str, Array] | None,
+        moved: Callable[[Any], Any] | None = None,
+    ) -> None:
         self._keras, self._derivatives, self._names, self._tape = keras_on(framework), derivatives, names, tape
+        self._moved, self._floats = moved, "float32" if tape is not None and moved is None else "float64"
         self._parts: list[_Part] = []
         self._inside = False
         self.arrays: Arrays = {}
@@ -119,7 +129,7 @@ class SingleLayers:
         for position, value in enumerate(arriving):
             if id(value) not in known:
                 self.arrays[f"{place}/given {position}"] = self._array(value)
-        leaves = [self._leaf(f"{place}/input {position}", value) for position, value in enumerate(arriving)]
+        leaves = [self._leaf(f"{place}/input {position}", value, is_input=True) for position, value in enumerate(arriving)]
         flat = list(flat)
         for position, leaf in zip(places, leaves, strict=True):
             flat[position] = leaf
@@ -129,11 +139,12 @@ class SingleLayers:
             self.arrays[f"{place}/output {position}"] = self._array(output)
         exact = [self._leaf(f"{place}/result {position}", output) for position, output in enumerate(outputs)]
         unclear = "MaxPool" in operation
-        part = _Part(NodeOnTape(place, name, operation), arriving, names, pull, len(outputs), exact, unclear)
+        sizes = [math.prod(value.shape) for value in (*leaves, *outputs)]
+        part = _Part(NodeOnTape(place, name, operation, sum(sizes)), arriving, names, pull, len(outputs), exact, unclear)
         self._parts.append(part)
         if self._tape is not None:
             slopes = [self._tape.get(f"{place}/slope {position}") for position in range(len(outputs))]
-            self._keep_derivatives(part, [None if slope is None else self._tensor(slope) for slope in slopes])
+            self._keep_derivatives(part, [None if slope is None else self._changed(self._tensor(slope)) for slope in slopes])
         waiting = iter(exact)
         return keras.tree.map_structure(lambda value: next(waiting) if self._is_float(value) else value, result)
 
@@ -147,7 +158,7 @@ class SingleLayers:
         trained = [] if layer is None else [weight for weight in layer.trainable_weights if id(weight) in self._names]
         carried = [] if layer is None else [weight for weight in layer.non_trainable_weights if id(weight) in self._names]
         before = {id(weight): scope.get_current_value(weight) for weight in (*trained, *carried)}
-        weights = [self._derivatives.leaf(before[id(weight)]) for weight in trained]
+        weights = [self._derivatives.leaf(self._changed(before[id(weight)])) for weight in trained]
         scope.state_mapping |= {id(weight): leaf for weight, leaf in zip(trained, weights, strict=True)}
         results: list[Any] = []
 
@@ -200,7 +211,10 @@ class SingleLayers:
                 self.arrays[f"{part.node.place}/gradient of {name}"] = self._array(gradient)
         return derivatives[:count]
 
-    def _leaf(self, name: str, value: Any) -> Any:
+    def _changed(self, value: Any) -> Any:
+        return value if self._moved is None else self._moved(value)
+
+    def _leaf(self, name: str, value: Any, *, is_input: bool = False) -> Any:
         """Return what a layer or the pass goes on with: the tape's, or what was computed, rounded."""
         from keras.src import backend
 
@@ -208,7 +222,8 @@ class SingleLayers:
             self.arrays[name] = self._array(value).astype(np.float32)
             leaf = self._derivatives.leaf(self._rounded(value))
         else:
-            leaf = self._derivatives.leaf(self._tensor(self._tape[name]))
+            exact = self._tensor(self._tape[name])
+            leaf = self._derivatives.leaf(self._changed(exact) if is_input else exact)
         if (mask := backend.get_keras_mask(value)) is not None:
             backend.set_keras_mask(leaf, mask)
         return leaf
@@ -221,7 +236,7 @@ class SingleLayers:
         return array
 
     def _tensor(self, array: Array) -> Any:
-        return self._keras.ops.convert_to_tensor(array, dtype=str(array.dtype))
+        return self._keras.ops.convert_to_tensor(array, dtype=self._floats)
 
     def _rounded(self, tensor: Any) -> Any:
         return self._keras.ops.cast(self._keras.ops.cast(tensor, "float32"), str(self._keras.backend.standardize_dtype(tensor.dtype)))

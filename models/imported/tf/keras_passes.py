@@ -95,13 +95,14 @@ def single_layers(
     context: ForwardContext[tf.Tensor],
     drop: Drop | None,
     tape: Mapping[str, NDArray[Any]] | None = None,
+    moved: Callable[[tf.Tensor], tf.Tensor] | None = None,
 ) -> tuple[SingleLayers, tf.Tensor]:
     """Carry each layer of a training pass out by itself, in float64 or from a tape.
 
     Returns them, and the result.
     """
-    floats = "float64" if tape is None else "float32"
+    floats = "float64" if tape is None or moved is not None else "float32"
     derivatives = _Derivatives()
-    layers = SingleLayers("tf", derivatives, bound(imported, "tf", floats).names, tape)
+    layers = SingleLayers("tf", derivatives, bound(imported, "tf", floats).names, tape, moved)
     with layers.observing(), derivatives.tape:
         return layers, keras_pass(imported, parameters, inputs, context, drop, floats)[0]

@@ -13,6 +13,7 @@ from ...base import ForwardContext
 from ..description import TRAINING, Imported, read_constants
 from ..graph import Graph, Node, NodeOnTape, nodes_in, read_graph
 from ..keras.float64 import in_float64
+from ..tape import MOVES, UNIT, sizes_of
 from .forward import Draws, Execution, held_value
 from .keras_passes import single_layers
 from .operations import ChannelsLast, canonical, gelu_by_formula
@@ -124,6 +125,16 @@ def tape_of_arrays(
     inputs = [tensor(column) for column in columns]
     with in_float64("tf"), gelu_by_formula():
         drop = Draws(context, tf.shape(inputs[0])[0]).dropout
-        layers, result = single_layers(imported, named("parameters/"), inputs, context, drop)
+        parameters = named("parameters/")
+        layers, result = single_layers(imported, parameters, inputs, context, drop)
         layers.backward(result, tf.constant(slope_of(result.numpy())))
-    return {**layers.arrays, "result": result.numpy()}, layers.nodes
+        moved = []
+        for seed in range(MOVES):
+            drop = Draws(context, tf.shape(inputs[0])[0]).dropout
+            moved.append(single_layers(imported, parameters, inputs, context, drop, layers.arrays, _changed_bits(seed))[0].arrays)
+    return {**layers.arrays, **sizes_of(layers.arrays, moved, layers.nodes), "result": result.numpy()}, layers.nodes
+
+
+def _changed_bits(seed: int) -> Callable[[tf.Tensor], tf.Tensor]:
+    draw = np.random.default_rng(seed)
+    return lambda value: value * (1 + UNIT * draw.choice([-1.0, 1.0], tuple(value.shape)))

@@ -119,6 +119,11 @@ def _gru(x: torch.Tensor, h0: torch.Tensor, weights: list[torch.Tensor], layers:
     return torch.gru(x, h0, weights, True, layers, 0.0, False, bidirectional, False)
 
 
+def _rnn(x: torch.Tensor, h0: torch.Tensor, weights: list[torch.Tensor], layers: int, bidirectional: bool, nonlinearity: str) -> Any:
+    function = torch.rnn_tanh if nonlinearity == "tanh" else torch.rnn_relu
+    return function(x, h0, weights, True, layers, 0.0, False, bidirectional, False)
+
+
 def _lstm(x: torch.Tensor, h0: torch.Tensor, c0: torch.Tensor, weights: list[torch.Tensor], layers: int, bidirectional: bool) -> Any:
     return torch.lstm(x, [h0, c0], weights, True, layers, 0.0, False, bidirectional, False)
 
@@ -131,6 +136,7 @@ def _native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[
 # gradients of hardsigmoid and hardswish have a constant of float32 (1.0f / 6.0f) also in float64.
 _BY_FUNCTION: Mapping[str, Function] = {
     "crosstrain.gru.default": _gru,
+    "crosstrain.rnn.default": _rnn,
     "crosstrain.lstm.default": _lstm,
     "aten.native_dropout.default": _native_dropout,
     "aten.dropout.default": lambda input, p, train: functional.dropout(input, p, train),

@@ -85,12 +85,13 @@ def single_layers(
     context: ForwardContext[torch.Tensor],
     drop: Drop | None,
     tape: Mapping[str, NDArray[Any]] | None = None,
+    moved: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> tuple[SingleLayers, torch.Tensor]:
     """Carry each layer of a training pass out by itself, in float64 or from a tape.
 
     Returns them, and the result.
     """
-    floats = "float64" if tape is None else "float32"
-    layers = SingleLayers("torch", _Derivatives(), bound(imported, "torch", floats).names, tape)
+    floats = "float64" if tape is None or moved is not None else "float32"
+    layers = SingleLayers("torch", _Derivatives(), bound(imported, "torch", floats).names, tape, moved)
     with layers.observing(), torch.enable_grad():
         return layers, keras_pass(imported, parameters, inputs, context, drop, floats)[0]

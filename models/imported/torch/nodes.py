@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from ...base import ForwardContext
 from ..description import TRAINING, Imported, read_constants
 from ..graph import CONSTANT, INPUT, ITEM, STATE, Graph, Node, NodeOnTape, nodes_in, read_graph
 from ..keras.float64 import in_float64
+from ..tape import MOVES, UNIT, sizes_of
 from .float64_pass import computed_node, constant_of, decoded, default_float64
 from .forward import Draws, drawn_by
 from .keras_passes import single_layers
@@ -20,6 +22,8 @@ from .keras_passes import single_layers
 Array = NDArray[Any]
 Arrays = dict[str, Array]
 Tensors = Mapping[str, torch.Tensor]
+Moved = Callable[[torch.Tensor], torch.Tensor]
+_UNDEFINED = ("aten.empty", "aten.new_empty")  # whose results are whatever is in memory
 _UNCLEAR = "max_pool"  # of equal elements, such as a ReLU's zeros, rounding or convention takes one
 
 
@@ -27,7 +31,12 @@ class _Nodes:
     """A pass over a graph whose float results may be replaced, node by node."""
 
     def __init__(
-        self, imported: Imported, parameters: Tensors, inputs: Sequence[torch.Tensor], context: ForwardContext[torch.Tensor]
+        self,
+        imported: Imported,
+        parameters: Tensors,
+        inputs: Sequence[torch.Tensor],
+        context: ForwardContext[torch.Tensor],
+        moved: Moved | None = None,
     ) -> None:
         self.graph: Graph = read_graph(imported.folder / TRAINING)
         constants = {name: torch.from_numpy(value) for name, value in read_constants(imported.folder).items()}
@@ -39,6 +48,7 @@ class _Nodes:
                 self.used.setdefault(nodes_in(node.arguments["of"])[0], set()).add(node.arguments["position"])
         self._fixed = self.graph.without_gradient(parameters)
         self.values: dict[str, Any] = {}
+        self._moved = moved
         self.computed: dict[str, tuple[dict[str, torch.Tensor], tuple[torch.Tensor, ...]]] = {}
 
     def enter(self, node: Node) -> bool:
@@ -58,7 +68,7 @@ class _Nodes:
     def compute(self, node: Node) -> tuple[torch.Tensor, ...]:
         """Compute an operation from leaves of its own, and return its float results."""
         leaves = {
-            name: self.values[name].detach().requires_grad_()
+            name: (self.values[name].detach() if self._moved is None else self._moved(self.values[name].detach())).requires_grad_()
             for name in dict.fromkeys(nodes_in(list(node.arguments.values())))
             if _is_float(self.values[name]) and name not in self._fixed
         }
@@ -117,7 +127,7 @@ def tape(
             floats = nodes.compute(node)
             exact = [_rounded(part) for part in floats]
             for place, (part, kept) in enumerate(zip(floats, exact, strict=True)):
-                if place in nodes.used.get(node.name, {0}):
+                if place in nodes.used.get(node.name, {0}) and not node.operation.startswith(_UNDEFINED):
                     arrays[f"{node.name}/output {place}"] = part.detach().numpy()
                 arrays[f"{node.name}/result {place}"] = kept.float().numpy()
             nodes.replace(node, exact)
@@ -131,18 +141,19 @@ def tape(
                 _add(slopes, (source, _place_among_floats(nodes.values[source], node.arguments["position"])), slope)
         elif node.name in nodes.computed:
             arrays |= _backward(nodes, node, slopes)
-    return arrays, _on_tape(nodes.graph, arrays)
+    return arrays, _on_tape(nodes.graph, arrays, nodes.computed)
 
 
-def _on_tape(graph: Graph, arrays: Arrays) -> list[NodeOnTape]:
+def _on_tape(graph: Graph, arrays: Arrays, computed: Mapping[str, tuple[Tensors, Sequence[torch.Tensor]]]) -> list[NodeOnTape]:
     items = {node.name: (nodes_in(node.arguments["of"])[0], node.arguments["position"]) for node in graph.nodes if node.operation == ITEM}
     buffers: dict[str, list[str]] = {}
     for name in graph.updated.values():
         if name in items:
             buffers.setdefault(items[name][0], []).append(f"output {items[name][1]}")
     known = {name.partition("/")[0] for name in arrays}
+    elements = {name: sum(part.numel() for part in (*leaves.values(), *results)) for name, (leaves, results) in computed.items()}
     return [
-        NodeOnTape(node.name, node.layer or node.name, node.operation, buffers.get(node.name, []))
+        NodeOnTape(node.name, node.layer or node.name, node.operation, elements[node.name], buffers.get(node.name, []))
         for node in graph.nodes
         if node.name in known
     ]
@@ -152,9 +163,8 @@ def _keras_tape(
     imported: Imported, parameters: Tensors, inputs: Sequence[torch.Tensor], context: ForwardContext[torch.Tensor], slope_of: Any
 ) -> tuple[Arrays, list[NodeOnTape]]:
     drop = Draws(context, imported, len(inputs[0])).dropped
-    with in_float64("torch"):
-        layers, result = single_layers(imported, parameters, inputs, context, drop)
-        layers.backward(result, slope_of(result.detach()))
+    layers, result = single_layers(imported, parameters, inputs, context, drop)
+    layers.backward(result, slope_of(result.detach()))
     return {**layers.arrays, "result": result.detach().numpy()}, layers.nodes
 
 
@@ -181,13 +191,22 @@ def _place_among_floats(result: Any, position: int) -> int:
 
 
 def replayed_nodes(
-    imported: Imported, parameters: Tensors, inputs: Sequence[torch.Tensor], context: ForwardContext[torch.Tensor], tape_arrays: Arrays
+    imported: Imported,
+    parameters: Tensors,
+    inputs: Sequence[torch.Tensor],
+    context: ForwardContext[torch.Tensor],
+    tape_arrays: Arrays,
+    moved: Moved | None = None,
 ) -> Arrays:
-    """Return results and slopes of each node, or layer of Keras, float32, from a tape's."""
+    """Return results and slopes of each node, or layer of Keras, from a tape's.
+
+    `moved` changes what each is computed from, in float64.
+    """
     if imported.is_keras:
         drop = Draws(context, imported, len(inputs[0])).dropped
-        return single_layers(imported, parameters, inputs, context, drop, tape_arrays)[0].arrays
-    nodes, arrays = _Nodes(imported, parameters, inputs, context), Arrays()
+        return single_layers(imported, parameters, inputs, context, drop, tape_arrays, moved)[0].arrays
+    nodes, arrays = _Nodes(imported, parameters, inputs, context, moved), Arrays()
+    dtype = torch.get_default_dtype()
     with drawn_by(context, imported, len(inputs[0])):
         for node in nodes.graph.nodes:
             if nodes.enter(node):
@@ -197,10 +216,11 @@ def replayed_nodes(
                 arrays[f"{node.name}/output {place}"] = part.detach().numpy()
             slopes = [tape_arrays.get(f"{node.name}/slope {place}") for place in range(len(floats))]
             if any(slope is not None for slope in slopes):
-                tensors = [None if slope is None else torch.from_numpy(slope) for slope in slopes]
+                tensors = [None if slope is None else torch.from_numpy(slope).to(dtype) for slope in slopes]
+                tensors = [slope if slope is None or moved is None else moved(slope) for slope in tensors]
                 for name, gradient in nodes.derivatives(node, tensors).items():
                     arrays[f"{node.name}/slope of {name}"] = gradient.numpy()
-            nodes.replace(node, [torch.from_numpy(tape_arrays[f"{node.name}/result {place}"]) for place in range(len(floats))])
+            nodes.replace(node, [torch.from_numpy(tape_arrays[f"{node.name}/result {place}"]).to(dtype) for place in range(len(floats))])
     return arrays
 
 
@@ -227,7 +247,15 @@ def tape_of_arrays(
         return x * torch.from_numpy(kept_share(tuple(x.shape), rate, layer)).to(x.dtype)
 
     context: ForwardContext[torch.Tensor] = ForwardContext(True, named("buffers/"), settings=imported, dropout=dropout)
-    with default_float64():
+    with default_float64(), in_float64("torch") if imported.is_keras else nullcontext():
         inputs = [tensor(column) for column in columns]
-        pass_of = _keras_tape if imported.is_keras else tape
-        return pass_of(imported, named("parameters/"), inputs, context, lambda result: torch.from_numpy(slope_of(result.numpy())))
+        parameters, pass_of = named("parameters/"), _keras_tape if imported.is_keras else tape
+        arrays, nodes = pass_of(imported, parameters, inputs, context, lambda result: torch.from_numpy(slope_of(result.numpy())))
+        moves = [_changed_bits(seed) for seed in range(MOVES)]
+        results = [replayed_nodes(imported, parameters, inputs, context, arrays, moved) for moved in moves]
+    return arrays | sizes_of(arrays, results, nodes), nodes
+
+
+def _changed_bits(seed: int) -> Moved:
+    draw = np.random.default_rng(seed)
+    return lambda value: value * (1 + UNIT * torch.from_numpy(draw.choice([-1.0, 1.0], tuple(value.shape))))

@@ -618,7 +618,7 @@ def _constant_statistics_node(carry_out, node, values, ops):
 
 def _biased_node(carry_out, node, values, ops):
     result = carry_out(node, values)
-    if "batch_norm" not in node.operation:
+    if "batch_norm_legit_functional" not in node.operation:
         return result
     y, mean, variance, new_mean, new_variance = result
     before = values[node.arguments["running_var"]["node"]]
