@@ -19,8 +19,9 @@ SIZE = "size of "
 def sizes_of(exact: Mapping[str, Array], moved: Sequence[Mapping[str, Array]], nodes: Sequence[NodeOnTape]) -> dict[str, Array]:
     """Return the magnitude of each result, as ``PLACE/size of RESULT``.
 
-    Rounding changes a few `UNIT` of it. It is the root of the mean square of a result or, where terms cancel, about the sum of their absolute values: changed last bits of the
-    inputs, `moved`, show the root of the sum of their squares, and a result has as many terms as there are inputs for it.
+    Rounding changes a few `UNIT` of it. It is the root of the mean square of a result or, where terms cancel, about the sum of their
+    absolute values: changed last bits of the inputs, `moved`, show the root of the sum of their squares, and a result has as many terms
+    as there are inputs for it.
     """
     elements = {node.place: node.elements for node in nodes}
     sizes: dict[str, Array] = {}

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from crosstrain.core.job import Job
 from crosstrain.lockstep import causes
 from crosstrain.lockstep.compare import _bad_update, probes
-from crosstrain.lockstep.rounding import error, unexplained
+from crosstrain.lockstep.rounding import UNIT, error, unexplained
 from crosstrain.lockstep.text import sentence, text
 from crosstrain.lockstep.updates import Rule, gradients_of, measured_gradients, updated, without_slots
+from crosstrain.models.imported.graph import NodeOnTape
+from crosstrain.models.imported.tape import sizes_of
 from crosstrain.records.store.jsonl import DamagedRunError
 from crosstrain.records.store.lockstep_results import Comparison, Finding, LayerRow, ProbeRow, Side
 from crosstrain.records.store.run_directory import RunReader, write_diverged
@@ -162,3 +164,25 @@ def test_picture_of_a_comparison_has_depth_and_updates():
         Comparison(first, second, "m", "d", 0, [], rows[:1], [], 1),
     ):
         assert next(iter(diverged([SimpleNamespace(diverged=alone, number=0)]))).panels == ()
+
+
+def test_infinities_at_equal_places_are_no_error():
+    exact = np.array([1.0, -np.inf, 2.0, np.nan])
+    assert error(exact.astype(np.float32), exact, np.ones(4)) == (0.0, 0.0)
+    assert error(np.array([1.0, 5.0, 2.0, np.nan]), exact, np.ones(4))[0] == np.inf
+    assert error(np.array([np.inf, -np.inf, 2.0, np.nan]), exact, np.ones(4))[0] == np.inf
+    assert error(np.float32(3.0), np.asarray(3.0), np.asarray(3.0)) == (0.0, 0.0)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(16, 32), st.integers(10, 1000))
+def test_size_of_a_sum_is_that_of_its_terms(seed, rows, count):
+    """A sum of terms that cancel is judged by these, and one of equal signs by itself."""
+    draw = np.random.default_rng(seed)
+    x = draw.standard_normal((rows, count))
+    node = [NodeOnTape("sum", "", "sum", x.size + rows)]
+    exact = {"sum/output 0": x.sum(1)}
+    moved = [{"sum/output 0": (x * (1 + UNIT * draw.choice([-1.0, 1.0], x.shape))).sum(1)} for _ in range(3)]
+    size = float(sizes_of(exact, moved, node)["sum/size of output 0"])
+    assert 0.5 * np.abs(x).sum() / rows < size < 3 * np.abs(x).sum() / rows
+    rounded = np.cumsum(x.astype(np.float32), 1)[:, -1]
+    assert error(rounded, exact["sum/output 0"], np.asarray(size))[0] < 16
