@@ -18,7 +18,7 @@ from ..launch.driver.training_job import TrainingJob
 from ..records.store.lockstep_results import Comparison, Finding, LayerRow, ProbeRow, Side
 from . import causes, side
 from .arrays import Arrays, read, write_arrays
-from .layers import LayerTape
+from .layers import LayerTape, UncomputedError
 from .processes import SideProcess, receive_all, two_sides
 from .reference import has_reference
 from .rounding import FLIP_DRAWS, FLIP_LIMIT, GROWTH_LIMIT, SCALE_LIMIT, UNIT, UPDATE_LIMIT, relative
@@ -52,6 +52,7 @@ class _Probe:
     loss: float  # of the first side
     row: ProbeRow
     findings: list[Finding] = field(default_factory=list)
+    flips: bool | None = None  # whether they explain what differs; None: not looked at
 
 
 class Comparer:
@@ -239,12 +240,15 @@ class Comparer:
         That is so where an input of a ReLU, or two of a maximum, lie within rounding of a kink: some bits flip it, and others do not.
         """
         row = probe.row
-        for number in range(1, FLIP_DRAWS + 1):
-            loss, gradients = self._moved(probe.update, probe.state, probe.measured[0], probe.loss, number)
-            row.moved_loss, row.moved_gradients = max(row.moved_loss, loss), max(row.moved_gradients, gradients)
-            if row.gradients <= FLIP_LIMIT * row.moved_gradients and row.loss <= FLIP_LIMIT * (row.moved_loss + UNIT):
-                return True
-        return False
+        if probe.flips is None:
+            probe.flips, largest_loss, largest = False, row.moved_loss, row.moved_gradients
+            for number in range(1, FLIP_DRAWS + 1):
+                loss, gradients = self._moved(probe.update, probe.state, probe.measured[0], probe.loss, number)
+                largest_loss, largest = max(largest_loss, loss), max(largest, gradients)
+                if row.gradients <= FLIP_LIMIT * largest and row.loss <= FLIP_LIMIT * (largest_loss + UNIT):
+                    row.moved_loss, row.moved_gradients, probe.flips = largest_loss, largest, True
+                    break
+        return probe.flips
 
     def _update_findings(self, probe: _Probe) -> list[Finding]:
         """Judge each side's update by the formulas, from the gradients that it measured itself."""
@@ -292,15 +296,24 @@ class Comparer:
 
     def _layer_findings(self, step: int, probe: _Probe) -> list[Finding]:
         if step not in self._layers_at:
-            tape = LayerTape(self._jobs[0], self._spec, self._data, probe.state, step, self._folder)
-            files = [f"layers-{side_process.name}.npz" for side_process in self._sides]
-            for job, side_process, file in zip(self._jobs, self._sides, files, strict=True):
-                side_process.send(side.Layers(tape.request(job, file)))
-            receive_all(self._sides)
-            self._layers_at[step] = tape.findings([read(str(self._folder / file)) for file in files], self._precisions)
-            self._rows_at[step], self.not_exercised = tape.rows, tape.not_exercised
-            self.tensors += tape.tensors
+            try:
+                self._layers_at[step] = self._compared_layers(step, probe)
+            except UncomputedError as error:
+                self._layers_at[step], self.not_exercised = [], [f"layers one by one: {error}"]
         return self._layers_at[step]
+
+    def _compared_layers(self, step: int, probe: _Probe) -> list[Finding]:
+        tape = LayerTape(self._jobs[0], self._spec, self._data, probe.state, step, self._folder)
+        files = [f"layers-{side_process.name}.npz" for side_process in self._sides]
+        for job, side_process, file in zip(self._jobs, self._sides, files, strict=True):
+            side_process.send(side.Layers(tape.request(job, file)))
+        for answer, name in zip(receive_all(self._sides), self._names, strict=True):
+            if answer.uncomputed is not None:
+                raise UncomputedError(f"{name}: {answer.uncomputed}")
+        findings = tape.findings([read(str(self._folder / file)) for file in files], self._precisions)
+        self._rows_at[step], self.not_exercised = tape.rows, tape.not_exercised
+        self.tensors += tape.tensors
+        return findings
 
     def _growth(self) -> float | None:
         """Return the factor by which changed last bits of the first side's weights grow."""

@@ -23,6 +23,7 @@ from ..models.dropout_masks import drawn_rate, keep_mask_of_shape
 from ..models.imported.keras.library import usable_framework
 from ..models.imported.reference import read_reference
 from ..models.imported.requests import answer_request
+from ..models.imported.tape import SIZE
 from .batch import batch_columns
 from .losses import loss_of
 from .replaying import LOSS, STATE, TAPE, TARGET, examples_of
@@ -67,8 +68,9 @@ def _write(request: TapeRequest) -> None:
         return keep_mask_of_shape(job.seed, request.step, layer, batches.indices, shape, rate) / (1.0 - rate)
 
     def slope_of(result: Array) -> Array:
-        (total, _), (slope, _) = loss_of(spec, result, target)
+        (total, size), (slope, slope_size) = loss_of(spec, result, target)
         exact[f"{LOSS}/output"], exact[f"{LOSS}/slope of input 0"] = np.asarray(total), slope
+        exact[f"{LOSS}/{SIZE}output"], exact[f"{LOSS}/{SIZE}slope of input 0"] = np.asarray(size), slope_size
         return slope
 
     inputs = [columns[name] for name in spec.settings.inputs]

@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 
 from ..backends.base import State
-from ..core.errors import UsageError
 from ..core.job import Job
 from ..engine.protocol.state_transfer import state_to_arrays
 from ..launch.driver.training_job import TrainingJob
@@ -17,7 +16,7 @@ from ..launch.node.scratch import make_scratch, remove_scratch
 from ..models.imported.requests import ask_processes
 from ..records.store.lockstep_results import Finding, LayerRow
 from .arrays import read
-from .layers import EXAMPLES, LayerTape
+from .layers import EXAMPLES, LayerTape, UncomputedError
 from .reference import has_reference
 
 REPLAYING = "crosstrain.lockstep.replaying"
@@ -38,7 +37,7 @@ class LayerCheck:
 def check_layers(model: str, data: str, data_dir: Path | None, backends: Sequence[str]) -> LayerCheck:
     """Compute each layer of a model's first update by itself on backends, and judge it.
 
-    A problem says why that is impossible. Raises UsageError for a backend that fails.
+    A problem says why that is impossible.
     """
     jobs = [
         Job(backend=name, model=model, data=data, data_dir=data_dir, global_batch_size=EXAMPLES, deterministic=True) for name in backends
@@ -49,15 +48,12 @@ def check_layers(model: str, data: str, data_dir: Path | None, backends: Sequenc
     initial = State(training.model.initial(jobs[0].seed), buffers=training.model.initial_buffers(jobs[0].seed))
     folder = make_scratch()
     try:
-        try:
-            tape = LayerTape(jobs[0], training.model, training.data, state_to_arrays(initial), 0, folder)
-        except UsageError as error:
-            return LayerCheck(problem=str(error))
+        tape = LayerTape(jobs[0], training.model, training.data, state_to_arrays(initial), 0, folder)
         results = []
         for job in jobs:
             (problem,) = ask_processes([REPLAYING], msgspec.json.encode(tape.request(job, f"layers-{job.backend}.npz")), "computing layers")
             if problem is not None:
-                raise UsageError(problem)
+                raise UncomputedError(problem)
             results.append(read(str(folder / f"layers-{job.backend}.npz")))
         findings: list[Finding] = []
         for number in range(1, len(results)) or [0]:
@@ -66,5 +62,7 @@ def check_layers(model: str, data: str, data_dir: Path | None, backends: Sequenc
                 finding.side = names[finding.side]
                 findings += [finding] if finding not in findings else []
         return LayerCheck(tuple(tape.rows), tuple(findings))
+    except UncomputedError as error:
+        return LayerCheck(problem=str(error))
     finally:
         remove_scratch(folder)

@@ -20,7 +20,7 @@ from ..models.imported.description import ImportedSpec
 from ..models.imported.graph import NodeOnTape
 from ..models.imported.requests import ask_processes
 from ..models.imported.tape import SIZE
-from ..models.layers.reference import Call, Value
+from ..models.layers.reference import Call, Part, Value
 from ..records.store.lockstep_results import Finding, LayerRow
 from . import causes
 from .arrays import Arrays, read, write_arrays
@@ -36,6 +36,10 @@ Array = NDArray[Any]
 EXAMPLES = 16  # of a batch whose layers are computed one by one
 MAX_LEFT_OF_LINE = 1e-4  # of pixels that are normalised by other constants
 REFERENCE = "crosstrain.lockstep.graph_tape"
+
+
+class UncomputedError(UsageError):
+    """Layers that cannot be computed one by one."""
 
 
 class LayerTape:
@@ -82,7 +86,7 @@ class LayerTape:
         request = TapeRequest(self._job.model_dump(mode="json"), str(folder), self._step, EXAMPLES)
         (problem,) = ask_processes([REFERENCE], msgspec.json.encode(request), "computing in float64")
         if problem is not None:
-            raise UsageError(problem)
+            raise UncomputedError(problem)
         exact = read(str(folder / EXACT))
         calls: list[tuple[str, Call]] = []
         nodes = msgspec.json.decode((folder / ON_TAPE).read_bytes(), type=list[NodeOnTape])
@@ -91,13 +95,10 @@ class LayerTape:
         for name, value in exact.items():
             place, _, tensor = name.partition("/")
             results.setdefault(place, {})[tensor] = value
-        for node in nodes:
-            tensors = results.get(node.place, {})
-            parts = {name: (value, tensors.get(SIZE + name, np.abs(value))) for name, value in tensors.items() if not name.startswith(SIZE)}
-            calls.append((node.place, Call(node.layer, node.operation, (), {}, (), (), parts, None)))
+        parts = {place: _parts(tensors) for place, tensors in results.items()}
+        calls += [(node.place, Call(node.layer, node.operation, (), {}, (), (), parts.get(node.place, {}), None)) for node in nodes]
         logits = Value(read(str(folder / TAPE))[f"{LOSS}/input 0"].astype(np.float64))
-        losses = {name: (value, np.abs(value)) for name, value in results[LOSS].items()}
-        return [*calls, (LOSS, Call("loss", "loss", (), {}, (logits,), (), losses, None))]
+        return [*calls, (LOSS, Call("loss", "loss", (), {}, (logits,), (), parts[LOSS], None))]
 
     def _data_findings(self, results: Sequence[Arrays]) -> list[Finding]:
         findings = []
@@ -121,6 +122,8 @@ class LayerTape:
         findings: list[Finding] = []
         for place, call in self._calls:
             for tensor in call.results:
+                if any(f"{place}/{tensor}" not in arrays for arrays in results):
+                    raise UncomputedError(f"{call.label} has no {tensor} on one of the sides")
                 findings += self._result(place, call, tensor, [arrays[f"{place}/{tensor}"] for arrays in results], precisions)
         return _merged(findings)
 
@@ -153,6 +156,11 @@ class LayerTape:
         if call.operation == "loss":
             return cause_of_loss(self._spec, self._target, call, tensor, value)
         return "" if self._by_ratio else causes.of_layer(call, tensor, value, self._parameters, self._buffers)
+
+
+def _parts(tensors: Mapping[str, Array]) -> dict[str, Part]:
+    """Return results with their magnitudes."""
+    return {name: (value, tensors.get(SIZE + name, np.abs(value))) for name, value in tensors.items() if not name.startswith(SIZE)}
 
 
 def _part(call: Call, tensor: str) -> str:

@@ -16,7 +16,7 @@ Array = NDArray[Any]
 UNIT = 2.0**-24
 LIMIT = 16.0  # of an error over a whole tensor, in units
 ELEMENT_LIMIT = 1024.0  # of a single element's, in units
-SMALL, ILL_CONDITIONED = 2.0, 2.0**15  # errors of results whose terms are not known one by one: always sound, and never
+SMALL, LARGE = 2.0, 2.0**10  # errors of results whose terms are not known one by one: always sound, and never
 UPDATE_LIMIT = 4.0  # of an update over a tensor, in its own tolerance
 SCALE_LIMIT = 12.0  # of a common factor of all steps, in standard deviations
 GROWTH_LIMIT = 64.0  # of differences of whole passes, by what moving the weights' last bits changes
@@ -59,7 +59,7 @@ def unexplained_beside(whole: float, sound: float, precision: str = "fp32") -> b
     `sound`: the error of the other side. Long sums cost a framework more units than one that sums in pairs.
     """
     unit = UNITS_OF_FORMAT[precision]
-    return whole > LIMIT * max(min(sound, whole), SMALL * unit) or whole > ILL_CONDITIONED * unit
+    return whole > LIMIT * max(min(sound, whole), SMALL * unit) or whole > LARGE * unit
 
 
 def relative(first: Array, second: Array) -> float:

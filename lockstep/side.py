@@ -82,13 +82,17 @@ Request = Begin | Advance | Probe | Measure | Layers | End
 
 
 class Answer(msgspec.Struct):
-    """What came of a request: a problem and its exit code, or losses and a learning rate."""
+    """What came of a request: a problem and its exit code, or losses and a learning rate.
+
+    `uncomputed`: why layers could not be computed one by one.
+    """
 
     problem: str | None = None
     code: int = 1
     losses: list[float] = []
     rate: float = 0.0
     precision: str = ""
+    uncomputed: str | None = None
 
 
 class Schedule:
@@ -173,7 +177,7 @@ class Side:
         """Do what is asked for."""
         if isinstance(request, Layers):
             problem = ask_processes(["crosstrain.lockstep.replaying"], msgspec.json.encode(request.request), "computing layers")[0]
-            return Answer(problem)
+            return Answer(uncomputed=problem)
         if isinstance(request, Begin):
             self._training = Training(Job.model_validate(request.job), self._tasks)
             initial, precision = self._training.begin()

@@ -10,8 +10,8 @@ import click
 import msgspec
 
 from ...checkpoint import list_checkpoints
-from ...core.console import json_text
-from ...core.errors import UsageError
+from ...core.console import json_text, note
+from ...core.errors import DiskError, UsageError
 from ...core.job import Job
 from ...core.settings.job_fields import fields_with_role
 from ...core.settings.sources import resolve
@@ -78,7 +78,10 @@ def diverge(first: str, second: str | None, changes: tuple[str, ...], upto: int,
     comparison = _compared((job, changed), (compiled, other_compiled), (path.name, name), interpreter, upto, checkpoints)
     comparison.sentence = sentence(comparison)
     _print(comparison, as_json=as_json)
-    write_diverged(path, comparison)
+    try:
+        write_diverged(path, comparison)
+    except DiskError as error:
+        note(f"not kept for the report page: {error}")
 
 
 def _recording(text: str, out: Path) -> Path | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,10 @@ Array = NDArray[Any]
 UNIT = 2.0**-24  # rounding of float32, relative
 MOVES = 3  # passes from changed last bits
 SIZE = "size of "
+GRADIENT, MIN_SHARE = f"/{SIZE}gradient of ", 2.0**-4  # of the largest in its layer
 
 
-def sizes_of(exact: Mapping[str, Array], moved: Sequence[Mapping[str, Array]], nodes: Sequence[NodeOnTape]) -> dict[str, Array]:
+def sizes_of(exact: Mapping[str, Array], moved: Iterable[Mapping[str, Array]], nodes: Sequence[NodeOnTape]) -> dict[str, Array]:
     """Return the magnitude of each result, as ``PLACE/size of RESULT``.
 
     Rounding changes a few `UNIT` of it. It is the root of the mean square of a result or, where terms cancel, about the sum of their
@@ -24,15 +25,25 @@ def sizes_of(exact: Mapping[str, Array], moved: Sequence[Mapping[str, Array]], n
     as there are inputs for it.
     """
     elements = {node.place: node.elements for node in nodes}
+    spreads: dict[str, list[float]] = {}
+    for results in moved:  # one at a time, as they are as large as the tape
+        for name, result in results.items():
+            if name in exact and (finite := np.isfinite(exact[name])).any():
+                spreads.setdefault(name, []).append(float(np.mean(np.square(result[finite] - exact[name][finite]))))
     sizes: dict[str, Array] = {}
-    for name in moved[0]:
-        if name in exact and exact[name].size:
-            place, _, tensor = name.partition("/")
-            finite = np.isfinite(exact[name])
-            if not finite.any():
-                continue
-            value = exact[name][finite]
-            spread = np.mean([np.mean(np.square(result[name][finite] - value)) for result in moved]) / UNIT**2
-            terms = max(elements[place] / exact[name].size, 1.0)
-            sizes[f"{place}/{SIZE}{tensor}"] = np.sqrt(max(float(spread) * terms, float(np.mean(np.square(value)))))
+    for name, squares in spreads.items():
+        place, _, tensor = name.partition("/")
+        value = exact[name][np.isfinite(exact[name])]
+        known = [square for square in squares if np.isfinite(square)]
+        terms = max(elements[place] / exact[name].size, 1.0)
+        spread = sum(known) / len(known) / UNIT**2 if known else 0.0
+        sizes[f"{place}/{SIZE}{tensor}"] = np.sqrt(max(spread * terms, float(np.mean(np.square(value)))))
+    largest: dict[str, float] = {}
+    for name, size in sizes.items():
+        if GRADIENT in name:
+            place = name.partition("/")[0]
+            largest[place] = max(largest.get(place, 0.0), float(size))
+    for name in sizes:
+        if GRADIENT in name:  # such as a bias's that cancels within its layer, as that of attention's keys does
+            sizes[name] = np.maximum(sizes[name], MIN_SHARE * largest[name.partition("/")[0]])
     return sizes

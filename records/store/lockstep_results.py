@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+
+Update = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 PARTS = ("weights", "data", "forward", "loss", "backward", "buffers", "clipping", "optimiser", "exchange")
 """The parts of an update, in the order in which they are reported."""
@@ -15,7 +19,7 @@ class Finding(msgspec.Struct):
     `error` is relative, `explained` what rounding explains of it. `further` layers have the same fault.
     """
 
-    update: int
+    update: Update
     part: str
     layer: str = ""
     tensor: str = ""
@@ -29,7 +33,7 @@ class Finding(msgspec.Struct):
 class LayerRow(msgspec.Struct):
     """The errors of a layer's result on both sides, relative to its magnitude in float64."""
 
-    update: int
+    update: Update
     layer: str
     operation: str
     tensor: str
@@ -44,7 +48,7 @@ class ProbeRow(msgspec.Struct):
     `moved_…`: those that changed last bits of the weights make on the first side.
     """
 
-    update: int
+    update: Update
     loss: float
     gradients: float
     moved_loss: float

@@ -91,6 +91,7 @@ def _culprits(paths: Sequence[Path], problem: str) -> dict[Path, str]:
 
 RECORDS = (
     "status.json",
+    "diverge.json",
     "job.json",
     "env.json",
     "summary.json",

@@ -16,7 +16,7 @@ _NOTE = (
     " trainings are apart after an update from equal states. Pale: what rounding explains."
 )
 LEAST = 1e-10  # errors below are drawn there
-ROUNDING = (LEAST, 2.0**-20)  # of a layer by itself: 16 units in the last place
+ROUNDING = (LEAST, 2.0**-19)  # of a layer by itself in float32: 32 units in the last place
 
 
 def diverged(runs: Sequence[Run]) -> Iterator[Picture]:
@@ -51,9 +51,9 @@ def _over_depth(comparison: Comparison) -> Panel | None:
     names = comparison.first.name, comparison.second.name
     curves = tuple(Curve(name, stroke(number), depth, _logarithms(largest[number]), number, "points") for number, name in enumerate(names))
     low, high = (np.full(len(depth), value) for value in _logarithms(ROUNDING))
-    return Panel(
-        "over depth", "layer, from the input", "log10 of the error", curves, bands=(Band(stroke(2), depth, low, high, 0),), counts=True
-    )
+    in_float32 = all(side.precision == "fp32" for side in (comparison.first, comparison.second))
+    bands = (Band(stroke(2), depth, low, high, 0),) if in_float32 else ()
+    return Panel("over depth", "layer, from the input", "log10 of the error", curves, bands=bands, counts=True)
 
 
 def _over_updates(comparison: Comparison) -> Panel | None:

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from crosstrain.conformance.runs import run_job, trainer
+from crosstrain.lockstep.layer_check import check_layers
 
 pytestmark = [pytest.mark.cluster, pytest.mark.thorough]
+NETS = Path(__file__).parents[1] / "imported/keras_nets.py"
 SITE = Path(__file__).parents[1] / "planted_faults/site"
 JOB = {"data": "glyphs", "steps": 6, "global_batch_size": 16, "momentum": 0.9, "eval_every": "end", "tensorboard": False, "monitor": False}
 
@@ -177,6 +179,14 @@ def test_layers_of_keras_are_compared(keras_run, tmp_path, factor, faulty):
     assert {"given 0", "output 0", "slope of input 0", "buffer norm/moving_mean", "gradient of conv/kernel"} <= {
         row["tensor"] for row in compared["layers"]
     }
+
+
+def test_layers_of_an_intricate_keras_model_differ_by_rounding():
+    checked = check_layers(f"{NETS}:intricate", "glyphs", None, ["torch", "tf"])
+    assert checked.problem is None
+    assert checked.findings == ()
+    assert [row.operation for row in checked.rows if row.tensor == "output 0"].count("tanh") == 2
+    assert {"MultiHeadAttention", "Doubled", "Bidirectional", "GroupNormalization", "result"} <= {row.operation for row in checked.rows}
 
 
 def test_own_loss_of_a_module_is_compared(tmp_path):

@@ -54,6 +54,41 @@ def attentive(vocabulary_size, classes, width=16):
     return keras.Model(inputs, layers.Dense(classes)(layers.GlobalMaxPooling1D()(x)))
 
 
+class Doubled(layers.LSTM):
+    """A layer of Keras under a name of the user's."""
+
+
+class Scaled(layers.Layer):
+    """A layer around another one, with a weight of its own."""
+
+    def __init__(self, inner, **options):
+        super().__init__(**options)
+        self.inner = inner
+
+    def build(self, shape):
+        self.inner.build(shape)
+        self.scale = self.add_weight(shape=(shape[-1],), initializer="ones", name="scale")
+
+    def call(self, x):
+        return self.inner(x) * self.scale
+
+
+def intricate(input_shape, classes):
+    """A model within a model, a shared layer, several results, operations between layers."""
+    inputs = keras.Input(input_shape)
+    x = layers.Conv2D(8, 3, strides=2, padding="same", activation=layers.PReLU(shared_axes=[1, 2]))(inputs)
+    inner = keras.Sequential([keras.Input(x.shape[1:]), layers.Conv2D(8, 3), layers.GroupNormalization(4), layers.Activation("gelu")])
+    x = layers.AveragePooling2D(2)(keras.ops.cast(inner(x), "float32"))
+    x = layers.Reshape((-1, 8))(x)
+    shared = layers.Dense(8, activation="tanh")
+    x = Scaled(layers.Dense(8))(shared(shared(x)))
+    x = layers.LayerNormalization()(x + layers.MultiHeadAttention(2, 4, dropout=0.1)(x, x))
+    steps = keras.ops.floor(x * 4) / 4
+    y, hidden, cell = Doubled(8, return_state=True)(x)
+    parts = [y, hidden + cell, layers.Bidirectional(layers.GRU(4))(x), layers.GlobalMaxPooling1D()(x), keras.ops.mean(steps, 1)]
+    return keras.Model(inputs, layers.Dense(classes)(layers.Dropout(0.2)(layers.Concatenate()(parts))) / 1.7)
+
+
 def mixed(num_classes):
     """Two inputs by the names of their columns."""
     x, y = keras.Input((1,), name="x"), keras.Input((1,), name="y")

@@ -17,6 +17,7 @@ from .library import keras_on
 Array = NDArray[Any]
 Arrays = dict[str, Array]
 Pull = Callable[[Sequence[Any]], Sequence[Any]]
+RESULT = "result"
 _FUSED = ("Dense", "EinsumDense")  # beside convolutions: their activations are computed by themselves
 
 
@@ -40,8 +41,8 @@ class _Part:
     node: NodeOnTape
     arriving: list[Any]  # the inputs, as what comes before makes them
     names: list[str]  # of the weights
+    shapes: list[tuple[int, ...]]  # of the inputs, and the weights
     pull: Pull
-    count: int  # of results
     leaves: list[Any]  # what the pass goes on with
     unclear: bool  # of equal elements, such as a ReLU's zeros, rounding takes one
 
@@ -51,8 +52,8 @@ class SingleLayers:
 
     Without a tape, `arrays` have exact results, ``N/output``, ``N/slope of input``, ``N/gradient of NAME``, ``N/buffer NAME``, and what a
     tape has: ``N/input``, ``N/result`` and ``N/slope``, float32. With a tape, each layer starts from these. ``N/given`` is what arrives,
-    where something is computed between layers. `names`: those of the weights, by identity. `moved` changes what each layer is computed
-    from, in float64.
+    and shows what is computed between layers; that of ``result`` is the result. `names`: those of the weights, by identity. `moved`
+    changes what each layer is computed from, in float64.
     """
 
     def __init__(
@@ -66,13 +67,14 @@ class SingleLayers:
         self._keras, self._derivatives, self._names, self._tape = keras_on(framework), derivatives, names, tape
         self._moved, self._floats = moved, "float32" if tape is not None and moved is None else "float64"
         self._parts: list[_Part] = []
+        self._result: NodeOnTape | None = None
         self._inside = False
         self.arrays: Arrays = {}
 
     @property
     def nodes(self) -> list[NodeOnTape]:
         """The parts in order."""
-        return [part.node for part in self._parts]
+        return [*(part.node for part in self._parts), *([] if self._result is None else [self._result])]
 
     @contextmanager
     def observing(self) -> Iterator[None]:
@@ -96,7 +98,7 @@ class SingleLayers:
             layer.__call__ = original
 
     def _is_whole(self, layer: Any) -> bool:
-        if not list(layer._flatten_layers(include_self=False)):
+        if isinstance(layer, self._keras.layers.RNN) or not list(layer._flatten_layers(include_self=False)):
             return not isinstance(layer, self._keras.layers.InputLayer)
         return type(layer).__module__.startswith("keras.") and not isinstance(layer, self._keras.Model)
 
@@ -105,6 +107,7 @@ class SingleLayers:
         activation = getattr(layer, "activation", None)
         separate = (
             activation is not None
+            and not isinstance(activation, self._keras.layers.Layer)
             and activation is not self._keras.activations.linear
             and kind.__module__.startswith("keras.")
             and (kind.__name__ in _FUSED or ".convolutional." in kind.__module__)
@@ -116,42 +119,44 @@ class SingleLayers:
             result = self._part(kind.__name__, name, lambda *a, **k: original(layer, *a, **k), args, kwargs, layer)
         finally:
             layer.activation = activation
-        return self._part(getattr(activation, "__name__", type(activation).__name__), name, activation, (result,), {}, None)
+        activated = self._part(getattr(activation, "__name__", "activation"), name, activation, (result,), {}, None)
+        _copy_mask(result, activated)
+        return activated
 
     def _part(
         self, operation: str, name: str, compute: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], layer: Any
     ) -> Any:
         keras, place = self._keras, str(len(self._parts))
-        known = {id(leaf) for part in self._parts for leaf in part.leaves}
         flat = keras.tree.flatten((args, kwargs))
         places = [position for position, value in enumerate(flat) if self._is_float(value)]
         arriving = [flat[position] for position in places]
         for position, value in enumerate(arriving):
-            if id(value) not in known:
-                self.arrays[f"{place}/given {position}"] = self._array(value)
+            self.arrays[f"{place}/given {position}"] = self._array(value)
         leaves = [self._leaf(f"{place}/input {position}", value, is_input=True) for position, value in enumerate(arriving)]
         flat = list(flat)
         for position, leaf in zip(places, leaves, strict=True):
             flat[position] = leaf
         args, kwargs = keras.tree.pack_sequence_as((args, kwargs), flat)
-        result, outputs, pull, names = self._computed(place, lambda: compute(*args, **kwargs), layer, leaves)
+        result, outputs, pull, weights = self._computed(place, lambda: compute(*args, **kwargs), layer, leaves)
         for position, output in enumerate(outputs):
             self.arrays[f"{place}/output {position}"] = self._array(output)
         exact = [self._leaf(f"{place}/result {position}", output) for position, output in enumerate(outputs)]
         unclear = "MaxPool" in operation
+        shapes = [*(tuple(leaf.shape) for leaf in leaves), *weights.values()]
         sizes = [math.prod(value.shape) for value in (*leaves, *outputs)]
-        part = _Part(NodeOnTape(place, name, operation, sum(sizes)), arriving, names, pull, len(outputs), exact, unclear)
+        part = _Part(NodeOnTape(place, name, operation, sum(sizes)), arriving, list(weights), shapes, pull, exact, unclear)
         self._parts.append(part)
         if self._tape is not None:
             slopes = [self._tape.get(f"{place}/slope {position}") for position in range(len(outputs))]
             self._keep_derivatives(part, [None if slope is None else self._changed(self._tensor(slope)) for slope in slopes])
+            part.pull = _no_more
         waiting = iter(exact)
         return keras.tree.map_structure(lambda value: next(waiting) if self._is_float(value) else value, result)
 
     def _computed(
         self, place: str, compute: Callable[[], Any], layer: Any, leaves: Sequence[Any]
-    ) -> tuple[Any, Sequence[Any], Pull, list[str]]:
-        """Return a part's result, its float tensors, their derivatives, and its weights' names."""
+    ) -> tuple[Any, Sequence[Any], Pull, dict[str, tuple[int, ...]]]:
+        """Return a part's result, its float tensors, their derivatives, and its weights' shapes."""
         from keras.src.backend.common.stateless_scope import get_stateless_scope
 
         scope = get_stateless_scope()
@@ -171,7 +176,12 @@ class SingleLayers:
         for weight in carried:
             if (value := scope.get_current_value(weight)) is not before[id(weight)]:
                 self.arrays[f"{place}/buffer {self._names[id(weight)]}"] = self._array(value)
-        return results[0], outputs, pull, [self._names[id(weight)] for weight in trained]
+        return results[0], outputs, pull, {self._names[id(weight)]: tuple(weight.shape) for weight in trained}
+
+    def end(self, result: Any) -> None:
+        """Keep the result, which may be computed from that of the last layer."""
+        self.arrays[f"{RESULT}/given 0"] = self._array(result)
+        self._result = NodeOnTape(RESULT, RESULT, RESULT, math.prod(result.shape))
 
     def backward(self, result: Any, slope: Any) -> None:
         """Keep the slopes of a tape, from that of the result."""
@@ -201,14 +211,10 @@ class SingleLayers:
     def _keep_derivatives(self, part: _Part, slopes: Sequence[Any]) -> Sequence[Any]:
         if not slopes or all(slope is None for slope in slopes):
             return []
-        derivatives = part.pull(slopes)
-        count = len(part.arriving)
-        for position, slope in enumerate(derivatives[:count]):
-            if slope is not None:
-                self.arrays[f"{part.node.place}/slope of input {position}"] = self._array(slope)
-        for name, gradient in zip(part.names, derivatives[count:], strict=True):
-            if gradient is not None:
-                self.arrays[f"{part.node.place}/gradient of {name}"] = self._array(gradient)
+        derivatives, count = part.pull(slopes), len(part.arriving)
+        texts = [*(f"slope of input {position}" for position in range(count)), *(f"gradient of {name}" for name in part.names)]
+        for text, derivative, shape in zip(texts, derivatives, part.shapes, strict=True):
+            self.arrays[f"{part.node.place}/{text}"] = np.zeros(shape) if derivative is None else self._array(derivative)
         return derivatives[:count]
 
     def _changed(self, value: Any) -> Any:
@@ -216,16 +222,13 @@ class SingleLayers:
 
     def _leaf(self, name: str, value: Any, *, is_input: bool = False) -> Any:
         """Return what a layer or the pass goes on with: the tape's, or what was computed, rounded."""
-        from keras.src import backend
-
         if self._tape is None:
             self.arrays[name] = self._array(value).astype(np.float32)
             leaf = self._derivatives.leaf(self._rounded(value))
         else:
             exact = self._tensor(self._tape[name])
             leaf = self._derivatives.leaf(self._changed(exact) if is_input else exact)
-        if (mask := backend.get_keras_mask(value)) is not None:
-            backend.set_keras_mask(leaf, mask)
+        _copy_mask(value, leaf)
         return leaf
 
     def _is_float(self, value: Any) -> bool:
@@ -240,3 +243,14 @@ class SingleLayers:
 
     def _rounded(self, tensor: Any) -> Any:
         return self._keras.ops.cast(self._keras.ops.cast(tensor, "float32"), str(self._keras.backend.standardize_dtype(tensor.dtype)))
+
+
+def _copy_mask(source: Any, target: Any) -> None:
+    from keras.src import backend
+
+    if (mask := backend.get_keras_mask(source)) is not None:
+        backend.set_keras_mask(target, mask)
+
+
+def _no_more(slopes: Sequence[Any]) -> Sequence[Any]:
+    raise RuntimeError("the derivatives of a part were taken already")

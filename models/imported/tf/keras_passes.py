@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import tensorflow as tf
@@ -58,17 +59,21 @@ def multiply_adds(compute: Callable[[], tf.Tensor]) -> int:
 class _Derivatives:
     """Derivatives of the parts of a pass; see `keras.single_layers`."""
 
-    def __init__(self) -> None:
-        self.tape = tf.GradientTape(persistent=True, watch_accessed_variables=False)
+    def __init__(self, *, of_whole: bool) -> None:
+        self.tape = tf.GradientTape(persistent=True, watch_accessed_variables=False) if of_whole else None
+
+    def _unrecorded(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.tape is None else self.tape.stop_recording()
 
     def leaf(self, value: tf.Tensor) -> tf.Tensor:
-        with self.tape.stop_recording():
+        with self._unrecorded():
             leaf = tf.identity(value)
-        self.tape.watch(leaf)
+        if self.tape is not None:
+            self.tape.watch(leaf)
         return leaf
 
     def part(self, compute: Callable[[], Sequence[tf.Tensor]], leaves: Sequence[tf.Tensor]) -> tuple[Sequence[tf.Tensor], Pull]:
-        with self.tape.stop_recording(), tf.GradientTape(persistent=True, watch_accessed_variables=False) as part:
+        with self._unrecorded(), tf.GradientTape(persistent=True, watch_accessed_variables=False) as part:
             part.watch(leaves)
             results = compute()
         return results, lambda slopes: _derivatives(part, results, slopes, leaves)
@@ -102,7 +107,9 @@ def single_layers(
     Returns them, and the result.
     """
     floats = "float64" if tape is None or moved is not None else "float32"
-    derivatives = _Derivatives()
+    derivatives = _Derivatives(of_whole=tape is None)
     layers = SingleLayers("tf", derivatives, bound(imported, "tf", floats).names, tape, moved)
-    with layers.observing(), derivatives.tape:
-        return layers, keras_pass(imported, parameters, inputs, context, drop, floats)[0]
+    with layers.observing(), derivatives.tape or nullcontext():
+        result, _ = keras_pass(imported, parameters, inputs, context, drop, floats)
+        layers.end(result)
+    return layers, result

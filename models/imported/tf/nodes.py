@@ -128,11 +128,13 @@ def tape_of_arrays(
         parameters = named("parameters/")
         layers, result = single_layers(imported, parameters, inputs, context, drop)
         layers.backward(result, tf.constant(slope_of(result.numpy())))
-        moved = []
-        for seed in range(MOVES):
+
+        def moved(seed: int) -> Arrays:
             drop = Draws(context, tf.shape(inputs[0])[0]).dropout
-            moved.append(single_layers(imported, parameters, inputs, context, drop, layers.arrays, _changed_bits(seed))[0].arrays)
-    return {**layers.arrays, **sizes_of(layers.arrays, moved, layers.nodes), "result": result.numpy()}, layers.nodes
+            return single_layers(imported, parameters, inputs, context, drop, layers.arrays, _changed_bits(seed))[0].arrays
+
+        sizes = sizes_of(layers.arrays, (moved(seed) for seed in range(MOVES)), layers.nodes)
+    return {**layers.arrays, **sizes, "result": result.numpy()}, layers.nodes
 
 
 def _changed_bits(seed: int) -> Callable[[tf.Tensor], tf.Tensor]:

@@ -94,4 +94,6 @@ def single_layers(
     floats = "float64" if tape is None or moved is not None else "float32"
     layers = SingleLayers("torch", _Derivatives(), bound(imported, "torch", floats).names, tape, moved)
     with layers.observing(), torch.enable_grad():
-        return layers, keras_pass(imported, parameters, inputs, context, drop, floats)[0]
+        result, _ = keras_pass(imported, parameters, inputs, context, drop, floats)
+    layers.end(result)
+    return layers, result

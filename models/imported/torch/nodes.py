@@ -220,6 +220,7 @@ def replayed_nodes(
                 tensors = [slope if slope is None or moved is None else moved(slope) for slope in tensors]
                 for name, gradient in nodes.derivatives(node, tensors).items():
                     arrays[f"{node.name}/slope of {name}"] = gradient.numpy()
+            del nodes.computed[node.name]
             nodes.replace(node, [torch.from_numpy(tape_arrays[f"{node.name}/result {place}"]).to(dtype) for place in range(len(floats))])
     return arrays
 
@@ -251,9 +252,9 @@ def tape_of_arrays(
         inputs = [tensor(column) for column in columns]
         parameters, pass_of = named("parameters/"), _keras_tape if imported.is_keras else tape
         arrays, nodes = pass_of(imported, parameters, inputs, context, lambda result: torch.from_numpy(slope_of(result.numpy())))
-        moves = [_changed_bits(seed) for seed in range(MOVES)]
-        results = [replayed_nodes(imported, parameters, inputs, context, arrays, moved) for moved in moves]
-    return arrays | sizes_of(arrays, results, nodes), nodes
+        moves = (_changed_bits(seed) for seed in range(MOVES))
+        results = (replayed_nodes(imported, parameters, inputs, context, arrays, moved) for moved in moves)
+        return arrays | sizes_of(arrays, results, nodes), nodes
 
 
 def _changed_bits(seed: int) -> Moved:
