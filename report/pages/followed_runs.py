@@ -91,7 +91,6 @@ def _culprits(paths: Sequence[Path], problem: str) -> dict[Path, str]:
 
 RECORDS = (
     "status.json",
-    "diverge.json",
     "job.json",
     "env.json",
     "summary.json",
@@ -100,6 +99,7 @@ RECORDS = (
     "evals.jsonl",
     "events.jsonl",
     "system.jsonl",
+    "diverge.json",
 )  # files that a run's page depends on
 _AT_WORK = ("starting", "running")
 FileStamp = tuple[int, int, int] | None  # inode, size and change time (ns) of a file; None if missing or inaccessible
