@@ -84,6 +84,8 @@ class Comparer:
             findings += self._search()
             growth = None if findings else self._growth()
         for finding in findings:
+            if finding.part in ("forward", "backward") and not finding.cause and self._jobs[0].precision != self._jobs[1].precision:
+                finding.cause = self._precision_cause()
             finding.side = finding.side and self._names["AB".index(finding.side)]
         first, second = (
             Side(name, job.backend, precision, job.workers)
@@ -164,7 +166,7 @@ class Comparer:
         rows = self._rows_at.get(step, [])
         norms = [row.layer for row in rows if row.operation == "batch_norm"]
         if first.precision != second.precision:
-            finding.cause = f"products are {first.precision} on one side and {second.precision} on the other, as the settings ask"
+            finding.cause = self._precision_cause()
         elif first.workers != second.workers and self._spec.buffers:
             finding.layer = norms[0] if norms else ""
             finding.cause = (
@@ -187,6 +189,10 @@ class Comparer:
         else:
             finding.cause = "no layer by itself differs: it is in how layers are combined or compiled" if rows else ""
         return finding
+
+    def _precision_cause(self) -> str:
+        first, second = (job.precision for job in self._jobs)
+        return f"products are {first} on one side and {second} on the other, as the settings ask"
 
     def _state_at(self, step: int) -> str:
         """Return the file of the first side's state before an update."""
