@@ -6,20 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from ..backends.base import State
 from ..core.job import Job
 from ..engine.protocol.state_transfer import state_to_arrays
 from ..launch.driver.training_job import TrainingJob
 from ..launch.node.scratch import make_scratch, remove_scratch
-from ..models.imported.requests import ask_processes
 from ..records.store.lockstep_results import Finding, LayerRow
 from .arrays import read
 from .layers import EXAMPLES, LayerTape, UncomputedError
 from .reference import has_reference
-
-REPLAYING = "crosstrain.lockstep.replaying"
+from .replaying import compute_layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +47,10 @@ def check_layers(model: str, data: str, data_dir: Path | None, backends: Sequenc
         tape = LayerTape(jobs[0], training.model, training.data, state_to_arrays(initial), 0, folder)
         results = []
         for job in jobs:
-            (problem,) = ask_processes([REPLAYING], msgspec.json.encode(tape.request(job, f"layers-{job.backend}.npz")), "computing layers")
-            if problem is not None:
+            file = f"layers-{job.backend}.npz"
+            if (problem := compute_layers(tape.request(job, file))) is not None:
                 raise UncomputedError(problem)
-            results.append(read(str(folder / f"layers-{job.backend}.npz")))
+            results.append(read(str(folder / file)))
         findings: list[Finding] = []
         for number in range(1, len(results)) or [0]:
             names = {"A": backends[0], "B": backends[number], "": ""}

@@ -24,7 +24,7 @@ from ..data.sampler import Batches
 from ..data.store.stored_dataset import open_dataset
 from ..engine.epochs import EpochIndex
 from ..models.build import build_model
-from ..models.imported.requests import answer_request
+from ..models.imported.requests import answer_request, ask_processes
 
 Array = NDArray[Any]
 TAPE, STATE = "tape.npz", "state.npz"
@@ -43,6 +43,11 @@ class ReplayRequest(msgspec.Struct):
     step: int
     examples: int
     layers: list[LayerOnTape] | None = None
+
+
+def compute_layers(request: ReplayRequest) -> str | None:
+    """Have a process of its own compute what is asked for; return what is wrong, or None."""
+    return ask_processes(["crosstrain.lockstep.replaying"], msgspec.json.encode(request), "computing layers")[0]
 
 
 def examples_of(job: Job, data: Dataset, weight: str, step: int, count: int) -> Batches:

@@ -27,9 +27,8 @@ from ..engine.protocol.state_transfer import state_from_arrays, state_to_arrays
 from ..engine.protocol.task_messages import Steps, Train
 from ..launch.driver.training_job import TrainingJob
 from ..launch.standalone_task import StandaloneTask
-from ..models.imported.requests import ask_processes
 from .arrays import write_arrays
-from .replaying import ReplayRequest
+from .replaying import ReplayRequest, compute_layers
 from .updates import LARGE_RATE, measured_gradients, shows_gradient_by_rate, without_slots
 
 Array = NDArray[Any]
@@ -176,8 +175,7 @@ class Side:
     def answer(self, request: Request) -> Answer:
         """Do what is asked for."""
         if isinstance(request, Layers):
-            problem = ask_processes(["crosstrain.lockstep.replaying"], msgspec.json.encode(request.request), "computing layers")[0]
-            return Answer(uncomputed=problem)
+            return Answer(uncomputed=compute_layers(request.request))
         if isinstance(request, Begin):
             self._training = Training(Job.model_validate(request.job), self._tasks)
             initial, precision = self._training.begin()

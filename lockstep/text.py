@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from ..records.store.lockstep_results import Comparison, Finding, LayerRow, Side
+from .rounding import UNIT
 
 MAX_ROWS = 12  # of the table of layers
 PERCENT = 0.01
@@ -79,7 +80,7 @@ def _growth_text(comparison: Comparison) -> str:
         return ""
     if growth <= 1.001:
         return "A difference in the last bits of the weights does not grow from update to update."
-    updates = math.ceil(math.log(PERCENT / 2.0**-24) / math.log(growth))
+    updates = math.ceil(math.log(PERCENT / UNIT) / math.log(growth))
     return (
         f"A difference in the last bits of the weights grows {growth:.3g} times an update: it is 1 % after about {updates:,} updates, from"
         " which on no two implementations stay together."
@@ -150,11 +151,7 @@ def line_of_layer(finding: Finding) -> str:
 
 def _layer_lines(comparison: Comparison) -> Iterator[str]:
     """Yield a table: the largest error of each layer's results, forward and backward."""
-    last = max((row.update for row in comparison.layers), default=None)
-    layers: dict[str, list[LayerRow]] = {}
-    for row in comparison.layers:
-        if row.update == last:
-            layers.setdefault(row.layer, []).append(row)
+    layers = comparison.rows_by_layer
     if not layers:
         return
     names = [comparison.first.name, comparison.second.name]
@@ -166,7 +163,8 @@ def _layer_lines(comparison: Comparison) -> Iterator[str]:
         ways = [[row for row in rows if _forward(row) is way] for way in (True, False)]
         figures = [f"{max((getattr(row, side) for row in way), default=0.0):.1e}" for way in ways for side in ("first", "second")]
         table.append([name, rows[0].operation, *figures, "" if all(row.is_explained for row in rows) else "differs"])
-    yield f"Errors of layers at update {(last or 0) + 1}, each by itself, against float64, relative to the size of a result's terms:"
+    update = shown_layers[0][1][0].update
+    yield f"Errors of layers at update {update + 1}, each by itself, against float64, relative to the size of a result's terms:"
     yield from _aligned(table)
     if (left := len(layers) - len(table) + 1) > 0:
         yield f"  and {left} further layers, which differ by rounding alone" if len(bad) <= MAX_ROWS else f"  and {left} further layers"

@@ -96,6 +96,16 @@ class Comparison(msgspec.Struct):
     sentence: str = ""
 
     @property
+    def rows_by_layer(self) -> dict[str, list[LayerRow]]:
+        """The rows of the last update whose layers were computed, by layer in order."""
+        last = max((row.update for row in self.layers), default=None)
+        rows: dict[str, list[LayerRow]] = {}
+        for row in self.layers:
+            if row.update == last:
+                rows.setdefault(row.layer, []).append(row)
+        return rows
+
+    @property
     def begins(self) -> Finding | None:
         """The first finding: of the earliest update, in the order of its parts."""
         return min(self.findings, key=lambda finding: (finding.update, PARTS.index(finding.part)), default=None)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ...records.store.lockstep_results import Comparison, LayerRow
+from ...records.store.lockstep_results import Comparison
 from ..runs.run import Run
 from ..runs.series_arrays import Floats
 from .figure import Band, Curve, Panel, Picture, stroke
@@ -39,11 +39,7 @@ def _logarithms(values: Sequence[float]) -> Floats:
 
 
 def _over_depth(comparison: Comparison) -> Panel | None:
-    last = max((row.update for row in comparison.layers), default=None)
-    layers: dict[str, list[LayerRow]] = {}
-    for row in comparison.layers:
-        if row.update == last:
-            layers.setdefault(row.layer, []).append(row)
+    layers = comparison.rows_by_layer
     if len(layers) < 2:
         return None
     depth = np.arange(1.0, len(layers) + 1)
