@@ -17,6 +17,7 @@ from .rounding import LIMIT, UNIT, error
 from .updates import PARAMETER, SLOT, Rule, gradients_of, updated
 
 Array = NDArray[Any]
+MIN_HIDDEN, MAX_HIDDEN_LEFT = 4.0, 0.25  # units of an error below its limit, and the share that another ε leaves of it
 MAX_SHARE_LEFT = 0.7  # of an error that operands in bf16 leave unexplained: their products may be summed otherwise
 
 
@@ -33,6 +34,10 @@ def _fits(value: Array, exact: Array, magnitude: Array) -> bool:
 def of_layer(call: Call, tensor: str, value: Array, parameters: Mapping[str, Array], buffers: Mapping[str, Array]) -> str:
     """Return why a layer's result differs, in words; "" if no hypothesis explains it."""
     exact, magnitude = call.results[tensor]
+    if value.shape != np.shape(exact):
+        return f"its shape is {list(value.shape)} instead of {list(np.shape(exact))}"
+    if not np.isfinite(value).all():
+        return ""
     for words, hypothesis in _hypotheses(call, tensor, value, parameters, buffers):
         if hypothesis is not None and hypothesis.shape == value.shape and _fits(value, hypothesis, magnitude):
             return words
@@ -43,9 +48,22 @@ def of_layer(call: Call, tensor: str, value: Array, parameters: Mapping[str, Arr
     return ""
 
 
+def hidden_epsilon(call: Call, tensor: str, value: Array, parameters: Mapping[str, Array]) -> str:
+    """Return which other ε explains an error that rounding alone might; "" for none.
+
+    Rounding has no form, so that no ε leaves much less of it.
+    """
+    if tensor != "output" or call.operation not in ("batch_norm", "layer_norm"):
+        return ""
+    exact, magnitude = call.results[tensor]
+    before = error(value, exact, magnitude)[0]
+    words, result = _other_epsilon(call, value, parameters)
+    return words if result is not None and error(value, result, magnitude)[0] <= MAX_HIDDEN_LEFT * before else ""
+
+
 def _scaled(value: Array, exact: Array, magnitude: Array) -> str:
     norm = float(np.sum(np.square(exact)))
-    if not norm or value.shape != np.shape(exact) or not np.isfinite(value).all():
+    if not norm:
         return ""
     factor = float(np.sum(value * exact)) / norm
     if _fits(value, factor * exact, magnitude):
@@ -124,7 +142,7 @@ def _other_epsilon(call: Call, value: Array, parameters: Mapping[str, Array]) ->
     weight, bias = (parameters[f"{name}.{part}"].astype(np.float64) for part in ("weight", "bias"))
     batch = call.operation == "batch_norm"
     axes = (0, 2, 3) if batch else (x.ndim - 1,)
-    known = EPSILON if batch else LAYER_NORM_EPSILON
+    known = call.options.get("epsilon", EPSILON if batch else LAYER_NORM_EPSILON)
     if batch:
         weight, bias = weight[:, None, None], bias[:, None, None]
     _, _, _, variance = normalised(x, axes, known)
@@ -138,7 +156,7 @@ def _other_epsilon(call: Call, value: Array, parameters: Mapping[str, Array]) ->
         return float(np.sum((value - result(math.exp(logarithm))) ** 2))
 
     best = _least(residual, math.log(1e-12), math.log(1.0))
-    return f"its epsilon is {math.exp(best):.3g} instead of {known:.0e}", result(math.exp(best))
+    return f"its epsilon is {math.exp(best):.3g} instead of {known:.3g}", result(math.exp(best))
 
 
 def _least(function: Callable[[float], float], low: float, high: float) -> float:
@@ -211,16 +229,17 @@ def _other_rate(call: Call, x: Array, value: Array) -> Iterator[tuple[str, Array
 def _other_statistics(call: Call, tensor: str, value: Array, buffers: Mapping[str, Array]) -> Iterator[tuple[str, Array | None]]:
     name = tensor.removeprefix("buffer ")
     old, exact = buffers[name].astype(np.float64), call.results[tensor][0]
-    new = (exact - (1 - MOMENTUM) * old) / MOMENTUM
+    known = call.options.get("momentum", MOMENTUM)
+    new = (exact - (1 - known) * old) / known
     x = call.inputs[0].array
     count = x.size / x.shape[1]
     if name.endswith("running_var"):
-        yield "its running variance is biased: by n instead of n − 1", (1 - MOMENTUM) * old + MOMENTUM * new * (count - 1) / count
-    yield f"its momentum is {1 - MOMENTUM:g}, the complement of {MOMENTUM:g}", MOMENTUM * old + (1 - MOMENTUM) * new
+        yield "its running variance is biased: by n instead of n − 1", (1 - known) * old + known * new * (count - 1) / count
+    yield f"its momentum is {1 - known:g}, the complement of {known:g}", known * old + (1 - known) * new
     moved = new - old
     if float((moved**2).sum()):
         momentum = float(((value - old) * moved).sum() / (moved**2).sum())
-        yield f"its momentum is {momentum:.4g} instead of {MOMENTUM:g}", old + momentum * moved
+        yield f"its momentum is {momentum:.4g} instead of {known:g}", old + momentum * moved
 
 
 def of_rule(

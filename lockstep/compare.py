@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from .updates import PARAMETER, Rule, gradients_of, parameter_names, updated
 Array = NDArray[Any]
 BETA_ROUNDING = 2.0**-25  # of decay rates held in float32
 CLIP_SLACK = 1e-4  # of a norm after clipping
+DECAY_SLACK = 0.05  # of a weight decay that is fitted to gradients
 MIN_SHARE_OF_DECAY, MAX_LEFT_BY_DECAY = 1e-3, 1e-3  # of differences of gradients that are a multiple of the weights
 
 
@@ -152,12 +153,31 @@ class Comparer:
         suspicious = not (  # also where the second side's are not finite
             row.gradients <= GROWTH_LIMIT * (row.moved_gradients + UNIT) and row.loss <= GROWTH_LIMIT * (row.moved_loss + UNIT)
         )
-        findings = list(probe.findings)
+        findings = list(probe.findings or self._decay_findings(probe))
         if has_reference(self._spec) and (with_layers or suspicious or findings):
             findings += self._layer_findings(step, probe)
         if suspicious and not findings and not self._flips_explain(probe):
             findings.append(self._of_whole_pass(step, probe))
         return findings
+
+    def _decay_findings(self, probe: _Probe) -> list[Finding]:
+        """Return the finding of a weight decay that is in gradients wrongly, or missing."""
+        rules = [self._rule(number, probe.update, probe.state) for number in range(2)]
+        rule = rules[0]
+        if any(part.decoupled for part in rules) or len({(part.weight_decay, part.exempt) for part in rules}) > 1 or not rule.weight_decay:
+            return []
+        names = parameter_names(probe.state)
+        for group, words, sign in (
+            (rule.exempt, "decays parameters that are to be spared", 1.0),
+            ([name for name in names if name not in rule.exempt], "decays no weights", -1.0),
+        ):
+            factor, deviation = _share_of_weights(probe, [name for name in names if name in group])
+            near = abs(abs(factor) / rule.weight_decay - 1.0) <= DECAY_SLACK
+            if near and abs(factor) > SCALE_LIMIT * deviation:
+                side_name = "B" if sign * factor > 0 else "A"
+                cause = f"weight decay: it {words}"
+                return [Finding(probe.update, "optimiser", side=side_name, error=abs(factor), explained=deviation, cause=cause)]
+        return []
 
     def _of_whole_pass(self, step: int, probe: _Probe) -> Finding:
         """Return the finding of gradients that differ though each layer by itself agrees."""
@@ -369,6 +389,19 @@ def _extra_decay(probe: _Probe) -> float | None:
     left = sum(float(((second[name] - first[name] - factor * probe.state[PARAMETER + name]) ** 2).sum()) for name in differing)
     before = sum(float(((second[name] - first[name]) ** 2).sum()) for name in differing)
     return factor if left <= MAX_LEFT_BY_DECAY * before else None
+
+
+def _share_of_weights(probe: _Probe, names: Sequence[str]) -> tuple[float, float]:
+    """Return the multiple of the weights by which gradients differ, and its deviation."""
+    first, second = probe.gradients
+    pairs = [(second[name] - first[name], probe.state[PARAMETER + name].astype(np.float64)) for name in names]
+    square = sum(float((weight**2).sum()) for _, weight in pairs)
+    if not square:
+        return 0.0, 0.0
+    factor = sum(float((difference * weight).sum()) for difference, weight in pairs) / square
+    left = sum(float(((difference - factor * weight) ** 2).sum()) for difference, weight in pairs)
+    count = sum(weight.size for _, weight in pairs)
+    return factor, float(np.sqrt(left / max(count - 1, 1) / square))
 
 
 def _whole(first: Mapping[str, Array], second: Mapping[str, Array]) -> float:

@@ -25,6 +25,7 @@ from ..records.store.lockstep_results import Finding, LayerRow
 from . import causes
 from .arrays import Arrays, read, write_arrays
 from .batch import batch_columns
+from .graph_layers import KnownLayer, known_layer
 from .graph_tape import EXACT, ON_TAPE, TapeRequest
 from .losses import cause_of_loss
 from .reference import arrays_of, tape_of
@@ -133,6 +134,8 @@ class LayerTape:
             bad = [unexplained_beside(errors[number][0], errors[1 - number][0], precisions[number]) for number in range(2)]
         else:
             bad = [unexplained(*errors[number], precisions[number]) for number in range(2)]
+        for number, (whole, _) in enumerate(errors):
+            bad[number] = bad[number] or (whole > causes.MIN_HIDDEN and self._hidden(place, call, tensor, values[number]))
         self.tensors += 1
         self.rows.append(LayerRow(self._step, call.label, call.operation, tensor, errors[0][0] * UNIT, errors[1][0] * UNIT, not any(bad)))
         part = "buffers" if (place, tensor) in self._of_buffers else _part(call, tensor)
@@ -146,16 +149,33 @@ class LayerTape:
                 "AB"[number],
                 errors[number][0] * UNIT,
                 max(errors[1 - number][0], 1.0) * UNIT,
-                self._cause(call, tensor, values[number].astype(np.float64)),
+                self._cause(place, call, tensor, values[number].astype(np.float64)),
             )
             for number in range(2)
             if bad[number]
         ]
 
-    def _cause(self, call: Call, tensor: str, value: Array) -> str:
+    def _cause(self, place: str, call: Call, tensor: str, value: Array) -> str:
         if call.operation == "loss":
             return cause_of_loss(self._spec, self._target, call, tensor, value)
-        return "" if self._by_ratio else causes.of_layer(call, tensor, value, self._parameters, self._buffers)
+        known = self._known(place, call, tensor)
+        return causes.of_layer(known.call, known.tensors.get(tensor, tensor), value, known.parameters, known.buffers)
+
+    def _hidden(self, place: str, call: Call, tensor: str, value: Array) -> bool:
+        """Return whether an error within its limit has the form of a fault."""
+        if "norm" not in call.operation or not tensor.startswith("output") or (place, tensor) in self._of_buffers:
+            return False
+        known = self._known(place, call, tensor)
+        return bool(causes.hidden_epsilon(known.call, known.tensors.get(tensor, tensor), value.astype(np.float64), known.parameters))
+
+    def _known(self, place: str, call: Call, tensor: str) -> KnownLayer:
+        """Return the layer of a call, which an operation that is no layer of ours stands for itself."""
+        if not isinstance(self._spec, ImportedSpec):
+            return KnownLayer(call, {}, self._parameters, self._buffers)
+        state, tape = self._parameters | self._buffers, read(str(self._folder / TAPE))
+        known = known_layer(self._spec, place, state, self._columns, tape) or KnownLayer(call, {}, {}, {})
+        known.call.results[known.tensors.get(tensor, tensor)] = call.results[tensor]
+        return known
 
 
 def _parts(tensors: Mapping[str, Array]) -> dict[str, Part]:

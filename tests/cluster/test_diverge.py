@@ -72,6 +72,16 @@ def test_planted_fault_is_found(runs, tmp_path, backend, fault, part, layer, cau
     assert " with python=" in first["side"]
 
 
+def test_planted_fault_in_a_graph_is_found(tmp_path):
+    net = Path(__file__).parents[2] / "examples/own_torch/net.py"
+    run = run_job(tmp_path / "runs", backend="torch", model=f"{net}:Net", calibrate=False, **JOB).path
+    changes = "--with", "backend=tf", "--with", f"python={faulty_python(tmp_path, 'norm_epsilon_10_percent')}"
+    (finding, *_) = diverged(run, *changes, "--upto", 0, "--trust-run")["findings"]
+    assert (finding["part"], finding["layer"]) == ("forward", "stem.1")
+    assert finding["cause"] == "its epsilon is 1.1e-05 instead of 1e-05"
+    assert " with " in finding["side"]
+
+
 def test_late_updates_begin_at_the_nearest_checkpoint(tmp_path):
     path = run_job(tmp_path, backend="torch", model="cnn", calibrate=False, **{**JOB, "steps": 60}, checkpoint_every="40 steps").path
     near = diverged(path, "--with", "backend=tf", "--upto", 50)

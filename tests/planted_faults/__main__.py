@@ -1,6 +1,6 @@
 """``python -m planted_faults``: plant each fault, compare, and print what was found.
 
-A case is a fault on a model; the faulty side is TensorFlow or torch in turn. A line is right if update, part and layer are.
+A case is a fault on a model; the faulty side is TensorFlow or torch in turn. A line is right if update, part, layer and side are.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from crosstrain.core.errors import TrainerError
 from crosstrain.core.job import Job
@@ -42,12 +43,34 @@ def case(fault: Fault, model: str, faulty: str) -> dict[str, object]:
     finding = comparison.begins
     seconds = round(time.monotonic() - began, 1)
     if finding is None:
-        return {**line, "found": None, "right": False, "cause": False, "seconds": seconds}
-    update = fault.updates.get(model, fault.update)
-    right = (finding.update, finding.part, finding.layer) == (update, fault.part, fault.layers[model])
-    cause = fault.cause is None or fault.cause in finding.cause
-    diagnosis = [finding.update, finding.part, finding.layer, finding.side, finding.cause]
-    return {**line, "found": diagnosis, "right": right, "cause": cause, "seconds": seconds}
+        return {**line, "found": None, "seconds": seconds}
+    return {**line, "found": [finding.update, finding.part, finding.layer, finding.side, finding.cause], "seconds": seconds}
+
+
+def is_right(fault: Fault, line: dict[str, Any]) -> bool:
+    """Return whether a line has the update, the part, the layer and the side of a fault."""
+    model = line["model"]
+    side = "" if fault.part == "weights" else "faulty"  # of other initial values neither is wrong
+    return (line.get("found") or [])[:4] == [fault.updates.get(model, fault.update), fault.part, fault.layers[model], side]
+
+
+def has_cause(fault: Fault, line: dict[str, Any]) -> bool:
+    """Return whether a line names a fault's cause."""
+    return fault.cause is not None and fault.cause in (line.get("found") or [""])[-1]
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    """Return the results as Markdown: a fault a row, a model a column."""
+    rows = ["| fault | " + " | ".join(MODELS) + " |", "|---|" + "---|" * len(MODELS)]
+    known = {(line["fault"], line["model"]): line for line in lines}
+    for fault in FAULTS.values():
+        cells = []
+        for model in MODELS:
+            line = known.get((fault.name, model))
+            words = "" if line is None else "right" if is_right(fault, line) else "wrong"
+            cells.append(f"{words}, cause" if line is not None and has_cause(fault, line) else words)
+        rows.append(f"| {fault.name} | {' | '.join(cells)} |")
+    return "\n".join(rows)
 
 
 def main() -> int:
@@ -73,10 +96,11 @@ def main() -> int:
                 file.write(json.dumps(line) + "\n")
             print(json.dumps(line), file=sys.stderr)
     lines = [known[fault.name, model] for fault, model in wanted]
-    right = sum(bool(line.get("right")) for line in lines)
+    right = sum(is_right(FAULTS[line["fault"]], line) for line in lines)
     in_catalogue = [line for line in lines if FAULTS[line["fault"]].cause is not None]
-    causes = sum(bool(line.get("cause")) for line in in_catalogue)
-    print(f"{right} of {len(lines)} right in update, part and layer; {causes} of {len(in_catalogue)} causes named")
+    causes = sum(has_cause(FAULTS[line["fault"]], line) for line in in_catalogue)
+    print(table(lines))
+    print(f"{right} of {len(lines)} right in update, part, layer and side; {causes} of {len(in_catalogue)} causes named")
     return int(right < MIN_RIGHT * len(lines) or causes < MIN_CAUSES * len(in_catalogue))
 
 

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from crosstrain.core.job import Job
 from crosstrain.lockstep import causes
 from crosstrain.lockstep.compare import _bad_update, probes
+from crosstrain.lockstep.graph_layers import known_layer
 from crosstrain.lockstep.rounding import UNIT, error, unexplained
 from crosstrain.lockstep.text import sentence, text
 from crosstrain.lockstep.updates import Rule, gradients_of, measured_gradients, updated, without_slots
-from crosstrain.models.imported.graph import NodeOnTape
+from crosstrain.models.imported.graph import Graph, Node, NodeOnTape
 from crosstrain.models.imported.tape import sizes_of
 from crosstrain.records.store.jsonl import DamagedRunError
 from crosstrain.records.store.lockstep_results import Comparison, Finding, LayerRow, ProbeRow, Side
@@ -60,6 +61,49 @@ def test_sound_update_is_explained_by_rounding(options, seed, update):
         after = taken(rule, before, gradients)
         assert _bad_update(rule, before, as_measured(rule, before, gradients), after) is None
         before = after
+
+
+def norm_of_a_graph(tmp_path, draw, epsilon):
+    """Return a norm's node of a graph as a layer, its input, weight and bias."""
+    node = {"input": {"node": "x"}, "weight": {"node": "w"}, "bias": {"node": "b"}, "eps": epsilon, "momentum": 0.2}
+    Graph(
+        [
+            Node("w", "state", {"name": "norm.weight"}),
+            Node("b", "state", {"name": "norm.bias"}),
+            Node("x", "input"),
+            Node("norm", "aten._native_batch_norm_legit_functional.default", node, layer="blocks.norm"),
+            Node("mean", "item", {"of": {"node": "norm"}, "position": 3}),
+        ],
+        "norm",
+        {"blocks.norm.running_mean": "mean"},
+    ).write(tmp_path / "training.json")
+    settings = SimpleNamespace(has_graph=True, folder=tmp_path, inputs=("image",))
+    x = (draw.standard_normal((8, 4, 6, 6)) * draw.uniform(0.01, 0.1, (4, 1, 1))).astype(np.float32)
+    state = {"norm.weight": draw.uniform(0.5, 2, 4), "norm.bias": draw.standard_normal(4), "blocks.norm.running_mean": np.ones(4)}
+    known = known_layer(SimpleNamespace(settings=settings), "norm", state, {"image": x}, {"norm/slope 0": x})
+    return known, x.astype(np.float64), state["norm.weight"][:, None, None], state["norm.bias"][:, None, None]
+
+
+def normal(x, weight, bias, epsilon):
+    variance = x.var((0, 2, 3), keepdims=True)
+    return (x - x.mean((0, 2, 3), keepdims=True)) / np.sqrt(variance + epsilon) * weight + bias
+
+
+@settings(deadline=None, max_examples=20)
+@given(seed=st.integers(0, 10**6), factor=st.sampled_from([1.1, 0.5, 100.0]))
+def test_epsilon_of_a_node_is_fitted_and_noise_is_not(tmp_path_factory, seed, factor):
+    draw = np.random.default_rng(seed)
+    known, x, weight, bias = norm_of_a_graph(tmp_path_factory.mktemp("graph"), draw, 2e-5)
+    assert known.tensors["output 3"] == "buffer blocks.norm.running_mean"
+    assert known.tensors["slope of w"] == "gradient of blocks.norm.weight"
+    exact = normal(x, weight, bias, 2e-5)
+    known.call.results["output"] = exact, np.sqrt(np.mean(exact**2))
+    faulty = normal(x, weight, bias, 2e-5 * factor).astype(np.float32).astype(np.float64)
+    words = f"its epsilon is {2e-5 * factor:.2g}"
+    assert causes.of_layer(known.call, "output", faulty, known.parameters, known.buffers).startswith(words)
+    assert causes.hidden_epsilon(known.call, "output", faulty, known.parameters).startswith(words)
+    noisy = exact * (1 + 30 * UNIT * draw.standard_normal(exact.shape))
+    assert causes.hidden_epsilon(known.call, "output", noisy, known.parameters) == ""
 
 
 @pytest.mark.parametrize("options", [SGD, ADAM, ADAMW])
