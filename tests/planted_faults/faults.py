@@ -57,6 +57,7 @@ FIRST_NORM = {"resnet18": "bn1", "transformer": "encoder.0.self_attention_norm",
 LAST_NORM = {"resnet18": "layer4.1.bn2", "transformer": "decoder.norm", "imported": "blocks.2.shortcut.1"}
 STRIDED = {"alexnet": "features.0", "resnet18": "conv1", "imported": "blocks.1.conv1"}
 FIRST_RELU = {"cnn": "conv1", "alexnet": "relu 1", "resnet18": "relu 1", "imported": "stem.2"}
+AFTER_MAXIMA = {"resnet18": "relu 2", "alexnet": "relu 3"}  # those before max-pooling have slopes at maxima alone, which are positive
 DROPPING = {"alexnet": "dropout 1", "transformer": "dropout 1", "imported": "dropout"}
 FIRST_POOL = {"cnn": "conv1", "alexnet": "max_pool 1", "resnet18": "max_pool 1"}
 
@@ -67,19 +68,20 @@ FORWARD = [
     Fault("padding_shifted", "forward", STRIDED, "padding"),
     Fault("relu_capped", "forward", FIRST_RELU, "cap"),
     Fault("one_layer_in_bf16", "forward", ONE_PRODUCT, "bf16"),
-    Fault("features_channels_last", "forward", {"cnn": "fc1", "alexnet": "flatten"}, "permut"),
+    Fault("features_channels_last", "forward", {"cnn": "fc1", "alexnet": "flatten 1"}, "permut"),
     Fault("max_pool_averages", "forward", FIRST_POOL),
     Fault("relu_leaks", "forward", FIRST_RELU),
     Fault("attention_not_scaled", "forward", {"transformer": "attention 1"}),
     Fault("causal_mask_one_late", "forward", {"transformer": "attention 4"}),
-    Fault("bias_left_out", "forward", ONE_DENSE, updates={"transformer": 1}),
+    Fault("bias_left_out", "forward", {model: layer for model, layer in ONE_DENSE.items() if model != "transformer"}),
     Fault("dropout_rate_higher", "forward", DROPPING, "dropout"),
 ]
 BACKWARD = [
     Fault("weight_gradient_1_percent", "backward", ONE_CONVOLUTION),
     Fault("bias_gradient_is_mean", "backward", ONE_DENSE),
     Fault("bias_gradient_missing", "backward", {"cnn": "fc1", "alexnet": "classifier.4", "imported": "head"}),
-    Fault("relu_gradient_leaks", "backward", {**FIRST_RELU, "resnet18": "relu 2"}),  # the first one's slopes are of maxima alone
+    Fault("relu_gradient_leaks", "backward", {**FIRST_RELU, **AFTER_MAXIMA}),
+    Fault("bias_left_out_of_zeros", "backward", {"transformer": ONE_DENSE["transformer"]}),  # it is 0, but has a gradient
     Fault("norm_statistics_without_gradient", "backward", FIRST_NORM),
     Fault("product_gradient_in_bf16", "backward", ONE_PRODUCT, "bf16"),
     Fault("max_pool_gradient_averaged", "backward", FIRST_POOL),
@@ -101,7 +103,14 @@ OPTIMISER = [
     Fault("no_bias_correction", "optimiser", EVERYWHERE, "bias correction", settings=ADAM),
     Fault("beta2_0.99", "optimiser", EVERYWHERE, "beta2", settings=ADAM),
     Fault("clipped_by_tensor", "clipping", EVERYWHERE, "clip", settings={**SGD, "clip_norm": 0.01}),
-    Fault("exempt_decay", "optimiser", EVERYWHERE, "decay", settings={**SGD, "weight_decay": 0.01, "weight_decay_except": "*.bias"}),
+    Fault(
+        "exempt_decay",
+        "optimiser",
+        EVERYWHERE,
+        "decay",
+        updates={"transformer": 1},
+        settings={**SGD, "weight_decay": 0.01, "weight_decay_except": "*.bias"},
+    ),
 ]
 IMAGES = dict.fromkeys(("cnn", "alexnet", "resnet18", "imported"), "")
 REST = [

@@ -426,7 +426,7 @@ IN_LAYERS = {
     ),
     "padding_shifted": _images_and_sequences("conv", _padding_shifted),
     "relu_capped": _both(_images_and_sequences("relu", _capped), _images_and_sequences("conv_pool", _capped_pool)),
-    "one_layer_in_bf16": _both(*(_images_and_sequences(name, _one_in_bf16) for name in ("conv", "_convolve", "dense"))),
+    "one_layer_in_bf16": _both(*(_images_and_sequences(name, _one_in_bf16) for name in ("conv", "_convolve", "dense", "_product"))),
     "features_channels_last": _both(_images_and_sequences("flatten", _channels_last), lambda module, ops: _dense_of_images(module, ops)),
     "max_pool_averages": _images_and_sequences("max_pool", _averaging_pool),
     "relu_leaks": _both(
@@ -448,7 +448,9 @@ IN_LAYERS = {
     "norm_statistics_without_gradient": _both(
         _images_and_sequences("batch_norm", _constant_statistics), _images_and_sequences("layer_norm", _constant_statistics)
     ),
-    "product_gradient_in_bf16": _both(*(_images_and_sequences(name, _gradient_in_bf16) for name in ("conv", "_convolve", "dense"))),
+    "product_gradient_in_bf16": _both(
+        *(_images_and_sequences(name, _gradient_in_bf16) for name in ("conv", "_convolve", "dense", "_product"))
+    ),
     "max_pool_gradient_averaged": _images_and_sequences("max_pool", _averaged_pool_gradient),
     "keys_without_gradient": _images_and_sequences("attention", _without_key_gradient),
     "embedding_gradient_not_scaled": _images_and_sequences("embedding", _embedding_gradient),
