@@ -22,7 +22,7 @@ from .layers import LayerTape, UncomputedError
 from .processes import SideProcess, receive_all, two_sides
 from .reference import has_reference
 from .rounding import FLIP_DRAWS, FLIP_LIMIT, GROWTH_LIMIT, SCALE_LIMIT, UNIT, UPDATE_LIMIT, relative
-from .updates import PARAMETER, Rule, gradients_of, parameter_names, updated
+from .updates import BUFFER, PARAMETER, Rule, each_updated, gradients_of, parameter_names
 
 Array = NDArray[Any]
 BETA_ROUNDING = 2.0**-25  # of decay rates held in float32
@@ -68,7 +68,8 @@ class Comparer:
         trainings = [TrainingJob.from_job(job) for job in jobs]
         self._spec, self._data = trainings[0].model, trainings[0].data
         self._schedules = [side.Schedule(training) for training in trainings]
-        self._probed: dict[int, _Probe] = {}
+        self._last: _Probe | None = None  # its arrays are several times the model's size, so that no others are kept
+        self._probe_rows: dict[int, ProbeRow] = {}
         self._layers_at: dict[int, list[Finding]] = {}
         self._states: dict[int, str] = {}
         self._precisions = ["fp32", "fp32"]
@@ -100,7 +101,7 @@ class Comparer:
             self._upto,
             findings,
             self._rows_at.get(findings[0].update if findings else -1, self._rows_at[max(self._rows_at)] if self._rows_at else []),
-            [probe.row for _, probe in sorted(self._probed.items())],
+            [row for _, row in sorted(self._probe_rows.items())],
             self.tensors,
             self.not_exercised,
             growth=growth,
@@ -229,7 +230,8 @@ class Comparer:
         return self._states[step]
 
     def _probe(self, step: int) -> _Probe:
-        if step not in self._probed:
+        if self._last is None or self._last.update != step:
+            self._last = None
             path = self._state_at(step)
             files = [(self._path(f"gradients-{name}"), self._path(f"after-{name}")) for name in "AB"]
             for side_process, (file, result) in zip(self._sides, files, strict=True):
@@ -250,8 +252,8 @@ class Comparer:
             row = ProbeRow(step, abs(losses[1] - losses[0]) / max(abs(losses[0]), 1e-30), apart, moved_loss, moved)
             probe = _Probe(step, state, rates, measured, gradients, results, losses[0], row)
             probe.findings = self._update_findings(probe)
-            self._probed[step] = probe
-        return self._probed[step]
+            self._last, self._probe_rows[step] = probe, row
+        return self._last
 
     def _moved(self, step: int, state: Arrays, gradients: Arrays, loss: float, number: int) -> tuple[float, float]:
         """Return how far changed last bits of the weights move the first side's loss and gradients."""
@@ -291,7 +293,7 @@ class Comparer:
                         cause = "the norm is clipped by tensor, not of all together"
                     findings.append(Finding(probe.update, "clipping", "", "", name, norm / job.clip_norm - 1, CLIP_SLACK, cause))
             bad = _bad_update(rule, probe.state, probe.measured[number], result)
-            self.tensors += len(updated(rule, probe.state, gradients))
+            self.tensors += sum(1 for key in result if not key.startswith(BUFFER))
             if bad is not None:
                 key, size, limit = bad
                 cause = self._rule_cause(rule, probe, number)
@@ -436,7 +438,7 @@ def _bad_update(rule: Rule, before: Arrays, measured: Arrays, after: Arrays) -> 
 
     `measured`: see `measured_gradients`.
     """
-    for key, (exact, size) in updated(rule, before, gradients_of(rule, before, measured)).items():
+    for key, (exact, size) in each_updated(rule, before, measured):
         if key not in after or after[key].shape != exact.shape or not np.isfinite(after[key]).all():
             return key, float("inf"), 0.0
         slack = _tolerance(rule, key, exact, size)
@@ -454,7 +456,7 @@ def _bad_update(rule: Rule, before: Arrays, measured: Arrays, after: Arrays) -> 
 def _step_factor(rule: Rule, before: Arrays, measured: Arrays, after: Arrays) -> tuple[float, float]:
     """Return the factor of all steps against the rule's, and its deviation by rounding."""
     product = square = spread = 0.0
-    for key, (exact, _) in updated(rule, before, gradients_of(rule, before, measured)).items():
+    for key, (exact, _) in each_updated(rule, before, measured):
         if key.startswith(PARAMETER):
             start = before[key].astype(np.float64)
             step = exact - start

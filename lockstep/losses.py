@@ -97,6 +97,8 @@ def _of_numbers(loss: StandardLoss, flat: Array, wanted: Array, shape: tuple[int
 def cause_of_loss(spec: ModelSpec, target: Mapping[str, Array], call: Call, tensor: str, value: Array) -> str:
     """Return why a loss or its slope differs, in words; "" if no hypothesis explains it."""
     exact, magnitude = call.results[tensor]
+    if tensor == "output" and "slope of input 0" in call.results:
+        return ""  # one number fits many hypotheses; the slope says more
     outputs = call.inputs[0].array
     for words, (total, slope) in _hypotheses(spec, outputs, target):
         hypothesis = total[0] if tensor == "output" else slope[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -91,30 +91,38 @@ def measured_gradients(job: Job, before: State, after: State) -> dict[str, Array
 
 def gradients_of(rule: Rule, before: State, measured: Mapping[str, Array]) -> dict[str, Array]:
     """Return gradients without a rule's weight decay, from `measured_gradients`."""
-    share = 1.0 - float(np.float32(rule.beta1)) if rule.adam else 1.0
-    gradients = {name: value / share for name, value in measured.items()}
-    if rule.decoupled:
-        return gradients
-    return {name: gradient - rule.decay(name) * before[PARAMETER + name].astype(np.float64) for name, gradient in gradients.items()}
+    return {name: _gradient(rule, before, name, value) for name, value in measured.items()}
+
+
+def _gradient(rule: Rule, before: State, name: str, measured: Array) -> Array:
+    gradient = measured / (1.0 - float(np.float32(rule.beta1)) if rule.adam else 1.0)
+    return gradient if rule.decoupled else gradient - rule.decay(name) * before[PARAMETER + name].astype(np.float64)
 
 
 def updated(rule: Rule, before: State, gradients: Mapping[str, Array]) -> dict[str, tuple[Array, Array]]:
     """Return the values after an update, and the size of what was added, by the state's keys."""
-    after: dict[str, tuple[Array, Array]] = {}
-    for name, gradient in gradients.items():
-        weight = before[PARAMETER + name].astype(np.float64)
-        slots = {
-            slot: before.get(f"{SLOT}{slot}/{name}", np.zeros_like(weight)).astype(np.float64)
-            for slot in (MOMENTUM, FIRST_MOMENT, SECOND_MOMENT)
-        }
-        step, size, changed = (_adam if rule.adam else _sgd)(rule, rule.decay(name), weight, gradient, slots)
-        after[PARAMETER + name] = weight - step, size
-        after |= {f"{SLOT}{slot}/{name}": values for slot, values in changed.items()}
-        if rule.ema_decay is not None:
-            average = before.get(f"{SLOT}{EMA}/{name}", before[PARAMETER + name]).astype(np.float64)
-            decay = min(rule.ema_decay, (1 + rule.update) / (10 + rule.update)) if rule.ramped else rule.ema_decay
-            new = weight - step
-            after[f"{SLOT}{EMA}/{name}"] = average + (1 - decay) * (new - average), (1 - decay) * (np.abs(new) + np.abs(average) + size)
+    return {key: pair for name, gradient in gradients.items() for key, pair in _updated(rule, before, name, gradient).items()}
+
+
+def each_updated(rule: Rule, before: State, measured: Mapping[str, Array]) -> Iterator[tuple[str, tuple[Array, Array]]]:
+    """Yield what `updated` returns of the gradients that an update measured, one parameter at a time."""
+    for name, value in measured.items():
+        yield from _updated(rule, before, name, _gradient(rule, before, name, value)).items()
+
+
+def _updated(rule: Rule, before: State, name: str, gradient: Array) -> dict[str, tuple[Array, Array]]:
+    weight = before[PARAMETER + name].astype(np.float64)
+    slots = {
+        slot: before.get(f"{SLOT}{slot}/{name}", np.zeros_like(weight)).astype(np.float64)
+        for slot in (MOMENTUM, FIRST_MOMENT, SECOND_MOMENT)
+    }
+    step, size, changed = (_adam if rule.adam else _sgd)(rule, rule.decay(name), weight, gradient, slots)
+    after = {PARAMETER + name: (weight - step, size), **{f"{SLOT}{slot}/{name}": values for slot, values in changed.items()}}
+    if rule.ema_decay is not None:
+        average = before.get(f"{SLOT}{EMA}/{name}", before[PARAMETER + name]).astype(np.float64)
+        decay = min(rule.ema_decay, (1 + rule.update) / (10 + rule.update)) if rule.ramped else rule.ema_decay
+        new = weight - step
+        after[f"{SLOT}{EMA}/{name}"] = average + (1 - decay) * (new - average), (1 - decay) * (np.abs(new) + np.abs(average) + size)
     return after
 
 
