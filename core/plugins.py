@@ -155,6 +155,7 @@ BUILT_IN: Mapping[Kind, tuple[Plugin, ...]] = {
         Plugin("cifar10", "crosstrain.data.sources.cifar10:DATASET"),
         Plugin("svhn", "crosstrain.data.sources.svhn:DATASET"),
         Plugin("image-folder", "crosstrain.data.sources.image_folder:DATASET"),
+        Plugin("csv", "crosstrain.data.sources.tables.source:CSV"),
         Plugin("numbers", "crosstrain.data.sources.translation.numbers_in_words:DATASET"),
         Plugin("parallel-text", "crosstrain.data.sources.translation.parallel_text:DATASET"),
     ),

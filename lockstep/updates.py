@@ -105,7 +105,7 @@ def updated(rule: Rule, before: State, gradients: Mapping[str, Array]) -> dict[s
 
 
 def each_updated(rule: Rule, before: State, measured: Mapping[str, Array]) -> Iterator[tuple[str, tuple[Array, Array]]]:
-    """Yield what `updated` returns of the gradients that an update measured, one parameter at a time."""
+    """Yield what `updated` returns, from measured gradients, one parameter after another."""
     for name, value in measured.items():
         yield from _updated(rule, before, name, _gradient(rule, before, name, value)).items()
 

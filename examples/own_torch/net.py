@@ -1,4 +1,4 @@
-"""A residual network for small images, as people write them: torch alone."""
+"""Networks for small images and for rows of a table, as people write them: torch alone."""
 
 from torch import nn
 from torch.nn import functional as F
@@ -31,3 +31,14 @@ class Net(nn.Module):
     def forward(self, x):
         features = self.blocks(self.stem(x)).mean(dim=(2, 3))
         return self.head(self.dropout(features))
+
+
+class Table(nn.Module):
+    """One number from each row of table.csv: four numbers, and four kinds of homes as 0 and 1."""
+
+    def __init__(self, inputs=8, width=64):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1))
+
+    def forward(self, x):
+        return self.layers(x)

@@ -1,0 +1,1 @@
+"""Tables of files: numbers, categories, and a column to predict."""

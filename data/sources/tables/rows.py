@@ -1,0 +1,131 @@
+"""Rows of a table, block by block."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....core.console import one_line
+from ....core.errors import UsageError
+
+Cells = Sequence[str] | NDArray[np.float64]  # texts, "" where there is none; or numbers, NaN where there is none
+MAX_LINE_BYTES = 1 << 24
+MAX_BLOCK_CELLS, MAX_BLOCK_ROWS = 1 << 21, 1 << 16
+DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|"}
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Consecutive rows.
+
+    `columns`: cells by column. `places`: of each row in the file. `share`: how much of the file is read.
+    """
+
+    columns: Sequence[Cells]
+    places: Sequence[int]
+    share: float
+
+
+class Table(Protocol):
+    """A file of rows."""
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The columns."""
+
+    @property
+    def unit(self) -> str:
+        """What places count: lines or rows."""
+
+    def blocks(self) -> Iterator[Rows]:
+        """Yield all rows. Raises UsageError for a damaged file."""
+
+
+def block_rows(columns: int) -> int:
+    """Return how many rows of so many columns are in memory together."""
+    return min(MAX_BLOCK_ROWS, max(1, MAX_BLOCK_CELLS // columns))
+
+
+def wrong(path: Path, text: str, place: str = "") -> UsageError:
+    """Return the error of a file, at a place such as ``line 3``."""
+    return UsageError(f"data: {one_line(str(path))!r}{', ' + place if place else ''}: {text}")
+
+
+class CsvTable:
+    """A file of delimited text with a header, as RFC 4180 describes it."""
+
+    unit = "line"
+
+    def __init__(self, path: Path, delimiter: str = "") -> None:
+        """Read the header; without a `delimiter` the one that divides it into most parts counts."""
+        self.path = path
+        with self._opened() as file:
+            header = next(_lines(path, file), "")
+        if not header.strip():
+            raise wrong(path, "there is no header; the first line has the names of the columns.")
+        self._delimiter = delimiter or max(DELIMITERS.values(), key=header.count)
+        self.names = [name.strip() for name in next(csv.reader([header], delimiter=self._delimiter))]
+        check_names(path, self.names)
+
+    def _opened(self) -> IO[str]:
+        return self.path.open(encoding="utf-8-sig", newline="")
+
+    def blocks(self) -> Iterator[Rows]:
+        """Yield all rows but empty lines."""
+        size, width, most = max(self.path.stat().st_size, 1), len(self.names), block_rows(len(self.names))
+        with self._opened() as file:
+            reader = csv.reader(_lines(self.path, file), delimiter=self._delimiter, strict=True)
+            rows: list[list[str]] = []
+            places: list[int] = []
+            try:
+                next(reader)
+                for row in reader:
+                    if len(row) != width:
+                        if not row:
+                            continue
+                        raise wrong(self.path, f"there are {len(row)} columns instead of {width}.", f"line {reader.line_num:,}")
+                    rows.append(row)
+                    places.append(reader.line_num)
+                    if len(rows) == most:
+                        yield Rows(list(zip(*rows, strict=True)), places, file.buffer.tell() / size)  # type: ignore[attr-defined]
+                        rows, places = [], []
+            except csv.Error as error:
+                raise wrong(self.path, f"this is no CSV ({error}).", f"line {reader.line_num:,}") from error
+            if rows:
+                yield Rows(list(zip(*rows, strict=True)), places, 1.0)
+
+
+def check_names(path: Path, names: Sequence[str]) -> None:
+    """Raise UsageError unless all columns have names that differ."""
+    if "" in names:
+        raise wrong(path, f"column {names.index('') + 1} of the header has no name.")
+    if repeated := [name for number, name in enumerate(names) if name in names[:number]]:
+        raise wrong(path, f"two columns are called {repeated[0]!r}. Rename one of them.")
+
+
+def _lines(path: Path, file: Any) -> Iterator[str]:
+    """Yield lines of text. Raises UsageError for one that is too long, or no UTF-8."""
+    number = 0
+    while True:
+        number += 1
+        try:
+            line = file.readline(MAX_LINE_BYTES)
+        except UnicodeDecodeError as error:
+            raise wrong(path, f"this is no text in UTF-8 (byte {error.object[error.start]:#04x}).", f"about line {number:,}") from error
+        if not line:
+            return
+        if "\0" in line:
+            raise wrong(path, "this is no text: it has a byte 0.", f"line {number:,}")
+        if len(line) == MAX_LINE_BYTES and not line.endswith("\n"):
+            raise wrong(path, f"the line has more than {MAX_LINE_BYTES:,} characters.", f"line {number:,}")
+        yield line

@@ -1,0 +1,146 @@
+"""csv:PATH and its like: a table of a file as numbers, categories and a target."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ....core.errors import UsageError
+from ...base import PreparedColumns
+from ..arguments import read_arguments, write_arguments
+from .rows import DELIMITERS, CsvTable, Table
+from .survey import Choices, Survey
+
+_DEFAULTS = {
+    "target": "",
+    "task": "auto",
+    "categories": "one-hot",
+    "missing": "refuse",
+    "standardise": "yes",
+    "test": "",
+    "split": "",
+    "share": "0.2",
+    "leave-out": "",
+    "categorical": "",
+}
+_CHOICES = {
+    "task": ("auto", "classes", "regression"),
+    "categories": ("one-hot", "codes"),
+    "missing": ("refuse", "mean", "drop"),
+    "standardise": ("yes", "no"),
+}
+
+
+@dataclass(frozen=True)
+class TableSource:
+    """A table of a format.
+
+    `values`: its arguments. `open` makes a `Table` of a path and these. `own_defaults`: of arguments that only this format has.
+    """
+
+    format: str
+    description: str
+    open: Callable[[Path, dict[str, str]], Table]
+    own_defaults: dict[str, str] = field(default_factory=dict)
+    path: Path | None = None
+    values: dict[str, str] = field(default_factory=dict)
+
+    version = 1
+
+    @property
+    def _defaults(self) -> dict[str, str]:
+        return {**_DEFAULTS, **self.own_defaults}
+
+    @property
+    def name(self) -> str:
+        """FORMAT:PATH with the arguments that are no defaults."""
+        return self.format if self.path is None else f"{self.format}:{self.path}?{write_arguments(self.values, self._defaults)}"
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder that holds all files."""
+        return Path(os.path.commonpath([file.parent for file in self._files])) if self.path else None
+
+    @property
+    def _files(self) -> list[Path]:
+        test = self.values.get("test")
+        return [self.path, *([Path(test)] if test else [])] if self.path else []
+
+    def with_arguments(self, text: str) -> TableSource:
+        """Return the source of PATH?ARGUMENTS. Raises UsageError."""
+        path, _, arguments = text.partition("?") if "?" in text else (text, "", "")
+        values = read_arguments(self.format, arguments, self._defaults)
+        for key, allowed in {**_CHOICES, **({"delimiter": ("auto", *DELIMITERS)} if "delimiter" in self.own_defaults else {})}.items():
+            if values[key] not in allowed:
+                raise UsageError.of(f"data: {key} of {self.format!r}", values[key], ", ".join(allowed), allowed)
+        if not values["target"]:
+            raise UsageError(f"data: which column is to be predicted? Write {self.format}:{path}?target=NAME.")
+        if not path:
+            raise UsageError(f"data: {self.format!r} needs a file; write {self.format}:PATH?target=NAME.")
+        if values["split"] and values["test"]:
+            raise UsageError(f"data: test and split of {self.format!r} both say which rows are for the test; give one of the two.")
+        _share(self.format, values["share"])
+        if values["test"]:
+            values["test"] = str(_absolute(values["test"]))
+        return replace(self, path=_absolute(path), values=values)
+
+    def originals(self, data_dir: Path) -> Sequence[Path]:
+        """Return the files. Raises UsageError if one is missing."""
+        if not self._files:
+            raise UsageError(f"data: {self.format!r} needs a file; write {self.format}:PATH?target=NAME.")
+        for file in self._files:
+            if not file.is_file():
+                raise UsageError(f"data: there is no file {str(file)!r}.")
+        return self._files
+
+    def load_in(self, work: Path, data_dir: Path | None) -> PreparedColumns:
+        """Read the files twice: as they are, and from what the first pass keeps in `work`."""
+        values = self.values
+        try:
+            tables = [self.open(file, values) for file in self.originals(data_dir or Path())]
+            survey = Survey(tables, self._chosen(), work)
+            survey.read()
+        except OSError as error:
+            if error.filename is None or Path(error.filename) not in self._files:
+                raise
+            raise UsageError(f"data: {str(error.filename)!r} cannot be read: {error.strerror}.") from error
+        return survey.prepared()
+
+    def _chosen(self) -> Choices:
+        values: Any = self.values
+        return Choices(
+            values["target"],
+            values["task"],
+            values["categories"],
+            values["missing"],
+            values["standardise"] == "yes",
+            values["split"],
+            _share(self.format, values["share"]),
+            tuple(filter(None, values["leave-out"].split(";"))),
+            tuple(filter(None, values["categorical"].split(";"))),
+        )
+
+
+def _absolute(path: str) -> Path:
+    return Path(os.path.abspath(os.path.expanduser(path)))
+
+
+def _share(name: str, text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
+    if not 0.0 < share < 1.0:
+        raise UsageError.of(f"data: share of {name!r}", text, "a number between 0 and 1")
+    return share
+
+
+CSV = TableSource(
+    "csv",
+    "a table of a file: csv:PATH?target=COLUMN,task=regression,missing=refuse",
+    lambda path, values: CsvTable(path, DELIMITERS.get(values["delimiter"], "")),
+    {"delimiter": "auto"},
+)

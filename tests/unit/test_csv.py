@@ -1,0 +1,178 @@
+"""``csv:PATH``: a table of a file becomes numbers, categories and a target."""
+
+import json
+import os
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crosstrain.core.errors import TrainerError, UsageError
+from crosstrain.data.features import read_column
+from crosstrain.data.sources.tables import survey
+from crosstrain.data.sources.tables.cells import CellError, numbers_of
+from crosstrain.data.store.stored_dataset import open_dataset
+
+HEADER = "age,city,height,y\n"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAINER_DATA_CACHE", str(tmp_path / "cache"))
+
+
+def csv(folder, text, arguments="target=y", name="t.csv"):
+    path = folder / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return f"csv:{path}?{arguments}"
+
+
+def rows(count=40, **changed):
+    """Return rows of a table, some of them replaced by number."""
+    cities = ("Rome", "Bonn", "Oslo")
+    made = [f"{20 + i % 7},{cities[i % 3]},{170 + i * 0.25},{i % 2}" for i in range(count)]
+    for number, row in changed.items():
+        made[int(number[1:])] = row
+    return "".join(f"{row}\n" for row in made)
+
+
+def problem(folder, text, arguments="target=y"):
+    with pytest.raises(UsageError) as error:
+        open_dataset(csv(folder, text, arguments))
+    return str(error.value)
+
+
+def test_numbers_categories_and_target_become_columns(tmp_path):
+    data = open_dataset(csv(tmp_path, HEADER + rows()))
+    x = np.concatenate([data.column(split, "x").values for split in ("train", "test")])
+    y = np.concatenate([data.column(split, "y").values for split in ("train", "test")])
+    expected = sorted((20 + i % 7, 170 + i * 0.25, *np.eye(3)[(2, 0, 1)[i % 3]], i % 2) for i in range(40))
+    assert sorted((*row, label) for row, label in zip(x.tolist(), y.tolist(), strict=True)) == expected
+    assert data.info.features.class_names == ("0", "1")
+    normal = read_column(data, "train", "x").values
+    assert np.allclose(normal[:, :2].mean(0), 0, atol=1e-6)
+    assert np.allclose(normal[:, :2].std(0), 1, atol=1e-6)
+    assert set(np.unique(normal[:, 2:])) == {0, 1}
+    described = json.loads(data.attachment("table.json"))
+    assert described["categories"] == {"city": ["Bonn", "Oslo", "Rome"]}
+    assert described["rows"] == data.info.sizes
+
+
+def test_codes_are_columns_of_their_own(tmp_path):
+    data = open_dataset(csv(tmp_path, HEADER + rows(), "target=height,categories=codes"))
+    assert [(column.name, column.dtype) for column in data.info.columns] == [("x", "float32"), ("city", "int64"), ("y", "float32")]
+    assert set(data.column("train", "city").values.tolist()) == {0, 1, 2}
+
+
+def test_same_row_is_always_in_the_same_split(tmp_path):
+    first = open_dataset(csv(tmp_path, HEADER + rows(400)))
+    lines = (HEADER + rows(400)).splitlines()
+    turned = "\n".join([lines[0], *reversed(lines[1:])]) + "\n"
+    second = open_dataset(csv(tmp_path, turned, name="turned.csv"))
+    for split in ("train", "test"):
+        ages = [sorted(map(tuple, data.column(split, "x").values.tolist())) for data in (first, second)]
+        assert ages[0] == ages[1]
+    assert 40 < first.info.sizes["test"] < 130
+
+
+def test_split_by_a_column_and_by_a_file(tmp_path):
+    parted = "a,part,y\n" + "".join(f"{i},{'test' if i % 4 == 0 else 'train'},{i % 2}\n" for i in range(20))
+    assert open_dataset(csv(tmp_path, parted, "target=y,split=part")).info.sizes == {"train": 15, "test": 5}
+    deeper = tmp_path / "deeper"
+    deeper.mkdir()
+    (deeper / "test.csv").write_text("a,part,y\n1,x,0\n")
+    name = csv(tmp_path, parted.replace("test,", "x,").replace("train,", "x,"), f"target=y,test={deeper / 'test.csv'}")
+    assert open_dataset(name).info.sizes == {"train": 20, "test": 1}
+
+
+@pytest.mark.parametrize(("policy", "sizes"), [("mean", 40), ("drop", 38)])
+def test_missing_cells_are_a_choice(tmp_path, policy, sizes):
+    text = HEADER + rows(r3=",Rome,171,1", r9="22,,172,0")
+    assert "line 5, column 'age': the cell is empty" in problem(tmp_path, text)
+    data = open_dataset(csv(tmp_path, text, f"target=y,missing={policy}"))
+    assert sum(data.info.sizes.values()) == sizes
+    assert any("2 rows have empty cells" in note for note in data.notes) == (policy == "drop")
+    if policy == "mean":
+        x = np.concatenate([data.column(split, "x").values for split in ("train", "test")])
+        assert np.isfinite(x).all()
+        assert (x[:, 2:].sum(1) == 0).sum() == 1
+        train = json.loads(data.attachment("table.json"))["means"]["age"]
+        assert np.isclose(x[:, 0], train).sum() == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "expected"),
+    [
+        ("", "target=y", "there is no header"),
+        (HEADER, "target=y", "there are no rows below the header"),
+        (HEADER + rows(r7="20,Rome,oops,1"), "target=y", "line 9, column 'height': 'oops' is no number"),
+        (HEADER + rows(r7="20,Rome,1e400,1"), "target=y", "line 9, column 'height': '1e400' is beyond"),
+        (HEADER + rows(r7="20,Rome,1_0,1"), "target=y", "line 9, column 'height': '1_0' is no number"),
+        (HEADER + rows(r7="20,Rome,1"), "target=y", "line 9: there are 3 columns instead of 4"),
+        (HEADER + rows(r7='20,"Rome,1,2'), "target=y", "this is no CSV"),
+        (HEADER + rows(), "target=z", "z"),
+        (HEADER + rows(), "", "which column is to be predicted"),
+        (HEADER + rows(), "target=y,missing=guess", "guess"),
+        (HEADER + rows(), "target=y,share=2", "a number between 0 and 1"),
+        (HEADER + rows(), "target=city,task=regression", "holds text, not numbers"),
+        (HEADER + rows(), "target=height,task=classes", "fractions"),
+        ("a,a,y\n1,2,3\n", "target=y", "two columns are called 'a'"),
+        ("a,,y\n1,2,3\n", "target=y", "column 2 of the header has no name"),
+        ("day,y\n" + "2026-01-02,1\n2026-01-03,0\n" * 9, "target=y", "dates and times are no inputs: 'day'"),
+        (b"\xff\xfe\x00", "target=y", "no text in UTF-8"),
+        (b"PK\x03\x04\0\0,y\n", "target=y", "byte 0"),
+        ("a,y\n" + "1,5\n" * 40, "target=y", "no row is for the"),
+        ("a,part,y\n1,train,0\n2,test,1\n3,train,2\n", "target=y,split=part", "the test split has classes that training never sees: '1'"),
+        ("a,part,y\n1,train,0\n2,valid,1\n", "target=y,split=part", "line 3, column 'part': 'valid' is neither train nor test"),
+    ],
+)
+def test_bad_tables_get_one_sentence(tmp_path, text, arguments, expected):
+    message = problem(tmp_path, text, arguments)
+    assert expected in message
+    assert "\n" not in message
+    assert len(message) < 500
+
+
+def test_free_text_is_refused_by_name(tmp_path):
+    text = "words,y\n" + "".join(f"review number {i},{i % 2}\n" for i in range(survey.MAX_CATEGORIES + 5))
+    assert "column 'words'" in (message := problem(tmp_path, text))
+    assert "leave-out=words" in message
+    with pytest.raises(UsageError, match="no column to predict the target from"):
+        open_dataset(csv(tmp_path, text, "target=y,leave-out=words"))
+
+
+def test_too_little_disk_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    usage = survey.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(survey.shutil, "disk_usage", lambda path: usage._replace(free=100))
+    with pytest.raises(TrainerError, match="MiB of disk"):
+        open_dataset(csv(tmp_path, HEADER + rows(4000)))
+    assert sum(os.path.getsize(os.path.join(folder, name)) for folder, _, names in os.walk(tmp_path / "cache") for name in names) == 0
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1),
+    st.sampled_from([repr, "{:.17g}".format, " {!r} ".format]),
+)
+def test_numbers_are_read_exactly(values, write):
+    assert numbers_of([write(float(value)) for value in values]).tolist() == values
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.text(max_size=12))
+def test_any_text_is_a_number_or_refused(text):
+    try:
+        (number,) = numbers_of([text])
+    except CellError:
+        return
+    assert np.isnan(number) or float(text) == number
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.binary(max_size=300))
+def test_any_file_is_a_table_or_refused(tmp_path_factory, content):
+    folder = tmp_path_factory.mktemp("any")
+    with suppress(UsageError):
+        open_dataset(csv(folder, b"a,y\n1,0\n2,1\n" + content))
