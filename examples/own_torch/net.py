@@ -36,9 +36,9 @@ class Net(nn.Module):
 class Table(nn.Module):
     """One number from each row of table.csv: four numbers, and four kinds of homes as 0 and 1."""
 
-    def __init__(self, inputs=8, width=64):
+    def __init__(self, features=8, width=64):
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1))
+        self.layers = nn.Sequential(nn.Linear(features, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1))
 
     def forward(self, x):
         return self.layers(x)

@@ -104,6 +104,15 @@ def test_run_records_the_absolute_path_of_its_module(runs):
 
 
 @pytest.mark.thorough
+def test_rows_of_a_csv_file_train_alike(cache, tmp_path):
+    data = f"csv:{NET.parent / 'table.csv'}?target=y,task=regression"
+    changed = {**SMALL_STEPS, "data": data, "steps": 300, "lr": 0.02, "momentum": 0.9, "nodes": 2, "tensorboard": False}
+    runs = [run_job(tmp_path, backend=backend, model=f"{NET}:Table", **changed) for backend in ("torch", "tf")]
+    assert relative_difference(runs[1].losses[:100], runs[0].losses[:100]) <= 1e-3
+    assert all(run.summary["eval"]["r2"] > 0.9 for run in runs)
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["torch", "tf"])
 def test_module_trains_asynchronously(cache, tmp_path, backend):
     run = run_job(tmp_path, backend=backend, model=f"{NET}:Net?width=8", mode="async", nodes=2, tensorboard=False, **ASYNC)
