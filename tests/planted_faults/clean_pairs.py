@@ -20,10 +20,10 @@ from crosstrain.lockstep.rounding import UNIT
 from .faults import ADAM, MODELS, SGD
 
 CALIBRATION_SEEDS = (1, 2, 3)
-TEST_SEEDS = {  # large models take minutes a pair, and a Transformer has the most tensors in a minute
+TEST_SEEDS = {  # large models take minutes a pair
     "cnn": range(11, 14),
     "imported": range(11, 14),
-    "transformer": range(11, 17),
+    "transformer": range(11, 14),
     "resnet18": range(11, 13),
     "alexnet": range(11, 12),
 }
