@@ -75,7 +75,7 @@ class Categories:
         self.codes: dict[str, int] = {}
         self._hashes: list[int] = []
 
-    def take(self, cells: Cells, most: int) -> NDArray[np.int32]:
+    def take(self, cells: Sequence[str], most: int) -> NDArray[np.int32]:
         """Return codes, −1 for missing cells.
 
         Raises CellError for more than `most` categories, or one that is too long.
@@ -83,7 +83,7 @@ class Categories:
         codes, result = self.codes, np.empty(len(cells), np.int32)
         for number, cell in enumerate(cells):
             code = codes.get(cell)
-            result[number] = self._new(number, str(cell), most) if code is None else code
+            result[number] = self._new(number, cell, most) if code is None else code
         return result
 
     def _new(self, number: int, cell: str, most: int) -> int:

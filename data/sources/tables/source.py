@@ -11,6 +11,7 @@ from typing import Any
 from ....core.errors import UsageError
 from ...base import PreparedColumns
 from ..arguments import read_arguments, write_arguments
+from .parquet import ParquetTable
 from .rows import DELIMITERS, CsvTable, Table
 from .survey import Choices, Survey
 
@@ -144,3 +145,4 @@ CSV = TableSource(
     lambda path, values: CsvTable(path, DELIMITERS.get(values["delimiter"], "")),
     {"delimiter": "auto"},
 )
+PARQUET = TableSource("parquet", "a table of a file, as csv: parquet:PATH?target=COLUMN", lambda path, values: ParquetTable(path))

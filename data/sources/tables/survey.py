@@ -183,6 +183,8 @@ class Survey:
             raise self._cell_error(table, rows, name, error) from error
 
     def _coded(self, table: Table, rows: Rows, name: str, cells: Cells, categories: Categories, most: int = MAX_CATEGORIES) -> Array:
+        if isinstance(cells, np.ndarray):
+            cells = ["" if math.isnan(number) else f"{number:.15g}" for number in cells]
         try:
             return categories.take(cells, most)
         except CellError as error:

@@ -167,7 +167,7 @@ def test_any_text_is_a_number_or_refused(text):
         (number,) = numbers_of([text])
     except CellError:
         return
-    assert np.isnan(number) or float(text) == number
+    assert np.isnan(number) or float(text.strip()) == number
 
 
 @settings(deadline=None, max_examples=60)
@@ -176,3 +176,49 @@ def test_any_file_is_a_table_or_refused(tmp_path_factory, content):
     folder = tmp_path_factory.mktemp("any")
     with suppress(UsageError):
         open_dataset(csv(folder, b"a,y\n1,0\n2,1\n" + content))
+
+
+def parquet_of(folder, columns):
+    arrow, parquet = (
+        pytest.importorskip("pyarrow", reason="pyarrow (extra parquet) is not installed"),
+        pytest.importorskip("pyarrow.parquet"),
+    )
+    parquet.write_table(arrow.table(columns), folder / "t.parquet")
+    return folder / "t.parquet"
+
+
+@settings(deadline=None, max_examples=15)
+@given(seed=st.integers(0, 10**6), missing=st.sampled_from(["mean", "drop"]))
+def test_parquet_and_csv_of_the_same_rows_are_one_dataset(tmp_path_factory, seed, missing):
+    draw, folder = np.random.default_rng(seed), tmp_path_factory.mktemp("tables")
+    count = 60
+    numbers = [
+        None if gap else float(np.float32(value)) for value, gap in zip(draw.standard_normal(count), draw.random(count) < 0.1, strict=True)
+    ]
+    words = [None if gap else str(word) for word, gap in zip(draw.choice(["a", "b", "ü"], count), draw.random(count) < 0.1, strict=True)]
+    labels = [number % 3 for number in range(count)]
+    file = parquet_of(folder, {"n": numbers, "word": words, "flag": [bool(label) for label in labels], "y": labels})
+    cells = zip(numbers, words, labels, strict=True)
+    text = "n,word,flag,y\n" + "".join(f"{'' if n is None else repr(n)},{word or ''},{int(bool(y))},{y}\n" for n, word, y in cells)
+    opened = [
+        open_dataset(name) for name in (csv(folder, text, f"target=y,missing={missing}"), f"parquet:{file}?target=y,missing={missing}")
+    ]
+    assert opened[0].info.features == opened[1].info.features
+    for split in ("train", "test"):
+        for column in ("x", "y"):
+            assert np.array_equal(*(data.column(split, column).values for data in opened))
+
+
+def test_bad_parquet_files_get_one_sentence(tmp_path):
+    days = np.arange("2026-01-01", "2026-03-01", dtype="datetime64[D]")
+    file = parquet_of(tmp_path, {"day": days, "y": np.arange(len(days)) % 2})
+    with pytest.raises(UsageError, match="dates and times are no inputs: 'day'"):
+        open_dataset(f"parquet:{file}?target=y")
+    infinite = parquet_of(tmp_path, {"n": [1.0, np.inf] * 20, "y": [0, 1] * 20})
+    with pytest.raises(UsageError, match="row 2, column 'n': 'inf' is beyond"):
+        open_dataset(f"parquet:{infinite}?target=y")
+    content = file.read_bytes()
+    for damaged in (b"a,y\n1,2\n", b"", content[: len(content) // 2], content[:4] + b"\xff" * (len(content) - 12) + content[-8:]):
+        file.write_bytes(damaged)
+        with pytest.raises(UsageError, match="no sound Parquet file"):
+            open_dataset(f"parquet:{file}?target=y")
