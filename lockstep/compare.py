@@ -172,7 +172,7 @@ class Comparer:
             (rule.exempt, "decays parameters that are to be spared", 1.0),
             ([name for name in names if name not in rule.exempt], "decays no weights", -1.0),
         ):
-            factor, deviation = _share_of_weights(probe, [name for name in names if name in group])
+            factor, _, deviation = _share_of_weights(probe, [name for name in names if name in group])
             near = abs(abs(factor) / rule.weight_decay - 1.0) <= DECAY_SLACK
             if near and abs(factor) > SCALE_LIMIT * deviation:
                 side_name = "B" if sign * factor > 0 else "A"
@@ -378,32 +378,24 @@ def _common_scale(probe: _Probe) -> float | None:
 def _extra_decay(probe: _Probe) -> float | None:
     """Return the multiple of the weights by which gradients differ, if that explains it all."""
     first, second = probe.gradients
-    total = max(float(np.linalg.norm(second[name] - first[name])) for name in first)
-    product = square = 0.0
-    differing = [name for name in first if float(np.linalg.norm(second[name] - first[name])) > MIN_SHARE_OF_DECAY * total]
-    for name in differing:
-        weight = probe.state[PARAMETER + name].astype(np.float64)
-        product += float(((second[name] - first[name]) * weight).sum())
-        square += float((weight**2).sum())
-    if not square:
-        return None
-    factor = product / square
-    left = sum(float(((second[name] - first[name] - factor * probe.state[PARAMETER + name]) ** 2).sum()) for name in differing)
-    before = sum(float(((second[name] - first[name]) ** 2).sum()) for name in differing)
-    return factor if left <= MAX_LEFT_BY_DECAY * before else None
+    apart = {name: float(np.linalg.norm(second[name] - first[name])) for name in first}
+    largest = max(apart.values())
+    differing = [name for name in first if apart[name] > MIN_SHARE_OF_DECAY * largest]
+    factor, left, _ = _share_of_weights(probe, differing)
+    return factor if factor and left <= MAX_LEFT_BY_DECAY * sum(apart[name] ** 2 for name in differing) else None
 
 
-def _share_of_weights(probe: _Probe, names: Sequence[str]) -> tuple[float, float]:
-    """Return the multiple of the weights by which gradients differ, and its deviation."""
+def _share_of_weights(probe: _Probe, names: Sequence[str]) -> tuple[float, float, float]:
+    """Return the multiple of the weights by which gradients differ, what is left, its spread."""
     first, second = probe.gradients
     pairs = [(second[name] - first[name], probe.state[PARAMETER + name].astype(np.float64)) for name in names]
     square = sum(float((weight**2).sum()) for _, weight in pairs)
     if not square:
-        return 0.0, 0.0
+        return 0.0, 0.0, 0.0
     factor = sum(float((difference * weight).sum()) for difference, weight in pairs) / square
     left = sum(float(((difference - factor * weight) ** 2).sum()) for difference, weight in pairs)
     count = sum(weight.size for _, weight in pairs)
-    return factor, float(np.sqrt(left / max(count - 1, 1) / square))
+    return factor, left, float(np.sqrt(left / max(count - 1, 1) / square))
 
 
 def _whole(first: Mapping[str, Array], second: Mapping[str, Array]) -> float:

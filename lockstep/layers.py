@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -168,12 +169,16 @@ class LayerTape:
         known = self._known(place, call, tensor)
         return bool(causes.hidden_epsilon(known.call, known.tensors.get(tensor, tensor), value.astype(np.float64), known.parameters))
 
+    @cached_property
+    def _tape(self) -> Arrays:
+        return read(str(self._folder / TAPE))
+
     def _known(self, place: str, call: Call, tensor: str) -> KnownLayer:
         """Return the layer of a call, which an operation that is no layer of ours stands for itself."""
         if not isinstance(self._spec, ImportedSpec):
             return KnownLayer(call, {}, self._parameters, self._buffers)
-        state, tape = self._parameters | self._buffers, read(str(self._folder / TAPE))
-        known = known_layer(self._spec, place, state, self._columns, tape) or KnownLayer(call, {}, {}, {})
+        state = self._parameters | self._buffers
+        known = known_layer(self._spec, place, state, self._columns, self._tape) or KnownLayer(call, {}, {}, {})
         known.call.results[known.tensors.get(tensor, tensor)] = call.results[tensor]
         return known
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Literal
 
 import numpy as np
@@ -40,26 +41,22 @@ def kind_of(cells: Cells) -> Kind | Literal["dates"]:
 
 def numbers_of(cells: Cells) -> NDArray[np.float64]:
     """Return numbers, NaN for missing ones. Raises CellError."""
-    if isinstance(cells, np.ndarray):
-        numbers = cells
-    else:
-        text = "".join(cells)
-        if "_" in text or not text.isascii():  # which float() accepts among digits
-            numbers = np.array([_number_of(number, cell) for number, cell in enumerate(cells)])
-        else:
-            try:
-                numbers = np.fromiter(map(float, cells), np.float64, len(cells))
-            except ValueError:
-                numbers = np.array([_number_of(number, cell) for number, cell in enumerate(cells)])
+    numbers = cells if isinstance(cells, np.ndarray) else _numbers_of_texts(cells)
     if (beyond := np.abs(numbers) > np.finfo(np.float32).max).any():
         number = int(beyond.argmax())
         raise CellError(number, f"{str(cells[number])!r} is beyond the numbers of float32")
     return numbers
 
 
+def _numbers_of_texts(cells: Sequence[str]) -> NDArray[np.float64]:
+    text = "".join(cells)
+    if "_" not in text and text.isascii():  # float() accepts both among digits
+        with suppress(ValueError):
+            return np.fromiter(map(float, cells), np.float64, len(cells))
+    return np.array([_number_of(number, cell) for number, cell in enumerate(cells)])
+
+
 def _number_of(number: int, cell: str) -> float:
-    if cell in MISSING:
-        return math.nan
     text = cell.strip()
     if text in MISSING:
         return math.nan

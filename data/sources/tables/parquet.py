@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from ....core.errors import MissingPackageError
 from .rows import Cells, Rows, block_rows, check_names, wrong
 
 
@@ -20,10 +19,7 @@ class ParquetTable:
 
     def __init__(self, path: Path) -> None:
         """Read the file's schema."""
-        try:
-            parquet: Any = importlib.import_module("pyarrow.parquet")
-        except ImportError as error:
-            raise MissingPackageError("data: parquet needs the package pyarrow. Install it: pip install 'crosstrain[parquet]'") from error
+        parquet: Any = importlib.import_module("pyarrow.parquet")
         self.path, self._arrow = path, importlib.import_module("pyarrow")
         try:
             self._file = parquet.ParquetFile(path)

@@ -82,7 +82,6 @@ class Survey:
             raise wrong(tables[0].path, "there is no column to predict the target from.")
         self._target_kind: Kind = "numbers"
         self._target_codes = Categories()
-        self._target_values: set[float] = set()  # at most one more than can be classes
         self._whole = True
         self.counts: dict[Split, int] = {"train": 0, "test": 0}
         self.dropped = 0
