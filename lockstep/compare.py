@@ -21,7 +21,7 @@ from .arrays import Arrays, read, write_arrays
 from .layers import LayerTape, UncomputedError
 from .processes import SideProcess, receive_all, two_sides
 from .reference import has_reference
-from .rounding import FLIP_DRAWS, FLIP_LIMIT, GROWTH_LIMIT, SCALE_LIMIT, UNIT, UPDATE_LIMIT, relative
+from .rounding import FLIP_DRAWS, FLIP_LIMIT, FLIP_UNITS, GROWTH_LIMIT, SCALE_LIMIT, UNIT, UPDATE_LIMIT, relative
 from .updates import BUFFER, PARAMETER, Rule, each_updated, gradients_of, parameter_names
 
 Array = NDArray[Any]
@@ -247,34 +247,40 @@ class Comparer:
                 raise UsageError(
                     f"{self._names[0]}: its loss is not finite at update {step + 1}, so later ones are not compared. Give a smaller --upto."
                 )
-            moved_loss, moved = self._moved(step, state, measured[0], losses[0], 0)
+            moved_loss, moved = self._moved(step, state, 0)
             apart = _whole(gradients[1], gradients[0])
-            row = ProbeRow(step, abs(losses[1] - losses[0]) / max(abs(losses[0]), 1e-30), apart, moved_loss, moved)
+            row = ProbeRow(step, _loss_apart(losses[1], losses[0]), apart, _loss_apart(moved_loss, losses[0]), _whole(moved, measured[0]))
             probe = _Probe(step, state, rates, measured, gradients, results, losses[0], row)
             probe.findings = self._update_findings(probe)
             self._last, self._probe_rows[step] = probe, row
         return self._last
 
-    def _moved(self, step: int, state: Arrays, gradients: Arrays, loss: float, number: int) -> tuple[float, float]:
-        """Return how far changed last bits of the weights move the first side's loss and gradients."""
+    def _moved(self, step: int, state: Arrays, number: int, units: float = 1.0) -> tuple[float, Arrays]:
+        """Return the first side's loss and gradients at weights that are moved by their last bits."""
         path, file = self._path("moved"), self._path("moved-gradients")
-        write_arrays(path, _with_changed_bits(state, (step, number)))
+        write_arrays(path, _with_changed_bits(state, (step, number), units))
         answer = self._sides[0].ask(side.Measure(path, step, file))
-        return abs(answer.losses[0] - loss) / max(abs(loss), 1e-30), _whole(read(file), gradients)
+        return answer.losses[0], read(file)
 
     def _flips_explain(self, probe: _Probe) -> bool:
-        """Return whether other last bits of weights move as much as the sides are apart.
+        """Return whether other last bits of weights move each gradient as far as the sides part.
 
         That is so where an input of a ReLU, or two of a maximum, lie within rounding of a kink: some bits flip it, and others do not.
         """
-        row = probe.row
         if probe.flips is None:
-            probe.flips, largest_loss, largest = False, row.moved_loss, row.moved_gradients
-            for number in range(1, FLIP_DRAWS + 1):
-                loss, gradients = self._moved(probe.update, probe.state, probe.measured[0], probe.loss, number)
-                largest_loss, largest = max(largest_loss, loss), max(largest, gradients)
-                if row.gradients <= FLIP_LIMIT * largest and row.loss <= FLIP_LIMIT * (largest_loss + UNIT):
-                    row.moved_loss, row.moved_gradients, probe.flips = largest_loss, largest, True
+            first, second = probe.gradients
+            apart = {name: relative(second[name], gradient) for name, gradient in first.items()}
+            limits, loss_limit, probe.flips = dict.fromkeys(apart, 0.0), 0.0, False
+            for number in range(FLIP_DRAWS + 1):
+                units, factor = (FLIP_UNITS, FLIP_LIMIT) if number else (1.0, GROWTH_LIMIT)
+                loss, gradients = self._moved(probe.update, probe.state, number, units)
+                loss_limit = max(loss_limit, factor * (_loss_apart(loss, probe.loss) + UNIT))
+                for name, gradient in probe.measured[0].items():
+                    limits[name] = max(limits[name], factor * (relative(gradients[name], gradient) + UNIT))
+                if probe.row.loss <= loss_limit and all(size <= limits[name] for name, size in apart.items()):
+                    probe.row.moved_loss = max(probe.row.moved_loss, _loss_apart(loss, probe.loss))
+                    probe.row.moved_gradients = max(probe.row.moved_gradients, _whole(gradients, probe.measured[0]))
+                    probe.flips = True
                     break
         return probe.flips
 
@@ -357,10 +363,16 @@ class Comparer:
         return float((ended / begun) ** (1.0 / self._upto)) if begun and ended else 1.0
 
 
-def _with_changed_bits(state: Arrays, seed: int | tuple[int, int]) -> Arrays:
+def _loss_apart(loss: float, sound: float) -> float:
+    return abs(loss - sound) / max(abs(sound), 1e-30)
+
+
+def _with_changed_bits(state: Arrays, seed: int | tuple[int, int], units: float = 1.0) -> Arrays:
     draw = np.random.default_rng(seed)
     return {
-        name: (value * (1 + UNIT * draw.choice([-1.0, 1.0], value.shape))).astype(np.float32) if name.startswith(PARAMETER) else value
+        name: (value * (1 + units * UNIT * draw.choice([-1.0, 1.0], value.shape))).astype(np.float32)
+        if name.startswith(PARAMETER)
+        else value
         for name, value in state.items()
     }
 

@@ -20,7 +20,7 @@ SMALL, LARGE = 2.0, 2.0**10  # errors of results whose terms are not known one b
 UPDATE_LIMIT = 4.0  # of an update over a tensor, in its own tolerance
 SCALE_LIMIT = 12.0  # of a common factor of all steps, in standard deviations
 GROWTH_LIMIT = 64.0  # of differences of whole passes, by what moving the weights' last bits changes
-FLIP_DRAWS, FLIP_LIMIT = 8, 4.0  # the same of the largest of so many draws, where no layer by itself differs
+FLIP_DRAWS, FLIP_UNITS, FLIP_LIMIT = 32, 8.0, 4.0  # where no layer differs: draws of so many units; by the largest of what they change
 UNITS_OF_FORMAT = {"fp32": 1.0, "bf16": 2.0**16, "fp16": 2.0**13}  # by the precision of products
 
 
