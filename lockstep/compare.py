@@ -152,7 +152,7 @@ class Comparer:
         probe = self._probe(step)
         row = probe.row
         suspicious = not (  # also where the second side's are not finite
-            row.gradients <= GROWTH_LIMIT * (row.moved_gradients + UNIT) and row.loss <= GROWTH_LIMIT * (row.moved_loss + UNIT)
+            row.gradients <= _explained(row) and row.loss <= GROWTH_LIMIT * (row.moved_loss + UNIT)
         )
         findings = list(probe.findings or self._decay_findings(probe))
         if has_reference(self._spec) and (with_layers or suspicious or findings):
@@ -177,12 +177,12 @@ class Comparer:
             if near and abs(factor) > SCALE_LIMIT * deviation:
                 side_name = "B" if sign * factor > 0 else "A"
                 cause = f"weight decay: it {words}"
-                return [Finding(probe.update, "optimiser", side=side_name, error=abs(factor), explained=deviation, cause=cause)]
+                return [Finding(probe.update, "optimiser", "", "", side_name, probe.row.gradients, _explained(probe.row), cause)]
         return []
 
     def _of_whole_pass(self, step: int, probe: _Probe) -> Finding:
         """Return the finding of gradients that differ though each layer by itself agrees."""
-        finding = Finding(step, "forward", error=probe.row.gradients, explained=GROWTH_LIMIT * (probe.row.moved_gradients + UNIT))
+        finding = Finding(step, "forward", error=probe.row.gradients, explained=_explained(probe.row))
         first, second = self._jobs
         rows = self._rows_at.get(step, [])
         norms = [row.layer for row in rows if row.operation == "batch_norm"]
@@ -361,6 +361,11 @@ class Comparer:
         self._sides[0].ask(side.Advance(path, 0, self._upto, result))
         ended = _weights_apart(read(result), read(self._state_at(self._upto)))
         return float((ended / begun) ** (1.0 / self._upto)) if begun and ended else 1.0
+
+
+def _explained(row: ProbeRow) -> float:
+    """Return how far rounding explains gradients of a whole pass to differ."""
+    return GROWTH_LIMIT * (row.moved_gradients + UNIT)
 
 
 def _loss_apart(loss: float, sound: float) -> float:

@@ -49,11 +49,12 @@ def _amount(finding: Finding) -> str:
         "data": f"the column {finding.tensor}" if finding.tensor else "the batch",
         "loss": "given the same logits, it",
         "clipping": "the norm of the gradients",
-        "optimiser": f"given its own gradients, {finding.tensor.removeprefix('parameters/')}",
+        "optimiser": f"given its own gradients, {finding.tensor.removeprefix('parameters/')}" if finding.tensor else "the gradients",
         "exchange": "the gradients",
     }.get(finding.part, f"given the same input, its {finding.tensor}" if finding.tensor else "the gradients")
     if what == "the gradients":
-        return f"the gradients differ by {finding.error:.2g} of their norm, and rounding explains {finding.explained:.1g}"
+        side = f" on {finding.side}" if finding.side else ""
+        return f"the gradients{side} differ by {finding.error:.2g} of their norm, and rounding explains {finding.explained:.1g}"
     if not finding.side and math.isfinite(finding.error):
         explained = f", and rounding explains {finding.explained:.1g}" if finding.explained else ""
         return f"{what} differs by {finding.error:.2g} of its norm{explained}"
