@@ -156,6 +156,7 @@ BUILT_IN: Mapping[Kind, tuple[Plugin, ...]] = {
         Plugin("svhn", "crosstrain.data.sources.svhn:DATASET"),
         Plugin("image-folder", "crosstrain.data.sources.image_folder:DATASET"),
         Plugin("csv", "crosstrain.data.sources.tables.source:CSV"),
+        Plugin("npz", "crosstrain.data.sources.arrays.source:NPZ"),
         Plugin("parquet", "crosstrain.data.sources.tables.source:PARQUET", requires="pyarrow", install="pip install 'crosstrain[parquet]'"),
         Plugin("numbers", "crosstrain.data.sources.translation.numbers_in_words:DATASET"),
         Plugin("parallel-text", "crosstrain.data.sources.translation.parallel_text:DATASET"),

@@ -43,3 +43,17 @@ def whole_number(name: str, key: str, text: str, low: int, high: int) -> int:
     if not low <= number <= high:
         raise UsageError.of(f"data: {key} of {name!r}", text, f"a whole number from {low} to {high}")
     return number
+
+
+def read_share(name: str, text: str) -> float:
+    """Parse the part of examples that is for the test.
+
+    Raises UsageError unless it is within 0 and 1.
+    """
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
+    if not 0.0 < share < 1.0:
+        raise UsageError.of(f"data: share of {name!r}", text, "a number between 0 and 1")
+    return share

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from contextlib import suppress
 
 import numpy as np
@@ -144,8 +145,8 @@ def test_free_text_is_refused_by_name(tmp_path):
 
 
 def test_too_little_disk_is_refused_before_anything_is_written(tmp_path, monkeypatch):
-    usage = survey.shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(survey.shutil, "disk_usage", lambda path: usage._replace(free=100))
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=100))
     with pytest.raises(TrainerError, match="MiB of disk"):
         open_dataset(csv(tmp_path, HEADER + rows(4000)))
     assert sum(os.path.getsize(os.path.join(folder, name)) for folder, _, names in os.walk(tmp_path / "cache") for name in names) == 0

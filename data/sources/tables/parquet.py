@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from .rows import Cells, Rows, block_rows, check_names, wrong
+from ..target_classes import wrong
+from .rows import Cells, Rows, block_rows, check_names
 
 
 class ParquetTable:

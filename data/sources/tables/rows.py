@@ -11,8 +11,7 @@ from typing import IO, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ....core.console import one_line
-from ....core.errors import UsageError
+from ..target_classes import wrong
 
 Cells = Sequence[str] | NDArray[np.float64]  # texts, "" where there is none; or numbers, NaN where there is none
 MAX_LINE_BYTES = 1 << 24
@@ -54,11 +53,6 @@ class Table(Protocol):
 def block_rows(columns: int) -> int:
     """Return how many rows of so many columns are in memory together."""
     return min(MAX_BLOCK_ROWS, max(1, MAX_BLOCK_CELLS // columns))
-
-
-def wrong(path: Path, text: str, place: str = "") -> UsageError:
-    """Return the error of a file, at a place such as ``line 3``."""
-    return UsageError(f"data: {one_line(str(path))!r}{', ' + place if place else ''}: {text}")
 
 
 class CsvTable:

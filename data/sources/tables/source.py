@@ -10,7 +10,7 @@ from typing import Any
 
 from ....core.errors import UsageError
 from ...base import PreparedColumns
-from ..arguments import read_arguments, write_arguments
+from ..arguments import read_arguments, read_share, write_arguments
 from .parquet import ParquetTable
 from .rows import DELIMITERS, CsvTable, Table
 from .survey import Choices, Survey
@@ -83,7 +83,7 @@ class TableSource:
             raise UsageError(f"data: {self.format!r} needs a file; write {self.format}:PATH?target=NAME.")
         if values["split"] and values["test"]:
             raise UsageError(f"data: test and split of {self.format!r} both say which rows are for the test; give one of the two.")
-        _share(self.format, values["share"])
+        read_share(self.format, values["share"])
         if values["test"]:
             values["test"] = str(_absolute(values["test"]))
         return replace(self, path=_absolute(path), values=values)
@@ -119,7 +119,7 @@ class TableSource:
             values["missing"],
             values["standardise"] == "yes",
             values["split"],
-            _share(self.format, values["share"]),
+            read_share(self.format, values["share"]),
             tuple(filter(None, values["leave-out"].split(";"))),
             tuple(filter(None, values["categorical"].split(";"))),
         )
@@ -127,16 +127,6 @@ class TableSource:
 
 def _absolute(path: str) -> Path:
     return Path(os.path.abspath(os.path.expanduser(path)))
-
-
-def _share(name: str, text: str) -> float:
-    try:
-        share = float(text)
-    except ValueError:
-        share = 0.0
-    if not 0.0 < share < 1.0:
-        raise UsageError.of(f"data: share of {name!r}", text, "a number between 0 and 1")
-    return share
 
 
 CSV = TableSource(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,16 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....core.console import one_line
-from ....core.errors import TrainerError, UsageError
+from ....core.errors import UsageError
 from ...base import PreparedColumns, Split, TableFeatures
 from ...columns import Column, ColumnSpec
+from ..disk import require_disk
+from ..target_classes import MAX_CLASSES, Task, classes_of, joined, labels_of, predicts_numbers, task_note, wrong
 from .cells import Categories, CellError, Kind, kind_of, mixed, numbers_of
-from .rows import Cells, Rows, Table, wrong
+from .rows import Cells, Rows, Table
 
 Array = NDArray[Any]
 INPUT, TARGET = "x", "y"  # columns of the dataset
-MAX_CATEGORIES, MAX_CLASSES = 1000, 100_000
-MAX_CLASSES_OF_NUMBERS = 100  # more whole numbers than these are predicted as numbers, unless task says otherwise
+MAX_CATEGORIES = 1000
 MAX_INPUTS = 1 << 16
 LEFT_OUT_ADVICE = "Leave the column out with leave-out={name}, or turn it into numbers."
 _SPLITS: tuple[Split, ...] = ("train", "test")
@@ -43,7 +43,7 @@ class Choices:
     """
 
     target: str
-    task: Literal["auto", "classes", "regression"] = "auto"
+    task: Task = "auto"
     categories: Literal["one-hot", "codes"] = "one-hot"
     missing: Literal["refuse", "mean", "drop"] = "refuse"
     standardise: bool = True
@@ -118,9 +118,7 @@ class Survey:
             else:
                 self._inputs.append(_InputColumn(name, place, kind, Categories()))
         if problems:
-            raise wrong(
-                table.path, f"dates and times are no inputs: {_joined(problems)}. {LEFT_OUT_ADVICE.format(name=';'.join(problems))}"
-            )
+            raise wrong(table.path, f"dates and times are no inputs: {joined(problems)}. {LEFT_OUT_ADVICE.format(name=';'.join(problems))}")
         target = kind_of(rows.columns[self._names.index(self._choices.target)])
         if target == "dates" or (target == "categories" and self._choices.task == "regression"):
             raise wrong(table.path, f"the target {self._choices.target!r} holds {'dates' if target == 'dates' else 'text'}, not numbers.")
@@ -129,12 +127,8 @@ class Survey:
         self._sums, self._known = np.zeros(numbers), np.zeros(numbers)
         self._seen = {split: [set() for _ in self._texts] for split in _SPLITS}
         total = math.ceil(len(rows.places) / max(rows.share, 1e-9))
-        needed = total * (8 * len(self._inputs) + 32)
-        if (free := shutil.disk_usage(self._spool.parent).free) < needed:
-            raise TrainerError(
-                f"data: {table.path.name!r} needs about {needed >> 20:,} MiB of disk to be prepared, and {str(self._spool.parent)!r} has"
-                f" {free >> 20:,} MiB. Free some, or set TRAINER_DATA_CACHE to a folder on another disk."
-            )
+        hot = sum(len(set(rows.columns[column.place])) for column in self._texts) if self._choices.categories == "one-hot" else 0
+        require_disk(table.path, self._spool.parent, total * (8 * len(self._inputs) + 4 * hot + 32))
 
     @property
     def _numbers(self) -> list[_InputColumn]:
@@ -259,7 +253,7 @@ class Survey:
             constant = [column.name for column, deviation in zip(numbers, deviations, strict=True) if not deviation]
             std[: len(numbers)] = [float(deviation) or 1.0 for deviation in deviations]
             if constant:
-                notes.append(f"constant in training, and so not scaled: {_joined(constant)}")
+                notes.append(f"constant in training, and so not scaled: {joined(constant)}")
         statistics = ({INPUT: tuple(map(float, mean))}, {INPUT: tuple(std)}) if width and self._choices.standardise else ({}, {})
         notes += self._notes(texts, names)
         described = {
@@ -287,24 +281,15 @@ class Survey:
 
         They are None and [] for numbers.
         """
-        seen, task, table = self._target_seen, self._choices.task, self._tables[0]
-        values = sorted(seen["train"] | seen["test"])
-        if self._target_kind == "numbers" and (
-            task == "regression" or (task == "auto" and not (self._whole and len(values) <= MAX_CLASSES_OF_NUMBERS))
-        ):
+        seen, choices, path = self._target_seen, self._choices, self._tables[0].path
+        if self._target_kind == "categories":
+            texts = self._target_codes.names
+            return classes_of(path, choices.target, seen, lambda value: texts[int(value)], sorted_by_text=True)
+        if predicts_numbers(choices.task, len(seen["train"] | seen["test"]), whole=self._whole):
             return None, []
-        if len(values) > MAX_CLASSES:
-            raise wrong(table.path, f"the target {self._choices.target!r} has more than {MAX_CLASSES:,} classes.")
-        if self._target_kind == "numbers" and not self._whole:
-            raise wrong(table.path, f"the target {self._choices.target!r} has fractions; classes are whole numbers or text.")
-        texts = self._target_codes.names if self._target_kind == "categories" else []
-        label = {value: texts[int(value)] if texts else str(int(value)) for value in values}
-        if unseen := sorted(label[value] for value in seen["test"] - seen["train"]):
-            raise wrong(table.path, f"the test split has classes that training never sees: {_joined(unseen)}.")
-        if len(values) < 2:
-            raise wrong(table.path, f"the target {self._choices.target!r} has one class only, {label[values[0]]!r}.")
-        ordered = sorted(values, key=label.__getitem__) if texts else values
-        return np.array(ordered), [label[value] for value in ordered]
+        if not self._whole:
+            raise wrong(path, f"the target {choices.target!r} has fractions; classes are whole numbers or text.")
+        return classes_of(path, choices.target, seen, lambda value: str(int(value)), sorted_by_text=False)
 
     def _squares(self, means: Array) -> Array:
         total = np.zeros(len(means))
@@ -336,7 +321,7 @@ class Survey:
             if numbers.shape[1] or hot:
                 block[INPUT] = Column(np.concatenate([numbers, *hot], axis=1))
             labels = target[mask]
-            block[TARGET] = Column(labels.astype(np.float32) if classes is None else _labels(labels, classes))
+            block[TARGET] = Column(labels.astype(np.float32) if classes is None else labels_of(labels, classes))
             yield block
 
     def _notes(self, texts: Sequence[_InputColumn], classes: Sequence[str]) -> list[str]:
@@ -344,19 +329,12 @@ class Survey:
         if self.dropped:
             rows = "1 row has" if self.dropped == 1 else f"{self.dropped:,} rows have"
             notes.append(f"{rows} empty cells and were left out (missing=drop)")
-        if choices.task == "auto":
-            task = f"{len(classes):,} classes; task=regression predicts numbers" if classes else "a number; task=classes predicts classes"
-            if self._target_kind == "numbers":
-                notes.append(f"the target {one_line(choices.target)} is taken for {task}")
+        if choices.task == "auto" and self._target_kind == "numbers":
+            notes.append(task_note(choices.target, len(classes)))
         for column, (train, test) in zip(texts, zip(self._seen["train"], self._seen["test"], strict=True), strict=True):
             if unseen := sorted(column.categories.names[code] for code in test - train if code >= 0):
-                notes.append(f"categories of {one_line(column.name)} that training never sees: {_joined(unseen)}")
+                notes.append(f"categories of {one_line(column.name)} that training never sees: {joined(unseen)}")
         return notes
-
-
-def _joined(names: Sequence[str], most: int = 10) -> str:
-    shown = ", ".join(repr(one_line(name)) for name in names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most:,} more"
 
 
 def _order(names: Sequence[str]) -> list[int]:
@@ -376,11 +354,6 @@ def _one_hot(ranks: Array, count: int) -> Array:
     """Return a 1 for each row's category, and none where it is missing."""
     marked: Array = ranks[:, None] == np.arange(count)
     return marked.astype(np.float32)
-
-
-def _labels(values: Array, classes: Array) -> NDArray[np.int64]:
-    order = np.argsort(classes, kind="stable")
-    return order[np.searchsorted(classes[order], values)].astype(np.int64)
 
 
 def _identifiers(path: Path, texts: Sequence[_InputColumn]) -> list[str]:

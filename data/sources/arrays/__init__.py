@@ -1,0 +1,1 @@
+"""Datasets of arrays in files of numpy."""

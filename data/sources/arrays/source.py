@@ -1,0 +1,82 @@
+"""npz:PATH: arrays of examples as labelled images, or as columns with a target."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ....core.errors import UsageError
+from ...base import PreparedBlocks, PreparedColumns
+from ..arguments import read_arguments, read_share, write_arguments
+from ..disk import require_disk
+from .examples import Examples
+from .npz import NpzFile
+
+_DEFAULTS = {"target": "y", "task": "auto", "layout": "auto", "standardise": "yes", "share": "0.2"}
+_CHOICES = {
+    "task": ("auto", "classes", "regression"),
+    "layout": ("auto", "channels-first", "channels-last"),
+    "standardise": ("yes", "no"),
+}
+
+
+@dataclass(frozen=True)
+class NpzSource:
+    """Arrays of a file: inputs and a target, with or without arrays of their own for the test.
+
+    Arrays called NAME_test, and NAME or NAME_train, belong together; without the former a hash of each example decides.
+    """
+
+    path: Path | None = None
+    values: dict[str, str] = field(default_factory=dict)
+
+    version = 1
+    description = "arrays of numpy: npz:PATH?target=y, with x and y, and x_test and y_test for the test"
+
+    @property
+    def name(self) -> str:
+        """npz:PATH with the arguments that are no defaults."""
+        if self.path is None:
+            return "npz"
+        arguments = write_arguments(self.values, _DEFAULTS)
+        return f"npz:{self.path}{'?' if arguments else ''}{arguments}"
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder that holds the file."""
+        return self.path.parent if self.path else None
+
+    def with_arguments(self, text: str) -> NpzSource:
+        """Return the source of PATH?ARGUMENTS. Raises UsageError."""
+        path, _, arguments = text.partition("?")
+        values = read_arguments("npz", arguments, _DEFAULTS)
+        for key, allowed in _CHOICES.items():
+            if values[key] not in allowed:
+                raise UsageError.of(f"data: {key} of 'npz'", values[key], ", ".join(allowed), allowed)
+        if not path:
+            raise UsageError("data: 'npz' needs a file; write npz:PATH.")
+        read_share("npz", values["share"])
+        return replace(self, path=Path(os.path.abspath(os.path.expanduser(path))), values=values)
+
+    def originals(self, data_dir: Path) -> Sequence[Path]:
+        """Return the file. Raises UsageError if it is missing."""
+        if self.path is None:
+            raise UsageError("data: 'npz' needs a file; write npz:PATH.")
+        if not self.path.is_file():
+            raise UsageError(f"data: there is no file {str(self.path)!r}.")
+        return [self.path]
+
+    def load_in(self, work: Path, data_dir: Path | None) -> PreparedBlocks | PreparedColumns:
+        """Read the file block by block."""
+        (path,) = self.originals(data_dir or Path())
+        try:
+            file = NpzFile(path)
+            require_disk(path, work, sum(header.size_bytes for header in file.arrays.values()))
+            return Examples(file, self.values).prepared()
+        except OSError as error:
+            raise UsageError(f"data: {str(path)!r} cannot be read: {error.strerror}.") from error
+
+
+NPZ = NpzSource()
