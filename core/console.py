@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -82,6 +83,14 @@ def _show_stream(stream: TextIO) -> TextIO:
 def note(text: str) -> None:
     """Write one line to standard error."""
     print(text, file=sys.stderr, flush=True)  # noqa: T201
+
+
+def note_in_handler(text: str) -> None:
+    """Write one line to standard error from a signal handler.
+
+    The signal may have interrupted a write to the stream, whose buffer cannot be entered twice.
+    """
+    os.write(2, f"{one_line(text)}\n".encode(errors="backslashreplace"))
 
 
 _STARTS = ("=", "+", "-", "@", "\t", "\r")  # spreadsheets take these for a formula (OWASP, CSV injection)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ...checkpoint import CHECKPOINTS
-from ...core.console import note
+from ...core.console import note, note_in_handler
 from ...core.errors import DiskError, InterruptedRunError, ResumableRunError, RunFailedError, TrainerError, UsageError
 from ...core.job import Job
 from ...data.base import TextFeatures
@@ -476,24 +476,24 @@ class Driver:
         translates = self._phase is RunPhase.TRANSLATING
         if (translates or self._phase is RunPhase.TRAINING) and self._attempts[-1].interrupt():
             what = "ending the translation; the run is complete" if translates else "saving a checkpoint and ending the run"
-            note(f"trainer: {what} (once more to end it at once)")
+            note_in_handler(f"trainer: {what} (once more to end it at once)")
             return
         if self._phase is RunPhase.RESTARTING and self._may_continue and self._attempts[-1].interrupt_once_training():
-            note("trainer: saving a checkpoint and ending the run, if training continues (once more to end it at once)")
+            note_in_handler("trainer: saving a checkpoint and ending the run, if training continues (once more to end it at once)")
             return
-        note("trainer: ending the run (once more to end it at once)")
+        note_in_handler("trainer: ending the run (once more to end it at once)")
         for interrupt in self._interrupts:
             interrupt()
 
     def _end_immediately(self) -> NoReturn:
         self._launcher.kill()
         cause = "interrupted twice by the user"
-        note(f"error: {cause}; ended at once; {resume_hint(self.job, self.path)}")
+        note_in_handler(f"error: {cause}; ended at once; {resume_hint(self.job, self.path)}")
         code = InterruptedRunError.exit_code
         try:
             self._recording.writer.write_status("interrupted", cause=cause, exit_code=code)
         except DiskError as error:
-            note(f"trainer: the status (interrupted, exit code {code}) could not be written: {error}")
+            note_in_handler(f"trainer: the status (interrupted, exit code {code}) could not be written: {error}")
         finally:
             os._exit(code)  # agents end with this process, and tasks with their agents
 

@@ -6,6 +6,7 @@ import re
 import textwrap
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain, count
@@ -78,10 +79,10 @@ def write_figures(pictures: Sequence[Picture], folder: Path, image: Format, look
         for path in paths:
             if path.exists() and not (path.is_file() and _MADE_BY.encode() in path.read_bytes()):
                 raise UsageError(f"--output: {str(path)!r} was not written by `trainer plot` and stays as it is. Give another folder.")
-        drawn = [_write(picture, path, image, look or Look()) for picture, path in zip(pictures, paths, strict=True)]
+        unknown = [_write(picture, path, image, look or Look()) for picture, path in zip(pictures, paths, strict=True)]
     except OSError as error:
         raise UsageError(f"--output: {str(folder)!r} cannot hold figures ({error.strerror}). Give another folder.") from error
-    if missing := frozenset[str]().union(*drawn):
+    if missing := frozenset[str]().union(*unknown):
         note(missing_characters_text(missing))
     return paths
 
@@ -96,6 +97,15 @@ def _file_names(pictures: Sequence[Picture]) -> list[str]:
 
 
 def _write(picture: Picture, path: Path, image: Format, look: Look) -> frozenset[str]:
+    with drawn(picture, look) as (figure, missing), replacing(path) as draft:
+        figure.savefig(draft, format=image, dpi=150, metadata=dict(_METADATA[image]))
+    return missing
+
+
+@contextmanager
+def drawn(picture: Picture, look: Look | None = None) -> Iterator[tuple[Figure, frozenset[str]]]:
+    """Draw a picture; yield the figure, and characters that no font has, in its style."""
+    look = look or Look()
     with matplotlib.rc_context({**_STYLE, "font.size": look.font_points}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")  # the caller reports it once for all figures
         figure = _draw(picture, look)
@@ -106,9 +116,7 @@ def _write(picture: Picture, path: Path, image: Format, look: Look) -> frozenset
             missing = missing_characters(figure, families)
             matplotlib.rcParams["font.family"] = families
             figure = _draw(picture, look)
-        with replacing(path) as draft:
-            figure.savefig(draft, format=image, dpi=150, metadata=dict(_METADATA[image]))
-    return missing
+        yield figure, missing
 
 
 def _draw(picture: Picture, look: Look) -> Figure:

@@ -69,8 +69,8 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 def python_files() -> list[Path]:
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
-    folders = {*(name.split(".")[1] for name in packages), *FOLDERS_WITHOUT_PACKAGES}
-    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    folders = {*(name.split(".")[1] for name in packages if "." in name), *FOLDERS_WITHOUT_PACKAGES}
+    return sorted([*ROOT.glob("*.py"), *(path for folder in folders for path in (ROOT / folder).rglob("*.py"))])
 
 
 def definitions(body: list[ast.stmt]) -> Iterator[Definition]:

@@ -24,8 +24,11 @@ OWN_PROCESS = {
 
 
 def packages(repository):
-    """Return the packages of pyproject.toml in order: a folder imports only earlier ones."""
-    return tomllib.loads((repository / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    """Return the packages of pyproject.toml in order: a folder imports only earlier ones.
+
+    Left out is the root, which imports names at their first use.
+    """
+    return tomllib.loads((repository / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"][1:]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,1 @@
+"""Runs, sweeps and comparisons from Python: ``import crosstrain as ct``."""

@@ -1,0 +1,118 @@
+"""Arrays, DataFrames and Datasets of Python as data of a job.
+
+They are written into the data cache, into files that are named by their content.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import UsageError
+from ..data.store.location import cache_root
+
+GIVEN = ".given"  # folder of the data cache
+_NAMES = ("x", "y", "x_test", "y_test")
+
+
+def data_name(data: Any, target: str | None) -> str:
+    """Return data as a job names it. Raises UsageError for what cannot be data."""
+    if isinstance(data, str):
+        if target is not None:
+            raise UsageError(f"target: is for a DataFrame; write it into the name: {data}?target={target}")
+        return data
+    if hasattr(data, "columns") and hasattr(data, "iloc"):
+        if target is None:
+            raise UsageError("data: which column of the DataFrame is to be predicted? Give target=NAME.")
+        return table(data, target=target)
+    if target is not None:
+        raise UsageError("target: is for a DataFrame; of arrays the second is the target")
+    if isinstance(data, tuple | list) and len(data) in (2, 4) and not any(_is_dataset(part) for part in data):
+        return _arrays(data)
+    parts = data if isinstance(data, tuple | list) else (data,)
+    if 1 <= len(parts) <= 2 and all(_is_dataset(part) for part in parts):
+        return _arrays([column for part in parts for column in _columns(part)])
+    raise UsageError("data: give a name, arrays (x, y) or (x, y, x_test, y_test), a DataFrame with target=, or one or two Datasets")
+
+
+def table(frame: Any, *, target: str, test: Any = None, **choices: str) -> str:
+    """Return a DataFrame as a job names it.
+
+    `test` is a DataFrame of the rows for the test; `choices` are as after ``csv:PATH?``, such as missing="mean". Raises UsageError for
+    columns of objects that are neither text, numbers nor truth values.
+    """
+    if target not in list(frame.columns):
+        raise UsageError.of("target", target, ", ".join(map(str, frame.columns)), [str(name) for name in frame.columns])
+    arguments = {"target": target, **choices}
+    if test is not None:
+        arguments["test"] = str(_written_frame(test))
+    for key, value in arguments.items():
+        if any(sign in value for sign in ",&="):
+            raise UsageError(f"{key}: {value!r} has one of the characters , & =; rename it")
+    path = _written_frame(frame)
+    return f"{path.suffix[1:]}:{path}?{','.join(f'{key}={value}' for key, value in arguments.items())}"
+
+
+def _written_frame(frame: Any) -> Path:
+    frame = frame.reset_index(drop=True)
+    for name in frame.columns:
+        kinds = {type(value) for value in frame[name].dropna()} if frame[name].dtype == object else set()
+        if kinds - {str, bool} and not all(issubclass(kind, int | float | np.number) for kind in kinds):
+            names = ", ".join(sorted(kind.__name__ for kind in kinds))
+            raise UsageError(f"data: the column {str(name)!r} of the DataFrame has objects of {names}; give numbers or text")
+    form = "parquet" if find_spec("pyarrow") else "csv"
+    return _kept(form, lambda path: frame.to_parquet(path, index=False) if form == "parquet" else frame.to_csv(path, index=False))
+
+
+def _arrays(data: Sequence[Any]) -> str:
+    arrays = [np.asarray(part.detach().cpu() if hasattr(part, "detach") else part) for part in data]
+    for name, array in zip(_NAMES, arrays, strict=False):
+        if array.dtype == object:
+            raise UsageError(f"data: {name} is an array of objects; give numbers, or text as the target")
+    named: dict[str, Any] = dict(zip(_NAMES, arrays, strict=False))
+    return f"npz:{_kept('npz', lambda path: np.savez(path, **named))}"
+
+
+def _is_dataset(part: Any) -> bool:
+    """Return whether an object is a map-style Dataset of (x, y)."""
+    return (
+        not isinstance(part, np.ndarray | tuple | list | dict)
+        and hasattr(part, "__getitem__")
+        and hasattr(part, "__len__")
+        and (not hasattr(part, "dtype"))
+    )
+
+
+def _columns(dataset: Any) -> list[Any]:
+    """Return the examples of a Dataset as arrays; random transforms are applied once."""
+    examples = [dataset[number] for number in range(len(dataset))]
+    if not examples or any(not isinstance(example, tuple | list) or len(example) != 2 for example in examples):
+        raise UsageError("data: each example of a Dataset has to be a pair (x, y)")
+    columns = []
+    for values in zip(*examples, strict=True):
+        arrays = [np.asarray(value) for value in values]
+        if len({array.shape for array in arrays}) > 1:
+            raise UsageError("data: examples of a Dataset have different shapes; give them one")
+        columns.append(np.stack(arrays))
+    return columns
+
+
+def _kept(form: str, write: Any) -> Path:
+    """Write a file and name it by its content."""
+    folder = Path(cache_root(), GIVEN)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".draft-") as draft:
+        path = Path(draft, f"data.{form}")
+        write(path)
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()[:20]
+        kept = folder / f"{digest}.{form}"
+        if not kept.exists():  # its time would change, and the data be prepared again
+            path.rename(kept)
+    return kept

@@ -1,0 +1,66 @@
+"""Classes and functions of Python as models of a job."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..core.drafts import replacing
+from ..core.errors import MissingPackageError, UsageError
+from ..data.store.location import cache_root
+
+MODELS = ".models"  # folder of the data cache
+_FILE = "made_in_a_notebook.py"
+_PICKLE = "made_in_a_notebook.pickle"
+_CODE = f'''"""A class or function of a notebook, as cloudpickle wrote it; reading it executes it."""
+
+from pathlib import Path
+
+import cloudpickle
+
+{{name}} = cloudpickle.loads(Path(__file__).with_name("{_PICKLE}").read_bytes())
+'''
+
+
+def model_name(model: Any) -> str:
+    """Return a model as a job names it.
+
+    Classes and functions of files are named by their file, of packages by their module. Those of a notebook are pickled into a folder by
+    their content, which runs from elsewhere load only with trust. Raises UsageError for other objects.
+    """
+    if isinstance(model, str):
+        return model
+    if not (inspect.isclass(model) or inspect.isfunction(model)):
+        raise UsageError(
+            f"model: got an object of {type(model).__name__}; give its class or a function that makes it, as each worker makes its own"
+        )
+    name = model.__qualname__
+    if model.__module__ == "__main__" or not name.isidentifier():
+        return _pickled(model, re.sub(r"\W", "_", model.__name__))
+    module = sys.modules.get(model.__module__) or importlib.import_module(model.__module__)
+    path = getattr(module, "__file__", None)
+    return f"{model.__module__}:{name}" if path is None or "." in model.__module__ else f"{os.path.abspath(path)}:{name}"
+
+
+def _pickled(model: Any, name: str) -> str:
+    try:
+        import cloudpickle
+    except ImportError as error:
+        raise MissingPackageError("model: a class of a notebook needs cloudpickle; pip install cloudpickle") from error
+    import hashlib
+
+    try:
+        content = cloudpickle.dumps(model)
+    except Exception as error:  # whatever an object's own code raises
+        raise UsageError(f"model: {name} cannot be pickled: {error}") from error
+    folder = Path(cache_root(), MODELS, f"{name}-{hashlib.sha256(content).hexdigest()[:16]}")
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, data in ((_PICKLE, content), (_FILE, _CODE.format(name=name).encode())):
+        with replacing(folder / file) as draft:
+            Path(draft).write_bytes(data)
+    return f"{folder / _FILE}:{name}"
