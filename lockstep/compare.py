@@ -64,10 +64,11 @@ class Comparer:
     ) -> None:
         """Prepare a comparison; `checkpoints` of the first side spare it training from the start."""
         self._checkpoints = checkpoints or {}
-        self._jobs, self._names, self._folder, self._upto = jobs, names, folder, upto
+        self._jobs, self._names, self._folder = jobs, names, folder
         trainings = [TrainingJob.from_job(job) for job in jobs]
         self._spec, self._data = trainings[0].model, trainings[0].data
         self._schedules = [side.Schedule(training) for training in trainings]
+        self._upto = min([upto, *(schedule.total - 1 for schedule in self._schedules if schedule.total is not None)])
         self._last: _Probe | None = None  # its arrays are several times the model's size, so that no others are kept
         self._probe_rows: dict[int, ProbeRow] = {}
         self._layers_at: dict[int, list[Finding]] = {}
@@ -80,7 +81,7 @@ class Comparer:
     def compare(self, interpreters: tuple[str | None, str | None], environments: tuple[Mapping[str, str], ...] = ({}, {})) -> Comparison:
         """Carry the comparison out."""
         began = time.monotonic()
-        with two_sides(self._names, interpreters, environments) as sides:
+        with two_sides(self._names, interpreters, environments, self._jobs[0].start_timeout) as sides:
             self._sides: tuple[SideProcess, SideProcess] = sides
             findings = self._begin()
             findings += self._search()
@@ -182,7 +183,9 @@ class Comparer:
 
     def _of_whole_pass(self, step: int, probe: _Probe) -> Finding:
         """Return the finding of gradients that differ though each layer by itself agrees."""
-        finding = Finding(step, "forward", error=probe.row.gradients, explained=_explained(probe.row))
+        row = probe.row
+        part = "backward" if row.loss <= GROWTH_LIMIT * (row.moved_loss + UNIT) else "forward"
+        finding = Finding(step, part, error=row.gradients, explained=_explained(row))
         first, second = self._jobs
         rows = self._rows_at.get(step, [])
         norms = [row.layer for row in rows if row.operation == "batch_norm"]
@@ -194,11 +197,8 @@ class Comparer:
                 "batch normalisation takes its statistics from each worker's part of a batch, and the sides have"
                 f" {first.workers} and {second.workers} workers"
             )
-        elif (scale := _common_scale(probe)) is not None:
-            finding.part, finding.cause = (
-                "optimiser",
-                f"all gradients are {scale:.6g} times as large, after their layers and before the update rule",
-            )
+        elif (scale := _common_scale(probe.measured)) is not None or (scale := _common_scale(probe.gradients)) is not None:
+            finding.part, finding.cause = "optimiser", self._scale_cause(scale)
         elif (decay := _extra_decay(probe)) is not None:
             finding.part, finding.cause = (
                 "optimiser",
@@ -210,6 +210,11 @@ class Comparer:
         else:
             finding.cause = "no layer by itself differs: it is in how layers are combined or compiled" if rows else ""
         return finding
+
+    def _scale_cause(self, scale: float) -> str:
+        if self._jobs[1].momentum or self._jobs[1].optimizer != "sgd":
+            return f"what its momentum takes of gradients is {scale:.6g} times as large, by dampening or by a factor of all gradients"
+        return f"all gradients are {scale:.6g} times as large, though no layer by itself differs"
 
     def _precision_cause(self) -> str:
         first, second = (job.precision for job in self._jobs)
@@ -242,11 +247,10 @@ class Comparer:
             rules = [self._rule(number, step, state) for number in range(2)]
             gradients = [gradients_of(rule, state, arrays) for rule, arrays in zip(rules, measured, strict=True)]
             results = [read(result) for _, result in files]
-            losses, rates = [answer.losses[0] for answer in answers], [answer.rate for answer in answers]
-            if not np.isfinite(losses[0]):
-                raise UsageError(
-                    f"{self._names[0]}: its loss is not finite at update {step + 1}, so later ones are not compared. Give a smaller --upto."
-                )
+            losses, rates = [answer.loss for answer in answers], [answer.rate for answer in answers]
+            if not np.isfinite(losses[0]) or not all(np.isfinite(value).all() for value in results[0].values()):
+                what = "weights are" if np.isfinite(losses[0]) else "loss is"
+                raise UsageError(f"{self._names[0]}: its {what} not finite at update {step + 1}; give a smaller --upto.")
             moved_loss, moved = self._moved(step, state, 0)
             apart = _whole(gradients[1], gradients[0])
             row = ProbeRow(step, _loss_apart(losses[1], losses[0]), apart, _loss_apart(moved_loss, losses[0]), _whole(moved, measured[0]))
@@ -260,7 +264,7 @@ class Comparer:
         path, file = self._path("moved"), self._path("moved-gradients")
         write_arrays(path, _with_changed_bits(state, (step, number), units))
         answer = self._sides[0].ask(side.Measure(path, step, file))
-        return answer.losses[0], read(file)
+        return answer.loss, read(file)
 
     def _flips_explain(self, probe: _Probe) -> bool:
         """Return whether other last bits of weights move each gradient as far as the sides part.
@@ -319,6 +323,9 @@ class Comparer:
         for words, changed in causes.of_rule(rule, probe.state, gradients, result):
             if _bad_update(changed, probe.state, gradients, result) is None:
                 return words
+        scale = _common_scale(probe.measured)
+        if scale is not None and abs(scale - 1.0) > probe.row.moved_gradients * GROWTH_LIMIT:
+            return self._scale_cause(scale)
         factor = _step_factor(rule, probe.state, gradients, result)[0]
         before = float(self._schedules[number].plan(max(probe.update - 1, 0), 1).learning_rates[0])
         if probe.rates[number] == before != rule.rate:
@@ -382,13 +389,13 @@ def _with_changed_bits(state: Arrays, seed: int | tuple[int, int], units: float 
     }
 
 
-def _common_scale(probe: _Probe) -> float | None:
+def _common_scale(gradients: Sequence[Mapping[str, Array]]) -> float | None:
     """Return the factor between the sides' gradients, if that explains their difference."""
-    first, second = probe.gradients
-    norm = sum(float((gradient**2).sum()) for gradient in first.values())
-    factor = sum(float((first[name] * second[name]).sum()) for name in first) / max(norm, 1e-300)
-    left = sum(float(((second[name] - factor * first[name]) ** 2).sum()) for name in first)
-    before = sum(float(((second[name] - first[name]) ** 2).sum()) for name in first)
+    first, second = gradients
+    pairs = [(first[name].astype(np.float64), second[name].astype(np.float64)) for name in first]
+    factor = sum(float((mine * theirs).sum()) for mine, theirs in pairs) / max(sum(float((mine**2).sum()) for mine, _ in pairs), 1e-300)
+    left = sum(float(((theirs - factor * mine) ** 2).sum()) for mine, theirs in pairs)
+    before = sum(float(((theirs - mine) ** 2).sum()) for mine, theirs in pairs)
     return factor if left <= MAX_LEFT_BY_DECAY * before else None
 
 

@@ -12,6 +12,7 @@ from ..data.columns import LENGTHS
 from ..models.base import ModelSpec
 from ..models.imported.description import ImportedSpec
 from ..models.layers.reference import Call, Part
+from ..models.losses import BINARY, MULTI_LABEL, WEIGHTED
 from ..models.objectives import CROSS_ENTROPY, StandardLoss
 from .rounding import LIMIT, error
 
@@ -50,13 +51,14 @@ def cross_entropy(logits: Array, labels: Array, weights: Array, smoothing: float
 
 
 def _standard(loss: StandardLoss, outputs: Array, labels: Array) -> tuple[Part, Part]:
-    if loss.name == CROSS_ENTROPY:
-        if not loss.class_weights:
-            return cross_entropy(outputs, labels, np.ones(len(labels)), loss.smoothing)
-        return _weighted(outputs, labels, np.array(loss.class_weights), loss.smoothing)
+    if loss.name in (CROSS_ENTROPY, WEIGHTED):
+        weights = np.array(loss.class_weights or [1.0] * loss.classes)
+        return _weighted(outputs, labels, weights, loss.smoothing)
     flat = outputs.reshape(len(outputs), -1)
     if loss.name in ("mse", "mae", "huber"):
         return _of_numbers(loss, flat, labels.reshape(flat.shape).astype(np.float64), outputs.shape)
+    if loss.name not in (BINARY, MULTI_LABEL):
+        raise ValueError(f"the loss {loss.name!r} is not known in float64")
     wanted = labels.reshape(flat.shape).astype(np.float64) if not loss.classes or loss.classes == 2 else np.eye(loss.classes)[labels]
     values = np.maximum(flat, 0.0) - flat * wanted + np.log1p(np.exp(-np.abs(flat)))
     slope = (1.0 / (1.0 + np.exp(-flat)) - wanted) / flat.shape[1]

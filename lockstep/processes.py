@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import io
+import os
+import select
 import selectors
 import subprocess
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import msgspec
 
 from ..core.errors import RunFailedError, UsageError
-from ..core.process import child_working_directory, command_ending_with_parent, public_environment, python
-from .side import Answer, End, Request
+from ..core.process import child_working_directory, command_ending_with_parent, ending_in_words, public_environment, python
+from .side import READY, Answer, End, Request
 
 KEPT_LINES = 40
+MAX_LINE_BYTES = 1 << 20
 END_SECONDS = 20.0
 
 
@@ -33,14 +38,16 @@ class SideProcess:
             cwd=child_working_directory(),
             env={**public_environment(), **environment},
             start_new_session=True,
+            bufsize=0,
         )
+        self._unread = b""
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
         self._reader = threading.Thread(target=self._keep, name=f"output of {name}", daemon=True)
         self._reader.start()
 
     def _keep(self) -> None:
-        stream: IO[bytes] | None = self._process.stderr
-        for line in stream or ():
+        stream = io.BufferedReader(cast(io.RawIOBase, self._process.stderr))
+        while line := stream.readline(MAX_LINE_BYTES):
             self._lines.append(line.decode(errors="replace").rstrip())
 
     @property
@@ -48,6 +55,36 @@ class SideProcess:
         """Where answers come from."""
         assert self._process.stdout is not None
         return self._process.stdout
+
+    def await_start(self, seconds: float) -> None:
+        """Wait for the process to be ready.
+
+        Raises RunFailedError for a program that does not become so.
+        """
+        line = self._read_line(seconds)
+        if line != READY:
+            raise RunFailedError(f"{self._shown}: this is no Python with a crosstrain that compares updates; it wrote {_excerpt(line)}")
+
+    def _read_line(self, seconds: float | None = None) -> bytes:
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while b"\n" not in self._unread:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not select.select([self.output], [], [], left)[0]:
+                raise RunFailedError(f"the process of {self._shown} did not start within {seconds:.0f} s (start_timeout)")
+            part = os.read(self.output.fileno(), MAX_LINE_BYTES)
+            if not part:
+                raise self._ended("" if seconds is None else " before it was ready; is it a Python with crosstrain?")
+            self._unread += part
+            if len(self._unread) > MAX_LINE_BYTES:
+                raise RunFailedError(f"the process of {self._shown} wrote more than a line of {MAX_LINE_BYTES:,} bytes")
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line
+
+    def _ended(self, when: str) -> RunFailedError:
+        code = self._process.wait()
+        self._reader.join(1.0)
+        last = next((text for text in reversed(self._lines) if text.strip()), "")
+        return RunFailedError(f"the process of {self._shown} {ending_in_words(code)}{when}{f': {last[:400]}' if last else ''}")
 
     def send(self, request: Request) -> None:
         """Send a request."""
@@ -61,13 +98,11 @@ class SideProcess:
 
         Raises UsageError or RunFailedError for a problem.
         """
-        line = self.output.readline()
-        if not line:
-            code = self._process.wait()
-            self._reader.join(1.0)
-            last = next((text for text in reversed(self._lines) if text.strip()), "")
-            raise RunFailedError(f"the process of {self._shown} ended with {code}{f': {last[:400]}' if last else ''}")
-        answer = msgspec.json.decode(line, type=Answer)
+        line = self._read_line()
+        try:
+            answer = msgspec.json.decode(line, type=Answer)
+        except msgspec.MsgspecError as error:
+            raise RunFailedError(f"the process of {self._shown} answered {_excerpt(line)}") from error
         if answer.problem is not None:
             raise (UsageError if answer.code == UsageError.exit_code else RunFailedError)(f"{self._shown}: {answer.problem}")
         return answer
@@ -97,6 +132,10 @@ class SideProcess:
         self._reader.join(1.0)
 
 
+def _excerpt(line: bytes) -> str:
+    return repr(line[:60].decode(errors="replace"))
+
+
 def receive_all(sides: Sequence[SideProcess]) -> list[Answer]:
     """Wait for an answer of each side, in their order; the end of one is noticed at once."""
     answers: dict[str, Answer] = {}
@@ -112,13 +151,18 @@ def receive_all(sides: Sequence[SideProcess]) -> list[Answer]:
 
 @contextmanager
 def two_sides(
-    names: tuple[str, str], interpreters: tuple[str | None, str | None], environments: tuple[Mapping[str, str], ...] = ({}, {})
+    names: tuple[str, str],
+    interpreters: tuple[str | None, str | None],
+    environments: tuple[Mapping[str, str], ...],
+    start_seconds: float,
 ) -> Iterator[Any]:
-    """Start both processes; they end with the block."""
+    """Start both processes within so many seconds; they end with the block."""
     sides: list[SideProcess] = []
     try:
         for name, shown, interpreter, environment in zip(("A", "B"), names, interpreters, environments, strict=True):
             sides.append(SideProcess(name, shown, interpreter, environment))
+        for side in sides:
+            side.await_start(start_seconds)
         yield tuple(sides)
     except BaseException:
         for side in sides:

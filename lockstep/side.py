@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from contextlib import ExitStack
@@ -32,6 +33,9 @@ from .replaying import ReplayRequest, compute_layers
 from .updates import LARGE_RATE, measured_gradients, shows_gradient_by_rate, without_slots
 
 Array = NDArray[Any]
+
+
+READY = b"crosstrain compares updates"  # the first line that a process writes
 
 
 class Begin(msgspec.Struct, tag="begin"):
@@ -88,10 +92,16 @@ class Answer(msgspec.Struct):
 
     problem: str | None = None
     code: int = 1
-    losses: list[float] = []
+    losses: list[float | None] = []  # None: not finite, as JSON has it
     rate: float = 0.0
     precision: str = ""
     uncomputed: str | None = None
+
+    @property
+    def loss(self) -> float:
+        """The last loss, NaN if it is not finite."""
+        loss = self.losses[-1] if self.losses else None
+        return math.nan if loss is None else loss
 
 
 class Schedule:
@@ -100,14 +110,14 @@ class Schedule:
     def __init__(self, training: TrainingJob) -> None:
         self._job, self._width = training.requested, training.model.width
         self._epochs = EpochIndex(make_sampler(training.job, training.data, training.model.objective.weight))
-        self._total = Triggers(training.requested, self._epochs).total
+        self.total = Triggers(training.requested, self._epochs).total
 
     def plan(self, first: int, most: int) -> Plan:
         """Return a plan of at most so many updates, within an epoch."""
         place = self._epochs.place(first)
         count = min(most, place.left)
         positions = self._epochs.epochs_at(first, count)
-        rates = learning_rates(self._job, first, count, self._epochs.steps_per_epoch, self._total, positions, self._width)
+        rates = learning_rates(self._job, first, count, self._epochs.steps_per_epoch, self.total, positions, self._width)
         return Plan(first, count, place.epoch, place.first_in_epoch, rates, place.skip, place.arranged)
 
 
@@ -187,7 +197,7 @@ class Side:
         if isinstance(request, Advance):
             state, losses, _ = training.train(read_state(request.state, request.first), request.first, request.count)
             write_state(request.result, state)
-            return Answer(losses=losses)
+            return Answer(losses=list(losses))
         before = read_state(request.state, request.step)
         gradients, loss, rate = training.gradients(before, request.step)
         write_arrays(request.gradients, gradients)
@@ -219,6 +229,8 @@ def main() -> None:
     """Serve standard input; what libraries print goes to standard error."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
+    answers.write(READY + b"\n")
+    answers.flush()
     serve(sys.stdin.buffer, answers)
 
 

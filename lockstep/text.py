@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from ..records.store.lockstep_results import Comparison, Finding, LayerRow, Side
 from .rounding import UNIT
 
+MAX_NAME = 16  # of a side, in the head of a table
 MAX_ROWS = 12  # of the table of layers
 PERCENT = 0.01
 _WHERE = {
@@ -28,7 +29,7 @@ def sentence(comparison: Comparison) -> str:
     names = f"{shown(comparison.first)} and {shown(comparison.second)}"
     finding = comparison.begins
     if finding is None:
-        return f"{names} do not part beyond rounding up to update {comparison.upto + 1}. {_growth_text(comparison)}"
+        return f"{names} do not part beyond rounding up to update {comparison.upto + 1}. {_growth_text(comparison)}".rstrip()
     where = _WHERE[finding.part] + (f" of {finding.layer}" if finding.layer else "")
     return f"{names} part at update {finding.update + 1}, {where}: {_amount(finding)}{_cause(finding)}{_further(finding)}"
 
@@ -79,7 +80,7 @@ def _growth_text(comparison: Comparison) -> str:
     growth = comparison.growth
     if growth is None:
         return ""
-    if growth <= 1.001:
+    if growth < 1.005:
         return "A difference in the last bits of the weights does not grow from update to update."
     updates = math.ceil(math.log(PERCENT / UNIT) / math.log(growth))
     return (
@@ -156,6 +157,8 @@ def _layer_lines(comparison: Comparison) -> Iterator[str]:
     if not layers:
         return
     names = [comparison.first.name, comparison.second.name]
+    if max(map(len, names)) > MAX_NAME:
+        names = ["first", "second"]
     table = [["layer", "operation", *(f"{way}, {name}" for way in ("forward", "backward") for name in names), ""]]
     shown_layers = list(layers.items())
     bad = [entry for entry in shown_layers if not all(row.is_explained for row in entry[1])]
@@ -168,7 +171,7 @@ def _layer_lines(comparison: Comparison) -> Iterator[str]:
     yield f"Errors of layers at update {update + 1}, each by itself, against float64, relative to the size of a result's terms:"
     yield from _aligned(table)
     if (left := len(layers) - len(table) + 1) > 0:
-        yield f"  and {left} further layers, which differ by rounding alone" if len(bad) <= MAX_ROWS else f"  and {left} further layers"
+        yield f"  and {left} further layers, whose errors rounding explains" if len(bad) <= MAX_ROWS else f"  and {left} further layers"
 
 
 def _forward(row: LayerRow) -> bool:

@@ -28,6 +28,7 @@ from ...records.store.jsonl import finite_json
 from ...records.store.lockstep_results import Comparison
 from ...records.store.run_directory import RunReader, write_diverged
 from ...report.runs.locate import find_run
+from ..interrupts import TerminationAsInterrupt
 from ..options import IntegerRange, out_option, trust_option
 from ..streams import echo_wrapped
 
@@ -49,12 +50,18 @@ def diverge(first: str, second: str | None, changes: tuple[str, ...], upto: int,
     Both sides make single updates from equal states of the first run: 1, 2, 3, 5, 9, … Where they part, each layer is computed by itself
     on both sides from the same inputs, and judged against float64.
 
-    The exit code is 0 in both cases. RUN is a run directory, or the name of one below --out. With --with, the second side is the first run
-    with other settings, such as backend=tf, precision=bf16, exchange=native, compile=on, nodes=3, or python=/other/venv/bin/python.
+    The exit code is 0 whether they part or not. RUN is a run directory, or the name of one below --out. With --with, the second side is the
+    first run with other settings, such as backend=tf, precision=bf16, exchange=native, compile=on, or python=/other/venv/bin/python; with
+    nodes=3 the workers share the first run's global batch.
     """
-    if (second is None) == (not changes):
-        raise UsageError("second run: give either another RUN or --with SETTING=VALUE.")
     folders = [_recording(text, out) for text in (first, second) if text is not None]
+    for text_of_run, folder in zip((first, second), folders, strict=False):
+        if folder is None:
+            find_run(str(text_of_run), out)
+    if second is not None and changes:
+        raise UsageError("second run: got a RUN and --with; give one of the two.")
+    if second is None and not changes:
+        raise UsageError("second run: give another RUN, or --with SETTING=VALUE.")
     if any(folders):
         if len(folders) < 2 or None in folders:
             raise UsageError("recordings: a recording is compared with another recording; give two of them, without --with.")
@@ -69,13 +76,14 @@ def diverge(first: str, second: str | None, changes: tuple[str, ...], upto: int,
         (changed, other_compiled), name = _job_of(other_path, trusted=trust_run), other_path.name
     else:
         settings, interpreter = _read_changes(changes)
-        changed = _changed(path, settings, trusted=trust_run)
+        changed = _changed(path, {**_batch_of(job, settings), **settings}, trusted=trust_run)
         job = job.model_copy(update={"start_timeout": changed.start_timeout})
         shown = with_settings({**settings, **({PYTHON: interpreter} if interpreter else {})})
         other_compiled, name = compiled, f"{path.name} {shown}"
     refuse_uncomparable(job, changed)
     checkpoints = {int(checkpoint.name.removeprefix("step-")): checkpoint for checkpoint in list_checkpoints(path)}
-    comparison = _compared((job, changed), (compiled, other_compiled), (path.name, name), interpreter, upto, checkpoints)
+    with TerminationAsInterrupt():
+        comparison = _compared((job, changed), (compiled, other_compiled), (path.name, name), interpreter, upto, checkpoints)
     comparison.sentence = sentence(comparison)
     _print(comparison, as_json=as_json)
     try:
@@ -106,11 +114,9 @@ def _compared(
 ) -> Comparison:
     spec = build_model(jobs[0].model, open_dataset(jobs[0].data, jobs[0].data_dir).info, jobs[0].loss)
     local = tuple(on_this_machine(job, deterministic=spec.dropout, compiled=chosen) for job, chosen in zip(jobs, compiled, strict=True))
-    planned = min((job.steps for job in jobs if job.steps), default=None)
-    last = upto if planned is None else min(upto, planned - 1)
     folder = make_scratch()
     try:
-        comparison = Comparer((local[0], local[1]), names, folder, last, checkpoints).compare((None, interpreter))
+        comparison = Comparer((local[0], local[1]), names, folder, upto, checkpoints).compare((None, interpreter))
     finally:
         remove_scratch(folder)
     comparison.findings = [*differing_settings(*jobs), *comparison.findings]
@@ -126,7 +132,14 @@ def _job_of(path: Path, *, trusted: bool) -> tuple[Job, bool | None]:
     return _changed(path, {}, trusted=trusted), described.get("compiled")
 
 
-def _changed(path: Path, settings: dict[str, str], *, trusted: bool) -> Job:
+def _batch_of(job: Job, settings: Mapping[str, str]) -> dict[str, object]:
+    """Return the setting by which another number of workers shares a job's batch, if none is given."""
+    if not {"nodes", "procs_per_node"} & set(settings) or {"batch_size", "global_batch_size", "batch_tokens"} & set(settings):
+        return {}
+    return {"global_batch_size": job.global_batch}
+
+
+def _changed(path: Path, settings: Mapping[str, object], *, trusted: bool) -> Job:
     """Return a run's job with other settings."""
     return written_out(resolve(settings, {}, None, earlier_run(path, trusted=trusted)).job)
 

@@ -5,10 +5,12 @@ import os
 import re
 import shutil
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from processes import wait_until
 
 from crosstrain.conformance.runs import run_job, trainer
 from crosstrain.lockstep.layer_check import check_layers
@@ -118,7 +120,9 @@ def test_wrong_requests_are_explained(runs, tmp_path):
     assert "an asynchronous run has no update that another one makes too" in refused(runs["tf"], "--with", "mode=async")
     assert "model: 'cnn' and 'logreg' differ" in refused(runs["tf"], "--with", "model=logreg")
     assert "Did you mean 'momentum'?" in refused(runs["tf"], "--with", "momentun=0")
-    assert "give either another RUN or --with" in refused(runs["tf"])
+    assert "give another RUN, or --with" in refused(runs["tf"])
+    assert "run: got 'none'" in refused("none")
+    assert "run: got 'none'" in refused(runs["tf"], "none")
     assert "is no program that can be executed" in refused(runs["tf"], "--with", f"python={tmp_path}/none")
     assert "write SETTING=VALUE" in refused(runs["tf"], "--with", "backend")
 
@@ -128,6 +132,60 @@ def test_nothing_is_left_behind(runs, tmp_path):
         "diverge", str(runs["torch"]), "--with", "backend=tf", "--upto", "0", environment={**os.environ, "TMPDIR": str(tmp_path)}
     )
     assert done.returncode == 0, done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_loss_with_options_agrees_with_itself(tmp_path):
+    path = run_job(tmp_path, backend="torch", model="cnn", calibrate=False, loss="cross_entropy?smoothing=0.1", **JOB).path
+    assert diverged(path, "--with", "threads=1", "--upto", 0)["findings"] == []
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    job = {"model": "logreg", "data": "digits", "steps": 40, "weight_decay": 0.1, "eval_every": "end", "monitor": False}
+    return run_job(tmp_path_factory.mktemp("small"), backend="torch", calibrate=False, momentum=0.5, **job).path
+
+
+def test_workers_share_the_batch_of_the_first_run(small):
+    assert diverged(small, "--with", "nodes=3")["findings"] == []
+    assert diverged(small, "--with", "threads=1")["upto"] == 39
+
+
+def test_a_loss_that_is_not_finite_ends_the_comparison(tmp_path):
+    settings = {"lr": 1e4, "momentum": 0.9, "weight_decay": 0.5, "steps": 40, "eval_every": "end", "on_nan": "continue"}
+    path = run_job(tmp_path, backend="torch", model="logreg", data="digits", calibrate=False, **settings).path
+    done = trainer("diverge", str(path), "--with", "threads=1", "--upto", "39")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "not finite at update" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("true", "ended with exit code 0 before it was ready"),
+        ("echo garbage; sleep 60", "it wrote 'garbage'"),
+        ("exec yes", "it wrote 'y'"),
+        ("head -c 300000000 /dev/zero", "more than a line of"),
+        ("exec sleep 600", "did not start within 5 s"),
+        ("head -c 300000000 /dev/zero >&2", "ended with exit code 0"),
+    ],
+)
+def test_other_programs_are_no_interpreters(small, tmp_path, program, words):
+    path = tmp_path / "python"
+    path.write_text(f"#!/bin/sh\n{program}\n")
+    path.chmod(0o755)
+    done = trainer("diverge", str(small), "--with", f"python={path}", "--with", "start_timeout=5", timeout_seconds=60)
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert words in done.stderr
+
+
+def test_termination_leaves_nothing_behind(small, tmp_path):
+    command = [sys.executable, "-m", "crosstrain.cli.main", "diverge", str(small), "--with", "backend=tf"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(tmp_path)}) as process:
+        wait_until(lambda: list(tmp_path.iterdir()), 30, "a temporary folder")
+        process.terminate()
+        _, problem = process.communicate(timeout=60)
+    assert (process.returncode, problem.strip()) == (130, "error: interrupted")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -11,19 +11,53 @@ from crosstrain.core.job import Job
 from crosstrain.lockstep import causes
 from crosstrain.lockstep.compare import _bad_update, probes
 from crosstrain.lockstep.graph_layers import known_layer
+from crosstrain.lockstep.losses import _standard
 from crosstrain.lockstep.rounding import UNIT, error, unexplained
 from crosstrain.lockstep.text import sentence, text
 from crosstrain.lockstep.updates import Rule, gradients_of, measured_gradients, updated, without_slots
 from crosstrain.models.imported.graph import Graph, Node, NodeOnTape
 from crosstrain.models.imported.tape import sizes_of
+from crosstrain.models.losses import _LOSSES
+from crosstrain.models.objectives import StandardLoss
 from crosstrain.records.store.jsonl import DamagedRunError
 from crosstrain.records.store.lockstep_results import Comparison, Finding, LayerRow, ProbeRow, Side
 from crosstrain.records.store.run_directory import RunReader, write_diverged
 from crosstrain.report.pages.lockstep_charts import diverged
 
+LOSSES = [
+    StandardLoss("cross_entropy", 4),
+    StandardLoss("weighted_cross_entropy", 4, smoothing=0.1),
+    StandardLoss("weighted_cross_entropy", 4, class_weights=(1.0, 2.0, 0.5, 3.0), smoothing=0.2),
+    StandardLoss("binary_cross_entropy", 2),
+    StandardLoss("multi_label", 4),
+    StandardLoss("mse", 0, 4),
+    StandardLoss("mae", 0, 4),
+    StandardLoss("huber", 0, 4, delta=0.5),
+]
 SGD = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 5e-4}
 ADAM = {"optimizer": "adam", "weight_decay": 1e-4}
 ADAMW = {"optimizer": "adamw", "weight_decay": 0.01}
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: f"{loss.name} {loss.smoothing:g}")
+def test_slopes_of_losses_are_their_differences(loss):
+    draw = np.random.default_rng(3)
+    outputs = draw.normal(size=(6, 1 if loss.classes == 2 else 4))
+    labels = draw.integers(0, loss.classes, 6) if loss.classes else draw.normal(size=(6, 4))
+    (total, size), (slope, _) = _standard(loss, outputs, labels)
+    assert size >= abs(total) / 2
+    for place in np.ndindex(outputs.shape):
+        moved = [outputs.copy() for _ in range(2)]
+        moved[0][place] += 1e-6
+        moved[1][place] -= 1e-6
+        above, below = (_standard(loss, array, labels)[0][0] for array in moved)
+        assert (above - below) / 2e-6 == pytest.approx(slope[place], abs=1e-6)
+
+
+def test_all_losses_are_known_in_float64():
+    assert {loss.name for loss in LOSSES} - {"weighted_cross_entropy"} == set(_LOSSES)
+    with pytest.raises(ValueError, match="not known in float64"):
+        _standard(StandardLoss("new", 4), np.ones((2, 4)), np.zeros(2, int))
 
 
 def job(**options):
