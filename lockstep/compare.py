@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -296,12 +297,13 @@ class Comparer:
             rule = self._rule(number, probe.update, probe.state)
             if job.clip_norm:
                 norm = float(np.sqrt(sum(float((gradient**2).sum()) for gradient in gradients.values())))
-                if norm > job.clip_norm * (1 + CLIP_SLACK):
+                slack = CLIP_SLACK + 4 * UNIT * math.sqrt(sum(gradient.size for gradient in gradients.values()))  # of a float32 sum
+                if norm > job.clip_norm * (1 + slack):
                     largest = max(float(np.linalg.norm(gradient)) for gradient in gradients.values())
                     cause = f"its norm is {norm:.6g}, and clip_norm {job.clip_norm:g}"
                     if abs(largest / job.clip_norm - 1.0) <= CLIP_SLACK:
                         cause = "the norm is clipped by tensor, not of all together"
-                    findings.append(Finding(probe.update, "clipping", "", "", name, norm / job.clip_norm - 1, CLIP_SLACK, cause))
+                    findings.append(Finding(probe.update, "clipping", "", "", name, norm / job.clip_norm - 1, slack, cause))
             bad = _bad_update(rule, probe.state, probe.measured[number], result)
             self.tensors += sum(1 for key in result if not key.startswith(BUFFER))
             if bad is not None:
