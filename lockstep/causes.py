@@ -271,7 +271,7 @@ def _of_momentum(
     yield "there is no momentum", replace(rule, momentum=0.0)
     keys = {name: f"{SLOT}{MOMENTUM_OF_WEIGHTS}/{name}" for name in measured}
     if all(key in before and key in after for key in keys.values()):
-        pairs = [(after[key] - measured[name], before[key].astype(np.float64)) for name, key in keys.items()]
+        pairs = [(after[key].astype(np.float64) - measured[name], before[key].astype(np.float64)) for name, key in keys.items()]
         if _is_other(momentum := _ratio(pairs), rule.momentum):
             yield f"momentum is {momentum:.4g} instead of {rule.momentum:g}", replace(rule, momentum=momentum)
 

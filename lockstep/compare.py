@@ -23,7 +23,7 @@ from .layers import LayerTape, UncomputedError
 from .processes import SideProcess, receive_all, two_sides
 from .reference import has_reference
 from .rounding import FLIP_DRAWS, FLIP_LIMIT, FLIP_UNITS, GROWTH_LIMIT, SCALE_LIMIT, UNIT, UPDATE_LIMIT, relative
-from .updates import BUFFER, PARAMETER, Rule, each_updated, gradients_of, parameter_names
+from .updates import BUFFER, PARAMETER, Rule, gradients_of, parameter_names, updated_in_blocks
 
 Array = NDArray[Any]
 BETA_ROUNDING = 2.0**-25  # of decay rates held in float32
@@ -328,7 +328,7 @@ class Comparer:
         scale = _common_scale(probe.measured)
         if scale is not None and abs(scale - 1.0) > probe.row.moved_gradients * GROWTH_LIMIT:
             return self._scale_cause(scale)
-        factor = _step_factor(rule, probe.state, gradients, result)[0]
+        factor = _step_factor(rule, probe.state, gradients, result)
         before = float(self._schedules[number].plan(max(probe.update - 1, 0), 1).learning_rates[0])
         if probe.rates[number] == before != rule.rate:
             return f"the learning rate is that of the update before: {before:.8g} instead of {rule.rate:.8g}"
@@ -456,29 +456,77 @@ def _bad_update(rule: Rule, before: Arrays, measured: Arrays, after: Arrays) -> 
 
     `measured`: see `measured_gradients`.
     """
-    for key, (exact, size) in each_updated(rule, before, measured):
-        if key not in after or after[key].shape != exact.shape or not np.isfinite(after[key]).all():
-            return key, float("inf"), 0.0
-        slack = _tolerance(rule, key, exact, size)
-        difference = np.abs(after[key] - exact)
-        limit = float(np.linalg.norm(slack))
-        if float(np.linalg.norm(difference)) > UPDATE_LIMIT * limit or bool((difference > 8 * UPDATE_LIMIT * slack + 1e-38).any()):
-            norm = max(float(np.linalg.norm(exact)), 1e-300)
-            return key, float(np.linalg.norm(difference)) / norm, limit / norm
-    factor, deviation = _step_factor(rule, before, measured, after)
+    step = _StepFactor()
+    for name, values in measured.items():
+        sums: dict[str, _Sums] = {}
+        for key, part, (exact, size) in updated_in_blocks(rule, before, name, values):
+            if key not in after or after[key].shape != values.shape:
+                return key, float("inf"), 0.0
+            value = after[key].reshape(-1)[part].astype(np.float64)
+            sums.setdefault(key, _Sums()).add(value, exact, _tolerance(rule, key, exact, size))
+            if key.startswith(PARAMETER):
+                step.add(before[key].reshape(-1)[part], value, exact)
+        for key, summed in sums.items():
+            if summed.is_bad:
+                return key, *summed.error_and_limit
+    factor, deviation = step.factor_and_deviation
     if abs(factor - 1.0) > SCALE_LIMIT * deviation + 32 * UNIT + _rate_slack(rule):
         return "the step", abs(factor - 1.0), SCALE_LIMIT * deviation
     return None
 
 
-def _step_factor(rule: Rule, before: Arrays, measured: Arrays, after: Arrays) -> tuple[float, float]:
-    """Return the factor of all steps against the rule's, and its deviation by rounding."""
-    product = square = spread = 0.0
-    for key, (exact, _) in each_updated(rule, before, measured):
-        if key.startswith(PARAMETER):
-            start = before[key].astype(np.float64)
-            step = exact - start
-            product += float(((after[key] - start) * step).sum())
-            square += float((step**2).sum())
-            spread += float(((exact * step) ** 2).sum())
-    return (product / square, UNIT * float(np.sqrt(spread)) / square) if square else (1.0, 0.0)
+@dataclass
+class _Sums:
+    """Squares of a value's error, tolerance and size, and whether a single element is beyond its tolerance."""
+
+    errors: float = 0.0
+    slacks: float = 0.0
+    sizes: float = 0.0
+    element: bool = False
+    finite: bool = True
+
+    def add(self, value: Array, exact: Array, slack: Array) -> None:
+        difference = np.abs(value - exact)
+        self.errors, self.slacks = self.errors + float(difference @ difference), self.slacks + float(slack @ slack)
+        self.sizes += float(exact @ exact)
+        self.element = self.element or bool((difference > 8 * UPDATE_LIMIT * slack + 1e-38).any())
+        self.finite = self.finite and bool(np.isfinite(value).all())
+
+    @property
+    def is_bad(self) -> bool:
+        return not self.finite or self.element or math.sqrt(self.errors) > UPDATE_LIMIT * math.sqrt(self.slacks)
+
+    @property
+    def error_and_limit(self) -> tuple[float, float]:
+        norm = max(math.sqrt(self.sizes), 1e-300)
+        return (math.sqrt(self.errors) / norm, math.sqrt(self.slacks) / norm) if self.finite else (math.inf, 0.0)
+
+
+@dataclass
+class _StepFactor:
+    """The factor of all steps against the rule's, and its deviation by rounding."""
+
+    product: float = 0.0
+    square: float = 0.0
+    spread: float = 0.0
+
+    def add(self, before: Array, value: Array, exact: Array) -> None:
+        start = before.astype(np.float64)
+        step = exact - start
+        self.product += float((value - start) @ step)
+        self.square += float(step @ step)
+        self.spread += float(((exact * step) ** 2).sum())
+
+    @property
+    def factor_and_deviation(self) -> tuple[float, float]:
+        return (self.product / self.square, UNIT * math.sqrt(self.spread) / self.square) if self.square else (1.0, 0.0)
+
+
+def _step_factor(rule: Rule, before: Arrays, measured: Arrays, after: Arrays) -> float:
+    """Return the factor of all steps against the rule's."""
+    step = _StepFactor()
+    for name, values in measured.items():
+        for key, part, (exact, _) in updated_in_blocks(rule, before, name, values):
+            if key.startswith(PARAMETER):
+                step.add(before[key].reshape(-1)[part], after[key].reshape(-1)[part].astype(np.float64), exact)
+    return step.factor_and_deviation[0]

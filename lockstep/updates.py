@@ -17,6 +17,7 @@ from ..core.update_rules import EMA, FIRST_MOMENT, MOMENTUM, SECOND_MOMENT
 Array = NDArray[Any]
 State = Mapping[str, Array]  # by the keys of `state_to_arrays`
 PARAMETER, BUFFER, SLOT = "parameters/", "buffers/", "slots/"
+_BLOCK = 1 << 16  # elements
 LARGE_RATE = 2.0**20  # an update by it shows the gradient of plain SGD: the weights vanish beside the step
 
 
@@ -79,13 +80,13 @@ def shows_gradient_by_rate(job: Job) -> bool:
 
 
 def measured_gradients(job: Job, before: State, after: State) -> dict[str, Array]:
-    """Return what an update from a state without slots shows of its gradients, float64.
+    """Return what an update from a state without slots shows of its gradients.
 
-    That is the first moment, the momentum, or without both the gradient of an update by `LARGE_RATE`; see `gradients_of`.
+    That is the first moment, the momentum, or without both the gradient, float64, of an update by `LARGE_RATE`; see `gradients_of`.
     """
     slot = FIRST_MOMENT if job.optimizer != "sgd" else MOMENTUM if job.momentum else None
     if slot is not None:
-        return {name: after[f"{SLOT}{slot}/{name}"].astype(np.float64) for name in parameter_names(before)}
+        return {name: after[f"{SLOT}{slot}/{name}"] for name in parameter_names(before)}
     return {name: (before[PARAMETER + name].astype(np.float64) - after[PARAMETER + name]) / LARGE_RATE for name in parameter_names(before)}
 
 
@@ -95,7 +96,7 @@ def gradients_of(rule: Rule, before: State, measured: Mapping[str, Array]) -> di
 
 
 def _gradient(rule: Rule, before: State, name: str, measured: Array) -> Array:
-    gradient = measured / (1.0 - float(np.float32(rule.beta1)) if rule.adam else 1.0)
+    gradient = measured.astype(np.float64) / (1.0 - float(np.float32(rule.beta1)) if rule.adam else 1.0)
     return gradient if rule.decoupled else gradient - rule.decay(name) * before[PARAMETER + name].astype(np.float64)
 
 
@@ -104,10 +105,16 @@ def updated(rule: Rule, before: State, gradients: Mapping[str, Array]) -> dict[s
     return {key: pair for name, gradient in gradients.items() for key, pair in _updated(rule, before, name, gradient).items()}
 
 
-def each_updated(rule: Rule, before: State, measured: Mapping[str, Array]) -> Iterator[tuple[str, tuple[Array, Array]]]:
-    """Yield what `updated` returns, from measured gradients, one parameter after another."""
-    for name, value in measured.items():
-        yield from _updated(rule, before, name, _gradient(rule, before, name, value)).items()
+def updated_in_blocks(rule: Rule, before: State, name: str, measured: Array) -> Iterator[tuple[str, slice, tuple[Array, Array]]]:
+    """Yield what `updated` returns of a parameter, from measured gradients, flat and in blocks that fit a processor's cache."""
+    keys = (f"{PARAMETER}{name}", *(f"{SLOT}{slot}/{name}" for slot in (MOMENTUM, FIRST_MOMENT, SECOND_MOMENT, EMA)))
+    state = {key: before[key].reshape(-1) for key in keys if key in before}
+    flat = measured.reshape(-1)
+    for start in range(0, flat.size, _BLOCK):
+        part = slice(start, start + _BLOCK)
+        block = {key: values[part] for key, values in state.items()}
+        for key, pair in _updated(rule, block, name, _gradient(rule, block, name, flat[part])).items():
+            yield key, part, pair
 
 
 def _updated(rule: Rule, before: State, name: str, gradient: Array) -> dict[str, tuple[Array, Array]]:
