@@ -17,7 +17,7 @@ from ..core.update_rules import EMA, FIRST_MOMENT, MOMENTUM, SECOND_MOMENT
 Array = NDArray[Any]
 State = Mapping[str, Array]  # by the keys of `state_to_arrays`
 PARAMETER, BUFFER, SLOT = "parameters/", "buffers/", "slots/"
-_BLOCK = 1 << 16  # elements
+_BLOCK = 1 << 13  # elements; BLAS starts threads for longer products, which cost more than they save
 LARGE_RATE = 2.0**20  # an update by it shows the gradient of plain SGD: the weights vanish beside the step
 
 
