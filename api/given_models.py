@@ -15,8 +15,8 @@ from ..core.errors import MissingPackageError, UsageError
 from ..data.store.location import cache_root
 
 MODELS = ".models"  # folder of the data cache
-_FILE = "made_in_a_notebook.py"
-_PICKLE = "made_in_a_notebook.pickle"
+_FILE = "notebook.py"
+_PICKLE = "notebook.pickle"
 _CODE = f'''"""A class or function of a notebook, as cloudpickle wrote it; reading it executes it."""
 
 from pathlib import Path

@@ -156,7 +156,7 @@ class Compared:
         return self.conclusion + self.tables
 
     def _repr_html_(self) -> str:
-        return f"<p><b>{html.escape(self.conclusion)}</b></p><pre>{html.escape(self.tables)}</pre>"
+        return f"<pre><b>{html.escape(self.conclusion)}</b></pre><pre>{html.escape(self.tables)}</pre>"
 
 
 def load(run: str | os.PathLike[str], out: str | os.PathLike[str] = "runs") -> Result:

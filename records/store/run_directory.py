@@ -317,8 +317,11 @@ def _make_named(path: Path) -> Path:
 
 
 def name_part(text: str) -> str:
-    """Return a text as part of a folder's name: letters, digits, ``_``, ``.`` and ``-``."""
-    return re.sub(r"[^\w.-]", "_", text)[:_MAX_NAME_PART]
+    """Return a text as part of a folder's name: letters, digits, ``_``, ``.`` and ``-``.
+
+    Of a path before arguments only the last part remains.
+    """
+    return re.sub(r"[^\w.-]", "_", re.sub(r"^[^?]*/", "", text))[:_MAX_NAME_PART]
 
 
 def _make_new(job: Job, created: datetime) -> Path:

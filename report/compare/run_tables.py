@@ -185,5 +185,6 @@ def to_text(renderable: RenderableType, width: int = 10_000) -> str:
     """Return plain text without colours, in lines of at most `width` characters."""
     stream = io.StringIO()
     plain: dict[str, Any] = {"color_system": None, "force_terminal": False, "legacy_windows": False, "markup": False, "emoji": False}
+    plain["force_jupyter"] = False  # else a notebook shows the table besides returning it
     Console(file=stream, width=width, **plain).print(renderable)
     return "\n".join(line.replace(_ROOM, " ").rstrip() for line in stream.getvalue().splitlines()) + "\n"

@@ -160,6 +160,7 @@ def test_dots_in_arguments_name_no_module(model):
 
 def test_folder_names_have_no_shell_characters():
     assert name_part("transformer:tiny?norm=post&dropout=0.1") == "transformer_tiny_norm_post_dropout_0.1"
+    assert name_part("/home/me/nets/net.py:Net?path=/a/b") == "net.py_Net_path__a_b"
     assert len(name_part("m?note=" + 300 * "x")) == 80
 
 
