@@ -16,6 +16,7 @@ from .recording import Recording
 __all__ = ["adopt", "batch", "gradients", "loss", "start", "state", "step", "stop", "tensor", "watch"]
 T = TypeVar("T")
 VARIABLE = "TRAINER_RECORD"
+ADAPTERS = (keras_models, torch_modules)
 _recording: Recording | None = None
 
 
@@ -50,6 +51,9 @@ def tensor(name: str, x: T) -> T:
         return x
     _current()
     assert _recording is not None
+    if not any(adapter.knows(x) for adapter in ADAPTERS):  # an array of numpy, whose gradient does not arrive
+        _recording.add("forward", name, _array(x))
+        return x
     recorded: T = _adapter(x).tensor(_recording, name, x)
     return recorded
 
@@ -117,14 +121,14 @@ def adopt(folder: str, model: Any) -> None:
 
 def _adapter(value: Any) -> Any:
     """Return the functions of the framework that a model or tensor is of."""
-    for adapter in (keras_models, torch_modules):
+    for adapter in ADAPTERS:
         if adapter.knows(value):
             return adapter
     raise TypeError(f"recorder: {type(value).__module__}.{type(value).__name__} is no tensor, nn.Module or Keras model that is known.")
 
 
 def _array(value: Any) -> Any:
-    for adapter in (keras_models, torch_modules):
+    for adapter in ADAPTERS:
         if adapter.knows(value):
             return adapter.array(value)
     numpy = sys.modules["numpy"]

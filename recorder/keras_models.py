@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from . import torch_modules
-from .recording import Array, Recording
+from .recording import KERAS_ROLES, Array, Recording
 
-_WEIGHTS = {"kernel": "weight", "gamma": "weight", "beta": "bias", "moving_mean": "running_mean", "moving_variance": "running_var"}
 _FLAT = "Flatten"
 
 
@@ -166,7 +165,7 @@ class Watched:
         for layer in self._layers():
             for variable in layer.variables:
                 if str(variable.dtype).startswith(("float", "bfloat")):
-                    yield layer, variable, f"{self._name(layer)}.{_WEIGHTS.get(variable.name, variable.name)}"
+                    yield layer, variable, f"{self._name(layer)}.{KERAS_ROLES.get(variable.name, variable.name)}"
 
     def variables(self, *, trainable: bool | None = None) -> Iterator[tuple[str, str, Array]]:
         """Yield name, layer and value of the variables, in torch's layout."""
@@ -371,4 +370,6 @@ def optimizer_settings(optimizer: Any) -> dict[str, Any]:
         settings["moving average"] = optimizer.ema_momentum
     if settings["weight decay"]:
         settings["kind of weight decay"] = "decoupled"
+    if isinstance(optimizer, sys.modules["keras"].optimizers.Adam):
+        settings["epsilon hat"] = True  # it is added before the second moment is corrected
     return settings

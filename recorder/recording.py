@@ -19,8 +19,14 @@ BUCKETS = 1024
 MAX_STEPS = 1_000_000
 MAX_ROWS = 4096
 CHUNK = 1 << 18
+KERAS_ROLES = {
+    "kernel": "weight", "gamma": "weight", "beta": "bias", "embeddings": "weight", "moving_mean": "running_mean",
+    "moving_variance": "running_var",
+}  # fmt: skip
 # Orders of axes to channels first, by the number of axes: as it is, then as other frameworks lay them out.
-LAYOUTS = {2: ((0, 1), (1, 0)), 3: ((0, 1, 2), (0, 2, 1)), 4: ((0, 1, 2, 3), (0, 3, 1, 2), (3, 2, 0, 1))}
+LAYOUTS = {
+    2: ((0, 1), (1, 0)), 3: ((0, 1, 2), (0, 2, 1)), 4: ((0, 1, 2, 3), (0, 3, 1, 2), (3, 2, 0, 1)), 5: ((0, 1, 2, 3, 4), (0, 4, 1, 2, 3)),
+}  # fmt: skip
 
 
 def layouts(axes: int) -> tuple[tuple[int, ...], ...]:
@@ -125,11 +131,19 @@ class Recording:
     def advance(self) -> None:
         """Go on to the next update."""
         with self._lock:
+            self._end()
             self.update += 1
             self._seen = {entry for entry in self._seen if entry[0] == "layer"}
 
+    def _end(self) -> None:
+        """Note that the present update is whole; a recording that was cut lacks this line."""
+        if self.is_wanted:
+            self._write({"kind": "end", "update": self.update})
+
     def close(self) -> None:
-        """Close the files."""
+        """Close the files; an update that has begun counts as ended."""
+        if any(part not in ("layer", "before") for part, _ in self._seen):
+            self._end()
         self._lines.close()
         self._values.close()
 
