@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from ..recorder.recording import KERAS_ROLES, role
-from .recorded import Recorded, difference, fits, in_another_order, is_near
+import msgspec
+import numpy as np
+
+from ..recorder.recording import BIAS_SUM, KERAS_ROLES, role
+from .recorded import Recorded, Recording, difference, fits, in_another_order, is_near
 
 SAME = 1e-3  # largest relative difference of weights that are the same ones
 Pair = tuple[Recorded, Recorded]
@@ -67,3 +70,30 @@ def named_weights(tensors: Iterable[Recorded], weights: Sequence[str]) -> dict[s
 def _plain(name: str) -> str:
     parts = re.split(r"[./]", name)
     return ".".join([*parts[:-1], KERAS_ROLES.get(parts[-1], parts[-1])])
+
+
+def add_biases(first: Recording, second: Recording) -> None:
+    """Add the two biases of a recurrent layer where the other recording has their sum alone.
+
+    The gradient of the sum is either's.
+    """
+    for side, theirs in ((first, second), (second, first)):
+        if any(role(mine.line.name).startswith(BIAS_SUM) for parts in theirs.updates.values() for mine in parts.get("before", [])):
+            for parts in side.updates.values():
+                for part in ("before", "after", "gradient"):
+                    parts[part] = [
+                        _summed(mine, parts[part], part) for mine in parts.get(part, []) if "bias_hh" not in role(mine.line.name)
+                    ]
+
+
+def _summed(mine: Recorded, tensors: Sequence[Recorded], part: str) -> Recorded:
+    if "bias_ih" not in role(mine.line.name):
+        return mine
+    name = mine.line.name.replace("bias_ih", BIAS_SUM)
+    partner = next((known for known in tensors if known.line.name == mine.line.name.replace("bias_ih", "bias_hh")), None)
+    if part == "gradient" or partner is None or mine.array is None or partner.array is None:
+        return Recorded(msgspec.structs.replace(mine.line, name=name), mine.array, mine.sketches, mine.rows)
+    array = mine.array.astype(np.float64) + partner.array
+    norm, mean = float(np.linalg.norm(array)), float(array.mean())
+    line = msgspec.structs.replace(mine.line, name=name, norm=norm, mean=mean, least=float(array.min()), most=float(array.max()))
+    return Recorded(line, array, (), None)

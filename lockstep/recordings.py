@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..core.errors import UsageError
-from ..recorder.recording import role
+from ..recorder.recording import BIAS_SUM, role
 from ..records.store.lockstep_results import Comparison, Finding, LayerRow, ProbeRow, SettingRow, Side
 from .recorded import EXACT, LayerLine, Recorded, Recording, difference, fits, in_another_order, is_near
 from .recorded_causes import Evidence, of_clipping, of_data, of_loss, of_optimizer, of_rate, of_settings
-from .recorded_pairs import SAME, Pair, aligned_weights, named_weights
+from .recorded_pairs import SAME, Pair, add_biases, aligned_weights, named_weights
 from .recorded_steps import Fit, farthest, fit, fit_of_steps, rounding_of
 from .rounding import UNIT
 from .text import sentence
@@ -32,6 +32,7 @@ Parts = dict[str, list[Recorded]]
 def compare_recordings(paths: tuple[Path, Path], names: tuple[str, str]) -> Comparison:
     """Return where two recordings part. Raises UsageError."""
     first, second = (Recording(path, name) for path, name in zip(paths, names, strict=True))
+    add_biases(first, second)
     comparison = _Judge(first, second).comparison()
     comparison.sentence = sentence(comparison).strip()
     return comparison
@@ -397,6 +398,9 @@ class _Judge:
             return "; ".join(f"its {key} is {x} on {a.name} and {y} on {b.name}" for key, x, y in wanted)
         if rate := self._cause_of_rate(*parts):
             return rate
+        if role(mine.line.name).startswith(BIAS_SUM) and step.factor is not None:
+            words = "a recurrent layer has one bias on one side, and two that are added on the other"
+            return f"{words}: it moves {step.factor:.3g} times as far on {b.name}"
         if "optimizer" in a.layers and "optimizer" in b.layers:
             gradient = named_weights(parts[0].get("gradient", []), list(self._names)).get(mine.line.name)
             rate_used = parts[0]["rate"][0].line.mean if parts[0].get("rate") else None
