@@ -209,7 +209,7 @@ def of_loss(first: Mapping[str, Sequence[Recorded]], second: Mapping[str, Sequen
     ):
         if number and abs(factor / number - 1) <= FITS:
             return f"it is {factor:.6g} times as large on {names[1]}: {words}"
-    return f"it is {factor:.6g} times as large on {names[1]}"
+    return f"it is {factor:.6g} times as large on {names[1]}" if abs(factor - 1) > FITS else ""
 
 
 def _formula(side: Mapping[str, Sequence[Recorded]]) -> str:

@@ -31,7 +31,10 @@ def start(folder: str, steps: str = "0-2,4,8,16", *, full: bool = False) -> None
 
 
 def stop() -> None:
-    """End the recording, if there is one."""
+    """End the recording, and the update that it is at, if there is one.
+
+    An update that ends neither by this nor by `step` is not compared.
+    """
     global _recording
     if _recording is not None:
         _recording.close()
@@ -112,7 +115,7 @@ def watch(model: Any, optimizer: Any = None) -> None:
 def adopt(folder: str, model: Any) -> None:
     """Give a model the initial weights of another recording, which was made with `full`.
 
-    Weights go by their order and shape. Raises ValueError where these differ.
+    Weights go by their names, else by their order and shape, with a warning where several fit. Raises ValueError where shapes differ.
     """
     from .recording import initial_weights
 

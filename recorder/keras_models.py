@@ -322,17 +322,8 @@ def layer_settings(layer: Any, shape: tuple[int, ...]) -> tuple[str, dict[str, A
         return "batch norm", {"epsilon": layer.epsilon, "momentum": round(1 - layer.momentum, 12), "running variance": f"by n = {size}"}
     if kind == "LayerNormalization":
         return "layer norm", {"epsilon": layer.epsilon}
-    if kind.startswith("Conv") and kind.endswith("Transpose"):
-        return "transposed convolution", {"stride": list(layer.strides), "dilation": list(layer.dilation_rate), **_penalty(layer)}
     if kind.startswith(("Conv", "DepthwiseConv")):
-        inside = shape[1:-1] if Watched._channels_last(layer) else shape[2:]
-        padding = _padding(layer.padding, inside, layer.kernel_size, layer.strides, layer.dilation_rate)
-        settings: dict[str, Any] = {
-            "stride": list(layer.strides), "padding": padding, "dilation": list(layer.dilation_rate), "groups": getattr(layer, "groups", 1),
-        }  # fmt: skip
-        if kind.startswith("Depthwise"):
-            settings["groups"] = shape[-1 if Watched._channels_last(layer) else 1]
-        return "convolution", {**settings, **_penalty(layer)}
+        return _convolution(layer, kind, shape)
     if "Pooling" in kind and not kind.startswith("Global"):
         inside = shape[1:-1] if Watched._channels_last(layer) else shape[2:]
         padding = _padding(layer.padding, inside, layer.pool_size, layer.strides, (1,) * len(layer.pool_size))
@@ -348,9 +339,22 @@ def layer_settings(layer: Any, shape: tuple[int, ...]) -> tuple[str, dict[str, A
     if kind == "Activation":
         return layer.activation.__name__, {}
     if recurrent := recurrent_kind(layer):
-        names = {ours: getattr(layer.cell, theirs, None) for ours, theirs in _OF_CELLS.items()}
-        return recurrent.lower(), {ours: getattr(function, "__name__", "") for ours, function in names.items() if function is not None}
+        functions = {ours: getattr(getattr(layer.cell, theirs, None), "__name__", "") for ours, theirs in _OF_CELLS.items()}
+        settings: dict[str, Any] = {ours: name for ours, name in functions.items() if name}
+        if hasattr(layer.cell, "reset_after"):
+            settings["reset after the product"] = layer.cell.reset_after
+        return recurrent.lower(), settings
     return {"Dense": "linear"}.get(kind, kind.lower()), _penalty(layer)
+
+
+def _convolution(layer: Any, kind: str, shape: tuple[int, ...]) -> tuple[str, dict[str, Any]]:
+    if kind.endswith("Transpose"):
+        return "transposed convolution", {"stride": list(layer.strides), "dilation": list(layer.dilation_rate), **_penalty(layer)}
+    is_last = Watched._channels_last(layer)
+    padding = _padding(layer.padding, shape[1:-1] if is_last else shape[2:], layer.kernel_size, layer.strides, layer.dilation_rate)
+    groups = shape[-1 if is_last else 1] if kind.startswith("Depthwise") else layer.groups
+    settings = {"stride": list(layer.strides), "padding": padding, "dilation": list(layer.dilation_rate), "groups": groups}
+    return "convolution", {**settings, **_penalty(layer)}
 
 
 def _penalty(layer: Any) -> dict[str, Any]:

@@ -191,7 +191,8 @@ def layer_settings(layer: Any, shape: tuple[int, ...]) -> tuple[str, dict[str, A
         settings = {"size": size, "stride": stride, "padding": [[item, item] for item in padding]}
         return "max pool" if kind.startswith("Max") else "average pool", settings
     if kind in ("GRU", "LSTM"):
-        return kind.lower(), {"activation": "tanh", "recurrent activation": "sigmoid"}
+        gates = {"activation": "tanh", "recurrent activation": "sigmoid"}
+        return kind.lower(), gates | ({"reset after the product": True} if kind == "GRU" else {})
     known = _PLAIN.get(kind, {})
     return kind.lower(), {ours: getattr(layer, theirs) for ours, theirs in known.items()}
 

@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from crosstrain.core.errors import UsageError
 from crosstrain.lockstep import recorded
 from crosstrain.lockstep.recordings import compare_recordings
 from crosstrain.recorder.recording import Recording as Writer
-from crosstrain.recorder.recording import initial_weights
+from crosstrain.recorder.recording import initial_weights, matched
 
 ADAM = {"rule": "adam", "weight decay": 0.0, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "amsgrad": False}
 KERAS = {**ADAM, "epsilon hat": True}
@@ -119,17 +120,22 @@ def test_large_differences_are_never_an_all_clear(tmp_path):
     )
 
 
+def named_as_state_does(path):
+    """Rename weights as `recorder.state("model", …)` does, and leave gradients."""
+    lines = (path / "recording.jsonl").read_text().splitlines(keepends=True)
+    lines = [line.replace('"name": "', '"name": "model.') if '"before"' in line or '"after"' in line else line for line in lines]
+    (path / "recording.jsonl").write_text("".join(lines))
+    return path
+
+
 def test_gradients_match_names_without_prefix(tmp_path):
-    first, second = (train(tmp_path / name) for name in "ab")
-    for path in (first, second):  # as recorder.state("model", …) names weights
-        text = (path / "recording.jsonl").read_text()
-        lines = [
-            line.replace('"name": "', '"name": "model.') if '"before"' in line or '"after"' in line else line for line in text.splitlines()
-        ]
-        (path / "recording.jsonl").write_text("\n".join(lines) + "\n")
+    first, second = (named_as_state_does(train(tmp_path / name)) for name in "ab")
     comparison = compare_recordings((first, second), ("a", "b"))
     assert comparison.not_exercised == []
     assert all(row.gradients == 0.0 for row in comparison.probes)
+    double = train(tmp_path / "c", changed=lambda gradients: {name: 2 * values for name, values in gradients.items()})
+    (finding,) = compare_recordings((first, named_as_state_does(double)), ("a", "c")).findings[:1]
+    assert (finding.update, finding.part, finding.tensor) == (0, "backward", "gradient of model.out.weight")
 
 
 def test_gradients_of_unknown_names_are_not_compared(tmp_path):
@@ -307,3 +313,24 @@ def test_many_equal_shapes_are_aligned_in_seconds(tmp_path):
 def test_initial_weights_are_read_of_cut_recordings(tmp_path):
     train(tmp_path / "a", count=1, stops=True)
     assert [name for name, _ in initial_weights(str(tmp_path / "a"))] == ["in.weight", "in.bias", "out.weight"]
+
+
+def test_weights_are_adopted_by_name_before_order():
+    weights = [(name, np.full((2, 2), number, "f4")) for number, name in enumerate(("a.weight", "b.weight", "c.bias"))]
+    wanted = [("b.weight", (2, 2)), ("a.weight", (2, 2))]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [name for name, _ in matched(wanted, weights)] == ["b.weight", "a.weight"]
+        assert matched([("x.bias", (2, 2))], weights)[0][0] == "c.bias"
+    with pytest.warns(UserWarning, match=r"check that these belong together: x\.weight = a\.weight, y\.weight = b\.weight\."):
+        matched([("x.weight", (2, 2)), ("y.weight", (2, 2))], weights)
+    with pytest.raises(ValueError, match="no further weight"):
+        matched([("x.weight", (3, 2))], weights)
+
+
+def test_biases_of_recurrent_layers_are_added_or_divided():
+    two = [("r.bias_ih_l0", np.full(4, 1.0)), ("r.bias_hh_l0", np.full(4, 2.0))]
+    ((name, values),) = matched([("x.bias_sum_l0", (4,))], two)
+    assert (name, values.tolist()) == ("r.bias_sum_l0", [3.0] * 4)
+    back = matched([("r.bias_ih_l0", (4,)), ("r.bias_hh_l0", (4,))], [(name, values)])
+    assert [entry.tolist() for _, entry in back] == [[3.0] * 4, [0.0] * 4]
