@@ -17,6 +17,7 @@ from .recorded_steps import Fit, fit
 
 Array = NDArray[Any]
 FITS = 1e-4
+CHANNELS = 16  # most of an image's axis that may be its channels
 SMOOTHING = (0.05, 0.1, 0.2)
 SHARE = 0.3  # of a difference that a setting must make to be its cause
 AT_FIRST = ("beta1", "beta2", "momentum", "amsgrad")  # settings that change nothing of the first update, which is from empty moments
@@ -174,8 +175,10 @@ def of_data(first: Recorded, second: Recorded) -> str:
         (factor, added), *_ = np.linalg.lstsq(matrix, b, rcond=None)
         if float(np.linalg.norm(b - matrix @ (factor, added))) <= FITS * float(np.linalg.norm(b)):
             return f"values are {factor:.6g} times as large, and {added:.6g} is added: other constants of normalisation"
-        if whole and len(shape) == 4:
-            images, changed = a.reshape(shape), b.reshape(shape)
+        for axis in (1, 3) if whole and len(shape) == 4 else ():
+            images, changed = (np.moveaxis(values.reshape(shape), axis, 1) for values in (a, b))
+            if images.shape[1] > CHANNELS:
+                continue
             if _by_channel(images, changed):
                 return "each channel is scaled and moved: other constants of normalisation"
             if _by_channel(images[:, ::-1], changed):

@@ -340,10 +340,10 @@ def layer_settings(layer: Any, shape: tuple[int, ...]) -> tuple[str, dict[str, A
         return layer.activation.__name__, {}
     if recurrent := recurrent_kind(layer):
         functions = {ours: getattr(getattr(layer.cell, theirs, None), "__name__", "") for ours, theirs in _OF_CELLS.items()}
-        settings: dict[str, Any] = {ours: name for ours, name in functions.items() if name}
+        gates: dict[str, Any] = {ours: name for ours, name in functions.items() if name}
         if hasattr(layer.cell, "reset_after"):
-            settings["reset after the product"] = layer.cell.reset_after
-        return recurrent.lower(), settings
+            gates["reset after the product"] = layer.cell.reset_after
+        return recurrent.lower(), gates
     return {"Dense": "linear"}.get(kind, kind.lower()), _penalty(layer)
 
 
