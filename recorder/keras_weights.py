@@ -1,4 +1,4 @@
-"""Keras's variables in torch's layout, and back: kernels by their layer's class, and the gates of recurrent layers."""
+"""Keras's variables in torch's layout, and back."""
 
 from __future__ import annotations
 
