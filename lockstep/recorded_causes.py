@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,20 +12,41 @@ from numpy.typing import NDArray
 
 from ..recorder.recording import sketch
 from .losses import cross_entropy
-from .recorded import LayerLine, Recorded
+from .recorded import LayerLine, Recorded, matches
+from .recorded_steps import Fit, fit
 
 Array = NDArray[Any]
 FITS = 1e-4
+CHANNELS = 16  # most of an image's axis that may be its channels
 SMOOTHING = (0.05, 0.1, 0.2)
+SHARE = 0.3  # of a difference that a setting must make to be its cause
+AT_FIRST = ("beta1", "beta2", "momentum", "amsgrad")  # settings that change nothing of the first update, which is from empty moments
+Row = tuple[str, str, str]
+Pair = tuple[Recorded, Recorded]
 
 
-def of_settings(first: LayerLine, second: LayerLine) -> list[tuple[str, str, str]]:
-    """Return names and values of the settings that differ between two layers."""
+@dataclass(frozen=True)
+class Evidence:
+    """A step that differs: its update, the first ones of both sides, its weight and gradient."""
+
+    update: int
+    begins: tuple[int, int]
+    weight: Recorded
+    gradient: Recorded | None
+    step: Fit
+    rate: float | None
+
+
+def of_settings(first: LayerLine, second: LayerLine, begins: tuple[int, int] | None = None) -> list[Row]:
+    """Return names and values of the settings that differ between two layers.
+
+    `begins` are the updates at which an optimiser's settings were read: values of epsilon that act as equal ones are left out.
+    """
     rows = [] if first.type.lower() == second.type.lower() else [("kind", first.type, second.type)]
     for key in sorted(set(first.settings) & set(second.settings), key=lambda key: (not key.startswith("kind"), key)):
         mine, two = first.settings[key], second.settings[key]
         same = abs(mine - two) <= 1e-9 * abs(mine) if isinstance(mine, (int, float)) and isinstance(two, (int, float)) else mine == two
-        if not same:
+        if not same and not (key == "epsilon" and begins is not None and _acts_equally(first, second, begins)):
             rows.append((key, _shown(mine), _shown(two)))
     for number, (side, theirs) in enumerate(((first, second), (second, first))):
         for key in sorted(set(side.settings) - set(theirs.settings)):
@@ -31,6 +54,105 @@ def of_settings(first: LayerLine, second: LayerLine) -> list[tuple[str, str, str
                 shown = [_shown(side.settings[key]), "none"]
                 rows.append((key, *(shown if not number else shown[::-1])))  # type: ignore[arg-type]
     return rows
+
+
+def of_optimizer(first: LayerLine, second: LayerLine, evidence: Evidence) -> list[Row]:
+    """Return the settings that differ and may explain a step's difference."""
+    rows = of_settings(first, second, evidence.begins)
+    is_epsilon_right = _explains(_of_epsilon((first, second), evidence), evidence)
+    decays = [float(side.settings.get("weight decay", 0.0)) for side in (first, second)]
+    kept = []
+    for row in rows:
+        is_without = (
+            (row[0] in AT_FIRST and evidence.update == 0 and not (row[0] == "beta2" and is_epsilon_right))
+            or (row[0] in ("kind", "rule") and not any(decays) and {row[1].lower(), row[2].lower()} == {"adam", "adamw"})
+            or (row[0] == "weight decay" and not _explains(_of_decay(decays, evidence), evidence))
+            or (row[0] == "epsilon" and not is_epsilon_right)
+        )
+        if not is_without and not (row[0] == "rule" and rows[0][0] == "kind"):
+            kept.append(row)
+    return kept
+
+
+def _explains(effect: float | None, evidence: Evidence) -> bool:
+    """Return whether an effect relative to a step is large enough, or not known."""
+    return effect is None or effect >= SHARE * evidence.step.relative
+
+
+def _of_decay(decays: Sequence[float], evidence: Evidence) -> float | None:
+    if evidence.rate is None:
+        return None
+    return abs(decays[0] - decays[1]) * evidence.rate * evidence.weight.line.norm / max(evidence.step.norm, 1e-300)
+
+
+def _of_epsilon(sides: tuple[LayerLine, LayerLine], evidence: Evidence) -> float | None:
+    """Return how far epsilon alone moves a step of Adam, its gradient in place of moments."""
+    if evidence.gradient is None or not all("beta2" in side.settings for side in sides):
+        return None
+    first, second = (_epsilon(side, evidence.update, side.settings["beta2"]) for side in sides)
+    line = evidence.gradient.line
+    sizes = np.abs(evidence.gradient.array.astype(np.float64)) if evidence.gradient.array is not None else np.array([line.norm])
+    if evidence.gradient.array is None:
+        sizes = sizes / math.sqrt(max(math.prod(line.shape), 1))
+    steps = [sizes / np.maximum(sizes + epsilon, 1e-300) for epsilon in (first, second)]
+    return float(np.linalg.norm(steps[0] - steps[1])) / max(float(np.linalg.norm(steps[0])), 1e-300)
+
+
+def _epsilon(side: LayerLine, update: int, beta: float) -> float:
+    """Return epsilon as it is added to the root of the corrected moment.
+
+    With "epsilon hat" of Kingma and Ba (2015), "Adam", section 2, it is added to the moment that is not corrected.
+    """
+    epsilon = float(side.settings["epsilon"])
+    return epsilon / math.sqrt(1.0 - beta ** (update + 1)) if side.settings.get("epsilon hat") and 0.0 < beta < 1.0 else epsilon
+
+
+def _acts_equally(first: LayerLine, second: LayerLine, begins: tuple[int, int]) -> bool:
+    """Return whether two values of epsilon are equal ones, with either side's beta2."""
+    sides = first, second
+    return any(
+        abs(mine - theirs) <= 1e-6 * max(mine, theirs)
+        for beta in {side.settings["beta2"] for side in sides if isinstance(side.settings.get("beta2"), float)}
+        for mine, theirs in [[_epsilon(side, update, beta) for side, update in zip(sides, begins, strict=True)]]
+    )
+
+
+def of_clipping(pairs: Sequence[Pair], names: tuple[str, str]) -> str:
+    """Return how two sides clip gradients, "" where something else explains their difference."""
+    ways = [_way_of_clipping([pair[side] for pair in pairs]) for side in (0, 1)]
+    if len(pairs) < 2 or ways[0] == ways[1] or not any("clipped by" in words for words, _ in ways):
+        return ""
+    caps = [cap for _, cap in ways]
+    if any(map(math.isfinite, caps)):
+        is_so = _is_cut([pair if math.isfinite(caps[1]) else pair[::-1] for pair in pairs], caps[1] if math.isfinite(caps[1]) else caps[0])
+    else:
+        is_so = all(not pair[0].line.norm or fit(*pair).factor is not None for pair in pairs)
+    return f"gradients are {ways[0][0]} on {names[0]}, and {ways[1][0]} on {names[1]}" if is_so else ""
+
+
+def _way_of_clipping(gradients: Sequence[Recorded]) -> tuple[str, float]:
+    """Return in words how gradients are clipped, and at which value, infinite without one."""
+    sizes = [max(abs(mine.line.least), abs(mine.line.most)) for mine in gradients]
+    norms = [mine.line.norm for mine in gradients]
+    total = math.sqrt(sum(norm**2 for norm in norms))
+    if sum(abs(size - max(sizes)) <= 1e-6 * max(sizes) for size in sizes) > 1:
+        return f"clipped by value, at {max(sizes):.4g}", max(sizes)
+    if sum(abs(norm - max(norms)) <= FITS * max(norms) for norm in norms) > 1:
+        return f"clipped by tensor, to the norm {max(norms):.4g}", math.inf
+    if total and abs(total / float(f"{total:.2g}") - 1) <= 5e-5:  # a chosen norm has few digits
+        return f"clipped by their global norm, to {total:.2g}", math.inf
+    return f"not clipped: their norm is {total:.4g}", math.inf
+
+
+def _is_cut(pairs: Sequence[Pair], cap: float) -> bool:
+    """Return whether the second gradients are the first ones times a number, cut at a value."""
+    kept = [next(matches(*pair), None) for pair in pairs]
+    arrays = [(entry[1].astype(np.float64), entry[2].astype(np.float64)) for entry in kept if entry is not None]
+    if any(pair[0].array is None or pair[1].array is None for pair in pairs):
+        return all(max(abs(cut.line.least), abs(cut.line.most)) <= cap * (1 + 1e-6) for _, cut in pairs)
+    factors = [b[inside] @ a[inside] / (a[inside] @ a[inside]) for a, b in arrays if a[inside := np.abs(b) < cap * (1 - 1e-6)].any()]
+    factor = float(np.median(factors)) if factors else 1.0
+    return all(np.linalg.norm(np.clip(factor * a, -cap, cap) - b) <= 1e-3 * np.linalg.norm(b) for a, b in arrays)
 
 
 def _shown(value: Any) -> str:
@@ -46,16 +168,17 @@ def of_data(first: Recorded, second: Recorded) -> str:
         if (np.abs(np.sort(first.rows) - np.sort(second.rows)) <= scale).all() and first.rows.std() > scale:
             return "the order of the examples: another seed or shuffling"
     whole = first.array is not None and second.array is not None
-    for (shape, a), (other_shape, b) in ((x, y) for x in first.variants(whole=whole) for y in second.variants(whole=whole)):
-        if shape != other_shape:
-            continue
+    for shape, x, y in matches(first, second):
+        a, b = x.astype(np.float64).ravel(), y.astype(np.float64).ravel()
         ones = np.ones(a.size) if whole else sketch(np.ones(shape))
         matrix = np.stack([a, ones], 1)
         (factor, added), *_ = np.linalg.lstsq(matrix, b, rcond=None)
         if float(np.linalg.norm(b - matrix @ (factor, added))) <= FITS * float(np.linalg.norm(b)):
             return f"values are {factor:.6g} times as large, and {added:.6g} is added: other constants of normalisation"
-        if whole and len(shape) == 4:
-            images, changed = a.reshape(shape), b.reshape(shape)
+        for axis in (1, 3) if whole and len(shape) == 4 else ():
+            images, changed = (np.moveaxis(values.reshape(shape), axis, 1) for values in (a, b))
+            if images.shape[1] > CHANNELS:
+                continue
             if _by_channel(images, changed):
                 return "each channel is scaled and moved: other constants of normalisation"
             if _by_channel(images[:, ::-1], changed):
@@ -89,7 +212,7 @@ def of_loss(first: Mapping[str, Sequence[Recorded]], second: Mapping[str, Sequen
     ):
         if number and abs(factor / number - 1) <= FITS:
             return f"it is {factor:.6g} times as large on {names[1]}: {words}"
-    return f"it is {factor:.6g} times as large on {names[1]}"
+    return f"it is {factor:.6g} times as large on {names[1]}" if abs(factor - 1) > FITS else ""
 
 
 def _formula(side: Mapping[str, Sequence[Recorded]]) -> str:
@@ -99,14 +222,13 @@ def _formula(side: Mapping[str, Sequence[Recorded]]) -> str:
         (mine.array for mine in side.get("batch", []) if mine.array is not None and mine.line.dtype.startswith(("int", "uint"))), None
     )
     results = [mine.array for mine in side.get("forward", []) if mine.array is not None and mine.array.ndim == 2]
-    if (
-        labels is None
-        or not results
-        or labels.reshape(-1).shape[0] != results[-1].shape[0]
-        or labels.max(initial=0) >= results[-1].shape[1]
-    ):
+    if labels is None or not results or labels.size != len(results[-1]) or not np.isfinite(results[-1]).all():
         return ""
-    for words, value in _losses(results[-1].astype(np.float64), labels.reshape(-1).astype(int)):
+    logits, classes = results[-1].astype(np.float64), labels.reshape(-1).astype(np.float64)
+    is_counted = classes >= 0  # a negative class is ignored, as torch's -100
+    if not is_counted.any() or not np.isfinite(classes).all() or classes.max() >= logits.shape[1]:
+        return ""
+    for words, value in _losses(logits[is_counted], classes[is_counted].astype(int)):
         if abs(value - loss) <= FITS * abs(loss):
             return words
     return ""

@@ -7,30 +7,35 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from ..core.errors import UsageError
-from ..recorder.recording import BUCKETS, role, sketch
+from ..recorder.recording import BIAS_SUM, role
 from ..records.store.lockstep_results import Comparison, Finding, LayerRow, ProbeRow, SettingRow, Side
-from .recorded import EXACT, Recorded, Recording, difference, in_another_order
-from .recorded_causes import of_data, of_loss, of_rate, of_settings
+from .recorded import EXACT, LayerLine, Recorded, Recording, difference, fits, in_another_order, is_near
+from .recorded_causes import Evidence, of_clipping, of_data, of_loss, of_optimizer, of_rate, of_settings
+from .recorded_pairs import SAME, Pair, add_biases, aligned_weights, named_weights
+from .recorded_steps import Fit, farthest, fit, fit_of_steps, rounding_of
 from .rounding import UNIT
+from .text import sentence
 
-Array = NDArray[Any]
-SAME = 1e-3  # largest relative difference of weights that are the same ones
 LEAST = 1e-5  # relative differences within an update that rounding explains
 INHERITED = 0.1  # relative differences of later gradients, whose kinks and small sums rounding decides
+BETWEEN = 0.01  # of the way that all weights go in updates that are not recorded
+GROWN = 0.01  # relative difference of losses from which on nothing is judged
+GROWTH = 2.0  # times an update by which rounding may grow
 JUMP = 100.0  # by which a faulty layer's result differs more than its input
 VARIANCE = "running variance"
+NOT_COMPARED = math.nan
+Parts = dict[str, list[Recorded]]
 
 
 def compare_recordings(paths: tuple[Path, Path], names: tuple[str, str]) -> Comparison:
     """Return where two recordings part. Raises UsageError."""
     first, second = (Recording(path, name) for path, name in zip(paths, names, strict=True))
-    return _Judge(first, second).comparison()
+    add_biases(first, second)
+    comparison = _Judge(first, second).comparison()
+    comparison.sentence = sentence(comparison).strip()
+    return comparison
 
 
 class _Judge:
@@ -42,79 +47,114 @@ class _Judge:
         if not self._common:
             raise UsageError("recordings: they have no update in common; give both the same steps.")
         self._tensors = 0
-        self._left: set[str] = set()
+        self._left: set[str] = {*first.not_read, *second.not_read}
         self._expected: set[str] = set()
         self._felt: set[str] = set()  # names of weights with gradients above rounding
+        self._explained = 0.0  # relative difference of the steps and gradients of the last update
         self._pairs_of_types: dict[str, str] = {}  # names of forward tensors
         self._rows: list[LayerRow] = []
         self._findings: list[Finding] = []
         begin = self._common[0]
-        self._weights = self._aligned_weights(first.updates[begin].get("before", []), second.updates[begin].get("before", []))
+        self._weights = aligned_weights(first.updates[begin].get("before", []), second.updates[begin].get("before", []))
+        self._names = {mine.line.name: theirs.line.name for mine, theirs in self._weights}
         self._owners = {mine.line.layer: theirs.line.layer for mine, theirs in self._weights if mine.line.layer and theirs.line.layer}
+        for side, theirs in ((first, second), (second, first)):
+            if alone := sorted(set(side.updates) - set(theirs.updates)):
+                self._left.add(f"updates that {side.name} alone has: {_listed([str(update + 1) for update in alone])}")
 
     def comparison(self) -> Comparison:
         """Return what was found."""
-        probes = []
-        for update in self._common:
-            probes.append(self._judge(update))
+        probes: list[ProbeRow] = []
+        upto = self._common[-1]
+        for place, update in enumerate(self._common):
+            probes.append(self._judge(update, self._common[place - 1] if place else None))
+            if not self._findings and self._has_grown(probes[-1], is_first=not place):
+                upto = self._common[place - 1] if place else update
+                break
             if self._findings:
                 break
         first, second = (Side(side.name, side.framework, "fp32", 1) for side in self._sides)
         return Comparison(
-            first, second, "", "", self._common[-1], self._findings, self._rows, probes, self._tensors, sorted(self._left),
+            first, second, "", "", upto, self._findings, self._rows, probes, self._tensors, sorted(self._left),
             sorted(self._expected),
             settings=list(self._settings()), recorded=True,
         )  # fmt: skip
+
+    def _has_grown(self, row: ProbeRow, *, is_first: bool) -> bool:
+        """Return whether differences have grown so far that nothing can be said from here on."""
+        if not (row.loss > GROWN or row.gradients > INHERITED):
+            return False
+        kinds = (("losses", row.loss), ("gradients", row.gradients))
+        amounts = " and ".join(f"{kind} differ by {apart:.2g}" for kind, apart in kinds if apart > 0.0)
+        if is_first:
+            cause = "the difference grows from layer to layer, and begins in none of them"
+            self._findings.append(Finding(row.update, "backward", "", "", "", max(row.loss, row.gradients, key=abs), LEAST, cause))
+        else:
+            self._left.add(f"updates from {row.update + 1} on: there {amounts}, which grew from update to update")
+        return True
 
     def _settings(self) -> Iterator[SettingRow]:
         """Yield the settings of layers, loss and optimiser that differ."""
         first, second = self._sides
         for name, theirs in {**self._owners, **self._pairs_of_types, "optimizer": "optimizer", "loss": "loss"}.items():
             if name in first.layers and theirs in second.layers:
-                for key, mine, two in of_settings(first.layers[name], second.layers[theirs]):
+                begins = min(first.updates), min(second.updates)
+                for key, mine, two in of_settings(first.layers[name], second.layers[theirs], begins):
                     yield SettingRow(name, theirs, key, mine, two)
-
-    def _aligned_weights(self, first: Sequence[Recorded], second: Sequence[Recorded]) -> list[tuple[Recorded, Recorded]]:
-        """Return pairs of weights: of equal values, then those left by their order and shape."""
-        pairs: list[tuple[Recorded, Recorded]] = []
-        left = list(second)
-        for same in (True, False):
-            for mine in first:
-                if any(mine is paired for paired, _ in pairs):
-                    continue
-                roles = [role(theirs.line.name) != role(mine.line.name) for theirs in left]
-                measured = [(difference(mine, theirs), place) for place, theirs in enumerate(left)]
-                known = [
-                    (round(apart, 6) if same else 0.0, roles[place], place)
-                    for apart, place in measured
-                    if apart < (SAME if same else math.inf)
-                ]
-                if same and not known:
-                    known = [(0.0, roles[place], place) for place, theirs in enumerate(left) if in_another_order(mine, theirs)]
-                if known:
-                    pairs.append((mine, left.pop(min(known)[2])))
-        order = {id(mine): place for place, mine in enumerate(first)}
-        return sorted(pairs, key=lambda pair: order[id(pair[0])])
 
     def _measured(self, mine: Recorded, theirs: Recorded) -> float:
         self._tensors += 1
         apart = difference(mine, theirs)
         return EXACT / 10 if apart > SAME and in_another_order(mine, theirs) else apart
 
-    def _judge(self, update: int) -> ProbeRow:
+    def _judge(self, update: int, previous: int | None) -> ProbeRow:
         first, second = (side.updates[update] for side in self._sides)
-        begin = update == self._common[0]
         inherited = 0.0
-        if begin:
+        if previous is None:
             self._judge_weights(update)
         else:
-            inherited = self._of_state(first, second, "before")
+            inherited = self._judge_between(update, previous)
         self._judge_data(update, first.get("batch", []), second.get("batch", []))
         reached = self._judge_forward(update, first.get("forward", []), second.get("forward", []), inherited)
         loss = self._judge_loss(update, first, second, reached)
-        gradients = self._judge_gradients(update, first, second, max(reached, loss))
-        self._judge_update(update, first, second, gradients)
+        gradients = self._judge_gradients(update, first, second, max(reached, loss if loss > 0.0 else 0.0))
+        self._judge_update(update, first, second, gradients if gradients > 0.0 else 0.0)
         return ProbeRow(update, loss, gradients, 0.0, 0.0)
+
+    def _judge_between(self, update: int, previous: int) -> float:
+        """Judge how weights moved since the last update; return the difference of the states."""
+        begins, ends = ([side.updates[number] for side in self._sides] for number in (previous, update))
+        held = [parts.get("after") or parts.get("before", []) for parts in begins]
+        pairs = {mine.line.name: (mine, theirs) for mine, theirs in self._paired(ends[0].get("before", []), ends[1].get("before", []))}
+        states = {name: self._measured(*pair) for name, pair in pairs.items()}
+        ways = [
+            (mine, fit_of_steps((mine, theirs), pairs[mine.line.name]))
+            for mine, theirs in self._paired(held[0], held[1])
+            if mine.line.name in pairs and self._is_trained(mine) and not (mine.line.invalid and theirs.line.invalid)
+        ]
+        limit = min(max(BETWEEN, JUMP * self._explained), INHERITED)
+        if (worst := farthest(ways, limit, INHERITED, update - previous)) is not None:
+            after = max((self._measured(*pair) for pair in self._paired(held[0], held[1]) if self._is_trained(pair[0])), default=0.0)
+            self._findings.append(self._of_states(update, previous, worst.line.name, (after, states[worst.line.name])))
+        return max(states.values(), default=0.0)
+
+    def _is_trained(self, weight: Recorded) -> bool:
+        """Return whether a weight has gradients; where none are recorded, whether its name does."""
+        return weight.line.name in self._felt if self._felt else not role(weight.line.name).startswith(("running", "moving", "num_"))
+
+    @staticmethod
+    def _of_states(update: int, previous: int, weight: str, apart: tuple[float, float]) -> Finding:
+        """Return that weights differ, though they agreed after the last recorded update."""
+        before, now = apart
+        cause = f"the weights before update {update + 1} differ by {now:.2g}, though they agreed after update {previous + 1}; "
+        if update - previous > 1:
+            cause += f'the updates between are not recorded. Record them too, with steps="{previous}-{update}", counted from 0'
+            growth = (now / max(before, UNIT)) ** (1 / (update - previous))
+            if growth <= GROWTH:
+                cause += f". Rounding that grows {growth:.3g} times an update also explains it"
+        else:
+            cause += "something between the two changes them"
+        return Finding(update, "weights", "", weight, "", now, 0.0, cause)
 
     def _judge_weights(self, update: int) -> None:
         differing = [(mine, theirs, apart) for mine, theirs in self._weights if (apart := self._measured(mine, theirs)) > EXACT]
@@ -134,11 +174,11 @@ class _Judge:
     def _judge_data(self, update: int, first: Sequence[Recorded], second: Sequence[Recorded]) -> None:
         left = list(second)
         for mine in first:
-            known = [(difference(mine, theirs), place) for place, theirs in enumerate(left)]
-            if not known:
+            known = [(difference(mine, theirs), place) for place, theirs in enumerate(left) if fits(mine, theirs)]
+            if not left:
                 self._left.add(f"the batch's column {mine.line.name}")
                 continue
-            apart, place = min(known)
+            apart, place = min(known, default=(math.inf, 0))
             if math.isinf(apart):
                 same_rows = [number for number, theirs in enumerate(left) if theirs.line.shape[:1] == mine.line.shape[:1]]
                 self._left.add(f"the batch's column {mine.line.name}, whose shape differs")
@@ -168,12 +208,8 @@ class _Judge:
             for mine in first[begin + 1 : end]:
                 kind = self._kind(0, mine)
                 alike = [theirs for theirs in left if self._kind(1, theirs) == kind or theirs.line.name == mine.line.name]
-                alike = alike or [theirs for theirs in left if difference(mine, theirs) < SAME]
-                alike = alike or [
-                    theirs
-                    for theirs in left
-                    if _family(self._kind(1, theirs)) == _family(kind) and not math.isinf(difference(mine, theirs))
-                ]
+                alike = alike or [theirs for theirs in left if is_near(mine, theirs, SAME) and difference(mine, theirs) < SAME]
+                alike = alike or [theirs for theirs in left if _family(self._kind(1, theirs)) == _family(kind) and fits(mine, theirs)]
                 if alike:
                     left = left[next(place for place, theirs in enumerate(left) if theirs is alike[0]) + 1 :]
                     pairs.append((mine, alike[0]))
@@ -190,24 +226,37 @@ class _Judge:
         for side, tensors in enumerate((first, second)):
             paired = {id(pair[side]) for pair in pairs}
             if left := [mine.line.name for mine in tensors if id(mine) not in paired]:
-                self._left.add(f"layers of {self._sides[side].name} without a counterpart: {', '.join(left[:5])}")
+                self._left.add(f"layers of {self._sides[side].name} without a counterpart: {_listed(left)}")
         reached, last = inherited, inherited
-        for mine, theirs in pairs:
+        for place, (mine, theirs) in enumerate(pairs):
             apart = self._measured(mine, theirs)
             limit = max(LEAST, JUMP * reached)
             sound = apart <= limit
             self._rows.append(LayerRow(update, mine.line.name, self._kind(0, mine), "output", 0.0, apart, sound))
             if not sound and not any(finding.part == "forward" for finding in self._findings):
-                cause = self._cause_of_layer(mine, theirs)
+                cause = "; ".join(
+                    filter(None, (self._of_layers_between(pairs, place, (first, second)), self._cause_of_layer(mine, theirs)))
+                )
                 self._findings.append(Finding(update, "forward", mine.line.name, "output", "", apart, limit, cause))
             reached, last = max(reached, apart if sound else 0.0), apart
         return max(reached, last)
+
+    def _of_layers_between(self, pairs: Sequence[Pair], place: int, tensors: tuple[Sequence[Recorded], Sequence[Recorded]]) -> str:
+        """Return which layers one side alone has between the last equal results and a pair's."""
+        words = []
+        for number, (side, known) in enumerate(zip(self._sides, tensors, strict=True)):
+            paired = {id(pair[number]) for pair in pairs}
+            order = [id(mine) for mine in known]
+            begin = order.index(id(pairs[place - 1][number])) + 1 if place else 0
+            alone = [mine.line.name for mine in known[begin : order.index(id(pairs[place][number]))] if id(mine) not in paired]
+            words += [f"the layer {name} before it is on {side.name} alone" for name in alone if _has_effect(side.layers.get(name))]
+        return "; ".join(words)
 
     def _cause_of_layer(self, mine: Recorded, theirs: Recorded) -> str:
         first, second = self._sides
         layers = [side.layers.get(tensor.line.name) for side, tensor in zip(self._sides, (mine, theirs), strict=True)]
         if layers[0] is not None and layers[1] is not None:
-            differing = [row for row in of_settings(layers[0], layers[1]) if row[0] != "momentum"]
+            differing = [row for row in of_settings(layers[0], layers[1]) if row[0] not in ("momentum", VARIANCE)]
             if differing:
                 return "; ".join(f"its {key} is {a} on {first.name} and {b} on {second.name}" for key, a, b in differing[:3])
         formats = [side.layers.get(f"{tensor.line.name} (precision)") for side, tensor in zip(self._sides, (mine, theirs), strict=True)]
@@ -215,22 +264,17 @@ class _Judge:
             return f"it is computed in {formats[0].type} on {first.name} and in {formats[1].type} on {second.name}"
         if "dropout" in self._kind(0, mine):
             return "dropout draws other elements on each side; set its rate to 0 in both scripts to compare the rest"
-        factor = _factor(mine, theirs)
+        factor = fit(mine, theirs).factor
         return f"it is {factor:.6g} times as large on {second.name}" if factor is not None else ""
 
-    def _of_state(self, first: dict[str, list[Recorded]], second: dict[str, list[Recorded]], part: str) -> float:
-        """Return the largest difference of weights that is inherited from the updates before."""
-        return max((self._measured(*pair) for pair in self._paired(first.get(part, []), second.get(part, []))), default=0.0)
-
-    def _paired(self, first: Sequence[Recorded], second: Sequence[Recorded]) -> list[tuple[Recorded, Recorded]]:
+    def _paired(self, first: Sequence[Recorded], second: Sequence[Recorded]) -> list[Pair]:
         """Return tensors of aligned weights."""
-        names = {mine.line.name: theirs.line.name for mine, theirs in self._weights}
         by_name = {theirs.line.name: theirs for theirs in second}
-        return [(mine, by_name[names[mine.line.name]]) for mine in first if names.get(mine.line.name) in by_name]
+        return [(mine, by_name[self._names[mine.line.name]]) for mine in first if self._names.get(mine.line.name) in by_name]
 
-    def _judge_loss(self, update: int, first: dict[str, list[Recorded]], second: dict[str, list[Recorded]], reached: float) -> float:
+    def _judge_loss(self, update: int, first: Parts, second: Parts, reached: float) -> float:
         if not first.get("loss") or not second.get("loss"):
-            return 0.0
+            return NOT_COMPARED
         mine, theirs = first["loss"][0], second["loss"][0]
         apart = self._measured(mine, theirs) if mine.line.shape == theirs.line.shape else math.inf
         limit = max(LEAST, JUMP / 10 * reached)
@@ -239,49 +283,96 @@ class _Judge:
             self._findings.append(Finding(update, "loss", "", "loss", "", apart, limit, cause))
         return apart
 
-    def _judge_gradients(self, update: int, first: dict[str, list[Recorded]], second: dict[str, list[Recorded]], reached: float) -> float:
-        pairs = self._paired(first.get("gradient", []), second.get("gradient", []))
-        sizes = [mine.line.norm for mine, _ in pairs]
-        measured = [(mine, theirs, self._measured(mine, theirs)) for mine, theirs in pairs]
-        largest = max(sizes, default=0.0)
-        judged = [(mine, theirs, apart) for mine, theirs, apart in measured if mine.line.norm > 1e-4 * largest]
-        limit = max(10 * LEAST if update == self._common[0] else INHERITED, JUMP * reached)
-        bad = [(mine, theirs, apart) for mine, theirs, apart in judged if apart > limit]
-        if bad and not self._findings:
-            mine, theirs, apart = bad[-1]
-            factors = [_factor(mine, theirs) for mine, theirs, _ in judged]
-            cause, part, layer = "", "backward", mine.line.layer
-            known = [factor for factor in factors if factor is not None]
-            if len(bad) == len(judged) == len(known) and max(known) - min(known) <= 1e-3 * abs(max(known)):
-                cause, layer = f"all gradients are {known[0]:.6g} times as large on {self._sides[1].name}", ""
-            elif known and _factor(mine, theirs) is not None:
-                cause = f"it is {_factor(mine, theirs):.6g} times as large on {self._sides[1].name}"
-            self._findings.append(Finding(update, part, layer, f"gradient of {mine.line.name}", "", apart, limit, cause, len(bad) - 1))
-        self._felt = {mine.line.name for mine, _, _ in judged}
-        return max((apart for _, _, apart in judged), default=0.0)
+    def _gradients(self, first: Parts, second: Parts) -> dict[str, Pair]:
+        """Return gradients by the first side's names of weights; note those without a counterpart."""
+        known = []
+        for side, parts, names in zip(self._sides, (first, second), (list(self._names), list(self._names.values())), strict=True):
+            recorded = parts.get("gradient", [])
+            known.append(named_weights(recorded, names))
+            paired = {id(mine) for mine in known[-1].values()}
+            if left := [mine.line.name for mine in recorded if id(mine) not in paired]:
+                self._left.add(f"gradients of {side.name} whose names no weight has: {_listed(left)}")
+        return {name: (known[0][name], known[1][theirs]) for name, theirs in self._names.items() if name in known[0] and theirs in known[1]}
 
-    def _judge_update(self, update: int, first: dict[str, list[Recorded]], second: dict[str, list[Recorded]], gradients: float) -> None:
-        steps = [self._steps(side) for side in (first, second)]
-        trained = {mine.line.name for mine in first.get("gradient", [])}
-        pairs = [(mine, theirs) for mine, theirs in self._weights if mine.line.name in steps[0] and theirs.line.name in steps[1]]
-        judged = [(mine, *_step_apart(steps[0][mine.line.name], steps[1][theirs.line.name])) for mine, theirs in pairs]
+    def _with_one_gradient(self, first: Parts, second: Parts) -> list[tuple[str, str]]:
+        """Return weights that have a gradient on one side alone, and the side's name."""
+        sides = [named_weights(parts.get("gradient", []), list(self._names)) for parts in (first,)]
+        sides.append(named_weights(second.get("gradient", []), list(self._names.values())))
+        if not all(sides):
+            return []
+        return [
+            (name, self._sides[0 if name in sides[0] else 1].name)
+            for name, theirs in self._names.items()
+            if (name in sides[0]) != (theirs in sides[1])
+        ]
+
+    def _judge_gradients(self, update: int, first: Parts, second: Parts, reached: float) -> float:
+        pairs = self._gradients(first, second)
+        measured = [(name, pair, self._measured(*pair)) for name, pair in pairs.items()]
+        largest = max((mine.line.norm for mine, _ in pairs.values()), default=0.0)
+        judged = [entry for entry in measured if entry[1][0].line.norm > 1e-4 * largest]
+        limit = max(10 * LEAST if update == self._common[0] else INHERITED, JUMP * reached)
+        bad = [entry for entry in judged if entry[2] > limit]
+        alone = self._with_one_gradient(first, second)
+        if (bad or alone) and not self._findings:
+            self._findings.append(self._of_gradients(update, judged, bad, alone, limit))
+        self._felt = {name for name, _, _ in judged}
+        squares = [(pair[0].line.norm ** 2, apart) for _, pair, apart in judged]
+        self._explained = math.sqrt(sum(size * apart**2 for size, apart in squares) / max(sum(size for size, _ in squares), 1e-300))
+        return max((apart for _, _, apart in judged), default=NOT_COMPARED)
+
+    def _of_gradients(
+        self,
+        update: int,
+        judged: Sequence[tuple[str, Pair, float]],
+        bad: Sequence[tuple[str, Pair, float]],
+        alone: Sequence[tuple[str, str]],
+        limit: float,
+    ) -> Finding:
+        """Return where gradients differ, and why."""
+        first, second = (side.name for side in self._sides)
+        missing = "; ".join(f"{name} has a gradient on {side} alone" for name, side in alone[:3])
+        if not bad:
+            layer = next(mine.line.layer for mine, _ in self._weights if mine.line.name == alone[0][0])
+            return Finding(update, "backward", layer, f"gradient of {alone[0][0]}", "", 1.0, 0.0, missing, len(alone) - 1)
+        if clipping := of_clipping([pair for _, pair, _ in judged], (first, second)):
+            apart = max(apart for _, _, apart in bad)
+            cause = "; ".join(filter(None, (missing, clipping)))
+            return Finding(update, "clipping", "", "", "", apart, limit, cause)
+        name, pair, apart = bad[-1]
+        factors = [fit(*known).factor for _, known, _ in judged]
+        known_factors = [factor for factor in factors if factor is not None]
+        factor, cause, layer = fit(*pair).factor, missing, pair[0].line.layer
+        if len(bad) == len(judged) == len(known_factors) and max(known_factors) - min(known_factors) <= 1e-3 * abs(max(known_factors)):
+            cause, layer = "; ".join(filter(None, (missing, f"all gradients are {known_factors[0]:.6g} times as large on {second}"))), ""
+        elif factor is not None:
+            cause = "; ".join(filter(None, (missing, f"it is {factor:.6g} times as large on {second}")))
+        return Finding(update, "backward", layer, f"gradient of {name}", "", apart, limit, cause, len(bad) - 1)
+
+    def _judge_update(self, update: int, first: Parts, second: Parts, gradients: float) -> None:
+        judged = self._steps(first, second)
+        trained = set(self._gradients(first, second)) if self._felt else {mine.line.name for mine, _ in judged if self._is_trained(mine)}
         begins = update == self._common[0] or self._cause_of_rate(first, second)  # else moments that are not recorded are inherited
         limit = max(10 * LEAST if begins else INHERITED, JUMP * gradients)
-        for part, wanted in (("optimiser", True), ("buffers", False)):
-            felt = self._felt if wanted else {mine.line.name for mine, _, _ in judged} - trained - self._biased(first, second)
-            bad = [
-                (mine, apart, factor)
-                for mine, apart, factor in judged
-                if mine.line.name in felt and apart > limit + _rounding(mine, steps[0][mine.line.name][0][1])
-            ]
-            if not bad or any(finding.part in ("weights", "data", "forward", "loss", "backward") for finding in self._findings):
+        for part, wanted in (("optimiser", self._felt or trained), ("buffers", {mine.line.name for mine, _ in judged} - trained)):
+            felt = wanted if part == "optimiser" else wanted - self._biased(first, second)
+            bad = [(mine, step) for mine, step in judged if mine.line.name in felt and step.relative > limit + rounding_of(mine, step.norm)]
+            if not bad or any(finding.part not in ("optimiser", "buffers") for finding in self._findings):
                 continue
-            mine, apart, factor = bad[0]
-            cause = self._cause_of_update(part, first, second, mine, factor)
+            mine, step = bad[0]
+            cause = self._cause_of_update(part, update, (first, second), mine, step)
             layer = mine.line.layer if part == "buffers" else ""
-            self._findings.append(Finding(update, part, layer, mine.line.name, "", apart, limit, cause, len(bad) - 1))
+            self._findings.append(Finding(update, part, layer, mine.line.name, "", step.relative, limit, cause, len(bad) - 1))
 
-    def _biased(self, first: dict[str, list[Recorded]], second: dict[str, list[Recorded]]) -> set[str]:
+    def _steps(self, first: Parts, second: Parts) -> list[tuple[Recorded, Fit]]:
+        """Return how an update's changes of the weights fit."""
+        before, after = (
+            {mine.line.name: (mine, theirs) for mine, theirs in self._paired(first.get(part, []), second.get(part, []))}
+            for part in ("before", "after")
+        )
+        return [(pair[0], fit_of_steps(pair, after[name])) for name, pair in before.items() if name in after]
+
+    def _biased(self, first: Parts, second: Parts) -> set[str]:
         """Return the running variances that differ as two formulas do, by n and n − 1."""
         names = set()
         for mine, theirs in self._paired(first.get("after", []), second.get("after", [])):
@@ -294,73 +385,43 @@ class _Judge:
                 self._expected.add(f"batch normalisation keeps the running variance of a batch {sides}")
         return names
 
-    def _steps(self, tensors: dict[str, list[Recorded]]) -> dict[str, list[tuple[tuple[int, ...], Array]]]:
-        """Return how an update changed each weight, by its name, for each order of the axes."""
-        before = {mine.line.name: mine for mine in tensors.get("before", [])}
-        steps = {}
-        for mine in tensors.get("after", []):
-            if mine.line.name in before and before[mine.line.name].line.shape == mine.line.shape:
-                held = before[mine.line.name]
-                whole = mine.array is not None and held.array is not None
-                steps[mine.line.name] = [
-                    (shape, after - old)
-                    for (shape, after), (_, old) in zip(mine.variants(whole=whole), held.variants(whole=whole), strict=True)
-                ]
-        return steps
-
-    def _cause_of_rate(self, first: dict[str, list[Recorded]], second: dict[str, list[Recorded]]) -> str:
+    def _cause_of_rate(self, first: Parts, second: Parts) -> str:
         a, b = self._sides
         return of_rate(a.updates, b.updates, first, second, (a.name, b.name))
 
-    def _cause_of_update(
-        self, part: str, first: dict[str, list[Recorded]], second: dict[str, list[Recorded]], mine: Recorded, factor: float | None
-    ) -> str:
+    def _cause_of_update(self, part: str, update: int, parts: tuple[Parts, Parts], mine: Recorded, step: Fit) -> str:
         a, b = self._sides
         if part == "buffers":
             layers = a.layers.get(mine.line.layer), b.layers.get(self._owners.get(mine.line.layer, ""))
             differing = of_settings(layers[0], layers[1]) if layers[0] is not None and layers[1] is not None else []
             wanted = [row for row in differing if row[0] == "momentum"] or [row for row in differing if row[0] != "epsilon"]
             return "; ".join(f"its {key} is {x} on {a.name} and {y} on {b.name}" for key, x, y in wanted)
-        if rate := self._cause_of_rate(first, second):
+        if rate := self._cause_of_rate(*parts):
             return rate
+        if role(mine.line.name).startswith(BIAS_SUM) and step.factor is not None:
+            words = "a recurrent layer has one bias on one side, and two that are added on the other"
+            return f"{words}: it moves {step.factor:.3g} times as far on {b.name}"
         if "optimizer" in a.layers and "optimizer" in b.layers:
-            differing = of_settings(a.layers["optimizer"], b.layers["optimizer"])
-            if differing:
+            gradient = named_weights(parts[0].get("gradient", []), list(self._names)).get(mine.line.name)
+            rate_used = parts[0]["rate"][0].line.mean if parts[0].get("rate") else None
+            evidence = Evidence(update, (min(a.updates), min(b.updates)), mine, gradient, step, rate_used)
+            if differing := of_optimizer(a.layers["optimizer"], b.layers["optimizer"], evidence):
                 return "; ".join(f"its {key} is {x} on {a.name} and {y} on {b.name}" for key, x, y in differing[:4])
-        return f"its step is {factor:.6g} times as large on {b.name}" if factor is not None else ""
+        return f"its step is {step.factor:.6g} times as large on {b.name}" if step.factor is not None else ""
 
 
-def _rounding(weight: Recorded, step: Array) -> float:
-    """Return what rounding of a weight in float32 adds to its step, relative to the step."""
-    return 8 * UNIT * weight.line.norm / max(float(np.linalg.norm(step)), 1e-300)
+def _has_effect(layer: LayerLine | None) -> bool:
+    """Return whether a layer is no change of shape, and no dropout of nothing."""
+    if layer is None:
+        return False
+    return layer.type not in ("flatten", "identity", "inputlayer", "reshape", "permute") and layer.settings.get("rate", 1.0) != 0.0
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _family(kind: str) -> str:
     """Return what a kind of layer is, whatever its variant."""
     activations = ("relu", "relu6", "leakyrelu", "gelu", "elu", "silu", "tanh", "sigmoid", "swish", "hardtanh", "selu")
     return "activation" if kind in activations else kind.removeprefix("max ").removeprefix("average ")
-
-
-def _factor(first: Recorded, second: Recorded) -> float | None:
-    """Return k where b = k · a beyond rounding, else None."""
-    whole = first.array is not None and second.array is not None
-    return _step_apart(list(first.variants(whole=whole)), list(second.variants(whole=whole)))[1]
-
-
-def _step_apart(
-    first: Sequence[tuple[tuple[int, ...], Array]], second: Sequence[tuple[tuple[int, ...], Array]]
-) -> tuple[float, float | None]:
-    """Return the least relative difference, and a factor that explains it, or None."""
-    best, explained = math.inf, None
-    for (shape, values), (other_shape, theirs) in itertools.product(first, second):
-        if shape != other_shape:
-            continue
-        if values.size != theirs.size:
-            values, theirs = (sketch(mine.reshape(shape)) if mine.size != BUCKETS else mine for mine in (values, theirs))
-        square = float(values @ values)
-        apart = float(np.linalg.norm(values - theirs)) / max(math.sqrt(square), 1e-300) if (values != theirs).any() else 0.0
-        if apart < best:
-            factor = float(values @ theirs) / square if square else 0.0
-            left = float(np.linalg.norm(theirs - factor * values)) / max(math.sqrt(square), 1e-300)
-            best, explained = apart, factor if left <= 1e-3 * apart else None
-    return best, explained

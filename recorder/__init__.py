@@ -16,6 +16,7 @@ from .recording import Recording
 __all__ = ["adopt", "batch", "gradients", "loss", "start", "state", "step", "stop", "tensor", "watch"]
 T = TypeVar("T")
 VARIABLE = "TRAINER_RECORD"
+ADAPTERS = (keras_models, torch_modules)
 _recording: Recording | None = None
 
 
@@ -30,7 +31,10 @@ def start(folder: str, steps: str = "0-2,4,8,16", *, full: bool = False) -> None
 
 
 def stop() -> None:
-    """End the recording, if there is one."""
+    """End the recording, and the update that it is at, if there is one.
+
+    An update that ends neither by this nor by `step` is not compared.
+    """
     global _recording
     if _recording is not None:
         _recording.close()
@@ -50,6 +54,9 @@ def tensor(name: str, x: T) -> T:
         return x
     _current()
     assert _recording is not None
+    if not any(adapter.knows(x) for adapter in ADAPTERS):  # an array of numpy, whose gradient does not arrive
+        _recording.add("forward", name, _array(x))
+        return x
     recorded: T = _adapter(x).tensor(_recording, name, x)
     return recorded
 
@@ -108,7 +115,7 @@ def watch(model: Any, optimizer: Any = None) -> None:
 def adopt(folder: str, model: Any) -> None:
     """Give a model the initial weights of another recording, which was made with `full`.
 
-    Weights go by their order and shape. Raises ValueError where these differ.
+    Weights go by their names, else by their order and shape, with a warning where several fit. Raises ValueError where shapes differ.
     """
     from .recording import initial_weights
 
@@ -117,14 +124,14 @@ def adopt(folder: str, model: Any) -> None:
 
 def _adapter(value: Any) -> Any:
     """Return the functions of the framework that a model or tensor is of."""
-    for adapter in (keras_models, torch_modules):
+    for adapter in ADAPTERS:
         if adapter.knows(value):
             return adapter
     raise TypeError(f"recorder: {type(value).__module__}.{type(value).__name__} is no tensor, nn.Module or Keras model that is known.")
 
 
 def _array(value: Any) -> Any:
-    for adapter in (keras_models, torch_modules):
+    for adapter in ADAPTERS:
         if adapter.knows(value):
             return adapter.array(value)
     numpy = sys.modules["numpy"]

@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 
 from . import torch_modules
-from .recording import Array, Recording
+from .keras_weights import GATES, parts_of, recurrent_kind, variable_of
+from .recording import Array, Recording, matched
 
-_WEIGHTS = {"kernel": "weight", "gamma": "weight", "beta": "bias", "moving_mean": "running_mean", "moving_variance": "running_var"}
 _FLAT = "Flatten"
+_OF_CELLS = {"activation": "activation", "recurrent activation": "recurrent_activation"}
+_WITH_CHANNELS = ("Conv", "Depthwise", "Separable", "MaxPooling", "AveragePooling", "ZeroPadding", "UpSampling")
 
 
 def knows(value: Any) -> bool:
@@ -102,6 +104,7 @@ class Watched:
         self._model = model
         self._images: dict[str, tuple[int, ...]] = {}  # rows, columns and channels of flattened features, by layer
         self._pending: tuple[int, ...] | None = None
+        self._has_channels = False  # whether sequences are a convolution's, with channels
         self._names: dict[int, str] = {}
         for layer in self._layers():
             try:
@@ -112,8 +115,10 @@ class Watched:
 
     def _layers(self) -> Iterator[Any]:
         """Yield the layers without layers within, in their order."""
-        for layer in self._model._flatten_layers(include_self=False, recursive=True):
-            if not layer._layers:
+        layers = list(self._model._flatten_layers(include_self=False, recursive=True))
+        cells = {id(part) for layer in layers if recurrent_kind(layer) for part in layer._flatten_layers(include_self=False)}
+        for layer in layers:
+            if id(layer) not in cells and (recurrent_kind(layer) or not layer._layers):
                 yield layer
 
     def _name(self, layer: Any) -> str:
@@ -122,7 +127,10 @@ class Watched:
 
     def _see(self, layer: Any, shape: tuple[int, ...]) -> None:
         """Note what a layer does to a flattened image, from its input's shape."""
-        if type(layer).__name__ == _FLAT and len(shape) == 4 and self._channels_last(layer):
+        kind = type(layer).__name__
+        if kind.startswith(_WITH_CHANNELS) or kind in ("Permute", "Embedding", "Reshape") or recurrent_kind(layer):
+            self._has_channels = kind.startswith(_WITH_CHANNELS)
+        if kind == _FLAT and len(shape) > (2 if self._has_channels else 3) and self._channels_last(layer):
             self._pending = tuple(shape[1:])
         if self._pending is not None and (type(layer).__name__ == _FLAT or int(np.prod(shape[1:])) == int(np.prod(self._pending))):
             self._images[self._name(layer)] = self._pending
@@ -136,54 +144,42 @@ class Watched:
 
     def _turned(self, layer: Any, values: Array) -> Array:
         """Return a layer's result in torch's layout."""
-        if values.ndim == 4 and self._channels_last(layer):
-            return values.transpose(0, 3, 1, 2)
+        if (values.ndim in (4, 5) or (values.ndim == 3 and type(layer).__name__.startswith(_WITH_CHANNELS))) and self._channels_last(layer):
+            return np.moveaxis(values, -1, 1)
         image = self._images.get(self._name(layer))
         if image is not None and values.ndim == 2 and values.shape[1] == int(np.prod(image)) and type(layer).__name__ != "Dense":
-            return values.reshape(-1, *image).transpose(0, 3, 1, 2).reshape(len(values), -1)
+            return np.moveaxis(values.reshape(-1, *image), -1, 1).reshape(len(values), -1)
         return values
 
-    def _weight(self, layer: Any, name: str, values: Array, *, back: bool = False) -> Array:
-        """Return a variable in torch's layout, or with `back` in Keras's."""
-        if name != "kernel":
-            return values
-        image = self._images.get(self._name(layer))
-        if values.ndim == 4:
-            return values.transpose(2, 3, 1, 0) if back else values.transpose(3, 2, 0, 1)
-        if values.ndim != 2:
-            return values
-        if not back:
-            if image is not None:
-                values = values.reshape(*image, -1).transpose(2, 0, 1, 3).reshape(values.shape)
-            return values.T
-        values = values.T
-        if image is not None:
-            rows, columns, channels = image
-            values = values.reshape(channels, rows, columns, -1).transpose(1, 2, 0, 3).reshape(values.shape)
-        return values
+    def _parts(self, layer: Any, variable: Any, values: Array) -> list[tuple[str, Array]]:
+        """Return names and arrays of a variable in torch's layout."""
+        name = self._name(layer)
+        if recurrent_kind(layer) and recurrent_kind(layer) not in GATES:
+            return [(variable.path, values)]  # of a cell within a cell
+        return [(f"{name}.{role}", part) for role, part in parts_of(layer, variable.name, values, self._images.get(name))]
 
-    def _entries(self) -> Iterator[tuple[Any, Any, str]]:
+    def _entries(self) -> Iterator[tuple[Any, Any]]:
         for layer in self._layers():
             for variable in layer.variables:
                 if str(variable.dtype).startswith(("float", "bfloat")):
-                    yield layer, variable, f"{self._name(layer)}.{_WEIGHTS.get(variable.name, variable.name)}"
+                    yield layer, variable
 
     def variables(self, *, trainable: bool | None = None) -> Iterator[tuple[str, str, Array]]:
         """Yield name, layer and value of the variables, in torch's layout."""
-        for layer, variable, path in self._entries():
+        for layer, variable in self._entries():
             if trainable is None or bool(variable.trainable) is trainable:
-                yield (
-                    path,
-                    self._name(layer),
-                    self._weight(layer, variable.name, _plain(sys.modules["keras"].ops.convert_to_numpy(variable))),
-                )
+                values = _plain(sys.modules["keras"].ops.convert_to_numpy(variable))
+                for name, part in self._parts(layer, variable, values):
+                    yield name, self._name(layer), part
 
     def adopt(self, weights: list[tuple[str, Array]]) -> None:
         """Set the variables in their order. Raises ValueError."""
-        entries = list(self._entries())
-        shapes = [(path, self._weight(layer, variable.name, np.zeros(variable.shape)).shape) for layer, variable, path in entries]
-        for (layer, variable, _), (_, value) in zip(entries, torch_modules.matched(shapes, weights), strict=True):
-            variable.assign(self._weight(layer, variable.name, value, back=True))
+        entries = [(layer, variable, self._parts(layer, variable, np.zeros(variable.shape))) for layer, variable in self._entries()]
+        chosen = iter(matched([(name, part.shape) for *_, parts in entries for name, part in parts], weights))
+        for layer, variable, parts in entries:
+            arrays = [next(chosen)[1] for _ in parts]
+            image = self._images.get(self._name(layer))
+            variable.assign(variable_of(layer, variable.name, tuple(variable.shape), image, arrays))
 
     def watch(self, recording: Recording, optimizer: Any) -> None:
         """Record layers and updates from now on."""
@@ -216,6 +212,10 @@ class Watched:
             shape = tuple(arguments[0].shape)
             self._see(layer, shape)
             recording.layer(name, *layer_settings(layer, shape), "keras")
+            if recurrent_kind(layer):
+                output = original(*arguments, **options)
+                self._add_last_step(recording, layer, output)
+                return output
             activation = getattr(layer, "activation", None)
             if activation is None or activation.__name__ == "linear" or type(layer).__name__ == "Activation":
                 output = original(*arguments, **options)
@@ -229,6 +229,13 @@ class Watched:
                 layer.activation = activation
 
         layer.call = call
+
+    def _add_last_step(self, recording: Recording, layer: Any, output: Any) -> None:
+        """Record a recurrent layer's result after its last step."""
+        result = output[0] if isinstance(output, (tuple, list)) else output
+        if type(result).__name__ != "KerasTensor":
+            name = self._name(layer)
+            _deliver(lambda values: recording.add("forward", name, values, name), [result[:, -1] if layer.return_sequences else result])
 
     def _hook_loss(self, recording: Recording) -> None:
         original = self._model.compute_loss
@@ -257,12 +264,12 @@ class Watched:
         def apply(grads: Any, trainable_variables: Any = None, **options: Any) -> Any:
             recording.layer("optimizer", type(optimizer).__name__, optimizer_settings(optimizer), "keras")
             variables = list(trainable_variables) if trainable_variables is not None else list(optimizer._trainable_variables)
-            pairs = [(variable, item) for variable, item in zip(variables, grads, strict=True) if item is not None]
+            pairs = [(variable, item) for variable, item in zip(variables, _entering(optimizer, grads), strict=True) if item is not None]
             self._add_values(recording, "gradient", [variable for variable, _ in pairs], [item for _, item in pairs])
             self._add_values(recording, "before", variables, variables)
             _deliver(functools.partial(recording.add, "rate", "learning rate"), [_tensor(optimizer.learning_rate)])
             result = original(grads, trainable_variables, **options)
-            everything = [variable for _, variable, _ in self._entries()]
+            everything = [variable for _, variable in self._entries()]
             self._add_values(recording, "after", everything, everything)
             _deliver(lambda _: recording.advance(), [_tensor(optimizer.learning_rate)])
             still = [variable for variable in everything if not variable.trainable]
@@ -273,20 +280,31 @@ class Watched:
 
     def _add_values(self, recording: Recording, part: str, variables: Sequence[Any], values: Sequence[Any]) -> None:
         """Record values that belong to variables, now or when a graph is carried out."""
-        places = {variable.path: (layer, name) for layer, variable, name in self._entries()}
+        layers = {variable.path: layer for layer, variable in self._entries()}
 
         def add(*arrays: Array) -> None:
             for variable, held in zip(variables, arrays, strict=True):
-                layer, name = places.get(variable.path, (None, variable.path))
+                layer = layers.get(variable.path)
                 if layer is None:
-                    recording.add(part, name, held)
-                else:
-                    recording.add(part, name, self._weight(layer, variable.name, held), self._name(layer))
+                    recording.add(part, variable.path, held)
+                    continue
+                for name, values_of_part in self._parts(layer, variable, held):
+                    recording.add(part, name, values_of_part, self._name(layer))
 
         _deliver(add, [_tensor(item) for item in values])
 
 
+def _entering(optimizer: Any, gradients: Any) -> list[Any]:
+    """Return gradients as they enter an optimiser's rule: dense, unscaled and clipped."""
+    dense = [None if item is None else _tensor(item) for item in gradients]
+    scale = optimizer.loss_scale_factor
+    clipped = optimizer._clip_gradients(dense if scale is None else [None if item is None else item / scale for item in dense])
+    return list(clipped)
+
+
 def _tensor(value: Any) -> Any:
+    if type(value).__name__ == "IndexedSlices":  # a gradient of some rows, as an embedding's
+        return sys.modules["tensorflow"].convert_to_tensor(value)
     return sys.modules["keras"].ops.convert_to_tensor(value)
 
 
@@ -304,13 +322,8 @@ def layer_settings(layer: Any, shape: tuple[int, ...]) -> tuple[str, dict[str, A
         return "batch norm", {"epsilon": layer.epsilon, "momentum": round(1 - layer.momentum, 12), "running variance": f"by n = {size}"}
     if kind == "LayerNormalization":
         return "layer norm", {"epsilon": layer.epsilon}
-    if kind.startswith("Conv"):
-        inside = shape[1:-1] if Watched._channels_last(layer) else shape[2:]
-        padding = _padding(layer.padding, inside, layer.kernel_size, layer.strides, layer.dilation_rate)
-        settings: dict[str, Any] = {
-            "stride": list(layer.strides), "padding": padding, "dilation": list(layer.dilation_rate), "groups": layer.groups,
-        }  # fmt: skip
-        return "convolution", {**settings, **_penalty(layer)}
+    if kind.startswith(("Conv", "DepthwiseConv")):
+        return _convolution(layer, kind, shape)
     if "Pooling" in kind and not kind.startswith("Global"):
         inside = shape[1:-1] if Watched._channels_last(layer) else shape[2:]
         padding = _padding(layer.padding, inside, layer.pool_size, layer.strides, (1,) * len(layer.pool_size))
@@ -325,7 +338,23 @@ def layer_settings(layer: Any, shape: tuple[int, ...]) -> tuple[str, dict[str, A
         return kind.lower(), {ours: getattr(layer, theirs)}
     if kind == "Activation":
         return layer.activation.__name__, {}
+    if recurrent := recurrent_kind(layer):
+        functions = {ours: getattr(getattr(layer.cell, theirs, None), "__name__", "") for ours, theirs in _OF_CELLS.items()}
+        gates: dict[str, Any] = {ours: name for ours, name in functions.items() if name}
+        if hasattr(layer.cell, "reset_after"):
+            gates["reset after the product"] = layer.cell.reset_after
+        return recurrent.lower(), gates
     return {"Dense": "linear"}.get(kind, kind.lower()), _penalty(layer)
+
+
+def _convolution(layer: Any, kind: str, shape: tuple[int, ...]) -> tuple[str, dict[str, Any]]:
+    if kind.endswith("Transpose"):
+        return "transposed convolution", {"stride": list(layer.strides), "dilation": list(layer.dilation_rate), **_penalty(layer)}
+    is_last = Watched._channels_last(layer)
+    padding = _padding(layer.padding, shape[1:-1] if is_last else shape[2:], layer.kernel_size, layer.strides, layer.dilation_rate)
+    groups = shape[-1 if is_last else 1] if kind.startswith("Depthwise") else layer.groups
+    settings = {"stride": list(layer.strides), "padding": padding, "dilation": list(layer.dilation_rate), "groups": groups}
+    return "convolution", {**settings, **_penalty(layer)}
 
 
 def _penalty(layer: Any) -> dict[str, Any]:
@@ -371,4 +400,6 @@ def optimizer_settings(optimizer: Any) -> dict[str, Any]:
         settings["moving average"] = optimizer.ema_momentum
     if settings["weight decay"]:
         settings["kind of weight decay"] = "decoupled"
+    if isinstance(optimizer, sys.modules["keras"].optimizers.Adam):
+        settings["epsilon hat"] = True  # it is added before the second moment is corrected
     return settings

@@ -6,6 +6,8 @@ import json
 import os
 import re
 import threading
+import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,15 @@ BUCKETS = 1024
 MAX_STEPS = 1_000_000
 MAX_ROWS = 4096
 CHUNK = 1 << 18
+BIAS_SUM = "bias_sum"  # of recurrent layers with a single bias, where others have two that are added
+KERAS_ROLES = {
+    "kernel": "weight", "gamma": "weight", "beta": "bias", "embeddings": "weight", "moving_mean": "running_mean",
+    "moving_variance": "running_var",
+}  # fmt: skip
 # Orders of axes to channels first, by the number of axes: as it is, then as other frameworks lay them out.
-LAYOUTS = {2: ((0, 1), (1, 0)), 3: ((0, 1, 2), (0, 2, 1)), 4: ((0, 1, 2, 3), (0, 3, 1, 2), (3, 2, 0, 1))}
+LAYOUTS = {
+    2: ((0, 1), (1, 0)), 3: ((0, 1, 2), (0, 2, 1)), 4: ((0, 1, 2, 3), (0, 3, 1, 2), (3, 2, 0, 1)), 5: ((0, 1, 2, 3, 4), (0, 4, 1, 2, 3)),
+}  # fmt: skip
 
 
 def layouts(axes: int) -> tuple[tuple[int, ...], ...]:
@@ -125,11 +134,19 @@ class Recording:
     def advance(self) -> None:
         """Go on to the next update."""
         with self._lock:
+            self._end()
             self.update += 1
             self._seen = {entry for entry in self._seen if entry[0] == "layer"}
 
+    def _end(self) -> None:
+        """Note that the present update is whole; a recording that was cut lacks this line."""
+        if self.is_wanted:
+            self._write({"kind": "end", "update": self.update})
+
     def close(self) -> None:
-        """Close the files."""
+        """Close the files; an update that has begun counts as ended."""
+        if any(part not in ("layer", "before") for part, _ in self._seen):
+            self._end()
         self._lines.close()
         self._values.close()
 
@@ -157,3 +174,55 @@ def initial_weights(folder: str) -> list[tuple[str, Array]]:
     if not weights:
         raise ValueError(f"{folder!r} has no weights before update 0; use recorder.watch or recorder.state there.")
     return weights
+
+
+def with_biases_of(wanted: Iterable[str], weights: list[tuple[str, Array]]) -> list[tuple[str, Array]]:
+    """Return weights whose recurrent layers have one or two biases, as the wanted names say."""
+    wants_sum = any(role(name).startswith(BIAS_SUM) for name in wanted)
+    arrays, fitting = dict(weights), []
+    for name, value in weights:
+        if wants_sum and "bias_ih" in role(name):
+            fitting.append((name.replace("bias_ih", BIAS_SUM), value + arrays.get(name.replace("bias_ih", "bias_hh"), 0)))
+        elif not wants_sum and role(name).startswith(BIAS_SUM):
+            fitting += [(name.replace(BIAS_SUM, "bias_ih"), value), (name.replace(BIAS_SUM, "bias_hh"), np.zeros_like(value))]
+        elif not (wants_sum and "bias_hh" in role(name)):
+            fitting.append((name, value))
+    return fitting
+
+
+def matched(wanted: list[tuple[str, tuple[int, ...]]], weights: list[tuple[str, Array]]) -> list[tuple[str, Array]]:
+    """Return for each name and shape the weight of this name, else the next one of this shape.
+
+    If possible it has the same role. Warns where order alone decided. Raises ValueError.
+    """
+    left = with_biases_of([name for name, _ in wanted], weights)
+    chosen: dict[str, tuple[str, Array]] = {}
+    for is_exact in (True, False):
+        for name, shape in wanted:
+            places = [place for place, (_, value) in enumerate(left) if value.shape == shape]
+            if is_exact:
+                places = [place for place in places if left[place][0] == name]
+            places = [place for place in places if role(left[place][0]) == role(name)] or places
+            if name not in chosen and places:
+                chosen[name] = left.pop(places[0])
+    for name, shape in wanted:
+        if name not in chosen:
+            raise ValueError(f"recorder.adopt: the recording has no further weight of the shape {list(shape)} for {name!r}.")
+    _warn_of_order(wanted, chosen)
+    return [chosen[name] for name, _ in wanted]
+
+
+def _warn_of_order(wanted: list[tuple[str, tuple[int, ...]]], chosen: dict[str, tuple[str, Array]]) -> None:
+    """Warn of weights of one shape and role that got their values by order, not by name."""
+    groups: dict[tuple[tuple[int, ...], str], list[str]] = {}
+    for name, shape in wanted:
+        if chosen[name][0] != name:
+            groups.setdefault((shape, role(name)), []).append(name)
+    doubtful = [
+        name for names in groups.values() if any((chosen[name][1] != chosen[names[0]][1]).any() for name in names) for name in names
+    ]
+    if doubtful:
+        pairs = ", ".join(f"{name} = {chosen[name][0]}" for name in doubtful[:8]) + (" …" if len(doubtful) > 8 else "")
+        warnings.warn(
+            f"recorder.adopt: weights of equal shapes were taken in their order; check that these belong together: {pairs}.", stacklevel=4
+        )

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .recording import Array, Recording, role
+from .recording import Array, Recording, matched
 
 _PLAIN = {  # settings by layer: ours, and the module's
     "Dropout": {"rate": "p"}, "LeakyReLU": {"slope": "negative_slope"}, "ELU": {"alpha": "alpha"}, "GELU": {"approximate": "approximate"},
@@ -29,6 +29,7 @@ FUNCTIONS = (
     "hardtanh",
     "flatten",
 )
+REVERSE = " (reverse)"
 _NORMS = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "LayerNorm", "GroupNorm", "InstanceNorm2d", "RMSNorm")
 
 
@@ -56,7 +57,12 @@ def state(recording: Recording, part: str, module: Any) -> None:
     """Record a module's parameters and buffers."""
     for name, value in [*module.named_parameters(), *module.named_buffers()]:
         if value.is_floating_point():
-            recording.add(part, name, array(value), name.rpartition(".")[0])
+            recording.add(part, name, array(value), _layer_of(name))
+
+
+def _layer_of(name: str) -> str:
+    """Return the layer that a weight belongs to; a recurrent layer's way back is one of its own."""
+    return name.rpartition(".")[0] + (REVERSE if name.endswith("_reverse") else "")
 
 
 def watch(recording: Recording, module: Any, optimizer: Any) -> None:
@@ -118,8 +124,14 @@ class _Pass:
 
         def record(layer: Any, inputs: Any, output: Any) -> None:
             self._within -= 1
-            if self._is_recorded and isinstance(output, self._torch.Tensor):
-                shape = tuple(inputs[0].shape) if inputs and isinstance(inputs[0], self._torch.Tensor) else ()
+            if not self._is_recorded:
+                return
+            shape = tuple(inputs[0].shape) if inputs and isinstance(inputs[0], self._torch.Tensor) else ()
+            if isinstance(layer, self._torch.nn.RNNBase):
+                states = output[1][0] if isinstance(output[1], tuple) else output[1]
+                for place in range(2 if layer.bidirectional else 1):  # the last layer's state after the last step
+                    self.add(name + REVERSE * place, *layer_settings(layer, shape), states[place - (2 if layer.bidirectional else 1)])
+            elif isinstance(output, self._torch.Tensor):
                 self.add(name, *layer_settings(layer, shape), output)
 
         return record
@@ -138,7 +150,7 @@ def _watch_updates(recording: Recording, module: Any, optimizer: Any) -> None:
 
     def add_gradient(parameter: Any) -> None:
         if parameter.grad is not None and parameter in names:
-            recording.add("gradient", names[parameter], array(parameter.grad), names[parameter].rpartition(".")[0])
+            recording.add("gradient", names[parameter], array(parameter.grad), _layer_of(names[parameter]))
 
     def before_step(_: Any, *__: Any) -> None:
         recording.layer("optimizer", type(optimizer).__name__, optimizer_settings(optimizer), "torch")
@@ -169,6 +181,8 @@ def layer_settings(layer: Any, shape: tuple[int, ...]) -> tuple[str, dict[str, A
             count = int(np.prod(shape)) // max(shape[1], 1) if len(shape) > 1 else 0
             settings |= {"momentum": layer.momentum, "running variance": f"by n − 1 = {count - 1}"}
         return "batch norm" if kind.startswith("BatchNorm") else "layer norm" if kind == "LayerNorm" else kind, settings
+    if kind.startswith("ConvTranspose"):
+        return "transposed convolution", {"stride": list(layer.stride), "dilation": list(layer.dilation)}
     if kind.startswith("Conv"):
         pads: Any = layer.padding if isinstance(layer.padding, str) else [[item, item] for item in layer.padding]
         return "convolution", {"stride": list(layer.stride), "padding": pads, "dilation": list(layer.dilation), "groups": layer.groups}
@@ -176,6 +190,9 @@ def layer_settings(layer: Any, shape: tuple[int, ...]) -> tuple[str, dict[str, A
         size, stride, padding = (_pair(getattr(layer, part)) for part in ("kernel_size", "stride", "padding"))
         settings = {"size": size, "stride": stride, "padding": [[item, item] for item in padding]}
         return "max pool" if kind.startswith("Max") else "average pool", settings
+    if kind in ("GRU", "LSTM"):
+        gates = {"activation": "tanh", "recurrent activation": "sigmoid"}
+        return kind.lower(), gates | ({"reset after the product": True} if kind == "GRU" else {})
     known = _PLAIN.get(kind, {})
     return kind.lower(), {ours: getattr(layer, theirs) for ours, theirs in known.items()}
 
@@ -210,18 +227,3 @@ def adopt(module: Any, weights: list[tuple[str, Array]]) -> None:
     with torch.no_grad():
         for (_, value), (_, new) in zip(ours, matched([(name, tuple(value.shape)) for name, value in ours], weights), strict=True):
             value.copy_(torch.from_numpy(new.copy()))
-
-
-def matched(wanted: list[tuple[str, tuple[int, ...]]], weights: list[tuple[str, Array]]) -> list[tuple[str, Array]]:
-    """Return for each name and shape the next weight of this shape, if possible of its role.
-
-    Raises ValueError.
-    """
-    left, chosen = list(weights), []
-    for name, shape in wanted:
-        places = [place for place, (_, value) in enumerate(left) if value.shape == shape]
-        place = next((place for place in places if role(left[place][0]) == role(name)), next(iter(places), None))
-        if place is None:
-            raise ValueError(f"recorder.adopt: the recording has no further weight of the shape {list(shape)} for {name!r}.")
-        chosen.append(left.pop(place))
-    return chosen

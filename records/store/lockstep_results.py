@@ -45,7 +45,7 @@ class LayerRow(msgspec.Struct):
 class ProbeRow(msgspec.Struct):
     """An update from equal states: relative differences between the sides.
 
-    `moved_…`: those that changed last bits of the weights make on the first side.
+    `moved_…`: those that changed last bits of the weights make on the first side. NaN: not compared.
     """
 
     update: Update
