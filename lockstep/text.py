@@ -12,7 +12,7 @@ MAX_NAME = 16  # of a side, in the head of a table
 MAX_ROWS = 12  # of the table of layers
 PERCENT = 0.01
 _WHERE = {
-    "weights": "in their initial weights",
+    "weights": "in their weights",
     "data": "in the data",
     "forward": "in the forward pass",
     "loss": "in the loss",
@@ -24,13 +24,17 @@ _WHERE = {
 }
 
 
+def _where(finding: Finding) -> str:
+    return "in their initial weights" if finding.part == "weights" and not finding.update else _WHERE[finding.part]
+
+
 def sentence(comparison: Comparison) -> str:
     """Return what was found, in one sentence or two."""
     names = f"{shown(comparison.first)} and {shown(comparison.second)}"
     finding = comparison.begins
     if finding is None:
         return f"{names} do not part beyond rounding up to update {comparison.upto + 1}. {_growth_text(comparison)}".rstrip()
-    where = _WHERE[finding.part] + (f" of {finding.layer}" if finding.layer else "")
+    where = _where(finding) + (f" of {finding.layer}" if finding.layer else "")
     return f"{names} part at update {finding.update + 1}, {where}: {_amount(finding)}{_cause(finding)}{_further(finding)}"
 
 
@@ -128,7 +132,10 @@ def _text_of_recordings(comparison: Comparison) -> str:
         parts += [f"Results of layers at update {last + 1}, relative to their norm; each inherits what came before:", *_aligned(table), ""]
     table = [
         ["update", "loss", "gradients"],
-        *([f"{row.update + 1:,}", f"{row.loss:.1e}", f"{row.gradients:.1e}"] for row in comparison.probes),
+        *(
+            [f"{row.update + 1:,}", *("-" if math.isnan(value) else f"{value:.1e}" for value in (row.loss, row.gradients))]
+            for row in comparison.probes
+        ),
     ]
     parts += [*_aligned(table), ""]
     parts += [f"Expected: {line}." for line in comparison.expected]
@@ -148,7 +155,7 @@ def _line(finding: Finding) -> str:
 def line_of_layer(finding: Finding) -> str:
     """Return a finding in words, without its update."""
     layer = f" of {finding.layer}" if finding.layer else ""
-    return f"{_WHERE[finding.part]}{layer}: {_amount(finding)}{_cause(finding)}"
+    return f"{_where(finding)}{layer}: {_amount(finding)}{_cause(finding)}"
 
 
 def _layer_lines(comparison: Comparison) -> Iterator[str]:
