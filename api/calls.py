@@ -6,7 +6,6 @@ It has a process of its own, so that neither a notebook's modules nor its signal
 from __future__ import annotations
 
 import inspect
-import json
 import os
 import signal
 import subprocess
@@ -15,6 +14,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ..core.bounded_json import parse_json
 from ..core.errors import InterruptedRunError, RunFailedError, TrainerError, UsageError
 from ..core.job import Job
 from ..core.process import command_ending_with_parent, python
@@ -117,7 +117,7 @@ def _call(command: str, arguments: Sequence[str], progress: bool | Report) -> An
             reader.join()
     if child.returncode:
         raise _exception(child.returncode, problem)
-    return json.loads(output[0])
+    return parse_json(output[0].encode())
 
 
 def _forward_lines(child: subprocess.Popen[str], report: Report) -> list[str]:

@@ -477,7 +477,7 @@ def _bad_update(rule: Rule, before: Arrays, measured: Arrays, after: Arrays) -> 
 
 @dataclass
 class _Sums:
-    """Squares of a value's error, tolerance and size, and whether a single element is beyond its tolerance."""
+    """Sums of squares of a value's error, tolerance and size."""
 
     errors: float = 0.0
     slacks: float = 0.0

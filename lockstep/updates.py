@@ -106,7 +106,10 @@ def updated(rule: Rule, before: State, gradients: Mapping[str, Array]) -> dict[s
 
 
 def updated_in_blocks(rule: Rule, before: State, name: str, measured: Array) -> Iterator[tuple[str, slice, tuple[Array, Array]]]:
-    """Yield what `updated` returns of a parameter, from measured gradients, flat and in blocks that fit a processor's cache."""
+    """Yield what `updated` returns of a parameter, from measured gradients.
+
+    It is flat, and in blocks that fit a processor's cache.
+    """
     keys = (f"{PARAMETER}{name}", *(f"{SLOT}{slot}/{name}" for slot in (MOMENTUM, FIRST_MOMENT, SECOND_MOMENT, EMA)))
     state = {key: before[key].reshape(-1) for key in keys if key in before}
     flat = measured.reshape(-1)

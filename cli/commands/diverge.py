@@ -133,7 +133,7 @@ def _job_of(path: Path, *, trusted: bool) -> tuple[Job, bool | None]:
 
 
 def _batch_of(job: Job, settings: Mapping[str, str]) -> dict[str, object]:
-    """Return the setting by which another number of workers shares a job's batch, if none is given."""
+    """Return the setting by which another number of workers shares a job's batch."""
     if not {"nodes", "procs_per_node"} & set(settings) or {"batch_size", "global_batch_size", "batch_tokens"} & set(settings):
         return {}
     return {"global_batch_size": job.global_batch}
