@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from documents import blocks
 
 pytestmark = [pytest.mark.cluster, pytest.mark.thorough]
 
@@ -21,3 +22,10 @@ def test_notebook_runs_to_its_end(repository, tmp_path, name):
     assert "Comparison of" in page
     assert page.count("data:image/png") >= 1
     assert "Traceback" not in page
+
+
+def test_code_of_the_page_runs(repository, tmp_path):
+    (code,) = blocks(repository / "docs/from-python.md", "python")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Comparison of 4 runs" in done.stdout

@@ -245,6 +245,7 @@ UNNAMED_BLOCKS = {
     ("docs/adding-a-model.md", "def example_sums(logits_bk, y_b, context):  # on torch; TensorFlow's has the same form"),
     ("docs/checkpoints.md", "from safetensors.numpy import load_file"),
     ("docs/divergence.md", "from crosstrain import recorder"),
+    ("docs/from-python.md", "import crosstrain as ct"),
     ("docs/report.md", "from pathlib import Path"),
     ("docs/run-directory.md", "from crosstrain.records.store.run_directory import RunReader"),
     ("docs/translation.md", "import sentencepiece"),
