@@ -157,6 +157,7 @@ BUILT_IN: Mapping[Kind, tuple[Plugin, ...]] = {
         Plugin("image-folder", "crosstrain.data.sources.image_folder:DATASET"),
         Plugin("csv", "crosstrain.data.sources.tables.source:CSV"),
         Plugin("npz", "crosstrain.data.sources.arrays.source:NPZ"),
+        Plugin("torch-dataset", "crosstrain.data.sources.arrays.python_datasets:DATASET"),
         Plugin("parquet", "crosstrain.data.sources.tables.source:PARQUET", requires="pyarrow", install="pip install 'crosstrain[parquet]'"),
         Plugin("numbers", "crosstrain.data.sources.translation.numbers_in_words:DATASET"),
         Plugin("parallel-text", "crosstrain.data.sources.translation.parallel_text:DATASET"),

@@ -15,6 +15,7 @@ from hypothesis.extra import numpy as arrays_of
 from crosstrain.core.errors import UsageError
 from crosstrain.data.features import read_column
 from crosstrain.data.store.stored_dataset import open_dataset
+from crosstrain.launch.driver.resumption import foreign_settings
 
 RANDOM = np.random.default_rng(0)
 X, Y = RANDOM.normal(3, 2, (50, 4)), np.arange(50) % 3
@@ -199,3 +200,87 @@ def test_all_values_come_back(tmp_path_factory, array, transposed):
     data = opened(folder, x=kept, y=targets, x_test=kept, y_test=targets)
     assert np.array_equal(data.column("train", "x").values, array)
     assert np.isfinite(read_column(data, "train", "x").values).all()
+
+
+FILE = """
+import random
+import numpy as np
+
+
+class Pairs:
+    def __init__(self, count=40, shift=0.0):
+        self.count, self.shift = count, shift
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, number):
+        return np.full(3, number + self.shift, np.float32), number % 2
+
+
+class Drawn(Pairs):
+    def __getitem__(self, number):
+        return np.full(3, random.random()), number % 2
+
+
+class Ragged(Pairs):
+    def __getitem__(self, number):
+        return np.zeros(number + 1), number % 2
+
+
+class Broken(Pairs):
+    def __getitem__(self, number):
+        raise RuntimeError("no such picture")
+
+
+train, test = Pairs(), Pairs(8, 0.5)
+
+
+def made():
+    return Pairs(12)
+
+
+empty, single, texts, nothing = Pairs(0), [1, 2], [("a", 1)], 7
+"""
+
+
+def of_file(folder, names):
+    (folder / "mine.py").write_text(FILE)
+    return open_dataset(f"torch-dataset:{folder / 'mine.py'}:{names}")
+
+
+def test_datasets_of_a_file_are_read_once(tmp_path, capfd):
+    data = of_file(tmp_path, "train,test")
+    assert data.info.sizes == {"train": 40, "test": 8}
+    assert np.array_equal(data.column("train", "x").values[:, 0], np.arange(40))
+    assert np.array_equal(data.column("test", "x").values[:, 0], np.arange(8) + 0.5)
+    assert sum(of_file(tmp_path, "Pairs").info.sizes.values()) == 40
+    assert of_file(tmp_path, "Pairs,made").info.sizes == {"train": 40, "test": 12}
+    assert "differs each time" not in capfd.readouterr().err
+    of_file(tmp_path, "Drawn,made")
+    assert "every example was drawn once" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        ("Ragged,test", "example 1 of 'Ragged' has the shape [2], and the first one [1]"),
+        ("Broken", "RuntimeError: no such picture"),
+        ("empty,test", "'empty' is empty"),
+        ("single,test", "example 0 of 'single' is no pair (x, y)"),
+        ("texts,test", "not of numbers"),
+        ("nothing", "'nothing' is no Dataset"),
+        ("missing", "'missing' is no Dataset"),
+        ("train,test,made", "torch-dataset:FILE.py:TRAIN,TEST"),
+        ("a b", "torch-dataset:FILE.py:TRAIN,TEST"),
+    ],
+)
+def test_other_objects_of_a_file_are_refused(tmp_path, names, text):
+    with pytest.raises(UsageError) as error:
+        of_file(tmp_path, names)
+    assert text in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_files_of_runs_do_not_decide_on_code():
+    assert foreign_settings({"data": "torch-dataset:/home/me/mine.py:train,test"})

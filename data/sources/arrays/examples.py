@@ -6,7 +6,8 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import xxhash
@@ -18,7 +19,7 @@ from ...base import Block, PreparedBlocks, PreparedColumns, Split, TableFeatures
 from ...columns import Column, ColumnSpec
 from ...features import MAX_ELEMENTS
 from ..target_classes import joined, wrong
-from .npz import BLOCK_BYTES, Header, NpzFile
+from .npz import BLOCK_BYTES, Header
 from .targets import Target
 
 Array = NDArray[Any]
@@ -27,10 +28,28 @@ CHANNELS = (1, 3)
 _INTEGERS = {"bool": "uint8", "uint8": "uint8", "int8": "int32", "int16": "int32", "uint16": "int32", "int32": "int32"}
 
 
+class ArrayFile(Protocol):
+    """Arrays [n, …] by name, read block by block; see `NpzFile`."""
+
+    @property
+    def path(self) -> Path:
+        """The file, for messages."""
+
+    @property
+    def arrays(self) -> Mapping[str, Header]:
+        """The headers."""
+
+    def blocks(self, name: str, most_rows: int = 1 << 16) -> Iterator[Array]:
+        """Yield an array in parts of at most so many rows."""
+
+    def whole(self, name: str) -> Array:
+        """Return an array."""
+
+
 class Examples:
     """The examples of a file. Raises UsageError for arrays that do not belong together."""
 
-    def __init__(self, file: NpzFile, values: Mapping[str, str]) -> None:
+    def __init__(self, file: ArrayFile, values: Mapping[str, str]) -> None:
         self._file, self._values = file, values
         self._groups = _groups(file)
         if values["target"] not in self._groups:
@@ -230,7 +249,7 @@ class Examples:
             done += count
 
 
-def _groups(file: NpzFile) -> dict[str, dict[Split, str]]:
+def _groups(file: ArrayFile) -> dict[str, dict[Split, str]]:
     """Return the arrays of each name, by split. Raises UsageError for two of the same split."""
     groups: dict[str, dict[Split, str]] = {}
     for name in file.arrays:

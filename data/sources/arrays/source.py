@@ -14,12 +14,22 @@ from ..disk import require_disk
 from .examples import Examples
 from .npz import NpzFile
 
-_DEFAULTS = {"target": "y", "task": "auto", "layout": "auto", "standardise": "yes", "share": "0.2"}
+DEFAULTS = {"target": "y", "task": "auto", "layout": "auto", "standardise": "yes", "share": "0.2"}
 _CHOICES = {
     "task": ("auto", "classes", "regression"),
     "layout": ("auto", "channels-first", "channels-last"),
     "standardise": ("yes", "no"),
 }
+
+
+def read_choices(name: str, arguments: str) -> dict[str, str]:
+    """Return how arrays are read, from a dataset's arguments. Raises UsageError."""
+    values = read_arguments(name, arguments, DEFAULTS)
+    for key, allowed in _CHOICES.items():
+        if values[key] not in allowed:
+            raise UsageError.of(f"data: {key} of {name!r}", values[key], ", ".join(allowed), allowed)
+    read_share(name, values["share"])
+    return values
 
 
 @dataclass(frozen=True)
@@ -40,7 +50,7 @@ class NpzSource:
         """npz:PATH with the arguments that are no defaults."""
         if self.path is None:
             return "npz"
-        arguments = write_arguments(self.values, _DEFAULTS)
+        arguments = write_arguments(self.values, DEFAULTS)
         return f"npz:{self.path}{'?' if arguments else ''}{arguments}"
 
     @property
@@ -51,13 +61,9 @@ class NpzSource:
     def with_arguments(self, text: str) -> NpzSource:
         """Return the source of PATH?ARGUMENTS. Raises UsageError."""
         path, _, arguments = text.partition("?")
-        values = read_arguments("npz", arguments, _DEFAULTS)
-        for key, allowed in _CHOICES.items():
-            if values[key] not in allowed:
-                raise UsageError.of(f"data: {key} of 'npz'", values[key], ", ".join(allowed), allowed)
+        values = read_choices("npz", arguments)
         if not path:
             raise UsageError("data: 'npz' needs a file; write npz:PATH.")
-        read_share("npz", values["share"])
         return replace(self, path=Path(os.path.abspath(os.path.expanduser(path))), values=values)
 
     def originals(self, data_dir: Path) -> Sequence[Path]:

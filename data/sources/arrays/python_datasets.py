@@ -1,0 +1,165 @@
+"""torch-dataset:FILE.py:train,test: Datasets of a file, read in a process of its own.
+
+``python -m crosstrain.data.sources.arrays.python_datasets FILE NAMES FOLDER`` writes their examples into a folder, as x.npy and y.npy, and
+x_test.npy and y_test.npy. The last line of its output says what is wrong, or what to note.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ....core.console import note
+from ....core.errors import UsageError
+from ....core.process import child_working_directory, command_ending_with_parent, public_environment, python
+from ...base import PreparedBlocks, PreparedColumns
+from ..arguments import write_arguments
+from .examples import Examples
+from .folder import NpyFolder
+from .source import DEFAULTS, read_choices
+
+RANDOM = "random"
+_ARRAYS = (("x", "y"), ("x_test", "y_test"))
+_FORM = "torch-dataset:FILE.py:TRAIN,TEST"
+
+
+@dataclass(frozen=True)
+class DatasetSource:
+    """Map-style Datasets of pairs (x, y), by their names in a file.
+
+    A name is an object, or a function or class that makes one without arguments.
+    """
+
+    path: Path | None = None
+    names: tuple[str, ...] = ()
+    values: dict[str, str] = field(default_factory=dict)
+
+    version = 1
+    description = f"your Datasets of (x, y): {_FORM}"
+
+    @property
+    def name(self) -> str:
+        """torch-dataset:FILE.py:NAMES with the arguments that are no defaults."""
+        if self.path is None:
+            return "torch-dataset"
+        arguments = write_arguments(self.values, DEFAULTS)
+        return f"torch-dataset:{self.path}:{','.join(self.names)}{'?' if arguments else ''}{arguments}"
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder that holds the file."""
+        return self.path.parent if self.path else None
+
+    def with_arguments(self, text: str) -> DatasetSource:
+        """Return the source of FILE.py:NAMES?ARGUMENTS. Raises UsageError."""
+        place, _, arguments = text.partition("?")
+        path, colon, listed = place.rpartition(":")
+        names = tuple(name.strip() for name in listed.split(","))
+        if not colon or not path.endswith(".py") or not 1 <= len(names) <= 2 or not all(name.isidentifier() for name in names):
+            raise UsageError.of("data: 'torch-dataset'", text, _FORM)
+        values = read_choices("torch-dataset", arguments)
+        return replace(self, path=Path(os.path.abspath(os.path.expanduser(path))), names=names, values=values)
+
+    def originals(self, data_dir: Path) -> Sequence[Path]:
+        """Return the file. Raises UsageError if it is missing."""
+        if self.path is None:
+            raise UsageError(f"data: 'torch-dataset' needs a file; write {_FORM}.")
+        if not self.path.is_file():
+            raise UsageError(f"data: there is no file {str(self.path)!r}.")
+        return [self.path]
+
+    def load_in(self, work: Path, data_dir: Path | None) -> PreparedBlocks | PreparedColumns:
+        """Execute the file in a process, and read what it writes into `work`."""
+        (path,) = self.originals(data_dir or Path())
+        folder = work / "arrays"
+        shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was interrupted
+        folder.mkdir()
+        note(f"data: reading the Datasets of {path.name}, once")
+        done = subprocess.run(
+            command_ending_with_parent(python(__name__, str(path), ",".join(self.names), str(folder))),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            cwd=child_working_directory(),
+            env=public_environment(),
+            check=False,
+        )
+        last = next((line for line in reversed((done.stderr if done.returncode else done.stdout).splitlines()) if line.strip()), "")
+        if done.returncode:
+            raise UsageError(f"data: the Datasets of {path.name!r} cannot be read: {last.strip()}")
+        if last == RANDOM:
+            note(f"data: an example of {path.name} differs each time; every example was drawn once, and stays as it is")
+        return Examples(NpyFolder(folder, path), self.values).prepared()
+
+
+def write_datasets(path: Path, names: Sequence[str], folder: Path) -> bool:
+    """Write the examples of a file's Datasets; return whether an example differs each time.
+
+    Raises ValueError for what is no Dataset of pairs.
+    """
+    sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    is_random = False
+    for name, arrays in zip(names, _ARRAYS, strict=False):
+        dataset = getattr(module, name, None)
+        dataset = dataset() if callable(dataset) and (isinstance(dataset, type) or not hasattr(dataset, "__getitem__")) else dataset
+        if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+            raise ValueError(f"{name!r} is no Dataset with __len__ and __getitem__")
+        is_random = _write(name, dataset, [folder / f"{array}.npy" for array in arrays]) or is_random
+    return is_random
+
+
+def _write(name: str, dataset: Any, paths: Sequence[Path]) -> bool:
+    count = len(dataset)
+    if not count:
+        raise ValueError(f"{name!r} is empty")
+    first = _pair(name, 0, dataset[0])
+    files = [
+        np.lib.format.open_memmap(path, mode="w+", dtype=part.dtype, shape=(count, *part.shape))
+        for path, part in zip(paths, first, strict=True)
+    ]
+    for number in range(count):
+        for file, part, wanted in zip(files, _pair(name, number, dataset[number]), first, strict=True):
+            if part.shape != wanted.shape:
+                raise ValueError(f"example {number:,} of {name!r} has the shape {list(part.shape)}, and the first one {list(wanted.shape)}")
+            file[number] = part
+    again = _pair(name, 0, dataset[0])
+    for file in files:
+        file.flush()
+    return any(not np.array_equal(part, before) for part, before in zip(again, first, strict=True))
+
+
+def _pair(name: str, number: int, example: Any) -> list[np.ndarray[Any, Any]]:
+    if not isinstance(example, tuple | list) or len(example) != 2:
+        raise ValueError(f"example {number:,} of {name!r} is no pair (x, y)")
+    arrays = [np.asarray(part) for part in example]
+    if any(array.dtype.kind not in "biuf" for array in arrays):
+        raise ValueError(f"example {number:,} of {name!r} is of {' and '.join(str(array.dtype) for array in arrays)}, not of numbers")
+    return arrays
+
+
+def main(path: str, names: str, folder: str) -> None:
+    """Write the Datasets of a file; an exception's last line is the message."""
+    is_random = write_datasets(Path(path), names.split(","), Path(folder))
+    sys.stdout.write(f"\n{RANDOM if is_random else ''}\n")
+
+
+DATASET = DatasetSource()
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
