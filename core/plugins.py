@@ -143,6 +143,7 @@ DOWNLOADER = Plugin(
 )
 _MODELS = ("logreg", "cnn", "alexnet", "resnet18", "transformer")  # folders with a forward function per built-in backend
 IMPORTED = "imported"  # forward functions of references
+_PARQUET = "pip install 'crosstrain[parquet]'"
 BUILT_IN: Mapping[Kind, tuple[Plugin, ...]] = {
     "backend": _BACKENDS,
     "model": tuple(Plugin(name, f"crosstrain.models.{name}:build") for name in _MODELS),
@@ -158,7 +159,9 @@ BUILT_IN: Mapping[Kind, tuple[Plugin, ...]] = {
         Plugin("csv", "crosstrain.data.sources.tables.source:CSV"),
         Plugin("npz", "crosstrain.data.sources.arrays.source:NPZ"),
         Plugin("torch-dataset", "crosstrain.data.sources.arrays.python_datasets:DATASET"),
-        Plugin("parquet", "crosstrain.data.sources.tables.source:PARQUET", requires="pyarrow", install="pip install 'crosstrain[parquet]'"),
+        Plugin("jsonl", "crosstrain.data.sources.texts.source:JSON_LINES"),
+        Plugin("hf-dataset", "crosstrain.data.sources.texts.source:SAVED_DATASET", requires="pyarrow", install=_PARQUET),
+        Plugin("parquet", "crosstrain.data.sources.tables.source:PARQUET", requires="pyarrow", install=_PARQUET),
         Plugin("numbers", "crosstrain.data.sources.translation.numbers_in_words:DATASET"),
         Plugin("parallel-text", "crosstrain.data.sources.translation.parallel_text:DATASET"),
     ),

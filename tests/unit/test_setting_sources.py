@@ -178,7 +178,7 @@ def test_deterministic_job_compiles_only_on_equal_request(tmp_path):
             {"data": "digit"},
             {},
             "--data: got 'digit'; allowed: digits, glyphs, glyphs28, synthetic-images, mnist, cifar10, svhn, image-folder, "
-            "csv, npz, torch-dataset, parquet, numbers, parallel-text, debian-text "
+            "csv, npz, torch-dataset, jsonl, hf-dataset, parquet, numbers, parallel-text, debian-text "
             "(`trainer data list` shows them). Did you mean 'digits'?",
         ),
         (

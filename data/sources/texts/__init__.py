@@ -1,0 +1,1 @@
+"""Texts with classes: lines of JSON, and saved Hugging Face datasets."""

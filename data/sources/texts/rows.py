@@ -1,0 +1,127 @@
+"""Texts and their labels, row by row."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from ....core.bounded_json import UnreadableError, parse_json, read_json
+from ....core.console import one_line
+from ....core.errors import UsageError
+from ..target_classes import wrong
+from ..translation.text_files import MAX_LINE_BYTES, read_lines
+
+Row = tuple[str, str]  # text and label
+
+
+class Texts(Protocol):
+    """Rows of texts with labels."""
+
+    @property
+    def path(self) -> Path:
+        """The file or folder."""
+
+    def rows(self) -> Iterator[Row]:
+        """Yield all rows, the same each time. Raises UsageError for one that is none."""
+
+
+@dataclass(frozen=True)
+class JsonLines:
+    """A file with a JSON object on each line."""
+
+    path: Path
+    text: str
+    label: str
+
+    def rows(self) -> Iterator[Row]:
+        """Yield text and label of each line but empty ones."""
+        for number, line in enumerate(read_lines(self.path), 1):
+            place = f"line {number:,}"
+            if line is None:
+                raise wrong(self.path, f"the line has more than {MAX_LINE_BYTES:,} bytes. Shorten its text.", place)
+            if not line.strip():
+                continue
+            try:
+                row = parse_json(line)
+            except UnreadableError as error:
+                raise wrong(self.path, f"this is no JSON: {error}.", place) from error
+            if not isinstance(row, dict):
+                raise wrong(self.path, "this is no JSON object.", place)
+            yield checked_row(self.path, place, row, self.text, self.label)
+
+
+@dataclass(frozen=True)
+class ArrowTexts:
+    """A split that ``save_to_disk`` of Hugging Face's datasets wrote.
+
+    It is a folder of Arrow files, and their description.
+    """
+
+    path: Path
+    text: str
+    label: str
+
+    def files(self) -> Sequence[Path]:
+        """Return the Arrow files, as ``state.json`` lists them. Raises UsageError."""
+        state = self._document("state.json")
+        listed = state.get("_data_files")
+        names = [str(entry.get("filename")) for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+        if not names or not all(Path(name).name == name for name in names):
+            raise wrong(self.path, "its state.json lists no files of data.")
+        return [self.path / name for name in names]
+
+    def _document(self, name: str) -> dict[str, Any]:
+        try:
+            document = read_json(self.path / name)
+        except (OSError, UnreadableError) as error:
+            raise wrong(self.path, f"{name} cannot be read: {error}.") from error
+        if not isinstance(document, dict):
+            raise wrong(self.path, f"{name} is no JSON object.")
+        return document
+
+    def rows(self) -> Iterator[Row]:
+        """Yield text and label of each row, by the names of the classes."""
+        arrow: Any = importlib.import_module("pyarrow")
+        names = self._class_names()
+        number = 0
+        for file in self.files():
+            try:
+                with arrow.memory_map(str(file)) as content:
+                    for batch in arrow.ipc.open_stream(content):
+                        for row in self._columns(file, batch):
+                            number += 1
+                            label = row.get(self.label)
+                            if names and isinstance(label, int) and 0 <= label < len(names):
+                                row[self.label] = names[label]
+                            yield checked_row(self.path, f"row {number:,}", row, self.text, self.label)
+            except (arrow.ArrowException, OSError) as error:
+                raise wrong(file, f"this is no sound Arrow file ({one_line(str(error))[:200]}).") from error
+
+    def _columns(self, file: Path, batch: Any) -> Iterator[dict[str, Any]]:
+        held = batch.schema.names
+        for name in (self.text, self.label):
+            if name not in held:
+                raise UsageError.of(f"data: column of {file.parent.name!r}", name, ", ".join(held), held)
+        for text, label in zip(batch.column(self.text).to_pylist(), batch.column(self.label).to_pylist(), strict=True):
+            yield {self.text: text, self.label: label}
+
+    def _class_names(self) -> list[str]:
+        features = self._document("dataset_info.json").get("features")
+        feature = features.get(self.label) if isinstance(features, dict) else None
+        names = feature.get("names") if isinstance(feature, dict) else None
+        return [str(name) for name in names] if isinstance(names, list) else []
+
+
+def checked_row(path: Path, place: str, row: Mapping[str, Any], text: str, label: str) -> Row:
+    """Return text and label of a row. Raises UsageError unless it has both."""
+    for name in (text, label):
+        if name not in row:
+            raise wrong(path, f"there is no {name!r}, but {', '.join(map(repr, list(row)[:10])) or 'nothing'}.", place)
+    if not isinstance(row[text], str) or not row[text].strip():
+        raise wrong(path, f"{text!r} is no text.", place)
+    if not isinstance(row[label], str | int):
+        raise wrong(path, f"{label!r} is neither text nor a whole number.", place)
+    return row[text], str(row[label])
