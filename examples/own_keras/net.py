@@ -25,3 +25,11 @@ def model(input_shape=(28, 28, 1), classes=10, width=16, dropout=0.2):
     x = block(x, 4 * width, 2)
     x = layers.GlobalAveragePooling2D()(x)
     return keras.Model(inputs, layers.Dense(classes)(layers.Dropout(dropout)(x)))
+
+
+def table(features=8, width=64):
+    """One number from each row of own_torch/table.csv."""
+    inputs = keras.Input((features,))
+    x = layers.Dense(width, activation="relu")(inputs)
+    x = layers.Dense(width, activation="relu")(x)
+    return keras.Model(inputs, layers.Dense(1)(x))
