@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from ..core.console import note
 from ..core.errors import UsageError
+from ..data.sources.arrays.python_datasets import DRAWN_ONCE
 from ..data.store.location import cache_root
 
 GIVEN = ".given"  # folder of the data cache
@@ -94,6 +96,8 @@ def _columns(dataset: Any) -> list[Any]:
     examples = [dataset[number] for number in range(len(dataset))]
     if not examples or any(not isinstance(example, tuple | list) or len(example) != 2 for example in examples):
         raise UsageError("data: each example of a Dataset has to be a pair (x, y)")
+    if not all(np.array_equal(np.asarray(again), np.asarray(part)) for again, part in zip(dataset[0], examples[0], strict=True)):
+        note(DRAWN_ONCE)
     columns = []
     for values in zip(*examples, strict=True):
         arrays = [np.asarray(value) for value in values]

@@ -71,6 +71,15 @@ def test_datasets_become_arrays():
     assert sum(open_dataset(data_name(Pairs(X, Y), None)).info.sizes.values()) == 50
 
 
+def test_random_examples_of_a_dataset_are_noted(capsys):
+    class Drawn(Pairs):
+        def __getitem__(self, place):
+            return np.random.default_rng().normal(size=3), self.y[place]
+
+    data_name(Drawn(X, Y), None)
+    assert "every example was drawn once" in capsys.readouterr().err
+
+
 def test_frames_become_tables():
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"age": X[:, 0], "city": ["Rome", "Bonn"] * 25, "y": Y})

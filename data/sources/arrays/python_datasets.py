@@ -28,6 +28,7 @@ from .folder import NpyFolder
 from .source import DEFAULTS, read_choices
 
 RANDOM = "random"
+DRAWN_ONCE = "data: an example of the Dataset differs each time; every example was drawn once, and stays as it is"
 _ARRAYS = (("x", "y"), ("x_test", "y_test"))
 _FORM = "torch-dataset:FILE.py:TRAIN,TEST"
 
@@ -98,7 +99,7 @@ class DatasetSource:
         if done.returncode:
             raise UsageError(f"data: the Datasets of {path.name!r} cannot be read: {last.strip()}")
         if last == RANDOM:
-            note(f"data: an example of {path.name} differs each time; every example was drawn once, and stays as it is")
+            note(DRAWN_ONCE)
         return Examples(NpyFolder(folder, path), self.values).prepared()
 
 

@@ -1,0 +1,1 @@
+"""Speed of one's own data, and of calls from Python."""
