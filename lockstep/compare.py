@@ -425,8 +425,12 @@ def _share_of_weights(probe: _Probe, names: Sequence[str]) -> tuple[float, float
 
 
 def _whole(first: Mapping[str, Array], second: Mapping[str, Array]) -> float:
-    difference = sum(float(((first[name] - second[name]) ** 2).sum()) for name in second)
-    return float(np.sqrt(difference / max(sum(float((value**2).sum()) for value in second.values()), 1e-300)))
+    difference = norm = 0.0
+    for name, value in second.items():
+        exact = value.astype(np.float64)
+        difference += float(((first[name] - exact) ** 2).sum())
+        norm += float((exact**2).sum())
+    return float(np.sqrt(difference / max(norm, 1e-300)))
 
 
 def _weights_apart(first: Mapping[str, Array], second: Mapping[str, Array]) -> float:

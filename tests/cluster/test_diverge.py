@@ -155,7 +155,7 @@ def test_a_loss_that_is_not_finite_ends_the_comparison(tmp_path):
     settings = {"lr": 1e4, "momentum": 0.9, "weight_decay": 0.5, "steps": 40, "eval_every": "end", "on_nan": "continue"}
     path = run_job(tmp_path, backend="torch", model="logreg", data="digits", calibrate=False, **settings).path
     done = trainer("diverge", str(path), "--with", "threads=1", "--upto", "39")
-    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
     assert "not finite at update" in done.stderr
 
 
