@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import inspect
 import os
@@ -52,8 +53,6 @@ def _pickled(model: Any, name: str) -> str:
         import cloudpickle
     except ImportError as error:
         raise MissingPackageError("model: a class of a notebook needs cloudpickle; pip install cloudpickle") from error
-    import hashlib
-
     try:
         content = cloudpickle.dumps(model)
     except Exception as error:  # whatever an object's own code raises

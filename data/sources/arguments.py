@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 from ...core.errors import UsageError
 
@@ -43,6 +45,20 @@ def whole_number(name: str, key: str, text: str, low: int, high: int) -> int:
     if not low <= number <= high:
         raise UsageError.of(f"data: {key} of {name!r}", text, f"a whole number from {low} to {high}")
     return number
+
+
+def absolute_path(text: str) -> Path:
+    """Return a path of an argument, which may begin with ``~``."""
+    return Path(os.path.abspath(os.path.expanduser(text)))
+
+
+def existing_file(path: Path | None, name: str, form: str) -> Path:
+    """Return the file of a dataset that is written as `form`. Raises UsageError without one."""
+    if path is None:
+        raise UsageError(f"data: {name!r} needs a file; write {form}.")
+    if not path.is_file():
+        raise UsageError(f"data: there is no file {str(path)!r}.")
+    return path
 
 
 def read_share(name: str, text: str) -> float:

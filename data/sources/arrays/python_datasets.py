@@ -7,7 +7,6 @@ x_test.npy and y_test.npy. The last line of its output says what is wrong, or wh
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from ....core.console import note
 from ....core.errors import UsageError
 from ....core.process import child_working_directory, command_ending_with_parent, public_environment, python
 from ...base import PreparedBlocks, PreparedColumns
-from ..arguments import write_arguments
+from ..arguments import absolute_path, existing_file, write_arguments
 from .examples import Examples
 from .folder import NpyFolder
 from .source import DEFAULTS, read_choices
@@ -68,15 +67,11 @@ class DatasetSource:
         if not colon or not path.endswith(".py") or not 1 <= len(names) <= 2 or not all(name.isidentifier() for name in names):
             raise UsageError.of("data: 'torch-dataset'", text, _FORM)
         values = read_choices("torch-dataset", arguments)
-        return replace(self, path=Path(os.path.abspath(os.path.expanduser(path))), names=names, values=values)
+        return replace(self, path=absolute_path(path), names=names, values=values)
 
     def originals(self, data_dir: Path) -> Sequence[Path]:
         """Return the file. Raises UsageError if it is missing."""
-        if self.path is None:
-            raise UsageError(f"data: 'torch-dataset' needs a file; write {_FORM}.")
-        if not self.path.is_file():
-            raise UsageError(f"data: there is no file {str(self.path)!r}.")
-        return [self.path]
+        return [existing_file(self.path, "torch-dataset", _FORM)]
 
     def load_in(self, work: Path, data_dir: Path | None) -> PreparedBlocks | PreparedColumns:
         """Execute the file in a process, and read what it writes into `work`."""

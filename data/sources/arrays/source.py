@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ....core.errors import UsageError
 from ...base import PreparedBlocks, PreparedColumns
-from ..arguments import read_arguments, read_share, write_arguments
+from ..arguments import absolute_path, existing_file, read_arguments, read_share, write_arguments
 from ..disk import require_disk
 from .examples import Examples
 from .npz import NpzFile
@@ -64,15 +63,11 @@ class NpzSource:
         values = read_choices("npz", arguments)
         if not path:
             raise UsageError("data: 'npz' needs a file; write npz:PATH.")
-        return replace(self, path=Path(os.path.abspath(os.path.expanduser(path))), values=values)
+        return replace(self, path=absolute_path(path), values=values)
 
     def originals(self, data_dir: Path) -> Sequence[Path]:
         """Return the file. Raises UsageError if it is missing."""
-        if self.path is None:
-            raise UsageError("data: 'npz' needs a file; write npz:PATH.")
-        if not self.path.is_file():
-            raise UsageError(f"data: there is no file {str(self.path)!r}.")
-        return [self.path]
+        return [existing_file(self.path, "npz", "npz:PATH")]
 
     def load_in(self, work: Path, data_dir: Path | None) -> PreparedBlocks | PreparedColumns:
         """Read the file block by block."""

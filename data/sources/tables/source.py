@@ -10,7 +10,7 @@ from typing import Any
 
 from ....core.errors import UsageError
 from ...base import PreparedColumns
-from ..arguments import read_arguments, read_share, write_arguments
+from ..arguments import absolute_path, existing_file, read_arguments, read_share, write_arguments
 from .parquet import ParquetTable
 from .rows import DELIMITERS, CsvTable, Table
 from .survey import Choices, Survey
@@ -85,17 +85,13 @@ class TableSource:
             raise UsageError(f"data: test and split of {self.format!r} both say which rows are for the test; give one of the two.")
         read_share(self.format, values["share"])
         if values["test"]:
-            values["test"] = str(_absolute(values["test"]))
-        return replace(self, path=_absolute(path), values=values)
+            values["test"] = str(absolute_path(values["test"]))
+        return replace(self, path=absolute_path(path), values=values)
 
     def originals(self, data_dir: Path) -> Sequence[Path]:
         """Return the files. Raises UsageError if one is missing."""
-        if not self._files:
-            raise UsageError(f"data: {self.format!r} needs a file; write {self.format}:PATH?target=NAME.")
-        for file in self._files:
-            if not file.is_file():
-                raise UsageError(f"data: there is no file {str(file)!r}.")
-        return self._files
+        form = f"{self.format}:PATH?target=NAME"
+        return [existing_file(self.path, self.format, form), *(existing_file(file, self.format, form) for file in self._files[1:])]
 
     def load_in(self, work: Path, data_dir: Path | None) -> PreparedColumns:
         """Read the files twice: as they are, and from what the first pass keeps in `work`."""
@@ -123,10 +119,6 @@ class TableSource:
             tuple(filter(None, values["leave-out"].split(";"))),
             tuple(filter(None, values["categorical"].split(";"))),
         )
-
-
-def _absolute(path: str) -> Path:
-    return Path(os.path.abspath(os.path.expanduser(path)))
 
 
 CSV = TableSource(

@@ -16,7 +16,7 @@ import xxhash
 from ....core.errors import UsageError
 from ...base import PreparedColumns, Split, TextFeatures
 from ...columns import Column, ColumnSpec
-from ..arguments import read_arguments, read_share, whole_number, write_arguments
+from ..arguments import absolute_path, read_arguments, read_share, whole_number, write_arguments
 from ..target_classes import classes_of, wrong
 from .rows import ArrowTexts, JsonLines, Row, Texts
 from .tokenizers import TOKENIZERS, Tokenizer
@@ -70,8 +70,8 @@ class TextSource:
         whole_number(self.format, "longest", values["longest"], 2, 1 << 16)
         read_share(self.format, values["share"])
         if values["test"]:
-            values["test"] = os.path.abspath(os.path.expanduser(values["test"]))
-        return replace(self, path=Path(os.path.abspath(os.path.expanduser(path))), values=values)
+            values["test"] = str(absolute_path(values["test"]))
+        return replace(self, path=absolute_path(path), values=values)
 
     def _unnamed(self) -> UsageError:
         return UsageError(f"data: {self.format!r} needs a path; write {self.format}:PATH.")
