@@ -22,4 +22,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    exec("")  # else `python -m` ends by SIGINT if an interrupt came in a library's `exec`, such as that of `dataclasses`
+    sys.exit(code)

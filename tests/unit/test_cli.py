@@ -256,6 +256,12 @@ def test_ctrl_c_during_import_ends_with_130(tmp_path, library):
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")
 
 
+def test_interrupt_in_exec_of_library_ends_with_130(tmp_path):
+    (tmp_path / "pydantic.py").write_text("exec('raise KeyboardInterrupt')\n")
+    done = subprocess.run([*TRAINER, "run"], env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=20)
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "error: interrupted")
+
+
 def test_shell_completion_lists_commands_and_options():
     environ = {**os.environ, "_TRAINER_COMPLETE": "bash_complete"}
 
