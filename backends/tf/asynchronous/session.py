@@ -54,7 +54,7 @@ Traced: TypeAlias = tf.types.experimental.ConcreteFunction
 STEPS_PER_TICKET = 100  # handing one out costs about two updates of a small model
 TICKETS_PER_WORKER = 4  # minimum in a plan, so that workers share it by their speed
 OUTSTANDING_PER_WORKER = 3  # one in progress, two so that an early worker never waits for the chief
-WARM_SPLIT: Split = "test"  # evaluated in runs, and once during warm-up
+WARM_SPLIT: Split = "test"  # evaluated in runs; a few of its examples during warm-up
 MAX_ROUNDS = 20  # tries to have all workers calibrate together; the first succeeds if workers are idle
 EVALUATIONS_PER_WORKER = 2
 
@@ -159,7 +159,8 @@ class AsyncSession:
             for _ in range(self._job.workers):
                 self._schedule(Plan(next(steps), 1, 0, 0, np.zeros(1)), 0, 1)
             seen.update(result.worker for result in self.drain())
-        self.evaluate(WARM_SPLIT)
+        few = (0, min(self._job.micro_batch, self._sizes[WARM_SPLIT]))
+        self._sums_of(WARM_SPLIT, [few] * (EVALUATIONS_PER_WORKER * self._job.workers))
         if self._spec.objective.translation is not None:
             self.translating().warm_up()
         self._begin()
@@ -201,11 +202,15 @@ class AsyncSession:
         self._require_quiescence("evaluate")
         started = time.perf_counter()
         pieces = split_evenly(self._sizes[split], EVALUATIONS_PER_WORKER * self._job.workers)
-        sums = np.zeros(len(self._spec.objective.sums))
-        for part in self._results_of(self._evaluation(split), [(tf.constant(piece, tf.int32),) for piece in pieces]):
-            sums += part
+        sums = self._sums_of(split, pieces)
         seconds = time.perf_counter() - started
         return EvalResult.of(self._spec.objective, split, self._sizes[split], sums.tolist(), seconds, self._updates_applied())
+
+    def _sums_of(self, split: Split, pieces: Sequence[tuple[int, int]]) -> Array:
+        """Have the workers evaluate pieces, the examples start … stop − 1 each; return the sum."""
+        results = self._results_of(self._evaluation(split), [(tf.constant(piece, tf.int32),) for piece in pieces])
+        total: Array = np.sum(list(results), axis=0)
+        return total
 
     def translating(self) -> Translating:
         """Return a translator with a copy of the parameters on the chief's CPU.

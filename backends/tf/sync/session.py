@@ -77,8 +77,8 @@ class SyncSession(RankSession[StateMemory]):
             tune_malloc(MAX_KEPT_BYTES, MAX_KEPT_BYTES // 4, one_arena=False)
         first = self._sampler.for_rank(0, 0, 1, task.rank)
         self.steps = Steps(job, self._model, self._replica, ranks, self._splits["train"], self._passes, first, self._micro_batches)
-        self._evaluations = {split: ranks.traced(partial(self._evaluate, split)) for split in self._splits}
         bounds = [tf.TensorSpec([], tf.int32)] * 2
+        self._evaluations = {split: ranks.traced(partial(self._evaluate, split), *bounds) for split in self._splits}
         self._predictions = {split: ranks.traced(partial(self._predict, split), *bounds) for split in self._splits}
         self._averaging = ranks.traced(partial(ranks.on_replica, self._average_in_ops))
         self._tracer = StepProfiler(job.profile, here=task.rank == 0)
@@ -101,11 +101,15 @@ class SyncSession(RankSession[StateMemory]):
         return self._measure_step()
 
     def warm_up(self) -> None:
-        """Trace and run everything once, on all ranks, then restore the initial state."""
+        """Trace and run everything once, on all ranks, then restore the initial state.
+
+        A few examples are evaluated: a whole split takes a large model many seconds.
+        """
         last = self._sampler.steps_per_epoch - 1  # an epoch's last batch may be smaller, and computed by other code
         for step in sorted({0, last} if self.steps.in_compiled_loop else {0}):
             self._call(self._sampler.for_rank(0, step, 1, self._task.rank), np.zeros(1), 0)
-        self.evaluate(WARM_SPLIT)
+        self._average_buffers()
+        self._sums_between(WARM_SPLIT, 0, min(self._job.micro_batch, self._sizes[WARM_SPLIT]))
         if self._spec.objective.translation is not None:
             self.translating().warm_up()
         self._replica.reset()
@@ -128,7 +132,10 @@ class SyncSession(RankSession[StateMemory]):
             begin += count
 
     def _sums(self, split: Split) -> list[float]:
-        return list(self._evaluations[split]().numpy().tolist())
+        return self._sums_between(split, *self._share(split))
+
+    def _sums_between(self, split: Split, start: int, stop: int) -> list[float]:
+        return list(self._evaluations[split](tf.constant(start), tf.constant(stop)).numpy().tolist())
 
     def _stepper(self) -> TfStepper:
         return self._model.stepper(partial(self._replica.read, to_evaluate=True), self._passes.evaluation, self._device)
@@ -211,10 +218,10 @@ class SyncSession(RankSession[StateMemory]):
             self._replica.loss_scale.check()
         return losses
 
-    def _evaluate(self, split: Split) -> tf.Tensor:
+    def _evaluate(self, split: Split, start: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
         parameters, buffers = self._replica.read(to_evaluate=True)
         context = self._passes.evaluation(buffers)
-        sums = summed(self._model, self._splits[split], parameters, context, *self._share(split), self._micro_batches)
+        sums = summed(self._model, self._splits[split], parameters, context, start, stop, self._micro_batches)
         return self._ranks.on_replica(lambda local: self._ranks.all_reduce([local])[0], sums)
 
     def _predict(self, split: Split, start: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
