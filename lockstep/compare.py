@@ -19,17 +19,17 @@ from ..launch.driver.training_job import TrainingJob
 from ..records.store.lockstep_results import Comparison, Finding, LayerRow, ProbeRow, Side
 from . import causes, side
 from .arrays import Arrays, read, write_arrays
+from .gradients import Sums, compared, extra_decay, relative_of_all, total, with_changed_bits
 from .layers import LayerTape, UncomputedError
 from .processes import SideProcess, receive_all, two_sides
 from .reference import has_reference
 from .rounding import FLIP_DRAWS, FLIP_LIMIT, FLIP_UNITS, GROWTH_LIMIT, SCALE_LIMIT, UNIT, UPDATE_LIMIT, relative
-from .updates import BUFFER, PARAMETER, Rule, gradients_of, parameter_names, updated_in_blocks
+from .updates import BUFFER, PARAMETER, Rule, parameter_names, updated_in_blocks
 
 Array = NDArray[Any]
 BETA_ROUNDING = 2.0**-25  # of decay rates held in float32
 CLIP_SLACK = 1e-4  # of a norm after clipping
 DECAY_SLACK = 0.05  # of a weight decay that is fitted to gradients
-MIN_SHARE_OF_DECAY, MAX_LEFT_BY_DECAY = 1e-3, 1e-3  # of differences of gradients that are a multiple of the weights
 
 
 def probes(upto: int) -> list[int]:
@@ -49,7 +49,7 @@ class _Probe:
     state: Arrays
     rates: list[float]  # by side, as are the following
     measured: list[Arrays]  # see `measured_gradients`
-    gradients: list[Arrays]
+    gradients: dict[str, Sums]  # of parameters
     results: list[Arrays]
     loss: float  # of the first side
     row: ProbeRow
@@ -111,7 +111,7 @@ class Comparer:
         )
 
     def _path(self, name: str) -> str:
-        return str(self._folder / f"{name}.npz")
+        return str(self._folder / f"{name}.arrays")
 
     def _begin(self) -> list[Finding]:
         initial = [self._path(f"initial-{side_process.name}") for side_process in self._sides]
@@ -169,12 +169,9 @@ class Comparer:
         rule = rules[0]
         if any(part.decoupled for part in rules) or len({(part.weight_decay, part.exempt) for part in rules}) > 1 or not rule.weight_decay:
             return []
-        names = parameter_names(probe.state)
-        for group, words, sign in (
-            (rule.exempt, "decays parameters that are to be spared", 1.0),
-            ([name for name in names if name not in rule.exempt], "decays no weights", -1.0),
-        ):
-            factor, _, deviation = _share_of_weights(probe, [name for name in names if name in group])
+        for exempt, words, sign in ((True, "decays parameters that are to be spared", 1.0), (False, "decays no weights", -1.0)):
+            group = total(sums for name, sums in probe.gradients.items() if (name in rule.exempt) == exempt)
+            factor, _, deviation = group.share_of_weights
             near = abs(abs(factor) / rule.weight_decay - 1.0) <= DECAY_SLACK
             if near and abs(factor) > SCALE_LIMIT * deviation:
                 side_name = "B" if sign * factor > 0 else "A"
@@ -198,9 +195,9 @@ class Comparer:
                 "batch normalisation takes its statistics from each worker's part of a batch, and the sides have"
                 f" {first.workers} and {second.workers} workers"
             )
-        elif (scale := _common_scale(probe.measured)) is not None or (scale := _common_scale(probe.gradients)) is not None:
+        elif (scale := _measured_scale(probe)) is not None or (scale := total(probe.gradients.values()).scale) is not None:
             finding.part, finding.cause = "optimiser", self._scale_cause(scale)
-        elif (decay := _extra_decay(probe)) is not None:
+        elif (decay := extra_decay(probe.gradients)) is not None:
             finding.part, finding.cause = (
                 "optimiser",
                 f"gradients differ by {decay:.3g} times the weights, a weight decay",
@@ -245,27 +242,28 @@ class Comparer:
             answers = receive_all(self._sides)
             state = read(path)
             measured = [read(file) for file, _ in files]
-            rules = [self._rule(number, step, state) for number in range(2)]
-            gradients = [gradients_of(rule, state, arrays) for rule, arrays in zip(rules, measured, strict=True)]
             results = [read(result) for _, result in files]
             losses, rates = [answer.loss for answer in answers], [answer.rate for answer in answers]
             if not np.isfinite(losses[0]) or not all(np.isfinite(value).all() for value in results[0].values()):
                 what = "weights are" if np.isfinite(losses[0]) else "loss is"
                 raise UsageError(f"{self._names[0]}: its {what} not finite at update {step + 1}; give a smaller --upto.")
-            moved_loss, moved = self._moved(step, state, 0)
-            apart = _whole(gradients[1], gradients[0])
-            row = ProbeRow(step, _loss_apart(losses[1], losses[0]), apart, _loss_apart(moved_loss, losses[0]), _whole(moved, measured[0]))
+            file = self._send_moved(step, state, 0)
+            gradients = compared(state, measured, [self._rule(number, step, state) for number in range(2)])
+            row = ProbeRow(step, _loss_apart(losses[1], losses[0]), total(gradients.values()).relative, math.nan, math.nan)
             probe = _Probe(step, state, rates, measured, gradients, results, losses[0], row)
-            probe.findings = self._update_findings(probe)
+            bad = [_bad_update(self._rule(number, step, state), state, measured[number], results[number]) for number in range(2)]
+            row.moved_loss = _loss_apart(self._sides[0].receive().loss, losses[0])
+            row.moved_gradients = relative_of_all(read(file), measured[0])
+            probe.findings = self._update_findings(probe, bad)
             self._last, self._probe_rows[step] = probe, row
         return self._last
 
-    def _moved(self, step: int, state: Arrays, number: int, units: float = 1.0) -> tuple[float, Arrays]:
-        """Return the first side's loss and gradients at weights that are moved by their last bits."""
+    def _send_moved(self, step: int, state: Arrays, number: int, units: float = 1.0) -> str:
+        """Ask the first side for its loss and gradients at weights that are moved by their last bits; return their file."""
         path, file = self._path("moved"), self._path("moved-gradients")
-        write_arrays(path, _with_changed_bits(state, (step, number), units))
-        answer = self._sides[0].ask(side.Measure(path, step, file))
-        return answer.loss, read(file)
+        write_arrays(path, with_changed_bits(state, (step, number), units))
+        self._sides[0].send(side.Measure(path, step, file))
+        return file
 
     def _flips_explain(self, probe: _Probe) -> bool:
         """Return whether other last bits of weights move each gradient as far as the sides part.
@@ -273,43 +271,34 @@ class Comparer:
         That is so where an input of a ReLU, or two of a maximum, lie within rounding of a kink: some bits flip it, and others do not.
         """
         if probe.flips is None:
-            first, second = probe.gradients
-            apart = {name: relative(second[name], gradient) for name, gradient in first.items()}
+            apart = {name: sums.relative for name, sums in probe.gradients.items()}
             limits, loss_limit, probe.flips = dict.fromkeys(apart, 0.0), 0.0, False
             for number in range(FLIP_DRAWS + 1):
                 units, factor = (FLIP_UNITS, FLIP_LIMIT) if number else (1.0, GROWTH_LIMIT)
-                loss, gradients = self._moved(probe.update, probe.state, number, units)
+                file = self._send_moved(probe.update, probe.state, number, units)
+                loss, gradients = self._sides[0].receive().loss, read(file)
                 loss_limit = max(loss_limit, factor * (_loss_apart(loss, probe.loss) + UNIT))
                 for name, gradient in probe.measured[0].items():
                     limits[name] = max(limits[name], factor * (relative(gradients[name], gradient) + UNIT))
                 if probe.row.loss <= loss_limit and all(size <= limits[name] for name, size in apart.items()):
                     probe.row.moved_loss = max(probe.row.moved_loss, _loss_apart(loss, probe.loss))
-                    probe.row.moved_gradients = max(probe.row.moved_gradients, _whole(gradients, probe.measured[0]))
+                    probe.row.moved_gradients = max(probe.row.moved_gradients, relative_of_all(gradients, probe.measured[0]))
                     probe.flips = True
                     break
         return probe.flips
 
-    def _update_findings(self, probe: _Probe) -> list[Finding]:
+    def _update_findings(self, probe: _Probe, bad: Sequence[tuple[str, float, float] | None]) -> list[Finding]:
         """Judge each side's update by the formulas, from the gradients that it measured itself."""
         findings: list[Finding] = []
         for number, name in enumerate("AB"):
-            job, gradients, result = self._jobs[number], probe.gradients[number], probe.results[number]
-            rule = self._rule(number, probe.update, probe.state)
-            if job.clip_norm:
-                norm = float(np.sqrt(sum(float((gradient**2).sum()) for gradient in gradients.values())))
-                slack = CLIP_SLACK + 4 * UNIT * math.sqrt(sum(gradient.size for gradient in gradients.values()))  # of a float32 sum
-                if norm > job.clip_norm * (1 + slack):
-                    largest = max(float(np.linalg.norm(gradient)) for gradient in gradients.values())
-                    cause = f"its norm is {norm:.6g}, and clip_norm {job.clip_norm:g}"
-                    if abs(largest / job.clip_norm - 1.0) <= CLIP_SLACK:
-                        cause = "the norm is clipped by tensor, not of all together"
-                    findings.append(Finding(probe.update, "clipping", "", "", name, norm / job.clip_norm - 1, slack, cause))
-            bad = _bad_update(rule, probe.state, probe.measured[number], result)
-            self.tensors += sum(1 for key in result if not key.startswith(BUFFER))
-            if bad is not None:
-                key, size, limit = bad
-                cause = self._rule_cause(rule, probe, number)
-                findings.append(Finding(probe.update, "optimiser", "", key, name, size, limit, cause))
+            job, rule = self._jobs[number], self._rule(number, probe.update, probe.state)
+            norms = [math.sqrt((sums.first, sums.second)[number]) for sums in probe.gradients.values()]
+            if job.clip_norm and (clipping := _clipping(job.clip_norm, norms, sum(sums.count for sums in probe.gradients.values()))):
+                findings.append(Finding(probe.update, "clipping", "", "", name, *clipping))
+            self.tensors += sum(1 for key in probe.results[number] if not key.startswith(BUFFER))
+            if (wrong := bad[number]) is not None:
+                key, size, limit = wrong
+                findings.append(Finding(probe.update, "optimiser", "", key, name, size, limit, self._rule_cause(rule, probe, number)))
         return findings
 
     def _rule(self, number: int, step: int, state: Arrays) -> Rule:
@@ -320,12 +309,12 @@ class Comparer:
     def _rule_cause(self, rule: Rule, probe: _Probe, number: int) -> str:
         gradients, result = probe.measured[number], probe.results[number]
         still = [name for name in parameter_names(probe.state) if np.array_equal(result[PARAMETER + name], probe.state[PARAMETER + name])]
-        if still and any(probe.gradients[number][name].any() for name in still):
+        if still and any((probe.gradients[name].first, probe.gradients[name].second)[number] for name in still):
             return f"{still[0]} is not updated"
         for words, changed in causes.of_rule(rule, probe.state, gradients, result):
             if _bad_update(changed, probe.state, gradients, result) is None:
                 return words
-        scale = _common_scale(probe.measured)
+        scale = _measured_scale(probe)
         if scale is not None and abs(scale - 1.0) > probe.row.moved_gradients * GROWTH_LIMIT:
             return self._scale_cause(scale)
         factor = _step_factor(rule, probe.state, gradients, result)
@@ -347,7 +336,7 @@ class Comparer:
 
     def _compared_layers(self, step: int, probe: _Probe) -> list[Finding]:
         tape = LayerTape(self._jobs[0], self._spec, self._data, probe.state, step, self._folder)
-        files = [f"layers-{side_process.name}.npz" for side_process in self._sides]
+        files = [f"layers-{side_process.name}.arrays" for side_process in self._sides]
         for job, side_process, file in zip(self._jobs, self._sides, files, strict=True):
             side_process.send(side.Layers(tape.request(job, file)))
         for answer, name in zip(receive_all(self._sides), self._names, strict=True):
@@ -363,7 +352,7 @@ class Comparer:
         if self._upto < 2:
             return None
         state = read(self._states[0])
-        moved = _with_changed_bits(state, 0)
+        moved = with_changed_bits(state, 0, 1.0)
         path, result = self._path("moved"), self._path("moved-state")
         write_arrays(path, moved)
         begun = _weights_apart(moved, state)
@@ -381,61 +370,26 @@ def _loss_apart(loss: float, sound: float) -> float:
     return abs(loss - sound) / max(abs(sound), 1e-30)
 
 
-def _with_changed_bits(state: Arrays, seed: int | tuple[int, int], units: float = 1.0) -> Arrays:
-    draw = np.random.default_rng(seed)
-    return {
-        name: (value * (1 + units * UNIT * draw.choice([-1.0, 1.0], value.shape))).astype(np.float32)
-        if name.startswith(PARAMETER)
-        else value
-        for name, value in state.items()
-    }
+def _measured_scale(probe: _Probe) -> float | None:
+    return total(compared(probe.state, probe.measured).values()).scale
 
 
-def _common_scale(gradients: Sequence[Mapping[str, Array]]) -> float | None:
-    """Return the factor between the sides' gradients, if that explains their difference."""
-    first, second = gradients
-    pairs = [(first[name].astype(np.float64), second[name].astype(np.float64)) for name in first]
-    factor = sum(float((mine * theirs).sum()) for mine, theirs in pairs) / max(sum(float((mine**2).sum()) for mine, _ in pairs), 1e-300)
-    left = sum(float(((theirs - factor * mine) ** 2).sum()) for mine, theirs in pairs)
-    before = sum(float(((theirs - mine) ** 2).sum()) for mine, theirs in pairs)
-    return factor if left <= MAX_LEFT_BY_DECAY * before else None
+def _clipping(limit: float, norms: Sequence[float], count: int) -> tuple[float, float, str] | None:
+    """Return how far gradients exceed a norm, what rounding explains, and the cause, if they do.
 
-
-def _extra_decay(probe: _Probe) -> float | None:
-    """Return the multiple of the weights by which gradients differ, if that explains it all."""
-    first, second = probe.gradients
-    apart = {name: float(np.linalg.norm(second[name] - first[name])) for name in first}
-    largest = max(apart.values())
-    differing = [name for name in first if apart[name] > MIN_SHARE_OF_DECAY * largest]
-    factor, left, _ = _share_of_weights(probe, differing)
-    return factor if factor and left <= MAX_LEFT_BY_DECAY * sum(apart[name] ** 2 for name in differing) else None
-
-
-def _share_of_weights(probe: _Probe, names: Sequence[str]) -> tuple[float, float, float]:
-    """Return the multiple of the weights by which gradients differ, what is left, its spread."""
-    first, second = probe.gradients
-    pairs = [(second[name] - first[name], probe.state[PARAMETER + name].astype(np.float64)) for name in names]
-    square = sum(float((weight**2).sum()) for _, weight in pairs)
-    if not square:
-        return 0.0, 0.0, 0.0
-    factor = sum(float((difference * weight).sum()) for difference, weight in pairs) / square
-    left = sum(float(((difference - factor * weight) ** 2).sum()) for difference, weight in pairs)
-    count = sum(weight.size for _, weight in pairs)
-    return factor, left, float(np.sqrt(left / max(count - 1, 1) / square))
-
-
-def _whole(first: Mapping[str, Array], second: Mapping[str, Array]) -> float:
-    difference = norm = 0.0
-    for name, value in second.items():
-        exact = value.astype(np.float64)
-        difference += float(((first[name] - exact) ** 2).sum())
-        norm += float((exact**2).sum())
-    return float(np.sqrt(difference / max(norm, 1e-300)))
+    `norms`: of each parameter's gradient; `count`: elements of all.
+    """
+    norm = math.sqrt(sum(part**2 for part in norms))
+    slack = CLIP_SLACK + 4 * UNIT * math.sqrt(count)  # of a float32 sum
+    if not norm > limit * (1 + slack):
+        return None
+    by_tensor = abs(max(norms) / limit - 1.0) <= CLIP_SLACK
+    cause = "the norm is clipped by tensor, not of all together" if by_tensor else f"its norm is {norm:.6g}, and clip_norm {limit:g}"
+    return norm / limit - 1, slack, cause
 
 
 def _weights_apart(first: Mapping[str, Array], second: Mapping[str, Array]) -> float:
-    names = [name for name in second if name.startswith(PARAMETER)]
-    return _whole({name: first[name].astype(np.float64) for name in names}, {name: second[name].astype(np.float64) for name in names})
+    return relative_of_all(first, {name: value for name, value in second.items() if name.startswith(PARAMETER)})
 
 
 def _rate_slack(rule: Rule) -> float:

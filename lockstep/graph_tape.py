@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -24,12 +24,13 @@ from ..models.imported.keras.library import usable_framework
 from ..models.imported.reference import read_reference
 from ..models.imported.requests import answer_request
 from ..models.imported.tape import SIZE
+from .arrays import read, write_arrays
 from .batch import batch_columns
 from .losses import loss_of
 from .replaying import LOSS, STATE, TAPE, TARGET, examples_of
 
 Array = NDArray[Any]
-EXACT, ON_TAPE = "exact.npz", "nodes.json"
+EXACT, ON_TAPE = "exact.arrays", "nodes.json"
 NODES = "crosstrain.models.imported.{framework}.nodes"
 
 
@@ -57,8 +58,7 @@ def _write(request: TapeRequest) -> None:
     job, folder = Job.model_validate(request.job), Path(request.folder)
     data = open_dataset(job.data, job.data_dir)
     spec: Any = build_model(job.model, data.info, job.loss)
-    with np.load(folder / STATE) as file:
-        state = {name: file[name] for name in file.files}
+    state = read(str(folder / STATE))
     batches = examples_of(job, data, spec.objective.weight, request.step, request.examples)
     columns, target = batch_columns(data, spec.inputs, batches), batch_columns(data, (spec.target,), batches)
     exact: dict[str, Array] = {}
@@ -82,8 +82,8 @@ def _write(request: TapeRequest) -> None:
     exact |= {name: value for name, value in arrays.items() if name not in tape and name != "result"}
     tape |= {TARGET + name: value for name, value in target.items()}
     tape[f"{LOSS}/input 0"] = arrays["result"].astype(np.float32)
-    np.savez(folder / TAPE, **cast(dict[str, Any], tape))
-    np.savez(folder / EXACT, **cast(dict[str, Any], exact))
+    write_arrays(str(folder / TAPE), tape)
+    write_arrays(str(folder / EXACT), exact)
 
 
 def _is_on_tape(name: str) -> bool:

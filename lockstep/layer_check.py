@@ -47,7 +47,7 @@ def check_layers(model: str, data: str, data_dir: Path | None, backends: Sequenc
         tape = LayerTape(jobs[0], training.model, training.data, state_to_arrays(initial), 0, folder)
         results = []
         for job in jobs:
-            file = f"layers-{job.backend}.npz"
+            file = f"layers-{job.backend}.arrays"
             if (problem := compute_layers(tape.request(job, file))) is not None:
                 raise UncomputedError(problem)
             results.append(read(str(folder / file)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -25,9 +25,10 @@ from ..data.store.stored_dataset import open_dataset
 from ..engine.epochs import EpochIndex
 from ..models.build import build_model
 from ..models.imported.requests import answer_request, ask_processes
+from .arrays import read, write_arrays
 
 Array = NDArray[Any]
-TAPE, STATE = "tape.npz", "state.npz"
+TAPE, STATE = "tape.arrays", "state.arrays"
 DATA, TARGET, LOSS, INDICES = "data/", "target/", "loss", "indices"  # prefixes of a batch's columns; the loss; the examples
 
 
@@ -79,8 +80,7 @@ def _write(request: ReplayRequest) -> None:
     backend: Any = load_backend(job.backend)
     if not hasattr(backend, "replayed"):
         raise UsageError(f"backend: {job.backend!r} does not compute layers by themselves.")
-    with np.load(folder / STATE) as file:
-        state = dict(file)
+    state = read(str(folder / STATE))
     parameters, buffers = (
         {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
         for prefix in ("parameters/", "buffers/")
@@ -92,8 +92,7 @@ def _write(request: ReplayRequest) -> None:
     results = (
         {INDICES: batches.indices} | {DATA + name: value for name, value in x.items()} | {TARGET + name: value for name, value in y.items()}
     )
-    with np.load(folder / TAPE) as file:
-        tape = dict(file)
+    tape = read(str(folder / TAPE))
     if request.layers is None:
         results |= replayed.nodes(batches, request.step, tape)
     else:
@@ -105,7 +104,7 @@ def _write(request: ReplayRequest) -> None:
     wanted = {name.removeprefix(TARGET): value for name, value in tape.items() if name.startswith(TARGET)}
     loss, slope = replayed.loss(replayed.tensor(tape[f"{LOSS}/input 0"]), wanted)
     results[f"{LOSS}/output"], results[f"{LOSS}/slope of input 0"] = replayed.array(loss), replayed.array(slope)
-    np.savez(folder / request.results, **cast(dict[str, Any], results))
+    write_arrays(str(folder / request.results), results)
 
 
 def main() -> None:

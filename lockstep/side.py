@@ -1,7 +1,7 @@
 """One of two trainings, in a process of its own: it makes single updates from given states.
 
 ``python -m crosstrain.lockstep.side`` reads a request as JSON from each line of standard input, and answers it with a line. States are
-``.npz`` files with the keys of `state_to_arrays`.
+files of `arrays` with the keys of `state_to_arrays`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..engine.protocol.state_transfer import state_from_arrays, state_to_arrays
 from ..engine.protocol.task_messages import Steps, Train
 from ..launch.driver.training_job import TrainingJob
 from ..launch.standalone_task import StandaloneTask
-from .arrays import write_arrays
+from .arrays import read, write_arrays
 from .replaying import ReplayRequest, compute_layers
 from .updates import LARGE_RATE, measured_gradients, shows_gradient_by_rate, without_slots
 
@@ -156,18 +156,19 @@ class Training:
             first, count = first + plan.count, count - plan.count
         return self._task.state(), losses, used
 
-    def gradients(self, state: State, step: int) -> tuple[dict[str, Array], float, float]:
-        """Return the gradients of an update, its loss and its learning rate."""
+    def gradients(self, state: State, step: int) -> tuple[dict[str, Array], float, float, State | None]:
+        """Return the gradients of an update, its loss and its learning rate, and the state after it, if that is the whole update."""
         before = without_slots(state_to_arrays(state))
         bare = state_from_arrays(before, state.updates, state.scalars)
-        after, losses, rate = self.train(bare, step, 1, LARGE_RATE if shows_gradient_by_rate(self.job) else None)
-        return measured_gradients(self.job, before, state_to_arrays(after)), losses[0], rate
+        by_rate = shows_gradient_by_rate(self.job)
+        after, losses, rate = self.train(bare, step, 1, LARGE_RATE if by_rate else None)
+        whole = not by_rate and not any(state.slots.values())
+        return measured_gradients(self.job, before, state_to_arrays(after)), losses[0], rate, after if whole else None
 
 
 def read_state(path: str, updates: int) -> State:
     """Read a state that `write_state` wrote."""
-    with np.load(path, allow_pickle=False) as file:
-        return state_from_arrays({name: file[name] for name in file.files}, updates)
+    return state_from_arrays(read(path), updates)
 
 
 def write_state(path: str, state: State) -> None:
@@ -199,11 +200,12 @@ class Side:
             write_state(request.result, state)
             return Answer(losses=list(losses))
         before = read_state(request.state, request.step)
-        gradients, loss, rate = training.gradients(before, request.step)
+        gradients, loss, rate, after = training.gradients(before, request.step)
         write_arrays(request.gradients, gradients)
         if isinstance(request, Probe):
-            state, _, rate = training.train(before, request.step, 1)
-            write_state(request.result, state)
+            if after is None:
+                after, _, rate = training.train(before, request.step, 1)
+            write_state(request.result, after)
         return Answer(losses=[loss], rate=rate)
 
 

@@ -17,7 +17,7 @@ from ..core.update_rules import EMA, FIRST_MOMENT, MOMENTUM, SECOND_MOMENT
 Array = NDArray[Any]
 State = Mapping[str, Array]  # by the keys of `state_to_arrays`
 PARAMETER, BUFFER, SLOT = "parameters/", "buffers/", "slots/"
-_BLOCK = 1 << 13  # elements; BLAS starts threads for longer products, which cost more than they save
+BLOCK = 1 << 13  # elements; BLAS starts threads for longer products, which cost more than they save
 LARGE_RATE = 2.0**20  # an update by it shows the gradient of plain SGD: the weights vanish beside the step
 
 
@@ -92,12 +92,15 @@ def measured_gradients(job: Job, before: State, after: State) -> dict[str, Array
 
 def gradients_of(rule: Rule, before: State, measured: Mapping[str, Array]) -> dict[str, Array]:
     """Return gradients without a rule's weight decay, from `measured_gradients`."""
-    return {name: _gradient(rule, before, name, value) for name, value in measured.items()}
+    return {name: gradient_of(rule, name, before[PARAMETER + name].astype(np.float64), value) for name, value in measured.items()}
 
 
-def _gradient(rule: Rule, before: State, name: str, measured: Array) -> Array:
-    gradient = measured.astype(np.float64) / (1.0 - float(np.float32(rule.beta1)) if rule.adam else 1.0)
-    return gradient if rule.decoupled else gradient - rule.decay(name) * before[PARAMETER + name].astype(np.float64)
+def gradient_of(rule: Rule, name: str, weight: Array, measured: Array) -> Array:
+    """Return a parameter's gradient as `gradients_of` does, from its weight in float64."""
+    gradient = measured.astype(np.float64)
+    if rule.adam:
+        gradient /= 1.0 - float(np.float32(rule.beta1))
+    return gradient if rule.decoupled else gradient - rule.decay(name) * weight
 
 
 def updated(rule: Rule, before: State, gradients: Mapping[str, Array]) -> dict[str, tuple[Array, Array]]:
@@ -113,10 +116,11 @@ def updated_in_blocks(rule: Rule, before: State, name: str, measured: Array) -> 
     keys = (f"{PARAMETER}{name}", *(f"{SLOT}{slot}/{name}" for slot in (MOMENTUM, FIRST_MOMENT, SECOND_MOMENT, EMA)))
     state = {key: before[key].reshape(-1) for key in keys if key in before}
     flat = measured.reshape(-1)
-    for start in range(0, flat.size, _BLOCK):
-        part = slice(start, start + _BLOCK)
+    for start in range(0, flat.size, BLOCK):
+        part = slice(start, start + BLOCK)
         block = {key: values[part] for key, values in state.items()}
-        for key, pair in _updated(rule, block, name, _gradient(rule, block, name, flat[part])).items():
+        gradient = gradient_of(rule, name, block[PARAMETER + name].astype(np.float64), flat[part])
+        for key, pair in _updated(rule, block, name, gradient).items():
             yield key, part, pair
 
 
