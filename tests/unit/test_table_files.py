@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from crosstrain.core.errors import TrainerError, UsageError
 from crosstrain.data.features import read_column
+from crosstrain.data.sources.tables import rows as table_rows
 from crosstrain.data.sources.tables import survey
 from crosstrain.data.sources.tables.cells import CellError, numbers_of
+from crosstrain.data.sources.tables.rows import CsvTable
 from crosstrain.data.store.stored_dataset import open_dataset
 
 HEADER = "age,city,height,y\n"
@@ -177,6 +179,36 @@ def test_any_file_is_a_table_or_refused(tmp_path_factory, content):
     folder = tmp_path_factory.mktemp("any")
     with suppress(UsageError):
         open_dataset(csv(folder, b"a,y\n1,0\n2,1\n" + content))
+
+
+def all_rows(table, blocks):
+    """Return columns and lines of all blocks, or the error."""
+    columns, places = [[] for _ in table.names], []
+    try:
+        for block in blocks:
+            for column, cells in zip(columns, block.columns, strict=True):
+                column += cells
+            places += block.places
+    except UsageError as error:
+        return str(error)
+    return columns, places
+
+
+CELLS = st.sampled_from(["1", "", "-2.5", "a b", "ü", '"x,y"', '"a\nb"', 'q"', "1,2", "\0", "'", "\u2028"])
+ENDS = st.sampled_from(["\n", "\n", "\n", "\r\n", "\r", "\n\n", ""])
+ROWS = st.tuples(st.lists(CELLS, min_size=1, max_size=3), ENDS)
+
+
+@settings(deadline=None, max_examples=400)
+@given(st.lists(ROWS, max_size=12), st.sampled_from(["a,b\n", "a\n", "\ufeffa,b,c\r\n", '"a",b\n']), st.integers(8, 64))
+def test_divided_lines_equal_parsed_ones(tmp_path_factory, made, header, size):
+    path = tmp_path_factory.mktemp("lines") / "t.csv"
+    path.write_bytes((header + "".join(",".join(cells) + end for cells, end in made)).encode())
+    table = CsvTable(path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(table_rows, "PIECE_BYTES", size)
+        divided = all_rows(table, table.blocks())
+    assert divided == all_rows(table, table._parsed(0, 0, path.stat().st_size))
 
 
 def parquet_of(folder, columns):

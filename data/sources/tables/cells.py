@@ -33,6 +33,9 @@ def kind_of(cells: Cells) -> Kind | Literal["dates"]:
     """Return what most of a column's cells are."""
     if isinstance(cells, np.ndarray):
         return "numbers"
+    with suppress(CellError):
+        numbers_of(cells)  # no date is a number
+        return "numbers"
     texts = [text for cell in cells if (text := cell.strip()) not in MISSING]
     if 2 * sum(_DATE.fullmatch(text) is not None for text in texts) > len(texts):
         return "dates"

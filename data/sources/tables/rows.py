@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import io
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,7 @@ from ..target_classes import wrong
 
 Cells = Sequence[str] | NDArray[np.float64]  # texts, "" where there is none; or numbers, NaN where there is none
 MAX_LINE_BYTES = 1 << 24
+PIECE_BYTES = 1 << 23  # of plain lines that are divided together
 MAX_BLOCK_CELLS, MAX_BLOCK_ROWS = 1 << 21, 1 << 16
 DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|"}
 
@@ -75,28 +78,71 @@ class CsvTable:
         return self.path.open(encoding="utf-8-sig", newline="")
 
     def blocks(self) -> Iterator[Rows]:
-        """Yield all rows but empty lines."""
-        size, width, most = max(self.path.stat().st_size, 1), len(self.names), block_rows(len(self.names))
-        with self._opened() as file:
-            reader = csv.reader(_lines(self.path, file), delimiter=self._delimiter, strict=True)
+        """Yield all rows but empty lines; lines of one form without quotes are divided all at once."""
+        size, first = max(self.path.stat().st_size, 1), 1
+        with self.path.open("rb") as file:
+            start = len(header) if _is_plain(header := file.readline(MAX_LINE_BYTES)) else 0
+            file.seek(start)
+            while start and (data := file.read(PIECE_BYTES)):
+                columns = _divided(data[: data.rfind(b"\n") + 1], self._delimiter, len(self.names))
+                if columns is None:
+                    break
+                start += data.rfind(b"\n") + 1
+                file.seek(start)
+                yield Rows(columns, range(first + 1, first + 1 + len(columns[0])), start / size)
+                first += len(columns[0])
+        if start < size:
+            yield from self._parsed(start, first if start else 0, size)
+
+    def _parsed(self, start: int, lines_before: int, size: int) -> Iterator[Rows]:
+        """Yield the rows from a byte on, by the standard library's parser."""
+        width, most = len(self.names), block_rows(len(self.names))
+        with self.path.open("rb") as binary:
+            binary.seek(start)
+            file = io.TextIOWrapper(binary, "utf-8" if start else "utf-8-sig", newline="")
+            reader = csv.reader(_lines(self.path, file, lines_before), delimiter=self._delimiter, strict=True)
             rows: list[list[str]] = []
             places: list[int] = []
             try:
-                next(reader)
-                for row in reader:
+                for row in itertools.islice(reader, 0 if start else 1, None):
+                    place = lines_before + reader.line_num
                     if len(row) != width:
                         if not row:
                             continue
-                        raise wrong(self.path, f"there are {len(row)} columns instead of {width}.", f"line {reader.line_num:,}")
+                        raise wrong(self.path, f"there are {len(row)} columns instead of {width}.", f"line {place:,}")
                     rows.append(row)
-                    places.append(reader.line_num)
+                    places.append(place)
                     if len(rows) == most:
-                        yield Rows(list(zip(*rows, strict=True)), places, file.buffer.tell() / size)  # type: ignore[attr-defined]
+                        yield Rows(list(zip(*rows, strict=True)), places, binary.tell() / size)
                         rows, places = [], []
             except csv.Error as error:
-                raise wrong(self.path, f"this is no CSV ({error}).", f"line {reader.line_num:,}") from error
+                raise wrong(self.path, f"this is no CSV ({error}).", f"line {lines_before + reader.line_num:,}") from error
             if rows:
                 yield Rows(list(zip(*rows, strict=True)), places, 1.0)
+
+
+def _is_plain(line: bytes) -> bool:
+    """Return whether a line is a row by itself, whatever follows."""
+    return line.endswith(b"\n") and b'"' not in line and b"\r" not in line[:-2]
+
+
+def _divided(lines: bytes, delimiter: str, width: int) -> Sequence[list[str]] | None:
+    """Return the columns of plain lines; None where they have to be parsed, or something is wrong with them."""
+    if width == 1 or not lines or any(byte in lines for byte in (b'"', b"\0")):
+        return None
+    lines = lines.replace(b"\r\n", b"\n")
+    characters = np.frombuffer(lines, np.uint8)
+    ends, marks = np.flatnonzero(characters == ord("\n")), np.flatnonzero(characters == ord(delimiter))
+    if b"\r" in lines or len(marks) != len(ends) * (width - 1) or np.diff(ends, prepend=-1).max() > csv.field_size_limit():
+        return None
+    first, last = marks[:: width - 1], marks[width - 2 :: width - 1]
+    if (last > ends).any() or (first[1:] < ends[:-1]).any():
+        return None
+    try:
+        cells = lines[:-1].decode().replace("\n", delimiter).split(delimiter)
+    except UnicodeDecodeError:
+        return None
+    return [cells[number::width] for number in range(width)]
 
 
 def check_names(path: Path, names: Sequence[str]) -> None:
@@ -107,9 +153,8 @@ def check_names(path: Path, names: Sequence[str]) -> None:
         raise wrong(path, f"two columns are called {repeated[0]!r}. Rename one of them.")
 
 
-def _lines(path: Path, file: Any) -> Iterator[str]:
-    """Yield lines of text. Raises UsageError for one that is too long, or no UTF-8."""
-    number = 0
+def _lines(path: Path, file: Any, number: int = 0) -> Iterator[str]:
+    """Yield lines of text, the first one after line `number`. Raises UsageError for one that is too long, or no UTF-8."""
     while True:
         number += 1
         try:

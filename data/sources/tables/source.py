@@ -49,7 +49,7 @@ class TableSource:
     path: Path | None = None
     values: dict[str, str] = field(default_factory=dict)
 
-    version = 1
+    version = 2
 
     @property
     def _defaults(self) -> dict[str, str]:

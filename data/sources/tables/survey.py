@@ -158,7 +158,7 @@ class Survey:
         if not len(target):
             return
         if split == "train" and values.shape[1]:
-            self._sums += np.cumsum(np.nan_to_num(values.astype(np.float64)), axis=0)[-1]
+            self._sums = _added(self._sums, np.nan_to_num(values.astype(np.float64)))
             self._known += np.isfinite(values).sum(0)
         for seen, column in zip(self._seen[split], coded.T, strict=True):
             seen.update(np.unique(column).tolist())
@@ -295,8 +295,7 @@ class Survey:
         total = np.zeros(len(means))
         for is_test, values, _, _ in self._spooled():
             difference = np.nan_to_num(values[~is_test].astype(np.float64) - means)
-            if len(difference):
-                total += np.cumsum(difference**2, axis=0)[-1]
+            total = _added(total, difference**2)
         return total
 
     def _spooled(self) -> Iterator[tuple[Array, Array, Array, Array]]:
@@ -335,6 +334,12 @@ class Survey:
             if unseen := sorted(column.categories.names[code] for code in test - train if code >= 0):
                 notes.append(f"categories of {one_line(column.name)} that training never sees: {joined(unseen)}")
         return notes
+
+
+def _added(total: Array, rows: Array) -> Array:
+    """Return a total after row by row was added, which is the same however rows are cut into blocks."""
+    sums: Array = np.cumsum(np.concatenate([total[None], rows]), axis=0)[-1]
+    return sums
 
 
 def _order(names: Sequence[str]) -> list[int]:
