@@ -16,7 +16,7 @@ import numpy as np
 
 from ..core.console import note
 from ..core.errors import UsageError
-from ..data.sources.arrays.python_datasets import DRAWN_ONCE
+from ..data.sources.arrays.pairs import DRAWN_ONCE, is_dataset, write_pairs
 from ..data.store.location import cache_root
 
 GIVEN = ".given"  # folder of the data cache
@@ -35,11 +35,11 @@ def data_name(data: Any, target: str | None) -> str:
         return table(data, target=target)
     if target is not None:
         raise UsageError("target: is for a DataFrame; of arrays the second is the target")
-    if isinstance(data, tuple | list) and len(data) in (2, 4) and not any(_is_dataset(part) for part in data):
+    if isinstance(data, tuple | list) and len(data) in (2, 4) and not any(is_dataset(part) for part in data):
         return _arrays(data)
     parts = data if isinstance(data, tuple | list) else (data,)
-    if 1 <= len(parts) <= 2 and all(_is_dataset(part) for part in parts):
-        return _arrays([column for part in parts for column in _columns(part)])
+    if 1 <= len(parts) <= 2 and all(is_dataset(part) for part in parts):
+        return _datasets(parts)
     raise UsageError("data: give a name, arrays (x, y) or (x, y, x_test, y_test), a DataFrame with target=, or one or two Datasets")
 
 
@@ -81,30 +81,19 @@ def _arrays(data: Sequence[Any]) -> str:
     return f"npz:{_kept('npz', lambda path: np.savez(path, **named))}"
 
 
-def _is_dataset(part: Any) -> bool:
-    """Return whether an object is a map-style Dataset of (x, y)."""
-    return (
-        not isinstance(part, np.ndarray | tuple | list | dict)
-        and hasattr(part, "__getitem__")
-        and hasattr(part, "__len__")
-        and (not hasattr(part, "dtype"))
-    )
+def _datasets(parts: Sequence[Any]) -> str:
+    def write(path: Path) -> None:
+        files = [path.with_name(f"{name}.npy") for name in _NAMES[: 2 * len(parts)]]
+        drawn = [write_pairs("the Dataset", part, files[2 * number : 2 * number + 2]) for number, part in enumerate(parts)]
+        if any(drawn):
+            note(DRAWN_ONCE)
+        named: dict[str, Any] = {file.stem: np.load(file, mmap_mode="r") for file in files}
+        np.savez(path, **named)
 
-
-def _columns(dataset: Any) -> list[Any]:
-    """Return the examples of a Dataset as arrays; random transforms are applied once."""
-    examples = [dataset[number] for number in range(len(dataset))]
-    if not examples or any(not isinstance(example, tuple | list) or len(example) != 2 for example in examples):
-        raise UsageError("data: each example of a Dataset has to be a pair (x, y)")
-    if not all(np.array_equal(np.asarray(again), np.asarray(part)) for again, part in zip(dataset[0], examples[0], strict=True)):
-        note(DRAWN_ONCE)
-    columns = []
-    for values in zip(*examples, strict=True):
-        arrays = [np.asarray(value) for value in values]
-        if len({array.shape for array in arrays}) > 1:
-            raise UsageError("data: examples of a Dataset have different shapes; give them one")
-        columns.append(np.stack(arrays))
-    return columns
+    try:
+        return f"npz:{_kept('npz', write)}"
+    except ValueError as error:
+        raise UsageError(f"data: {error}") from error
 
 
 def _kept(form: str, write: Any) -> Path:

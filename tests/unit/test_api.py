@@ -100,7 +100,7 @@ def test_frames_become_tables():
         ((X.astype(object), Y), None, "x is an array of objects"),
         ((X, Y), "y", "of arrays the second is the target"),
         ("csv:a.csv", "y", "csv:a.csv?target=y"),
-        ([Pairs(X, Y), Pairs([X, X[0]], Y[:2])], None, "different shapes"),
+        ([Pairs(X, Y), Pairs([X, X[0]], Y[:2])], None, "has the shape"),
         ((X, Y[:9]), None, "number of examples"),
     ],
 )

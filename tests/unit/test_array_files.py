@@ -228,6 +228,16 @@ class Ragged(Pairs):
         return np.zeros(number + 1), number % 2
 
 
+class Mixed(Pairs):
+    def __getitem__(self, number):
+        return np.zeros(1), number / 2 if number else 0
+
+
+class Huge(Pairs):
+    def __len__(self):
+        return 1 << 50
+
+
 class Broken(Pairs):
     def __getitem__(self, number):
         raise RuntimeError("no such picture")
@@ -265,6 +275,8 @@ def test_datasets_of_a_file_are_read_once(tmp_path, capfd):
     ("names", "text"),
     [
         ("Ragged,test", "example 1 of 'Ragged' has the shape [2], and the first one [1]"),
+        ("Mixed", "example 1 of 'Mixed' is of float64, and the first one of int64"),
+        ("Huge", "MiB of disk"),
         ("Broken", "RuntimeError: no such picture"),
         ("empty,test", "'empty' is empty"),
         ("single,test", "example 0 of 'single' is no pair (x, y)"),

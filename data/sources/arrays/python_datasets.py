@@ -13,21 +13,18 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from ....core.console import note
-from ....core.errors import UsageError
+from ....core.errors import TrainerError, UsageError
 from ....core.process import child_working_directory, command_ending_with_parent, public_environment, python
 from ...base import PreparedBlocks, PreparedColumns
 from ..arguments import absolute_path, existing_file, write_arguments
 from .examples import Examples
 from .folder import NpyFolder
+from .pairs import DRAWN_ONCE, write_pairs
 from .source import DEFAULTS, read_choices
 
 RANDOM = "random"
-DRAWN_ONCE = "data: an example of the Dataset differs each time; every example was drawn once, and stays as it is"
 _ARRAYS = (("x", "y"), ("x_test", "y_test"))
 _FORM = "torch-dataset:FILE.py:TRAIN,TEST"
 
@@ -92,7 +89,7 @@ class DatasetSource:
         )
         last = next((line for line in reversed((done.stderr if done.returncode else done.stdout).splitlines()) if line.strip()), "")
         if done.returncode:
-            raise UsageError(f"data: the Datasets of {path.name!r} cannot be read: {last.strip()}")
+            raise UsageError(f"data: the Datasets of {path.name!r} cannot be read: {last.strip().removeprefix('data: ')}")
         if last == RANDOM:
             note(DRAWN_ONCE)
         return Examples(NpyFolder(folder, path), self.values).prepared()
@@ -116,42 +113,16 @@ def write_datasets(path: Path, names: Sequence[str], folder: Path) -> bool:
         dataset = dataset() if callable(dataset) and (isinstance(dataset, type) or not hasattr(dataset, "__getitem__")) else dataset
         if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
             raise ValueError(f"{name!r} is no Dataset with __len__ and __getitem__")
-        is_random = _write(name, dataset, [folder / f"{array}.npy" for array in arrays]) or is_random
+        is_random = write_pairs(repr(name), dataset, [folder / f"{array}.npy" for array in arrays]) or is_random
     return is_random
-
-
-def _write(name: str, dataset: Any, paths: Sequence[Path]) -> bool:
-    count = len(dataset)
-    if not count:
-        raise ValueError(f"{name!r} is empty")
-    first = _pair(name, 0, dataset[0])
-    files = [
-        np.lib.format.open_memmap(path, mode="w+", dtype=part.dtype, shape=(count, *part.shape))
-        for path, part in zip(paths, first, strict=True)
-    ]
-    for number in range(count):
-        for file, part, wanted in zip(files, _pair(name, number, dataset[number]), first, strict=True):
-            if part.shape != wanted.shape:
-                raise ValueError(f"example {number:,} of {name!r} has the shape {list(part.shape)}, and the first one {list(wanted.shape)}")
-            file[number] = part
-    again = _pair(name, 0, dataset[0])
-    for file in files:
-        file.flush()
-    return any(not np.array_equal(part, before) for part, before in zip(again, first, strict=True))
-
-
-def _pair(name: str, number: int, example: Any) -> list[np.ndarray[Any, Any]]:
-    if not isinstance(example, tuple | list) or len(example) != 2:
-        raise ValueError(f"example {number:,} of {name!r} is no pair (x, y)")
-    arrays = [np.asarray(part) for part in example]
-    if any(array.dtype.kind not in "biuf" for array in arrays):
-        raise ValueError(f"example {number:,} of {name!r} is of {' and '.join(str(array.dtype) for array in arrays)}, not of numbers")
-    return arrays
 
 
 def main(path: str, names: str, folder: str) -> None:
     """Write the Datasets of a file; an exception's last line is the message."""
-    is_random = write_datasets(Path(path), names.split(","), Path(folder))
+    try:
+        is_random = write_datasets(Path(path), names.split(","), Path(folder))
+    except TrainerError as error:
+        sys.exit(str(error))
     sys.stdout.write(f"\n{RANDOM if is_random else ''}\n")
 
 
