@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 _OF_A_PATH = {errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.EROFS, errno.ELOOP, errno.ENOTDIR}  # caused by the path
+_NO_MEMORY = "there is not enough memory (ulimit -v also limits mapped files)."
 SOURCES = "crosstrain.sources"  # key of the sources of settings in a command's context (`options.name_settings`)
 
 
@@ -148,10 +149,14 @@ def _invoke_shown(arguments: list[str]) -> int:
             return _fail("this needs the working directory.", UsageError.exit_code)
         if error.errno in _OF_A_PATH and error.filename is not None:  # `Path.is_file` and others raise these too
             return _fail(f"{os.fsdecode(error.filename)!r}: {error.strerror}.", UsageError.exit_code)
+        if error.errno == errno.ENOMEM:
+            return _fail(_NO_MEMORY, TrainerError.exit_code)
         if not isinstance(error, BrokenPipeError):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads it, also not what is flushed at exit
         return 1
+    except MemoryError:
+        return _fail(_NO_MEMORY, TrainerError.exit_code)
     except Exception as error:
         from ..core.plugins import plugin_problem
 
