@@ -21,7 +21,7 @@ from ...core.console import is_text, one_line, spelled
 from ...core.errors import UsageError
 from ..base import Block, PreparedBlocks, Split
 from .arguments import read_arguments, whole_number, write_arguments
-from .pictures import decode, limits_as_errors
+from .pictures import decode, limits_as_errors, result_or_why
 
 _NAME = "image-folder"
 _DEFAULTS = {"size": "224", "skip-damaged": "no", "background": "white", "links-outside": "no"}
@@ -246,12 +246,7 @@ def _decode_blocks(listing: _Listing, classes: Sequence[str], attempt: Attempt, 
 def _decode_file(size: int, background: str, transparent: list[Path], file: Path) -> NDArray[np.uint8] | str:
     if not file.is_file():
         return "a link that leads nowhere" if file.is_symlink() else "neither a file nor a folder"  # opening a pipe would block
-    try:
-        return decode(file, size, background, transparent)
-    except MemoryError:
-        return "takes more memory than there is"
-    except Exception as error:  # noqa: BLE001 — Pillow's many readers raise many things; every one of them is reported
-        return " ".join(f"{type(error).__name__}: {error}".split())
+    return result_or_why(partial(decode, file, size, background, transparent))
 
 
 def _left_out(damaged: Sequence[str], allowed: bool) -> Sequence[str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import math
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
+Result = TypeVar("Result")
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "DIB", "WEBP", "AVIF", "TIFF", "JPEG2000", "PPM", "QOI", "ICO", "PCX", "SGI", "TGA")
 """Pillow reads these itself. For PostScript it would start a program, under any file name."""
 
@@ -38,21 +40,15 @@ def limits_as_errors() -> Iterator[None]:
         yield
 
 
-def decode(path: Path, size: int, background: str = "ffffff", transparent: list[Path] | None = None) -> NDArray[np.uint8]:
+def decode(source: Path | io.BytesIO, size: int, background: str = "ffffff", transparent: list[Path] | None = None) -> NDArray[np.uint8]:
     """Decode a picture to uint8 [3, size, size] RGB: EXIF orientation, middle square, scaled.
 
     Transparent parts show `background`, six hexadecimal digits; such a picture is added to `transparent`. Raises what Pillow raises for a
     damaged file, and ValueError for pixels that are no colours and for too large files.
     """
-    from PIL import Image, ImageOps, UnidentifiedImageError  # needed once, when the store is made
+    from PIL import Image, ImageOps
 
-    if (size_bytes := path.stat().st_size) > _MAX_FILE_BYTES:
-        raise ValueError(f"its {size_bytes:,} bytes are more than {_MAX_FILE_BYTES >> 20} MiB, the most that is read of a picture")
-    Image.init()
-    try:
-        opened = Image.open(path, formats=[name for name in _FORMATS if name in Image.OPEN])
-    except UnidentifiedImageError:
-        raise ValueError(f"in none of the formats that are read ({', '.join(_FORMATS)})") from None
+    opened = _opened(source)
     with opened, _one_large if math.prod(opened.size) > _LARGE_PIXELS else nullcontext():
         grey_range = _grey_range(opened)
         _scale_key(opened)
@@ -61,11 +57,40 @@ def decode(path: Path, size: int, background: str = "ffffff", transparent: list[
         opened.close()
         rgba = _with_alpha(middle, grey_range)
         if rgba.mode == "RGBA":
-            if transparent is not None and rgba.getextrema()[3][0] < 255:
-                transparent.append(path)
+            if transparent is not None and isinstance(source, Path) and rgba.getextrema()[3][0] < 255:
+                transparent.append(source)
             rgba = Image.alpha_composite(Image.new("RGBA", rgba.size, f"#{background}"), rgba)
         scaled = rgba.convert("RGB").resize((size, size), Image.Resampling.BILINEAR, box)
     return np.ascontiguousarray(np.asarray(scaled).transpose(2, 0, 1))
+
+
+def result_or_why(read: Callable[[], Result]) -> Result | str:
+    """Return what is read of a picture, or why it cannot be, on one line."""
+    try:
+        return read()
+    except MemoryError:
+        return "takes more memory than there is"
+    except Exception as error:  # noqa: BLE001 — Pillow's many readers raise many things; every one of them is reported
+        return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def _opened(source: Path | io.BytesIO) -> Picture:
+    from PIL import Image, UnidentifiedImageError  # needed once, when the store is made
+
+    size_bytes = source.stat().st_size if isinstance(source, Path) else source.getbuffer().nbytes
+    if size_bytes > _MAX_FILE_BYTES:
+        raise ValueError(f"its {size_bytes:,} bytes are more than {_MAX_FILE_BYTES >> 20} MiB, the most that is read of a picture")
+    Image.init()
+    try:
+        return Image.open(source, formats=[name for name in _FORMATS if name in Image.OPEN])
+    except UnidentifiedImageError:
+        raise ValueError(f"in none of the formats that are read ({', '.join(_FORMATS)})") from None
+
+
+def shorter_side(source: Path | io.BytesIO) -> int:
+    """Return the smaller of a picture's width and height. Raises as `decode` does."""
+    with _opened(source) as opened:
+        return min(map(int, opened.size))
 
 
 def _middle(picture: Picture, size: int) -> tuple[Picture, tuple[float, float, float, float]]:

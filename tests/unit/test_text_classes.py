@@ -125,6 +125,11 @@ rows = {"text": [f"text {i}" for i in range(40)], "label": [i % 2 for i in range
 train = Dataset.from_dict(rows, features=features)
 DatasetDict({"train": train, "test": train.select(range(8))}).save_to_disk(sys.argv[1] + "/both", num_shards={"train": 2, "test": 1})
 train.save_to_disk(sys.argv[1] + "/one")
+from datasets import Image
+from PIL import Image as Picture
+pictures = [Picture.new("L", (12, 9), i * 6) for i in range(40)]
+features = Features({"picture": Image(), "label": ClassLabel(names=["dark", "light"])})
+Dataset.from_dict({"picture": pictures, "label": [i // 20 for i in range(40)]}, features=features).save_to_disk(sys.argv[1] + "/pictures")
 """
 
 
@@ -134,6 +139,16 @@ def saved(folder):
     if "No module named 'datasets'" in done.stderr:
         pytest.skip("the package datasets is not installed")
     assert done.returncode == 0, done.stderr
+
+
+def test_saved_images_are_decoded(tmp_path):
+    saved(tmp_path)
+    data = open_dataset(f"hf-dataset:{tmp_path / 'pictures'}")
+    images, labels = (np.concatenate([data.column(split, name).values for split in ("train", "test")]) for name in ("image", "label"))
+    assert data.info.features.class_names == ("dark", "light")
+    assert images.shape == (40, 3, 9, 9)
+    assert sorted(zip(images[:, 0, 0, 0].tolist(), labels.tolist(), strict=True)) == [(i * 6, i // 20) for i in range(40)]
+    assert open_dataset(f"hf-dataset:{tmp_path / 'pictures'}?size=4").info.input_shape == (3, 4, 4)
 
 
 def test_saved_datasets_are_read(tmp_path):

@@ -64,6 +64,21 @@ class ArrowTexts:
     text: str
     label: str
 
+    @property
+    def image(self) -> str | None:
+        """The column of images, if it has one and no texts."""
+        kinds = {name: feature.get("_type") for name, feature in self._features().items() if isinstance(feature, dict)}
+        images = [name for name, kind in kinds.items() if kind == "Image"]
+        return (self.text if self.text in images else images[0]) if images and kinds.get(self.text) in ("Image", None) else None
+
+    def images(self, column: str) -> Iterator[tuple[bytes, str]]:
+        """Yield the file of each image, and its label."""
+        for number, row in self._rows(column):
+            content = row[column].get("bytes") if isinstance(row[column], dict) else None
+            if not isinstance(content, bytes):
+                raise wrong(self.path, f"{column!r} holds no image; save the dataset with its files embedded.", f"row {number:,}")
+            yield content, _label(self.path, f"row {number:,}", row, self.label)
+
     def files(self) -> Sequence[Path]:
         """Return the Arrow files, as ``state.json`` lists them. Raises UsageError."""
         state = self._document("state.json")
@@ -84,6 +99,10 @@ class ArrowTexts:
 
     def rows(self) -> Iterator[Row]:
         """Yield text and label of each row, by the names of the classes."""
+        for number, row in self._rows(self.text):
+            yield checked_row(self.path, f"row {number:,}", row, self.text, self.label)
+
+    def _rows(self, content_column: str) -> Iterator[tuple[int, dict[str, Any]]]:
         arrow: Any = importlib.import_module("pyarrow")
         names = self._class_names()
         number = 0
@@ -91,26 +110,29 @@ class ArrowTexts:
             try:
                 with arrow.memory_map(str(file)) as content:
                     for batch in arrow.ipc.open_stream(content):
-                        for row in self._columns(file, batch):
+                        for row in self._columns(file, batch, content_column):
                             number += 1
                             label = row.get(self.label)
                             if names and isinstance(label, int) and 0 <= label < len(names):
                                 row[self.label] = names[label]
-                            yield checked_row(self.path, f"row {number:,}", row, self.text, self.label)
+                            yield number, row
             except (arrow.ArrowException, OSError) as error:
                 raise wrong(file, f"this is no sound Arrow file ({one_line(str(error))[:200]}).") from error
 
-    def _columns(self, file: Path, batch: Any) -> Iterator[dict[str, Any]]:
+    def _columns(self, file: Path, batch: Any, content_column: str) -> Iterator[dict[str, Any]]:
         held = batch.schema.names
-        for name in (self.text, self.label):
+        for name in (content_column, self.label):
             if name not in held:
                 raise UsageError.of(f"data: column of {file.parent.name!r}", name, ", ".join(held), held)
-        for text, label in zip(batch.column(self.text).to_pylist(), batch.column(self.label).to_pylist(), strict=True):
-            yield {self.text: text, self.label: label}
+        for content, label in zip(batch.column(content_column).to_pylist(), batch.column(self.label).to_pylist(), strict=True):
+            yield {content_column: content, self.label: label}
+
+    def _features(self) -> dict[str, Any]:
+        features = self._document("dataset_info.json").get("features")
+        return features if isinstance(features, dict) else {}
 
     def _class_names(self) -> list[str]:
-        features = self._document("dataset_info.json").get("features")
-        feature = features.get(self.label) if isinstance(features, dict) else None
+        feature = self._features().get(self.label)
         names = feature.get("names") if isinstance(feature, dict) else None
         return [str(name) for name in names] if isinstance(names, list) else []
 
@@ -122,6 +144,10 @@ def checked_row(path: Path, place: str, row: Mapping[str, Any], text: str, label
             raise wrong(path, f"there is no {name!r}, but {', '.join(map(repr, list(row)[:10])) or 'nothing'}.", place)
     if not isinstance(row[text], str) or not row[text].strip():
         raise wrong(path, f"{text!r} is no text.", place)
+    return row[text], _label(path, place, row, label)
+
+
+def _label(path: Path, place: str, row: Mapping[str, Any], label: str) -> str:
     if not isinstance(row[label], str | int):
         raise wrong(path, f"{label!r} is neither text nor a whole number.", place)
-    return row[text], str(row[label])
+    return str(row[label])

@@ -9,16 +9,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import xxhash
 
 from ....core.errors import UsageError
-from ...base import PreparedColumns, Split, TextFeatures
+from ...base import PreparedBlocks, PreparedColumns, Split, TextFeatures
 from ...columns import Column, ColumnSpec
 from ..arguments import absolute_path, read_arguments, read_share, whole_number, write_arguments
 from ..target_classes import classes_of, wrong
-from .rows import ArrowTexts, JsonLines, Row, Texts
+from .images import MAX_SIZE, prepared_images
+from .rows import ArrowTexts, JsonLines, Texts
 from .tokenizers import TOKENIZERS, Tokenizer
 
 TOKENS, LABEL = "tokens", "label"  # columns of the dataset
@@ -39,6 +41,7 @@ class TextSource:
     description: str
     open: Callable[[Path, Mapping[str, str]], Mapping[Split, Texts]]
     files_of: Callable[[Mapping[Split, Texts]], Sequence[Path]]
+    defaults: Mapping[str, str] = field(default_factory=lambda: _DEFAULTS)
     path: Path | None = None
     values: dict[str, str] = field(default_factory=dict)
 
@@ -49,7 +52,7 @@ class TextSource:
         """FORMAT:PATH with the arguments that are no defaults."""
         if self.path is None:
             return self.format
-        arguments = write_arguments(self.values, _DEFAULTS)
+        arguments = write_arguments(self.values, self.defaults)
         return f"{self.format}:{self.path}{'?' if arguments else ''}{arguments}"
 
     @property
@@ -61,7 +64,7 @@ class TextSource:
     def with_arguments(self, text: str) -> TextSource:
         """Return the source of PATH?ARGUMENTS. Raises UsageError."""
         path, _, arguments = text.partition("?")
-        values = read_arguments(self.format, arguments, _DEFAULTS)
+        values = read_arguments(self.format, arguments, self.defaults)
         if not path:
             raise self._unnamed()
         if values["tokenizer"] not in TOKENIZERS:
@@ -69,6 +72,8 @@ class TextSource:
         whole_number(self.format, "vocabulary", values["vocabulary"], 32, MAX_TOKENS)
         whole_number(self.format, "longest", values["longest"], 2, 1 << 16)
         read_share(self.format, values["share"])
+        if values.get("size", "auto") != "auto":
+            whole_number(self.format, "size", values["size"], 1, MAX_SIZE)
         if values["test"]:
             values["test"] = str(absolute_path(values["test"]))
         return replace(self, path=absolute_path(path), values=values)
@@ -88,19 +93,16 @@ class TextSource:
         """Return the files. Raises UsageError if one is missing."""
         return self.files_of(self._opened())
 
-    def load(self, data_dir: Path | None) -> PreparedColumns:
+    def load(self, data_dir: Path | None) -> PreparedColumns | PreparedBlocks:
         """Read the texts for their labels, for the vocabulary, and for the tokens of each split."""
         splits, values = self._opened(), self.values
-        texts = _Split(splits, float(values["share"]))
-        path = splits["train"].path
-        seen: dict[Split, set[str]] = {split: set() for split in _SPLITS}
-        for split in _SPLITS:
-            seen[split].update(label for _, label in texts.rows(split))
-            if not seen[split]:
-                raise wrong(path, f"no text is for the {split} split.")
-        whole = all(label.isascii() and label.lstrip("-").isdecimal() for labels in seen.values() for label in labels)
-        order, names = classes_of(path, values["label"], seen, str, sorted_by_text=True)
-        names = sorted(order.tolist(), key=int) if whole else names
+        train, share = splits["train"], float(values["share"])
+        if isinstance(train, ArrowTexts) and (image := train.image) is not None:
+            images = _Split({split: partial(part.images, image) for split, part in splits.items() if isinstance(part, ArrowTexts)}, share)
+            size = None if values["size"] == "auto" else int(values["size"])
+            return prepared_images(train.path, images.rows, size, _class_names(train.path, values["label"], images, "image"))
+        texts, path = _Split({split: part.rows for split, part in splits.items()}, share), train.path
+        names = _class_names(path, values["label"], texts, "text")
         numbers = {name: number for number, name in enumerate(names)}
         tokenizer = TOKENIZERS[values["tokenizer"]]((text for text, _ in texts.rows("train")), int(values["vocabulary"]))
         encoder = _Encoder(texts, tokenizer, int(values["longest"]), numbers)
@@ -113,29 +115,43 @@ class TextSource:
         )
 
 
-class _Split:
-    """The rows of each split.
+Content = TypeVar("Content", str, bytes)
 
-    Without texts for the test a hash of each text decides, so that equal ones are in one split.
+
+class _Split(Generic[Content]):
+    """The rows of each split: texts, or the files of images, with labels.
+
+    Without some for the test a hash of each decides, so that equal ones are in one split.
     """
 
-    def __init__(self, texts: Mapping[Split, Texts], share: float) -> None:
-        self._texts, self._share = texts, share
+    def __init__(self, read: Mapping[Split, Callable[[], Iterator[tuple[Content, str]]]], share: float) -> None:
+        self._read: Mapping[Split, Callable[[], Iterator[tuple[Content, str]]]] = read
+        self._share = share
 
-    def rows(self, split: Split) -> Iterator[Row]:
-        if "test" in self._texts:
-            yield from self._texts[split].rows()
+    def rows(self, split: Split) -> Iterator[tuple[Content, str]]:
+        if "test" in self._read:
+            yield from self._read[split]()
             return
-        for row in self._texts["train"].rows():
-            is_test = xxhash.xxh64_intdigest(row[0].encode(errors="replace")) < self._share * 2.0**64
-            if is_test == (split == "test"):
-                yield row
+        for content, label in self._read["train"]():
+            data = content.encode(errors="replace") if isinstance(content, str) else content
+            if (xxhash.xxh64_intdigest(data) < self._share * 2.0**64) == (split == "test"):
+                yield content, label
+
+
+def _class_names(path: Path, target: str, rows: _Split[Any], what: str) -> list[str]:
+    seen: dict[Split, set[str]] = {split: {label for _, label in rows.rows(split)} for split in _SPLITS}
+    for split, labels in seen.items():
+        if not labels:
+            raise wrong(path, f"no {what} is for the {split} split.")
+    whole = all(label.isascii() and label.lstrip("-").isdecimal() for labels in seen.values() for label in labels)
+    order, names = classes_of(path, target, seen, str, sorted_by_text=True)
+    return sorted(order.tolist(), key=int) if whole else names
 
 
 class _Encoder:
     """Encodes splits, and counts what is cut."""
 
-    def __init__(self, texts: _Split, tokenizer: Tokenizer, longest: int, numbers: Mapping[str, int]) -> None:
+    def __init__(self, texts: _Split[str], tokenizer: Tokenizer, longest: int, numbers: Mapping[str, int]) -> None:
         self._texts, self._tokenizer, self._longest, self._numbers = texts, tokenizer, longest, numbers
         self._cut: Counter[str] = Counter()
 
@@ -177,7 +193,8 @@ JSON_LINES = TextSource(
 )
 SAVED_DATASET = TextSource(
     "hf-dataset",
-    "texts with classes, saved by Hugging Face's datasets: hf-dataset:FOLDER?text=text,label=label",
+    "texts or images with classes, saved by Hugging Face's datasets: hf-dataset:FOLDER?text=text,label=label",
     _saved_dataset,
     lambda texts: [file for part in texts.values() if isinstance(part, ArrowTexts) for file in part.files()],
+    {**_DEFAULTS, "size": "auto"},
 )
