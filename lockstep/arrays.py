@@ -22,7 +22,7 @@ _ALIGNED_BYTES = 64
 
 
 def read(path: str) -> Arrays:
-    """Return arrays by name; changes of them stay in memory. Raises ValueError for other content."""
+    """Return arrays by name; changes stay in memory. Raises ValueError for other content."""
     with open(path, "rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         names = _next(file, mapped).tolist()

@@ -259,7 +259,10 @@ class Comparer:
         return self._last
 
     def _send_moved(self, step: int, state: Arrays, number: int, units: float = 1.0) -> str:
-        """Ask the first side for its loss and gradients at weights that are moved by their last bits; return their file."""
+        """Ask the first side for loss and gradients at weights that are moved by their last bits.
+
+        Returns the file of the gradients.
+        """
         path, file = self._path("moved"), self._path("moved-gradients")
         write_arrays(path, with_changed_bits(state, (step, number), units))
         self._sides[0].send(side.Measure(path, step, file))

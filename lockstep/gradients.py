@@ -1,4 +1,7 @@
-"""Gradients of both sides, compared by sums over their elements: of large models, float64 copies would fill the memory."""
+"""Gradients of both sides, compared by sums over their elements.
+
+Of large models, copies in float64 would fill the memory.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ MIN_SHARE_OF_DECAY = 1e-3  # of the largest difference, below which a parameter 
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums of products over elements of A's gradients, B's, their difference B − A, and the weights."""
+    """Sums of products of A's gradients, B's, their difference B − A, and the weights."""
 
     count: int = 0
     first: float = 0.0  # of squares, as are the following three
@@ -42,7 +45,10 @@ class Sums:
 
     @property
     def share_of_weights(self) -> tuple[float, float, float]:
-        """The multiple of the weights by which gradients differ, the squares it leaves, its standard deviation."""
+        """The multiple of the weights by which gradients differ, what it leaves, its deviation.
+
+        What it leaves is a sum of squares; the deviation is a standard one.
+        """
         if not self.weights:
             return 0.0, 0.0, 0.0
         factor = self.apart_by_weights / self.weights

@@ -157,7 +157,10 @@ class Training:
         return self._task.state(), losses, used
 
     def gradients(self, state: State, step: int) -> tuple[dict[str, Array], float, float, State | None]:
-        """Return the gradients of an update, its loss and its learning rate, and the state after it, if that is the whole update."""
+        """Return an update's gradients, loss and learning rate, and the state after it.
+
+        The state is None where measuring gradients is not the whole update.
+        """
         before = without_slots(state_to_arrays(state))
         bare = state_from_arrays(before, state.updates, state.scalars)
         by_rate = shows_gradient_by_rate(self.job)

@@ -22,7 +22,7 @@ def is_dataset(part: Any) -> bool:
 
 
 def write_pairs(name: str, dataset: Any, paths: Sequence[Path]) -> bool:
-    """Write the x and the y of all examples into two ``.npy`` files; return whether an example differs each time.
+    """Write all x and y into two ``.npy`` files; return whether an example differs each time.
 
     Raises ValueError for what are no pairs of numbers of one shape and type, TrainerError for too little disk.
     """

@@ -78,7 +78,7 @@ class CsvTable:
         return self.path.open(encoding="utf-8-sig", newline="")
 
     def blocks(self) -> Iterator[Rows]:
-        """Yield all rows but empty lines; lines of one form without quotes are divided all at once."""
+        """Yield all rows but empty lines; lines of one form without quotes are divided together."""
         size, first = max(self.path.stat().st_size, 1), 1
         with self.path.open("rb") as file:
             start = len(header) if _is_plain(header := file.readline(MAX_LINE_BYTES)) else 0
@@ -127,7 +127,7 @@ def _is_plain(line: bytes) -> bool:
 
 
 def _divided(lines: bytes, delimiter: str, width: int) -> Sequence[list[str]] | None:
-    """Return the columns of plain lines; None where they have to be parsed, or something is wrong with them."""
+    """Return the columns of plain lines; None where they have to be parsed, or are wrong."""
     if width == 1 or not lines or any(byte in lines for byte in (b'"', b"\0")):
         return None
     lines = lines.replace(b"\r\n", b"\n")
@@ -154,7 +154,10 @@ def check_names(path: Path, names: Sequence[str]) -> None:
 
 
 def _lines(path: Path, file: Any, number: int = 0) -> Iterator[str]:
-    """Yield lines of text, the first one after line `number`. Raises UsageError for one that is too long, or no UTF-8."""
+    """Yield lines of text, the first one after line `number`.
+
+    Raises UsageError for one that is too long, or no UTF-8.
+    """
     while True:
         number += 1
         try:

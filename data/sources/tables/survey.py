@@ -337,7 +337,7 @@ class Survey:
 
 
 def _added(total: Array, rows: Array) -> Array:
-    """Return a total after row by row was added, which is the same however rows are cut into blocks."""
+    """Add row by row to a total, which is then the same however rows are cut into blocks."""
     sums: Array = np.cumsum(np.concatenate([total[None], rows]), axis=0)[-1]
     return sums
 

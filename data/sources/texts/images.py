@@ -24,9 +24,9 @@ Rows = Callable[[Split], Iterator[tuple[bytes, str]]]
 
 
 def prepared_images(path: Path, rows: Rows, size: int | None, names: Sequence[str]) -> PreparedBlocks:
-    """Return the images of each split in RGB; without a size they get the shorter side of the first one.
+    """Return the images of each split in RGB.
 
-    Raises UsageError for an image that cannot be decoded.
+    Without a size they get the shorter side of the first one. Raises UsageError for an image that cannot be decoded.
     """
     if size is None:
         first, _ = next(rows("train"))
