@@ -37,7 +37,7 @@ def prepare(task: Task, job: Job) -> torch.device:
     torch.manual_seed(job.seed)
     device = choose_device(job.device, task)
     if job.deterministic:
-        _make_deterministic(device)
+        _make_deterministic(device, compiled=job.compile != "off")
     return device
 
 
@@ -70,9 +70,12 @@ def device_kind(device: torch.device) -> Device:
     return "gpu" if device.type == "cuda" else "cpu"
 
 
-def _make_deterministic(device: torch.device) -> None:
+def _make_deterministic(device: torch.device, *, compiled: bool) -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # as cuBLAS documents for repeatable results
-    torch.use_deterministic_algorithms(True)
+    if compiled:
+        torch.use_deterministic_algorithms(True)  # also of the compiler, whose import takes a second
+    else:
+        torch.set_deterministic_debug_mode("error")
     if device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
