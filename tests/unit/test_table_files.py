@@ -15,6 +15,7 @@ from crosstrain.data.features import read_column
 from crosstrain.data.sources.tables import rows as table_rows
 from crosstrain.data.sources.tables import survey
 from crosstrain.data.sources.tables.cells import CellError, numbers_of
+from crosstrain.data.sources.tables.notation import Notation
 from crosstrain.data.sources.tables.rows import CsvTable
 from crosstrain.data.store.stored_dataset import open_dataset
 
@@ -160,14 +161,14 @@ def test_too_little_disk_is_refused_before_anything_is_written(tmp_path, monkeyp
     st.sampled_from([repr, "{:.17g}".format, " {!r} ".format]),
 )
 def test_numbers_are_read_exactly(values, write):
-    assert numbers_of([write(float(value)) for value in values]).tolist() == values
+    assert numbers_of([write(float(value)) for value in values], Notation()).tolist() == values
 
 
 @settings(deadline=None, max_examples=300)
 @given(st.text(max_size=12))
 def test_any_text_is_a_number_or_refused(text):
     try:
-        (number,) = numbers_of([text])
+        (number,) = numbers_of([text], Notation())
     except CellError:
         return
     assert np.isnan(number) or float(text.strip()) == number
@@ -179,6 +180,55 @@ def test_any_file_is_a_table_or_refused(tmp_path_factory, content):
     folder = tmp_path_factory.mktemp("any")
     with suppress(UsageError):
         open_dataset(csv(folder, b"a,y\n1,0\n2,1\n" + content))
+
+
+def test_decimal_commas_are_refused_or_read(tmp_path):
+    text = "a;b;y\n" + "".join(f"{i},5;{i}.{i:03d},25;{i % 2}\n" for i in range(1, 41))
+    assert "numbers with commas are no inputs: 'a', 'b'. Give decimal=comma" in problem(tmp_path, text)
+    thousands = "a,y\n" + "".join(f'"{i},000",{i % 2}\n' for i in range(1, 41))
+    assert "numbers with commas are no inputs: 'a'" in problem(tmp_path, thousands)
+    data = open_dataset(csv(tmp_path, text, "target=y,decimal=comma"))
+    x = np.concatenate([data.column(split, "x").values for split in ("train", "test")])
+    assert sorted(x.tolist()) == [[i + 0.5, 1000.0 * i + i + 0.25] for i in range(1, 41)]
+
+
+@pytest.mark.parametrize("write", ["1/{}/21", "{:02d}.02.22", "2021-02-{:02d} 10:00"])
+def test_dates_of_any_form_are_refused(tmp_path, write):
+    text = "d,y\n" + "".join(f"{write.format(i)},{i % 2}\n" for i in range(1, 29))
+    assert "dates and times are no inputs: 'd'" in problem(tmp_path, text)
+
+
+def test_large_numbers_keep_their_differences(tmp_path, capfd):
+    text = "time,y\n" + "".join(f"{1_700_000_000 + i},{i % 2}\n" for i in range(200))
+    data = open_dataset(csv(tmp_path, text))
+    assert "relative to their mean, as float32 has 7 digits: 'time'" in capfd.readouterr().err
+    offset = json.loads(data.attachment("table.json"))["relative to"]["time"]
+    x = np.concatenate([data.column(split, "x").values[:, 0] for split in ("train", "test")])
+    assert np.array_equal(np.sort(np.round(x + (offset - 1_700_000_000), 3)), np.arange(200))
+    normal = read_column(data, "train", "x").values
+    assert abs(normal.mean()) < 1e-6
+    assert abs(normal.std() - 1) < 1e-6
+
+
+def test_classes_beyond_exact_numbers_are_refused(tmp_path):
+    text = "a,y\n" + "".join(f"{i},{2**53 + i % 2}\n" for i in range(40))
+    assert "are not told apart; give categorical=y" in problem(tmp_path, text)
+    data = open_dataset(csv(tmp_path, text, "target=y,categorical=y"))
+    assert data.info.features.class_names == (str(2**53), str(2**53 + 1))
+
+
+def test_words_for_empty_cells_may_be_categories(tmp_path):
+    text = "n,c,y\n" + "".join(f"{i},{('NA', 'EU')[i % 2]},{i % 2}\n" for i in range(40))
+    assert "the cell is empty" in problem(tmp_path, text)
+    data = open_dataset(csv(tmp_path, text, "target=y,empty-words=no"))
+    assert json.loads(data.attachment("table.json"))["categories"] == {"c": ["EU", "NA"]}
+
+
+def test_wide_header_is_read_in_linear_time(tmp_path):
+    names = ",".join(f"c{i}" for i in range(60_000))
+    assert "no rows" in problem(tmp_path, f"{names},y\n")
+    assert "field larger than field limit" in problem(tmp_path, f"{'a' * 300_000},y\n1,2\n")
+    assert "write parquet:" in problem(tmp_path, "PAR1,y\n1,0\n")
 
 
 def all_rows(table, blocks):
@@ -218,6 +268,16 @@ def parquet_of(folder, columns):
     )
     parquet.write_table(arrow.table(columns), folder / "t.parquet")
     return folder / "t.parquet"
+
+
+def test_parquet_without_its_index_and_with_words(tmp_path):
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    frame = pandas.DataFrame({"a": ["NA", "EU", "AS"] * 20, "n": range(60), "y": [0, 1] * 30, "list": [[1, 2]] * 60})
+    frame[frame.n > 5].to_parquet(tmp_path / "t.parquet")
+    with pytest.raises(UsageError, match="the column 'list' holds several values in a cell"):
+        open_dataset(f"parquet:{tmp_path}/t.parquet?target=y")
+    described = json.loads(open_dataset(f"parquet:{tmp_path}/t.parquet?target=y,leave-out=list").attachment("table.json"))
+    assert (described["numbers"], described["categories"]) == (["n"], {"a": ["AS", "EU", "NA"]})
 
 
 @settings(deadline=None, max_examples=15)

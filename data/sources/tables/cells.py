@@ -12,13 +12,14 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from .rows import Cells
+from .notation import MISSING, Cells, Notation
 
 Kind = Literal["numbers", "categories"]
-MISSING = frozenset({"", "NA", "N/A", "na", "n/a", "NaN", "nan", "NAN", "null", "NULL", "None", "?"})
+Unread = Literal["dates", "numbers with commas"]
 MAX_TEXT = 200  # characters of a category
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
-_DATE = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ].*)?|\d{1,2}[-/.]\d{1,2}[-/.]\d{4}([T ].*)?|\d{1,2}:\d{2}(:\d{2})?.*", re.ASCII)
+_COMMAS = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+([eE][+-]?\d+)?|[+-]?\d{1,3}(,\d{3})+(\.\d*)?", re.ASCII)
+_DAY = r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2})"
+_DATE = re.compile(rf"({_DAY})([T ].*)?|\d{{1,2}}:\d{{2}}(:\d{{2}})?.*", re.ASCII)
 
 
 class CellError(Exception):
@@ -29,49 +30,52 @@ class CellError(Exception):
         self.number = number
 
 
-def kind_of(cells: Cells) -> Kind | Literal["dates"]:
+def kind_of(cells: Cells, notation: Notation) -> Kind | Unread:
     """Return what most of a column's cells are."""
     if isinstance(cells, np.ndarray):
         return "numbers"
     with suppress(CellError):
-        numbers_of(cells)  # no date is a number
+        numbers_of(cells, notation)  # no date is a number
         return "numbers"
-    texts = [text for cell in cells if (text := cell.strip()) not in MISSING]
+    texts = [text for cell in cells if (text := cell.strip()) not in notation.missing]
     if 2 * sum(_DATE.fullmatch(text) is not None for text in texts) > len(texts):
         return "dates"
-    return "numbers" if 2 * sum(_NUMBER.fullmatch(text) is not None for text in texts) >= len(texts) else "categories"
+    if 2 * sum(notation.number_of(text) is not None for text in texts) >= len(texts):
+        return "numbers"
+    return "numbers with commas" if 2 * sum(_COMMAS.fullmatch(text) is not None for text in texts) > len(texts) else "categories"
 
 
-def numbers_of(cells: Cells) -> NDArray[np.float64]:
+def numbers_of(cells: Cells, notation: Notation) -> NDArray[np.float64]:
     """Return numbers, NaN for missing ones. Raises CellError."""
-    numbers = cells if isinstance(cells, np.ndarray) else _numbers_of_texts(cells)
+    numbers = cells if isinstance(cells, np.ndarray) else _numbers_of_texts(cells, notation)
     if (beyond := np.abs(numbers) > np.finfo(np.float32).max).any():
         number = int(beyond.argmax())
         raise CellError(number, f"{str(cells[number])!r} is beyond the numbers of float32")
     return numbers
 
 
-def _numbers_of_texts(cells: Sequence[str]) -> NDArray[np.float64]:
-    text = "".join(cells)
-    if "_" not in text and text.isascii():  # float() accepts both among digits
+def _numbers_of_texts(cells: Sequence[str], notation: Notation) -> NDArray[np.float64]:
+    text = "" if notation.comma else "".join(cells)
+    if text and "_" not in text and text.isascii():  # float() accepts both among digits
         with suppress(ValueError):
             return np.fromiter(map(float, cells), np.float64, len(cells))
-    return np.array([_number_of(number, cell) for number, cell in enumerate(cells)])
+    return np.array([_number_of(number, cell, notation) for number, cell in enumerate(cells)])
 
 
-def _number_of(number: int, cell: str) -> float:
+def _number_of(number: int, cell: str, notation: Notation) -> float:
     text = cell.strip()
-    if text in MISSING:
+    if text in notation.missing:
         return math.nan
-    if not _NUMBER.fullmatch(text):
+    if (value := notation.number_of(text)) is None:
         raise CellError(number, f"{text[:40]!r} is no number")
-    return float(text)
+    return value
 
 
 class Categories:
     """The categories of a column, with a code for each in order of appearance."""
 
-    def __init__(self) -> None:
+    def __init__(self, missing: frozenset[str] = MISSING) -> None:
+        self._missing = missing
         self.codes: dict[str, int] = {}
         self._hashes: list[int] = []
 
@@ -88,7 +92,7 @@ class Categories:
 
     def _new(self, number: int, cell: str, most: int) -> int:
         text = cell.strip()
-        if text in MISSING:
+        if text in self._missing:
             code = -1
         elif text in self.codes:
             code = self.codes[text]

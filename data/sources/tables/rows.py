@@ -5,17 +5,18 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ....core.console import one_line
 from ..target_classes import wrong
+from .notation import Cells, Notation
 
-Cells = Sequence[str] | NDArray[np.float64]  # texts, "" where there is none; or numbers, NaN where there is none
 MAX_LINE_BYTES = 1 << 24
 PIECE_BYTES = 1 << 23  # of plain lines that are divided together
 MAX_BLOCK_CELLS, MAX_BLOCK_ROWS = 1 << 21, 1 << 16
@@ -49,6 +50,14 @@ class Table(Protocol):
     def unit(self) -> str:
         """What places count: lines or rows."""
 
+    @property
+    def notation(self) -> Notation:
+        """How its cells are written."""
+
+    @property
+    def unreadable(self) -> Mapping[str, str]:
+        """What columns hold that cannot be read."""
+
     def blocks(self) -> Iterator[Rows]:
         """Yield all rows. Raises UsageError for a damaged file."""
 
@@ -62,16 +71,22 @@ class CsvTable:
     """A file of delimited text with a header, as RFC 4180 describes it."""
 
     unit = "line"
+    unreadable: Mapping[str, str] = {}
 
-    def __init__(self, path: Path, delimiter: str = "") -> None:
+    def __init__(self, path: Path, delimiter: str = "", notation: Notation | None = None) -> None:
         """Read the header; without a `delimiter` the one that divides it into most parts counts."""
-        self.path = path
+        self.path, self.notation = path, notation or Notation()
         with self._opened() as file:
             header = next(_lines(path, file), "")
         if not header.strip():
             raise wrong(path, "there is no header; the first line has the names of the columns.")
         self._delimiter = delimiter or max(DELIMITERS.values(), key=header.count)
-        self.names = [name.strip() for name in next(csv.reader([header], delimiter=self._delimiter))]
+        if header.startswith("PAR1"):
+            raise wrong(path, f"this is a Parquet file; write parquet:{path}.")
+        try:
+            self.names = [name.strip() for name in next(csv.reader([header], delimiter=self._delimiter))]
+        except csv.Error as error:
+            raise wrong(path, f"its header is no CSV ({error}).") from error
         check_names(path, self.names)
 
     def _opened(self) -> IO[str]:
@@ -149,8 +164,9 @@ def check_names(path: Path, names: Sequence[str]) -> None:
     """Raise UsageError unless all columns have names that differ."""
     if "" in names:
         raise wrong(path, f"column {names.index('') + 1} of the header has no name.")
-    if repeated := [name for number, name in enumerate(names) if name in names[:number]]:
-        raise wrong(path, f"two columns are called {repeated[0]!r}. Rename one of them.")
+    if len(set(names)) < len(names):
+        repeated = next(name for name, count in Counter(names).items() if count > 1)
+        raise wrong(path, f"two columns are called {one_line(repeated)!r}. Rename one of them.")
 
 
 def _lines(path: Path, file: Any, number: int = 0) -> Iterator[str]:
@@ -163,7 +179,8 @@ def _lines(path: Path, file: Any, number: int = 0) -> Iterator[str]:
         try:
             line = file.readline(MAX_LINE_BYTES)
         except UnicodeDecodeError as error:
-            raise wrong(path, f"this is no text in UTF-8 (byte {error.object[error.start]:#04x}).", f"about line {number:,}") from error
+            byte = error.object[error.start]
+            raise wrong(path, f"this is no text in UTF-8 (byte {byte:#04x}). Save it in UTF-8.", f"about line {number:,}") from error
         if not line:
             return
         if "\0" in line:

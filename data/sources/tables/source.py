@@ -11,6 +11,7 @@ from typing import Any
 from ....core.errors import UsageError
 from ...base import PreparedColumns
 from ..arguments import absolute_path, existing_file, read_arguments, read_share, write_arguments
+from .notation import EMPTY, MISSING, Notation
 from .parquet import ParquetTable
 from .rows import DELIMITERS, CsvTable, Table
 from .survey import Choices, Survey
@@ -46,6 +47,7 @@ class TableSource:
     description: str
     open: Callable[[Path, dict[str, str]], Table]
     own_defaults: dict[str, str] = field(default_factory=dict)
+    own_choices: dict[str, tuple[str, ...]] = field(default_factory=dict)
     path: Path | None = None
     values: dict[str, str] = field(default_factory=dict)
 
@@ -74,7 +76,7 @@ class TableSource:
         """Return the source of PATH?ARGUMENTS. Raises UsageError."""
         path, _, arguments = text.partition("?") if "?" in text else (text, "", "")
         values = read_arguments(self.format, arguments, self._defaults)
-        for key, allowed in {**_CHOICES, **({"delimiter": ("auto", *DELIMITERS)} if "delimiter" in self.own_defaults else {})}.items():
+        for key, allowed in {**_CHOICES, **self.own_choices}.items():
             if values[key] not in allowed:
                 raise UsageError.of(f"data: {key} of {self.format!r}", values[key], ", ".join(allowed), allowed)
         if not values["target"]:
@@ -121,10 +123,15 @@ class TableSource:
         )
 
 
+def _notation(values: dict[str, str]) -> Notation:
+    return Notation(MISSING if values["empty-words"] == "yes" else EMPTY, values["decimal"] == "comma")
+
+
 CSV = TableSource(
     "csv",
     "a table of a file: csv:PATH?target=COLUMN,task=regression,missing=refuse",
-    lambda path, values: CsvTable(path, DELIMITERS.get(values["delimiter"], "")),
-    {"delimiter": "auto"},
+    lambda path, values: CsvTable(path, DELIMITERS.get(values["delimiter"], ""), _notation(values)),
+    {"delimiter": "auto", "decimal": "point", "empty-words": "yes"},
+    {"delimiter": ("auto", *DELIMITERS), "decimal": ("point", "comma"), "empty-words": ("yes", "no")},
 )
 PARQUET = TableSource("parquet", "a table of a file, as csv: parquet:PATH?target=COLUMN", lambda path, values: ParquetTable(path))

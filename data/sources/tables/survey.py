@@ -24,12 +24,17 @@ from ...columns import Column, ColumnSpec
 from ..disk import require_disk
 from ..target_classes import MAX_CLASSES, Task, classes_of, joined, labels_of, predicts_numbers, task_note, wrong
 from .cells import Categories, CellError, Kind, kind_of, mixed, numbers_of
-from .rows import Cells, Rows, Table
+from .notation import Cells
+from .rows import Rows, Table
 
 Array = NDArray[Any]
 INPUT, TARGET = "x", "y"  # columns of the dataset
 MAX_CATEGORIES = 1000
+UNIT, MAX_LOST = 2.0**-24, 1e-3  # rounding in float32, and how much of a column's standard deviation it may be
 MAX_INPUTS = 1 << 16
+MAX_WHOLE = 2**53
+DATES = "dates and times"
+COMMAS_ADVICE = "Give decimal=comma where decimals follow it, write thousands without it, or give categorical={name}."
 LEFT_OUT_ADVICE = "Leave the column out with leave-out={name}, or turn it into numbers."
 _SPLITS: tuple[Split, ...] = ("train", "test")
 _SPOOL = "cells.bin"
@@ -80,13 +85,16 @@ class Survey:
         self._input_names = [name for name in names if name not in unread]
         if not self._input_names:
             raise wrong(tables[0].path, "there is no column to predict the target from.")
+        self._notation = tables[0].notation
+        for name in (*self._input_names, choices.target):
+            if (what := tables[0].unreadable.get(name)) is not None:
+                raise wrong(tables[0].path, f"the column {name!r} holds {what}. Leave it out, or give each value a column.")
         self._target_kind: Kind = "numbers"
-        self._target_codes = Categories()
+        self._target_codes = Categories(self._notation.missing)
         self._whole = True
         self.counts: dict[Split, int] = {"train": 0, "test": 0}
         self.dropped = 0
-        self._sums = np.zeros(0)
-        self._known = np.zeros(0)
+        self._sums = self._known = self._largest = np.zeros(0)
         self._seen: dict[Split, list[set[int]]] = {}
         self._target_seen: dict[Split, set[float]] = {"train": set(), "test": set()}
 
@@ -109,26 +117,30 @@ class Survey:
 
         Raises UsageError for columns that cannot be read, TrainerError for too little disk.
         """
-        problems = []
+        unread: dict[str, list[str]] = {}
         for name in self._input_names:
             place = self._names.index(name)
-            kind = "categories" if name in self._choices.categorical else kind_of(rows.columns[place])
-            if kind == "dates":
-                problems.append(name)
+            kind = "categories" if name in self._choices.categorical else kind_of(rows.columns[place], self._notation)
+            if kind == "numbers" or kind == "categories":
+                self._inputs.append(_InputColumn(name, place, kind, Categories(self._notation.missing)))
             else:
-                self._inputs.append(_InputColumn(name, place, kind, Categories()))
-        if problems:
-            raise wrong(table.path, f"dates and times are no inputs: {joined(problems)}. {LEFT_OUT_ADVICE.format(name=';'.join(problems))}")
-        target = kind_of(rows.columns[self._names.index(self._choices.target)])
+                unread.setdefault(kind, []).append(name)
+        for what, names in unread.items():
+            advice = (LEFT_OUT_ADVICE if what == "dates" else COMMAS_ADVICE).format(name=";".join(names))
+            raise wrong(table.path, f"{DATES if what == 'dates' else what} are no inputs: {joined(names)}. {advice}")
+        name, cells = self._choices.target, rows.columns[self._names.index(self._choices.target)]
+        target = "categories" if name in self._choices.categorical else kind_of(cells, self._notation)
+        if target == "numbers with commas":
+            raise wrong(table.path, f"the target {name!r} holds {target}. {COMMAS_ADVICE.format(name=name)}")
         if target == "dates" or (target == "categories" and self._choices.task == "regression"):
-            raise wrong(table.path, f"the target {self._choices.target!r} holds {'dates' if target == 'dates' else 'text'}, not numbers.")
+            raise wrong(table.path, f"the target {name!r} holds {'dates' if target == 'dates' else 'text'}, not numbers.")
         self._target_kind = target
         numbers = len(self._numbers)
-        self._sums, self._known = np.zeros(numbers), np.zeros(numbers)
+        self._sums, self._known, self._largest = np.zeros(numbers), np.zeros(numbers), np.zeros(numbers)
         self._seen = {split: [set() for _ in self._texts] for split in _SPLITS}
         total = math.ceil(len(rows.places) / max(rows.share, 1e-9))
         hot = sum(len(set(rows.columns[column.place])) for column in self._texts) if self._choices.categories == "one-hot" else 0
-        require_disk(table.path, self._spool.parent, total * (8 * len(self._inputs) + 4 * hot + 32))
+        require_disk(table.path, self._spool.parent, total * (12 * len(self._inputs) + 4 * hot + 32))
 
     @property
     def _numbers(self) -> list[_InputColumn]:
@@ -143,7 +155,7 @@ class Survey:
         codes = [self._coded(table, rows, column.name, rows.columns[column.place], column.categories) for column in self._texts]
         target = self._target(table, rows)
         shape = len(rows.places), -1
-        values = np.array(numbers, np.float32).T.reshape(shape) if numbers else np.zeros((shape[0], 0), np.float32)
+        values = np.array(numbers).T.reshape(shape) if numbers else np.zeros((shape[0], 0))
         coded = np.array(codes, np.int32).T.reshape(shape) if codes else np.zeros((shape[0], 0), np.int32)
         keep = self._kept(table, rows, values, coded, target)
         values, coded, target = values[keep], coded[keep], target[keep]
@@ -158,7 +170,8 @@ class Survey:
         if not len(target):
             return
         if split == "train" and values.shape[1]:
-            self._sums = _added(self._sums, np.nan_to_num(values.astype(np.float64)))
+            known = np.nan_to_num(values)
+            self._sums, self._largest = _added(self._sums, known), np.maximum(self._largest, np.abs(known).max(0))
             self._known += np.isfinite(values).sum(0)
         for seen, column in zip(self._seen[split], coded.T, strict=True):
             seen.update(np.unique(column).tolist())
@@ -171,9 +184,10 @@ class Survey:
 
     def _numeric(self, table: Table, rows: Rows, name: str, cells: Cells) -> Array:
         try:
-            return numbers_of(cells)
+            return numbers_of(cells, self._notation)
         except CellError as error:
-            raise self._cell_error(table, rows, name, error) from error
+            problem = CellError(error.number, f"{error}; if the column has categories, give categorical={name}")
+            raise self._cell_error(table, rows, name, problem) from error
 
     def _coded(self, table: Table, rows: Rows, name: str, cells: Cells, categories: Categories, most: int = MAX_CATEGORIES) -> Array:
         if isinstance(cells, np.ndarray):
@@ -194,6 +208,9 @@ class Survey:
         numbers = self._numeric(table, rows, name, cells)
         known = numbers[np.isfinite(numbers)]
         self._whole = self._whole and bool((known == np.round(known)).all())
+        if self._whole and self._choices.task != "regression" and (far := np.abs(numbers) >= MAX_WHOLE).any():
+            problem = CellError(int(far.argmax()), f"whole numbers from {MAX_WHOLE:,} on are not told apart; give categorical={name}")
+            raise self._cell_error(table, rows, name, problem)
         return numbers
 
     def _kept(self, table: Table, rows: Rows, values: Array, coded: Array, target: Array) -> Array:
@@ -223,7 +240,7 @@ class Survey:
                 if cell not in _SPLITS:
                     raise self._cell_error(table, rows, self._choices.split, CellError(row, f"{cell[:40]!r} is neither train nor test"))
             return np.array([cell == "test" for cell in cells], np.bool_)[keep]
-        parts = [column.view(np.uint32).astype(np.uint64) for column in np.ascontiguousarray(values.T)]
+        parts = [column.view(np.uint32).astype(np.uint64) for column in np.ascontiguousarray(values.T, np.float32)]
         parts += [column.categories.hashes(codes) for column, codes in zip(self._texts, coded.T, strict=True)]
         parts.append(self._target_codes.hashes(target.astype(np.int32)) if self._target_kind == "categories" else target.view(np.uint64))
         share: Array = mixed(parts) < self._choices.share
@@ -246,10 +263,16 @@ class Survey:
         columns = [ColumnSpec(INPUT, "float32", (width,))] if width else []
         columns += [ColumnSpec(name, "int64") for name in codes]
         columns.append(ColumnSpec(TARGET, "int64" if names else "float32"))
-        mean, std = [*means, *([0.0] * (width - len(numbers)))], [1.0] * width
+        mean, std = [*means.tolist(), *([0.0] * (width - len(numbers)))], [1.0] * width
         notes: list[str] = []
+        shifts = np.zeros(len(numbers))
         if numbers:
             deviations = np.sqrt(self._squares(means) / self.counts["train"])
+            lost = (self._largest * UNIT > MAX_LOST * deviations) & (deviations > 0)
+            shifts, mean[: len(numbers)] = np.where(lost, means, 0.0), np.where(lost, 0.0, means)
+            if lost.any():
+                far = [column.name for column, is_lost in zip(numbers, lost, strict=True) if is_lost]
+                notes.append(f"kept relative to their mean, as float32 has 7 digits: {joined(far)}")
             constant = [column.name for column, deviation in zip(numbers, deviations, strict=True) if not deviation]
             std[: len(numbers)] = [float(deviation) or 1.0 for deviation in deviations]
             if constant:
@@ -267,11 +290,12 @@ class Survey:
             "classes": names,
             **{name: getattr(self._choices, name) for name in ("missing", "standardise", "split", "share")},
             "means": dict(zip((column.name for column in numbers), means.tolist(), strict=True)),
+            "relative to": {column.name: shift for column, shift in zip(numbers, shifts.tolist(), strict=True) if shift},
         }
         return PreparedColumns(
             tuple(columns),
             TableFeatures(TARGET, len(names), tuple(names), *statistics),
-            {split: partial(self._blocks, split, means, orders, codes, classes) for split in _SPLITS},
+            {split: partial(self._blocks, split, (means, shifts), orders, codes, classes) for split in _SPLITS},
             attachments=lambda: {"table.json": json.dumps(described, ensure_ascii=False, indent=1).encode()},
             notes=lambda: notes,
         )
@@ -294,7 +318,7 @@ class Survey:
     def _squares(self, means: Array) -> Array:
         total = np.zeros(len(means))
         for is_test, values, _, _ in self._spooled():
-            difference = np.nan_to_num(values[~is_test].astype(np.float64) - means)
+            difference = np.nan_to_num(values[~is_test] - means)
             total = _added(total, difference**2)
         return total
 
@@ -306,14 +330,14 @@ class Survey:
                 yield is_test, values, coded, target
 
     def _blocks(
-        self, split: Split, means: Array, orders: Sequence[Sequence[int]], codes: Sequence[str], classes: Array | None
+        self, split: Split, shifted: tuple[Array, Array], orders: Sequence[Sequence[int]], codes: Sequence[str], classes: Array | None
     ) -> Iterator[Mapping[str, Column]]:
-        places = [_places(order) for order in orders]
+        places, (means, shifts) = [_places(order) for order in orders], shifted
         for is_test, values, coded, target in self._spooled():
             mask = is_test if split == "test" else ~is_test
             if not mask.any():
                 continue
-            numbers = np.where(np.isnan(values[mask]), means.astype(np.float32), values[mask])
+            numbers = (np.where(np.isnan(values[mask]), means, values[mask]) - shifts).astype(np.float32)
             ranks = [place[column + 1] for place, column in zip(places, coded[mask].T, strict=True)]
             block = {name: Column(rank) for name, rank in zip(codes, ranks, strict=False)}
             hot = [] if codes else [_one_hot(rank, len(order)) for rank, order in zip(ranks, orders, strict=True)]
