@@ -37,6 +37,55 @@ def problem(folder, arguments="", **arrays):
     return str(error.value)
 
 
+def npz_of_header(folder, header):
+    path = folder / "made.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in ("x", "y"):
+            text = header.encode().ljust(118) + b"\n"
+            archive.writestr(f"{name}.npy", b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text)
+    return path
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (-4, -2)}",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (17592186044416, 0)}",
+        "{'descr': (), 'fortran_order': False, 'shape': (4,)}",
+        "{'descr': ('<f4',), 'fortran_order': False, 'shape': (4,)}",
+        "(" * 100,
+        "-" * 9000,
+        "  {}",
+    ],
+)
+def test_headers_that_lie_are_refused(tmp_path, header):
+    with pytest.raises(UsageError, match=r"made\.npz': (this is no \.npz file|the examples of the array)"):
+        open_dataset(f"npz:{npz_of_header(tmp_path, header)}")
+
+
+def test_texts_of_no_characters_are_refused(tmp_path):
+    texts = np.frombuffer(b"\xff" * 200, "<U1")
+    assert "characters that do not exist" in problem(tmp_path, x=X, y=texts)
+
+
+def test_differences_below_float32_are_refused(tmp_path):
+    assert "Subtract their mean" in problem(tmp_path, x=1e10 + X.astype(np.float64), y=Y)
+    assert opened(tmp_path, x=1e3 + X.astype(np.float64), y=Y).info.sizes
+
+
+def test_grey_images_of_16_bits_have_one_channel(tmp_path):
+    x = (np.arange(50 * 6 * 4).reshape(50, 6, 4) * 37 % 60_000).astype(np.uint16)
+    features = opened(tmp_path, x=x, y=Y).info.features
+    assert (len(set(features.mean["x"])), len(set(features.std["x"]))) == (1, 1)
+
+
+def test_images_with_alpha_have_four_channels(tmp_path, capfd):
+    draw = np.random.default_rng(0)
+    assert opened(tmp_path, x=draw.integers(0, 255, (50, 6, 5, 4), np.uint8), y=Y, arguments="?task=classes").info.input_shape == (4, 6, 5)
+    opened(tmp_path, x=draw.integers(0, 255, (50, 6, 5, 7), np.uint8), y=Y, arguments="?task=classes")
+    assert "layout=channels-last or channels-first makes images" in capfd.readouterr().err
+
+
 def test_numbers_are_standardised_by_the_training_rows(tmp_path):
     data = opened(tmp_path, x=X, y=Y, x_test=X[:9], y_test=Y[:9])
     assert data.info.sizes == {"train": 50, "test": 9}

@@ -1,6 +1,7 @@
 """``jsonl:PATH`` and ``hf-dataset:FOLDER``: texts with classes become tokens and labels."""
 
 import json
+import os
 import subprocess
 import sys
 from contextlib import suppress
@@ -125,6 +126,10 @@ rows = {"text": [f"text {i}" for i in range(40)], "label": [i % 2 for i in range
 train = Dataset.from_dict(rows, features=features)
 DatasetDict({"train": train, "test": train.select(range(8))}).save_to_disk(sys.argv[1] + "/both", num_shards={"train": 2, "test": 1})
 train.save_to_disk(sys.argv[1] + "/one")
+DatasetDict({"train": train, "validation": train.select(range(9))}).save_to_disk(sys.argv[1] + "/validated")
+order = Features({"text": Value("string"), "label": ClassLabel(names=["zebra", "ant", "bee"])})
+Dataset.from_dict(rows, features=order).save_to_disk(sys.argv[1] + "/order")
+Dataset.from_dict({**rows, "label": [-1, *rows["label"][1:]]}, features=order).save_to_disk(sys.argv[1] + "/unlabelled")
 from datasets import Image
 from PIL import Image as Picture
 pictures = [Picture.new("L", (12, 9), i * 6) for i in range(40)]
@@ -149,6 +154,32 @@ def test_saved_images_are_decoded(tmp_path):
     assert images.shape == (40, 3, 9, 9)
     assert sorted(zip(images[:, 0, 0, 0].tolist(), labels.tolist(), strict=True)) == [(i * 6, i // 20) for i in range(40)]
     assert open_dataset(f"hf-dataset:{tmp_path / 'pictures'}?size=4").info.input_shape == (3, 4, 4)
+
+
+def test_declared_classes_keep_their_numbers(tmp_path):
+    saved(tmp_path)
+    data = open_dataset(f"hf-dataset:{tmp_path / 'order'}")
+    assert data.info.features.class_names == ("zebra", "ant", "bee")
+    assert {label for split in ("train", "test") for label in data.column(split, "label").values.tolist()} == {0, 1}
+    assert open_dataset(f"hf-dataset:{tmp_path / 'validated'}").info.sizes == {"train": 40, "test": 9}
+    with pytest.raises(UsageError, match="row 1: 'label' is -1, which is none of its classes"):
+        open_dataset(f"hf-dataset:{tmp_path / 'unlabelled'}")
+
+
+def test_damaged_places_of_texts_are_refused(tmp_path):
+    saved(tmp_path)
+    (file,) = (tmp_path / "one").glob("*.arrow")
+    content = file.read_bytes()
+    places = np.cumsum([0, *(len(f"text {i}") for i in range(40))]).astype("<i4").tobytes()
+    at = content.index(places) + 4 * 20
+    for place in (200_000, 10**9, 5):
+        file.write_bytes(content[:at] + place.to_bytes(4, "little") + content[at + 4 :])
+        with pytest.raises(UsageError, match="no sound Arrow file"):
+            open_dataset(f"hf-dataset:{tmp_path / 'one'}")
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(UsageError, match="is no file"):
+        open_dataset(f"hf-dataset:{tmp_path / 'one'}")
 
 
 def test_saved_datasets_are_read(tmp_path):

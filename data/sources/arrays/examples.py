@@ -24,7 +24,8 @@ from .targets import Target
 
 Array = NDArray[Any]
 SPLITS: tuple[Split, ...] = ("train", "test")
-CHANNELS = (1, 3)
+CHANNELS = (1, 3, 4)
+MAX_LOST = 1e-3  # of a standard deviation, by rounding to float32
 _INTEGERS = {"bool": "uint8", "uint8": "uint8", "int8": "int32", "int16": "int32", "uint16": "int32", "int32": "int32"}
 
 
@@ -76,6 +77,10 @@ class Examples:
                 raise self._wrong(f"{name!r} has arrays for {' and '.join(sorted(arrays))}, and another one for {joined(self._splits)}.")
             if not name.isidentifier():
                 raise self._wrong(f"an array is called {one_line(name)!r}; names have letters, digits and underscores.")
+            if 0 in self._header_of(name, "train").shape[1:]:
+                raise self._wrong(
+                    f"the examples of the array {name!r} hold nothing; its shape is {list(self._header_of(name, 'train').shape)}."
+                )
             if name in self._inputs and self._header_of(name, "train").dtype.kind in "US":
                 raise self._wrong(f"the array {name!r} holds texts, which are no inputs.")
         for split in self._splits:
@@ -179,6 +184,10 @@ class Examples:
         notes = list(self._target.notes())
         for name in self._inputs:
             header = self._header[name]
+            if header.dtype == np.uint8 and len(header.shape) == 4 and self._image_order(header) is None:
+                notes.append(
+                    f"{name} is taken for numbers, as no axis has 1, 3 or 4 channels; layout=channels-last or channels-first makes images"
+                )
             spec = ColumnSpec(name, _stored(header), header.shape[1:])
             columns.append(spec)
             if spec.dtype != "float32" or self._values["standardise"] == "no":
@@ -205,19 +214,28 @@ class Examples:
         """
         shape = header.shape[1:]
         axis = 0 if len(shape) == 3 and self._image_order(header) == (0, 1, 2) else len(shape) - 1
-        kept = shape if len(shape) < 2 else (shape[axis],)
-        count, mean, squares = 0, np.zeros(kept), np.zeros(kept)
+        is_grey = header.dtype == np.uint16 and len(shape) == 2  # an image's only channel
+        kept = shape if len(shape) < 2 else (1,) if is_grey else (shape[axis],)
+        count, mean, squares, lost = 0, np.zeros(kept), np.zeros(kept), np.zeros(kept)
         for first, (block,) in self._rows(self._source_of("train"), [name]):
-            rows = self._chosen("train", first, self._numbers(name, first, block)).astype(np.float64)
-            flat = rows if len(shape) < 2 else np.moveaxis(rows, axis + 1, -1).reshape(-1, *kept)
+            exact, rows = (
+                part if len(shape) < 2 else np.moveaxis(part, axis + 1, -1).reshape(-1, *kept)
+                for part in (self._chosen("train", first, values) for values in (block, self._numbers(name, first, block)))
+            )
+            flat = rows.astype(np.float64)
             if not len(flat):
                 continue
+            lost += ((exact - flat) ** 2).sum(0)
             center = flat.mean(0)
             squares += ((flat - center) ** 2).sum(0) + (center - mean) ** 2 * (count * len(flat) / (count + len(flat)))
             mean += (center - mean) * (len(flat) / (count + len(flat)))
             count += len(flat)
+        if (lost > MAX_LOST**2 * (squares + lost)).any():
+            raise self._wrong(f"numbers of {name!r} differ by less than float32 can hold, which has 7 digits. Subtract their mean before.")
         deviation = np.where(squares > 0, np.sqrt(squares / count), 1.0)
-        if len(shape) >= 2:
+        if is_grey:
+            mean, deviation = np.broadcast_to(mean, shape), np.broadcast_to(deviation, shape)
+        elif len(shape) >= 2:
             spread = [size if place == axis else 1 for place, size in enumerate(shape)]
             mean, deviation = (np.broadcast_to(values.reshape(spread), shape) for values in (mean, deviation))
         return tuple(mean.ravel().tolist()), tuple(deviation.ravel().tolist())

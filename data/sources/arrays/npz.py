@@ -24,6 +24,7 @@ Array = NDArray[Any]
 MAX_ARRAYS = 1000
 BLOCK_BYTES = 16 << 20
 MAX_TRANSPOSED_BYTES = 1 << 30  # an array in Fortran's order is read as a whole
+MAX_CHARACTER = 0x10FFFF
 _READABLE = "biufUS"  # kinds of numpy's types
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 _BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError, OverflowError)
@@ -96,6 +97,8 @@ class NpzFile:
             for first in range(0, rows, most):
                 count = min(most, rows - first)
                 content = _exactly(file, count * row_bytes)
+                if header.dtype.kind == "U" and (np.frombuffer(content, header.dtype.str[0] + "u4") > MAX_CHARACTER).any():
+                    raise ValueError("its texts have characters that do not exist")
                 yield np.frombuffer(content, header.dtype).reshape(count, *header.shape[1:])
 
     def whole(self, name: str) -> Array:
@@ -112,7 +115,12 @@ def _read_header(file: IO[bytes]) -> Header:
     version = np.lib.format.read_magic(file)
     if version not in _HEADERS:
         raise ValueError(f"version {version} of the format is not known")
-    shape, transposed, dtype = _HEADERS[version](file)
+    try:
+        shape, transposed, dtype = _HEADERS[version](file)
+    except Exception as error:
+        raise ValueError(f"a header cannot be read: {type(error).__name__}") from error
+    if any(size < 0 for size in shape):
+        raise ValueError(f"an array has the shape {list(shape)}")
     return Header(shape, dtype, transposed and len(shape) > 1)
 
 

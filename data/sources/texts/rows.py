@@ -86,7 +86,10 @@ class ArrowTexts:
         names = [str(entry.get("filename")) for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
         if not names or not all(Path(name).name == name for name in names):
             raise wrong(self.path, "its state.json lists no files of data.")
-        return [self.path / name for name in names]
+        files = [self.path / name for name in names]
+        if missing := [file.name for file in files if not file.is_file()]:
+            raise wrong(self.path, f"{missing[0]!r} is no file.")
+        return files
 
     def _document(self, name: str) -> dict[str, Any]:
         try:
@@ -104,16 +107,19 @@ class ArrowTexts:
 
     def _rows(self, content_column: str) -> Iterator[tuple[int, dict[str, Any]]]:
         arrow: Any = importlib.import_module("pyarrow")
-        names = self._class_names()
+        names = self.class_names()
         number = 0
         for file in self.files():
             try:
                 with arrow.memory_map(str(file)) as content:
                     for batch in arrow.ipc.open_stream(content):
+                        batch.validate(full=True)  # lengths and places of texts, which are memory otherwise
                         for row in self._columns(file, batch, content_column):
                             number += 1
                             label = row.get(self.label)
-                            if names and isinstance(label, int) and 0 <= label < len(names):
+                            if names and isinstance(label, int):
+                                if not 0 <= label < len(names):
+                                    raise wrong(self.path, f"{self.label!r} is {label}, which is none of its classes.", f"row {number:,}")
                                 row[self.label] = names[label]
                             yield number, row
             except (arrow.ArrowException, OSError) as error:
@@ -131,7 +137,8 @@ class ArrowTexts:
         features = self._document("dataset_info.json").get("features")
         return features if isinstance(features, dict) else {}
 
-    def _class_names(self) -> list[str]:
+    def class_names(self) -> list[str]:
+        """Return the declared classes of the label, in their order, if it has such."""
         feature = self._features().get(self.label)
         names = feature.get("names") if isinstance(feature, dict) else None
         return [str(name) for name in names] if isinstance(names, list) else []
@@ -144,6 +151,8 @@ def checked_row(path: Path, place: str, row: Mapping[str, Any], text: str, label
             raise wrong(path, f"there is no {name!r}, but {', '.join(map(repr, list(row)[:10])) or 'nothing'}.", place)
     if not isinstance(row[text], str) or not row[text].strip():
         raise wrong(path, f"{text!r} is no text.", place)
+    if len(row[text]) > MAX_LINE_BYTES:
+        raise wrong(path, f"{text!r} has {len(row[text]):,} characters, and at most {MAX_LINE_BYTES:,} are read.", place)
     return row[text], _label(path, place, row, label)
 
 

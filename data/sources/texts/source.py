@@ -100,9 +100,9 @@ class TextSource:
         if isinstance(train, ArrowTexts) and (image := train.image) is not None:
             images = _Split({split: partial(part.images, image) for split, part in splits.items() if isinstance(part, ArrowTexts)}, share)
             size = None if values["size"] == "auto" else int(values["size"])
-            return prepared_images(train.path, images.rows, size, _class_names(train.path, values["label"], images, "image"))
-        texts, path = _Split({split: part.rows for split, part in splits.items()}, share), train.path
-        names = _class_names(path, values["label"], texts, "text")
+            return prepared_images(train.path, images.rows, size, _class_names(train, values["label"], images, "image"))
+        texts = _Split({split: part.rows for split, part in splits.items()}, share)
+        names = _class_names(train, values["label"], texts, "text")
         numbers = {name: number for number, name in enumerate(names)}
         tokenizer = TOKENIZERS[values["tokenizer"]]((text for text, _ in texts.rows("train")), int(values["vocabulary"]))
         encoder = _Encoder(texts, tokenizer, int(values["longest"]), numbers)
@@ -138,11 +138,15 @@ class _Split(Generic[Content]):
                 yield content, label
 
 
-def _class_names(path: Path, target: str, rows: _Split[Any], what: str) -> list[str]:
+def _class_names(train: Texts, target: str, rows: _Split[Any], what: str) -> list[str]:
+    """Return the classes: those that a dataset declares, else those of the rows, in order."""
+    path = train.path
     seen: dict[Split, set[str]] = {split: {label for _, label in rows.rows(split)} for split in _SPLITS}
     for split, labels in seen.items():
         if not labels:
             raise wrong(path, f"no {what} is for the {split} split.")
+    if isinstance(train, ArrowTexts) and (declared := train.class_names()):
+        return declared
     whole = all(label.isascii() and label.lstrip("-").isdecimal() for labels in seen.values() for label in labels)
     order, names = classes_of(path, target, seen, str, sorted_by_text=True)
     return sorted(order.tolist(), key=int) if whole else names
@@ -175,9 +179,11 @@ def _json_lines(path: Path, values: Mapping[str, str]) -> Mapping[Split, Texts]:
 
 
 def _saved_dataset(path: Path, values: Mapping[str, str]) -> Mapping[Split, Texts]:
-    """Return the splits train and test of a saved DatasetDict, or a Dataset alone."""
+    """Return the splits train and test (or validation) of a saved DatasetDict, or a Dataset alone."""
     is_split = (path / "dataset_dict.json").is_file()
     folders: dict[Split, Path] = {split: path / split for split in _SPLITS} if is_split else {"train": path}
+    if is_split and not folders["test"].is_dir() and not values["test"]:
+        folders["test"] = path / "validation"
     if values["test"]:
         folders["test"] = Path(values["test"])
     if not folders["train"].is_dir():
