@@ -73,12 +73,15 @@ def build_store(root: Path, key: str, name: str, source: DatasetSource, data_dir
 
 def _make(root: Path, key: str, name: str, source: DatasetSource, data_dir: Path | None) -> None:
     work = root / f".{key}.work"
+    resumes = getattr(source, "resumes", True)
+    if not resumes and work.exists():  # of an attempt that was killed
+        shutil.rmtree(work)
     begins = not work.exists()
     originals = None if data_dir is None else originals_fingerprint(source, data_dir)
     try:
         loaded = _load(source, work, data_dir)
     except BaseException as error:
-        _settle(work, name, error, begins=begins)
+        _settle(work, name, error, begins=begins, resumes=resumes)
         raise
     draft = Path(tempfile.mkdtemp(prefix=f".{key}.draft-", dir=root))
     try:
@@ -95,7 +98,7 @@ def _make(root: Path, key: str, name: str, source: DatasetSource, data_dir: Path
             shutil.rmtree(work)
     except BaseException as error:
         shutil.rmtree(draft)
-        _settle(work, name, error, begins=begins)
+        _settle(work, name, error, begins=begins, resumes=resumes)
         raise
 
 
@@ -110,12 +113,15 @@ def _load(source: DatasetSource, work: Path, data_dir: Path | None) -> Prepared:
     return loaded
 
 
-def _settle(work: Path, name: str, error: BaseException, *, begins: bool) -> None:
+def _settle(work: Path, name: str, error: BaseException, *, begins: bool, resumes: bool) -> None:
     """Remove the parts of a refused preparation that began them.
 
-    After other errors they are kept.
+    After other errors they are kept, if the source resumes.
     """
     if not work.exists():
+        return
+    if not resumes:
+        shutil.rmtree(work)
         return
     if isinstance(error, UsageError | BrokenSourceError) and not isinstance(error, FailedSourceError):
         if begins:

@@ -41,6 +41,7 @@ class DatasetSource:
     values: dict[str, str] = field(default_factory=dict)
 
     version = 1
+    resumes = False
     description = f"your Datasets of (x, y): {_FORM}"
 
     @property

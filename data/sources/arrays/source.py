@@ -42,6 +42,7 @@ class NpzSource:
     values: dict[str, str] = field(default_factory=dict)
 
     version = 1
+    resumes = False
     description = "arrays of numpy: npz:PATH?target=y, with x and y, and x_test and y_test for the test"
 
     @property

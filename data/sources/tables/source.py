@@ -52,6 +52,7 @@ class TableSource:
     values: dict[str, str] = field(default_factory=dict)
 
     version = 2
+    resumes = False
 
     @property
     def _defaults(self) -> dict[str, str]:
