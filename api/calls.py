@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from .given_data import data_name
 from .given_models import model_name
 from .results import Result
 
+HANDLED_AFTER_SECONDS = 1.0  # a new interpreter handles an interrupt in order once it has begun with the command
 Report = Callable[[str], None]
 _ERROR = "error: "
 _EXCEPTIONS: Mapping[int, type[TrainerError]] = {UsageError.exit_code: UsageError, RunFailedError.exit_code: RunFailedError}
@@ -104,13 +106,16 @@ def _call(command: str, arguments: Sequence[str], progress: bool | Report) -> An
         process_group=0,  # Ctrl-C reaches it through this process alone
     ) as child:
         output: list[str] = []
+        began = time.monotonic()
         reader = threading.Thread(target=lambda: output.append(child.stdout.read() if child.stdout else ""), name="output")
         reader.start()
         try:
             problem = _forward_lines(child, report)
         except BaseException:
+            time.sleep(max(0.0, began + HANDLED_AFTER_SECONDS - time.monotonic()))
             child.send_signal(signal.SIGINT)
-            _forward_lines(child, report)
+            for line in _forward_lines(child, report):
+                report(line)
             raise
         finally:
             child.wait()

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..core.console import note
 from ..core.errors import UsageError
-from ..data.sources.arrays.pairs import DRAWN_ONCE, is_dataset, write_pairs
+from ..data.sources.arrays.pairs import DRAWN_ONCE, as_array, is_dataset, write_pairs
 from ..data.store.location import cache_root
 
 GIVEN = ".given"  # folder of the data cache
@@ -29,18 +29,24 @@ def data_name(data: Any, target: str | None) -> str:
         if target is not None:
             raise UsageError(f"target: is for a DataFrame; write it into the name: {data}?target={target}")
         return data
-    if hasattr(data, "columns") and hasattr(data, "iloc"):
+    if hasattr(data, "columns") and _is_frame(data):
         if target is None:
             raise UsageError("data: which column of the DataFrame is to be predicted? Give target=NAME.")
+        if not isinstance(target, str) or not all(isinstance(name, str) for name in data.columns):
+            raise UsageError("data: columns of a DataFrame need names of text: frame.columns = [str(name) for name in frame.columns]")
         return table(data, target=target)
     if target is not None:
         raise UsageError("target: is for a DataFrame; of arrays the second is the target")
-    if isinstance(data, tuple | list) and len(data) in (2, 4) and not any(is_dataset(part) for part in data):
+    if isinstance(data, tuple | list) and len(data) in (2, 4) and not any(is_dataset(part) and not _is_frame(part) for part in data):
         return _arrays(data)
     parts = data if isinstance(data, tuple | list) else (data,)
     if 1 <= len(parts) <= 2 and all(is_dataset(part) for part in parts):
         return _datasets(parts)
     raise UsageError("data: give a name, arrays (x, y) or (x, y, x_test, y_test), a DataFrame with target=, or one or two Datasets")
+
+
+def _is_frame(part: Any) -> bool:
+    return hasattr(part, "to_numpy") and hasattr(part, "iloc")
 
 
 def table(frame: Any, *, target: str, test: Any = None, **choices: str) -> str:
@@ -51,7 +57,7 @@ def table(frame: Any, *, target: str, test: Any = None, **choices: str) -> str:
     """
     if target not in list(frame.columns):
         raise UsageError.of("target", target, ", ".join(map(str, frame.columns)), [str(name) for name in frame.columns])
-    arguments = {"target": target, **choices}
+    arguments = {"target": target, **{key.replace("_", "-"): value for key, value in choices.items()}}
     if test is not None:
         arguments["test"] = str(_written_frame(test))
     for key, value in arguments.items():
@@ -73,9 +79,11 @@ def _written_frame(frame: Any) -> Path:
 
 
 def _arrays(data: Sequence[Any]) -> str:
-    arrays = [np.asarray(part.detach().cpu() if hasattr(part, "detach") else part) for part in data]
-    for name, array in zip(_NAMES, arrays, strict=False):
-        if array.dtype == object:
+    arrays = [as_array(part) for part in data]
+    for place, (name, array) in enumerate(zip(_NAMES, arrays, strict=False)):
+        if array.dtype == object and all(isinstance(value, str) for value in array.flat):
+            arrays[place] = array.astype(str)
+        elif array.dtype == object:
             raise UsageError(f"data: {name} is an array of objects; give numbers, or text as the target")
     named: dict[str, Any] = dict(zip(_NAMES, arrays, strict=False))
     return f"npz:{_kept('npz', lambda path: np.savez(path, **named))}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import hashlib
 import importlib
 import inspect
@@ -9,6 +10,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from types import CodeType, ModuleType
 from typing import Any
 
 from ..core.drafts import replacing
@@ -23,7 +25,7 @@ _CODE = f'''"""A class or function of a notebook, as cloudpickle wrote it; readi
 from pathlib import Path
 
 import cloudpickle
-
+{{imports}}
 {{name}} = cloudpickle.loads(Path(__file__).with_name("{_PICKLE}").read_bytes())
 '''
 
@@ -48,18 +50,55 @@ def model_name(model: Any) -> str:
     return f"{model.__module__}:{name}" if path is None or "." in model.__module__ else f"{os.path.abspath(path)}:{name}"
 
 
+def _modules_beside() -> list[ModuleType]:
+    """Return the modules of the working directory, which no other process finds."""
+    folder, packages = os.getcwd() + os.sep, (sys.prefix + os.sep, str(Path(__file__).parents[1]) + os.sep)
+    known = [(module, getattr(module, "__file__", None)) for name, module in list(sys.modules.items()) if name != "__main__"]
+    return [
+        module
+        for module, path in known
+        if isinstance(module, ModuleType) and isinstance(path, str) and path.startswith(folder) and not path.startswith(packages)
+    ]
+
+
+def _is_of_keras(model: Any) -> bool:
+    """Return whether a class or function uses Keras, and nothing of torch."""
+    used = {kind.__module__.partition(".")[0] for kind in model.__mro__} if inspect.isclass(model) else _packages(model)
+    return bool(used & {"keras", "tensorflow"}) and not used & {"torch", "torchvision"}
+
+
+def _packages(function: Any) -> set[str]:
+    """Return the packages that a function's code imports, or finds in its globals and closure."""
+    codes, names = [function.__code__], set[str]()
+    while codes:
+        code = codes.pop()
+        names |= {step.argval.partition(".")[0] for step in dis.get_instructions(code) if step.opname == "IMPORT_NAME"}
+        held = [function.__globals__.get(name) for name in code.co_names]
+        owners = [getattr(value, "__module__", None) or getattr(value, "__name__", "") for value in held if value is not None]
+        names |= {str(owner).partition(".")[0] for owner in owners}
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return names
+
+
 def _pickled(model: Any, name: str) -> str:
     try:
         import cloudpickle
     except ImportError as error:
         raise MissingPackageError("model: a class of a notebook needs cloudpickle; pip install cloudpickle") from error
+    beside = _modules_beside()
     try:
+        for module in beside:
+            cloudpickle.register_pickle_by_value(module)
         content = cloudpickle.dumps(model)
     except Exception as error:  # whatever an object's own code raises
         raise UsageError(f"model: {name} cannot be pickled: {error}") from error
+    finally:
+        for module in beside:
+            cloudpickle.unregister_pickle_by_value(module)
+    imports = "import keras\n" if _is_of_keras(model) else ""
     folder = Path(cache_root(), MODELS, f"{name}-{hashlib.sha256(content).hexdigest()[:16]}")
     folder.mkdir(parents=True, exist_ok=True)
-    for file, data in ((_PICKLE, content), (_FILE, _CODE.format(name=name).encode())):
+    for file, data in ((_PICKLE, content), (_FILE, _CODE.format(name=name, imports=imports).encode())):
         with replacing(folder / file) as draft:
             Path(draft).write_bytes(data)
     return f"{folder / _FILE}:{name}"

@@ -250,8 +250,8 @@ class LoadsInParts(Protocol):
         """Like `load`, with a folder for finished parts.
 
         `work` is the same folder for later attempts at the same store of the same originals; originals that the source fetches may have
-        changed. With an attribute ``resumes = False`` it is only for temporary files. It is removed when the store is complete, and when the first attempt ends with UsageError; other errors, such as
-        TrainerError for a network failure, keep it.
+        changed. It is removed when the store is complete, and when the first attempt ends with UsageError; other errors, such as
+        TrainerError for a network failure, keep it. With an attribute ``resumes = False`` it holds temporary files alone.
         """
 
 

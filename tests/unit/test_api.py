@@ -1,6 +1,7 @@
 """``import crosstrain as ct``: what is passed to the command line, and what is read back."""
 
 import inspect
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -71,6 +72,15 @@ def test_datasets_become_arrays():
     assert sum(open_dataset(data_name(Pairs(X, Y), None)).info.sizes.values()) == 50
 
 
+class Failing(Pairs):
+    """A Dataset whose code fails."""
+
+    def __getitem__(self, place):
+        if place == 7:
+            raise KeyError("seven")
+        return super().__getitem__(place)
+
+
 def test_random_examples_of_a_dataset_are_noted(capsys):
     class Drawn(Pairs):
         def __getitem__(self, place):
@@ -89,6 +99,11 @@ def test_frames_become_tables():
     missing = frame.assign(age=frame["age"].where(frame["age"] > 8))
     assert sum(open_dataset(ct.table(missing, target="y", missing="drop")).info.sizes.values()) == 47
     assert open_dataset(ct.table(frame, target="y", test=frame[:9])).info.sizes == {"train": 50, "test": 9}
+    named = frame["y"].map(["a", "b", "c"].__getitem__)
+    assert open_dataset(data_name((frame[["age"]], named), None)).info.features.class_names == ("a", "b", "c")
+    assert json.loads(open_dataset(ct.table(frame, target="y", leave_out="city")).attachment("table.json"))["categories"] == {}
+    with pytest.raises(ct.UsageError, match="names of text"):
+        data_name(pandas.DataFrame(X), 2)
 
 
 @pytest.mark.parametrize(
@@ -102,6 +117,7 @@ def test_frames_become_tables():
         ("csv:a.csv", "y", "csv:a.csv?target=y"),
         ([Pairs(X, Y), Pairs([X, X[0]], Y[:2])], None, "has the shape"),
         ((X, Y[:9]), None, "number of examples"),
+        (Failing(X, Y), None, "example 7 of the Dataset cannot be read: KeyError: 'seven'"),
     ],
 )
 def test_other_data_is_refused_in_one_sentence(data, target, text):
@@ -178,6 +194,28 @@ def test_runs_sweeps_and_comparisons(tmp_path):
     assert len(compared.to_json()["runs"]) == 2
     assert result.name in result._repr_html_()
     assert compared.plot("loss")._repr_png_().startswith(b"\x89PNG")
+
+
+NOTEBOOK = """
+import helper, torch, crosstrain as ct
+x = torch.randn(60, 4).requires_grad_()
+data = torch.utils.data.TensorDataset(x, (x.detach()[:, 0] > 0).long())
+def of_helper():
+    return helper.layer(4, 2)
+def of_keras():
+    import keras
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+for model, backend in ((of_helper, "torch"), (of_keras, "tf")):
+    print(ct.run(model=model, data=data, backend=backend, steps=4, progress=False).summary["steps"])
+"""
+
+
+@pytest.mark.thorough
+def test_functions_of_a_notebook_use_keras_or_modules_beside_it(tmp_path):
+    (tmp_path / "helper.py").write_text("import torch\n\ndef layer(*sizes):\n    return torch.nn.Linear(*sizes)\n")
+    (tmp_path / "cells.py").write_text(NOTEBOOK)
+    done = subprocess.run([sys.executable, "cells.py"], capture_output=True, text=True, cwd=tmp_path, timeout=200)
+    assert done.stdout == "4\n4\n", done.stderr
 
 
 @pytest.mark.thorough

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ....core.errors import raised
 from ..disk import require_disk
 
 COPIES = 2  # the files, and what is prepared from them
@@ -29,29 +30,39 @@ def write_pairs(name: str, dataset: Any, paths: Sequence[Path]) -> bool:
     count = len(dataset)
     if not count:
         raise ValueError(f"{name} is empty")
-    first = _pair(name, 0, dataset[0])
+    first = _pair(name, 0, dataset)
     require_disk(Path(name.strip("'")), paths[0].parent, COPIES * count * sum(part.nbytes for part in first))
     files = [
         np.lib.format.open_memmap(path, mode="w+", dtype=part.dtype, shape=(count, *part.shape))
         for path, part in zip(paths, first, strict=True)
     ]
     for number in range(count):
-        for file, part, wanted in zip(files, _pair(name, number, dataset[number]), first, strict=True):
+        for file, part, wanted in zip(files, _pair(name, number, dataset), first, strict=True):
             if part.shape != wanted.shape:
                 raise ValueError(f"example {number:,} of {name} has the shape {list(part.shape)}, and the first one {list(wanted.shape)}")
             if not np.can_cast(part.dtype, wanted.dtype):
                 raise ValueError(f"example {number:,} of {name} is of {part.dtype}, and the first one of {wanted.dtype}")
             file[number] = part
-    again = _pair(name, 0, dataset[0])
+    again = _pair(name, 0, dataset)
     for file in files:
         file.flush()
     return any(not np.array_equal(part, before) for part, before in zip(again, first, strict=True))
 
 
-def _pair(name: str, number: int, example: Any) -> list[NDArray[Any]]:
+def as_array(part: Any) -> NDArray[Any]:
+    """Return an array, number or tensor as an array."""
+    array: NDArray[Any] = np.asarray(part.detach().cpu() if hasattr(part, "detach") else part)
+    return array
+
+
+def _pair(name: str, number: int, dataset: Any) -> list[NDArray[Any]]:
+    try:
+        example = dataset[number]
+    except Exception as error:  # whatever a user's code raises
+        raise ValueError(f"example {number:,} of {name} cannot be read: {raised(error)}") from error
     if not isinstance(example, tuple | list) or len(example) != 2:
         raise ValueError(f"example {number:,} of {name} is no pair (x, y)")
-    arrays = [np.asarray(part) for part in example]
+    arrays = [as_array(part) for part in example]
     if any(array.dtype.kind not in "biuf" for array in arrays):
         raise ValueError(f"example {number:,} of {name} is of {' and '.join(str(array.dtype) for array in arrays)}, not of numbers")
     return arrays
