@@ -105,7 +105,7 @@ class Result:
         """
         checkpoints = list_checkpoints(self.path)
         if not checkpoints:
-            raise UsageError(f"checkpoint: {self.name!r} has none; train with save_final=True")
+            raise UsageError(f"checkpoint: {self.name!r} has none: save_final=True writes one at the end, checkpoint_every before it")
         arrays = read_checkpoint(checkpoints[0]).arrays
         return {name.removeprefix(_PARAMETER): array for name, array in arrays.items() if name.startswith(_PARAMETER)}
 
@@ -121,8 +121,20 @@ class Result:
 
     def _repr_html_(self) -> str:
         evaluation = self.summary.get("eval") or {}
-        figures = ", ".join(f"{name} {value:.4g}" for name, value in evaluation.items() if isinstance(value, int | float))
-        return f"<p><b>{html.escape(self.name)}</b>: {html.escape(figures)}</p><pre>{html.escape(str(self))}</pre>"
+        shown = {
+            name: f"{value:.4g}" if isinstance(value, float) else f"{value:,}" for name, value in evaluation.items() if _is_number(value)
+        }
+        figures = ", ".join(f"{name} {text}" for name, text in shown.items())
+        return f"<p><b>{html.escape(self.name)}</b>: {html.escape(figures)}</p>{_preformatted(str(self))}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _preformatted(text: str) -> str:
+    """Return lines as HTML whose columns stay aligned, also where a page changes the font."""
+    return f'<pre style="font-family: monospace; white-space: pre; overflow-x: auto">{html.escape(text)}</pre>'
 
 
 class Compared:
@@ -156,7 +168,10 @@ class Compared:
         return self.conclusion + self.tables
 
     def _repr_html_(self) -> str:
-        return f"<pre><b>{html.escape(self.conclusion)}</b></pre><pre>{html.escape(self.tables)}</pre>"
+        return f"<p><b>{html.escape(self.conclusion)}</b></p>{_preformatted(self.tables)}"
+
+    def __repr__(self) -> str:
+        return f"Compared({', '.join(result.name for result in self.results)})"
 
 
 def load(run: str | os.PathLike[str], out: str | os.PathLike[str] = "runs") -> Result:
