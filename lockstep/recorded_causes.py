@@ -21,6 +21,8 @@ CHANNELS = 16  # most of an image's axis that may be its channels
 SMOOTHING = (0.05, 0.1, 0.2)
 SHARE = 0.3  # of a difference that a setting must make to be its cause
 AT_FIRST = ("beta1", "beta2", "momentum", "amsgrad")  # settings that change nothing of the first update, which is from empty moments
+CLIPPING = ("norm clipped", "norm clipped by tensor", "values clipped")
+HAT = " (added before the second moment is corrected)"
 Row = tuple[str, str, str]
 Pair = tuple[Recorded, Recorded]
 
@@ -68,9 +70,14 @@ def of_optimizer(first: LayerLine, second: LayerLine, evidence: Evidence) -> lis
             or (row[0] in ("kind", "rule") and not any(decays) and {row[1].lower(), row[2].lower()} == {"adam", "adamw"})
             or (row[0] == "weight decay" and not _explains(_of_decay(decays, evidence), evidence))
             or (row[0] == "epsilon" and not is_epsilon_right)
+            or (row[0] in CLIPPING and evidence.step.factor is None)  # clipping scales a step
         )
         if not is_without and not (row[0] == "rule" and rows[0][0] == "kind"):
             kept.append(row)
+    is_epsilon_known = evidence.gradient is not None and all("beta2" in side.settings for side in (first, second))
+    hats = [bool(side.settings.get("epsilon hat")) for side in (first, second)]
+    if not kept and hats[0] != hats[1] and is_epsilon_known and is_epsilon_right:
+        kept.append(("epsilon", *(f"{side.settings['epsilon']:g}{HAT * hat}" for side, hat in zip((first, second), hats, strict=True))))  # type: ignore[arg-type]
     return kept
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..core.errors import UsageError
-from ..recorder.recording import BIAS_SUM, role
+from ..recorder.recording import BIAS_SUM, EVALUATION, role
 from ..records.store.lockstep_results import Comparison, Finding, LayerRow, ProbeRow, SettingRow, Side
 from .recorded import EXACT, LayerLine, Recorded, Recording, difference, fits, in_another_order, is_near
 from .recorded_causes import Evidence, of_clipping, of_data, of_loss, of_optimizer, of_rate, of_settings
@@ -24,7 +24,7 @@ BETWEEN = 0.01  # of the way that all weights go in updates that are not recorde
 GROWN = 0.01  # relative difference of losses from which on nothing is judged
 GROWTH = 2.0  # times an update by which rounding may grow
 JUMP = 100.0  # by which a faulty layer's result differs more than its input
-VARIANCE = "running variance"
+VARIANCE, PENALTY = "running variance", "penalty of its weights"
 NOT_COMPARED = math.nan
 Parts = dict[str, list[Recorded]]
 
@@ -51,6 +51,7 @@ class _Judge:
         self._expected: set[str] = set()
         self._felt: set[str] = set()  # names of weights with gradients above rounding
         self._explained = 0.0  # relative difference of the steps and gradients of the last update
+        self._largest = 0.0  # of gradients of all updates up to now, while none is left out
         self._pairs_of_types: dict[str, str] = {}  # names of forward tensors
         self._rows: list[LayerRow] = []
         self._findings: list[Finding] = []
@@ -229,6 +230,9 @@ class _Judge:
                 self._left.add(f"layers of {self._sides[side].name} without a counterpart: {_listed(left)}")
         reached, last = inherited, inherited
         for place, (mine, theirs) in enumerate(pairs):
+            if _has_other_examples(mine, theirs):
+                self._left.add("losses and results of layers: the sides' recorded batches have other numbers of examples")
+                continue
             apart = self._measured(mine, theirs)
             limit = max(LEAST, JUMP * reached)
             sound = apart <= limit
@@ -276,12 +280,31 @@ class _Judge:
         if not first.get("loss") or not second.get("loss"):
             return NOT_COMPARED
         mine, theirs = first["loss"][0], second["loss"][0]
+        sizes = [{column.line.shape[0] for column in parts.get("batch", []) if column.line.shape} for parts in (first, second)]
+        if penalised := self._with_penalties():
+            self._left.add(f"losses: that of {penalised} has penalties of its weights")
+            return NOT_COMPARED
+        if all(sizes) and sizes[0] != sizes[1]:
+            self._left.add("losses and results of layers: the sides' recorded batches have other numbers of examples")
+            return NOT_COMPARED
         apart = self._measured(mine, theirs) if mine.line.shape == theirs.line.shape else math.inf
         limit = max(LEAST, JUMP / 10 * reached)
         if apart > limit and not any(finding.part in ("forward", "data", "weights") for finding in self._findings):
             cause = of_loss(first, second, (self._sides[0].name, self._sides[1].name))
-            self._findings.append(Finding(update, "loss", "", "loss", "", apart, limit, cause))
+            unplaced = self._cause_of_mode() or ("" if self._rows else "no layer has a counterpart: it is in the forward pass or the loss")
+            self._findings.append(Finding(update, "forward" if unplaced else "loss", "", "loss", "", apart, limit, unplaced or cause))
         return apart
+
+    def _with_penalties(self) -> str:
+        """Return the side whose layers alone have penalties of their weights."""
+        names = [side.name for side in self._sides if any(PENALTY in layer.settings for layer in side.layers.values())]
+        return names[0] if len(names) == 1 else ""
+
+    def _cause_of_mode(self) -> str:
+        """Return which module was not told to train."""
+        names = [side.name for side in self._sides if EVALUATION in side.layers]
+        words = "computes as in evaluation, without dropout and statistics of the batch; call model.train() before"
+        return f"the module of {names[0]} {words}" if len(names) == 1 else ""
 
     def _gradients(self, first: Parts, second: Parts) -> dict[str, Pair]:
         """Return gradients by the first side's names of weights; note those without a counterpart."""
@@ -331,7 +354,9 @@ class _Judge:
     ) -> Finding:
         """Return where gradients differ, and why."""
         first, second = (side.name for side in self._sides)
-        missing = "; ".join(f"{name} has a gradient on {side} alone" for name, side in alone[:3])
+        gone = [f"{name} has a gradient on {side} alone" for name, side in alone[:3]]
+        penalties = f"penalties of weights are in the gradients of {self._with_penalties()} alone" if self._with_penalties() else ""
+        missing = "; ".join(filter(None, [self._cause_of_mode(), penalties, *gone]))
         if not bad:
             layer = next(mine.line.layer for mine, _ in self._weights if mine.line.name == alone[0][0])
             return Finding(update, "backward", layer, f"gradient of {alone[0][0]}", "", 1.0, 0.0, missing, len(alone) - 1)
@@ -353,7 +378,9 @@ class _Judge:
         judged = self._steps(first, second)
         trained = set(self._gradients(first, second)) if self._felt else {mine.line.name for mine, _ in judged if self._is_trained(mine)}
         begins = update == self._common[0] or self._cause_of_rate(first, second)  # else moments that are not recorded are inherited
-        limit = max(10 * LEAST if begins else INHERITED, JUMP * gradients)
+        self._largest = max(self._largest, gradients)
+        inherited = min(INHERITED, max(10 * LEAST, JUMP * self._largest)) if self._is_recorded_up_to(update) else INHERITED
+        limit = max(10 * LEAST if begins else inherited, JUMP * gradients)
         for part, wanted in (("optimiser", self._felt or trained), ("buffers", {mine.line.name for mine, _ in judged} - trained)):
             felt = wanted if part == "optimiser" else wanted - self._biased(first, second)
             bad = [(mine, step) for mine, step in judged if mine.line.name in felt and step.relative > limit + rounding_of(mine, step.norm)]
@@ -363,6 +390,10 @@ class _Judge:
             cause = self._cause_of_update(part, update, (first, second), mine, step)
             layer = mine.line.layer if part == "buffers" else ""
             self._findings.append(Finding(update, part, layer, mine.line.name, "", step.relative, limit, cause, len(bad) - 1))
+
+    def _is_recorded_up_to(self, update: int) -> bool:
+        """Return whether no update before was left out, so that nothing unknown is inherited."""
+        return self._common[: update + 1] == list(range(update + 1))
 
     def _steps(self, first: Parts, second: Parts) -> list[tuple[Recorded, Fit]]:
         """Return how an update's changes of the weights fit."""
@@ -408,6 +439,12 @@ class _Judge:
             if differing := of_optimizer(a.layers["optimizer"], b.layers["optimizer"], evidence):
                 return "; ".join(f"its {key} is {x} on {a.name} and {y} on {b.name}" for key, x, y in differing[:4])
         return f"its step is {step.factor:.6g} times as large on {b.name}" if step.factor is not None else ""
+
+
+def _has_other_examples(mine: Recorded, theirs: Recorded) -> bool:
+    """Return whether two results are of batches of other sizes, as those of an accumulation are."""
+    first, second = mine.line.shape, theirs.line.shape
+    return len(first) == len(second) > 0 and first[0] != second[0] and math.prod(first[1:]) == math.prod(second[1:])
 
 
 def _has_effect(layer: LayerLine | None) -> bool:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 LINES, VALUES = "recording.jsonl", "values.bin"
 FORMAT = 1
+EVALUATION = "(evaluation)"  # the entry of a module that was not told to train
 BUCKETS = 1024
 MAX_STEPS = 1_000_000
 MAX_ROWS = 4096

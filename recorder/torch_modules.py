@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .recording import Array, Recording, matched
+from .recording import EVALUATION, Array, Recording, matched
 
 _PLAIN = {  # settings by layer: ours, and the module's
     "Dropout": {"rate": "p"}, "LeakyReLU": {"slope": "negative_slope"}, "ELU": {"alpha": "alpha"}, "GELU": {"approximate": "approximate"},
@@ -75,7 +75,7 @@ def watch(recording: Recording, module: Any, optimizer: Any) -> None:
     module.register_forward_pre_hook(layers.begin)
     module.register_forward_hook(layers.end, always_call=True)
     if optimizer is not None:
-        _watch_updates(recording, module, optimizer)
+        _watch_updates(recording, module, optimizer, layers)
 
 
 class _Pass:
@@ -86,6 +86,7 @@ class _Pass:
         self._counts: Counter[str] = Counter()
         self._mode: Any = None
         self._within = 0
+        self.modes: set[bool] = set()  # of the passes with gradients since the last update, whether they train
 
     @property
     def _is_recorded(self) -> bool:
@@ -95,6 +96,8 @@ class _Pass:
         """See functions from now on."""
         self._counts.clear()
         self._within = 0
+        if self._torch.is_grad_enabled():
+            self.modes.add(self._module.training)
         if self._is_recorded:
             overrides, layers = self._torch.overrides, self
 
@@ -114,6 +117,12 @@ class _Pass:
         mode, self._mode = self._mode, None
         if mode is not None:
             mode.__exit__(None, None, None)
+
+    def end_update(self) -> None:
+        """Note a module that was not told to train."""
+        if self.modes == {False}:
+            self._recording.layer(EVALUATION, "mode", {}, "torch")
+        self.modes.clear()
 
     def enter(self, _: Any, __: Any) -> None:
         """Begin a layer, whose functions are its own."""
@@ -145,7 +154,7 @@ class _Pass:
         tensor(self._recording, place, output, name)
 
 
-def _watch_updates(recording: Recording, module: Any, optimizer: Any) -> None:
+def _watch_updates(recording: Recording, module: Any, optimizer: Any, layers: _Pass) -> None:
     names = {parameter: name for name, parameter in module.named_parameters()}
 
     def add_gradient(parameter: Any) -> None:
@@ -154,6 +163,7 @@ def _watch_updates(recording: Recording, module: Any, optimizer: Any) -> None:
 
     def before_step(_: Any, *__: Any) -> None:
         recording.layer("optimizer", type(optimizer).__name__, optimizer_settings(optimizer), "torch")
+        layers.end_update()
         if recording.is_wanted:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:

@@ -45,7 +45,9 @@ def train(folder, *, count=6, steps="0-2,4", rate=lambda _: 0.1, precision="f4",
         writer.add("loss", "loss", np.float32((error**2).mean()))
         if not options.get("stops", False) or writer.update < count - 1:
             add_all(writer, "gradient", {options.get("prefix", "") + name: values.astype("f4") for name, values in gradients.items()})
-            weights = {name: values - np.float32(rate(writer.update)) * gradients.get(name, 0) for name, values in weights.items()}
+            moved = options.get("moved", lambda name, gradient: gradient)
+            steps = {name: np.float32(rate(writer.update)) * moved(name, gradients.get(name, 0)) for name in weights}
+            weights = {name: values - steps[name] for name, values in weights.items()}
             weights = {name: values.astype("f4") for name, values in weights.items()}
             add_all(writer, "after", weights)
             writer.advance()
@@ -212,6 +214,27 @@ def test_epsilon_without_effect_is_no_cause(tmp_path):
     large = {"optimizer": {**KERAS, "epsilon": 1e-1}, "rate": lambda _: 0.11}
     comparison = compared(tmp_path / "large", {"optimizer": hat}, large)
     assert "its epsilon is" in comparison.findings[0].cause
+
+
+@pytest.mark.parametrize("shares", [(0.9, 0.85), (0.0, 0.3)])
+def test_moments_are_judged_while_no_update_is_left_out(tmp_path, shares):
+    def momentum(share):
+        velocity = {}
+
+        def moved(name, gradient):
+            velocity[name] = share * velocity.get(name, 0) + gradient
+            return velocity[name]
+
+        return {"moved": moved}
+
+    (finding,) = compared(tmp_path, *map(momentum, shares)).findings
+    assert (finding.update, finding.part) == (1, "optimiser")
+
+
+def test_other_numbers_of_examples_are_not_compared(tmp_path):
+    comparison = compared(tmp_path, {}, {"forward": lambda values: {"in": values[:8]}})
+    assert comparison.findings == []
+    assert any("other numbers of examples" in line for line in comparison.not_exercised)
 
 
 @pytest.mark.parametrize("labels", [[0, 1, -100, 2], [0, 1, 7, 2]])
