@@ -10,11 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from ...core.console import UnsafeNameError, inside
 from ...core.errors import DiskError, RunFailedError, writing
 from ...core.job import Job
+from ...core.process import process_age_seconds
 from ...engine.progress import Progress
 from ...records.loggers.base import RunLogger, replay
 from ...records.loggers.mllog import MLLogWriter, Sizes
@@ -36,7 +35,7 @@ class RunRecorder:
         self.job = job
         self.writer = RunWriter.create(job) if resumed is None else RunWriter.reopen(resumed)
         self.progress = progress
-        self.began = psutil.Process().create_time()  # of the command
+        self.began = time.time() - process_age_seconds()  # of the command
         self.init_seconds = 0.0
         self.refused: DiskError | None = None  # raised by the record that failed and by every later one
         self.violation: RunFailedError | None = None  # of a node during the shutdown; fails the run

@@ -256,6 +256,24 @@ def test_ctrl_c_during_import_ends_with_130(tmp_path, library):
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")
 
 
+AGES = """
+import time
+from crosstrain.core.process import process_age_seconds
+first, began = process_age_seconds(), time.monotonic()
+time.sleep(0.5)
+second, ended = process_age_seconds(), time.monotonic()
+print(second - first - (ended - began), second)
+"""
+
+
+def test_age_of_a_process_is_exact():
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", AGES], capture_output=True, text=True, check=True)
+    error, age = map(float, done.stdout.split())
+    assert abs(error) < 0.1
+    assert 0.5 <= age <= time.monotonic() - began + 0.02
+
+
 def test_interrupt_in_exec_of_library_ends_with_130(tmp_path):
     (tmp_path / "pydantic.py").write_text("exec('raise KeyboardInterrupt')\n")
     done = subprocess.run([*TRAINER, "run"], env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=20)
