@@ -16,6 +16,7 @@ from typing import Any
 from ..core.drafts import replacing
 from ..core.errors import MissingPackageError, UsageError
 from ..data.store.location import cache_root
+from ..models.imported.importing import framework_of
 
 MODELS = ".models"  # folder of the data cache
 _FILE = "notebook.py"
@@ -61,15 +62,11 @@ def _modules_beside() -> list[ModuleType]:
     ]
 
 
-def _is_of_keras(model: Any) -> bool:
-    """Return whether a class or function uses Keras, and nothing of torch."""
-    used = {kind.__module__.partition(".")[0] for kind in model.__mro__} if inspect.isclass(model) else _packages(model)
-    return bool(used & {"keras", "tensorflow"}) and not used & {"torch", "torchvision"}
-
-
-def _packages(function: Any) -> set[str]:
-    """Return the packages that a function's code imports, or finds in its globals and closure."""
-    codes, names = [function.__code__], set[str]()
+def _packages(model: Any) -> set[str]:
+    """Return the packages of a class's bases, or of a function's imports and globals."""
+    if inspect.isclass(model):
+        return {kind.__module__.partition(".")[0] for kind in model.__mro__}
+    function, codes, names = model, [model.__code__], set[str]()
     while codes:
         code = codes.pop()
         names |= {step.argval.partition(".")[0] for step in dis.get_instructions(code) if step.opname == "IMPORT_NAME"}
@@ -95,7 +92,7 @@ def _pickled(model: Any, name: str) -> str:
     finally:
         for module in beside:
             cloudpickle.unregister_pickle_by_value(module)
-    imports = "import keras\n" if _is_of_keras(model) else ""
+    imports = f"import {framework_of(_packages(model))}\n"  # by which the file's framework is known
     folder = Path(cache_root(), MODELS, f"{name}-{hashlib.sha256(content).hexdigest()[:16]}")
     folder.mkdir(parents=True, exist_ok=True)
     for file, data in ((_PICKLE, content), (_FILE, _CODE.format(name=name, imports=imports).encode())):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ class Importer:
     def __call__(self, text: str, data: DataInfo) -> ImportedSpec:
         """Return the spec of a model ``REFERENCE[?key=value&…]`` for this data. Raises UsageError."""
         reference, arguments = read_reference(text.partition("?")[0]), _arguments(text)
-        named = {"framework": _framework(reference), "reference": reference.text, "arguments": arguments}
+        named = {"framework": framework_of(reference.imports()), "reference": reference.text, "arguments": arguments}
         facts: dict[str, Any] = {**named, "data": data_facts(data), "outputs": outputs(data)}
         folder = _folder(reference, facts)
         description = read_description(folder)
@@ -62,9 +62,8 @@ def _arguments(text: str) -> dict[str, str]:
     return arguments
 
 
-def _framework(reference: Reference) -> str:
-    """Return what a model is written in: "keras" if its sources import that and not torch."""
-    imports = reference.imports()
+def framework_of(imports: Set[str]) -> str:
+    """Return what a model is written in, by what its sources import: Keras if no torch."""
     return "keras" if imports & {"keras", "tensorflow"} and not imports & {"torch", "torchvision"} else "torch"
 
 

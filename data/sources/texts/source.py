@@ -179,7 +179,7 @@ def _json_lines(path: Path, values: Mapping[str, str]) -> Mapping[Split, Texts]:
 
 
 def _saved_dataset(path: Path, values: Mapping[str, str]) -> Mapping[Split, Texts]:
-    """Return the splits train and test (or validation) of a saved DatasetDict, or a Dataset alone."""
+    """Return the splits train and test, or validation, of a DatasetDict, or a Dataset alone."""
     is_split = (path / "dataset_dict.json").is_file()
     folders: dict[Split, Path] = {split: path / split for split in _SPLITS} if is_split else {"train": path}
     if is_split and not folders["test"].is_dir() and not values["test"]:
