@@ -388,7 +388,8 @@ def render_quality(configs: ConfigurationSet, *, speed: bool = True) -> Iterator
         name = one_line(quality.info.label) if quality.info is not None else ""
         interval = quality.interval(quality.best)
         within = "" if interval is None else f"95 % CI {'–'.join(map(_figure(quality.info), interval))}, "
-        rivals = [place for place in sorted(quality.judged) if place != quality.best]
+        best = [place for place in sorted(quality.judged) if quality.mean(place) == quality.mean(quality.best)]
+        rivals = [place for place in sorted(quality.judged) if place not in best]
         kinds = {
             "significantly worse:": [place for place in rivals if place in quality.worse],
             "not significantly worse:": [place for place in rivals if place not in quality.worse | quality.unknown],
@@ -396,7 +397,8 @@ def render_quality(configs: ConfigurationSet, *, speed: bool = True) -> Iterator
         }
         named = {kind: [f"{every[place].label}, {quality.text(place)}" for place in places] for kind, places in kinds.items()}
         rest = "".join(f"; {kind} {some_of(names)}" for kind, names in named.items() if names)
-        yield f"{every[quality.best].label} has the best test {name}, {quality.text(quality.best, within)}{rest}."
+        whose = f"{some_of([every[place].label for place in best])} {'has' if len(best) == 1 else 'have'}"
+        yield f"{whose} the best test {name}, {quality.text(quality.best, within)}{rest}."
     if quality.diverged:
         yield f"Diverged, so not ranked: {some_of([f'{every[place].label} ({why})' for place, why in quality.diverged.items()])}."
     if not quality.learnt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from .parquet import ParquetTable
 from .rows import DELIMITERS, CsvTable, Table
 from .survey import Choices, Survey
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of the disk that is written to
 _DEFAULTS = {
     "target": "",
     "task": "auto",
@@ -104,9 +106,9 @@ class TableSource:
             survey = Survey(tables, self._chosen(), work)
             survey.read()
         except OSError as error:
-            if error.filename is None or Path(error.filename) not in self._files:
+            if error.errno in FULL or (error.filename is not None and Path(error.filename) not in self._files):
                 raise
-            raise UsageError(f"data: {str(error.filename)!r} cannot be read: {error.strerror}.") from error
+            raise UsageError(f"data: {str(error.filename or self.path)!r} cannot be read: {error.strerror}.") from error
         return survey.prepared()
 
     def _chosen(self) -> Choices:
