@@ -15,6 +15,7 @@ from ...core import plugins
 from ...core.bounded_json import UnreadableError, parse_json
 from ...core.errors import TrainerError, UsageError
 from ..base import DatasetSource, ImageFeatures
+from ..columns import ColumnSpec
 from ..features import described_features
 from .location import cache_root, is_locked, key_pattern, locked, put_aside, resolve, stores_of
 from .manifest import MANIFEST, SPLITS, ColumnManifest, Manifest, check_sizes, read_manifest
@@ -112,7 +113,10 @@ def described(dataset: StoredDataset) -> dict[str, Any]:
         if info.features.class_names:
             facts["class_names"] = list(info.features.class_names)
     else:
-        facts |= described_features(info.features)
+        features = described_features(info.features)
+        if not info.features.classes:
+            features = {name: value for name, value in features.items() if name not in ("classes", "class_names")}
+        facts |= {"columns": {column.name: _type_and_shape(column) for column in info.columns}, **features}
         for column in (column for column in info.columns if column.varies):
             for split in SPLITS:
                 lengths = dataset.column(split, column.name).lengths
@@ -132,6 +136,11 @@ def described(dataset: StoredDataset) -> dict[str, Any]:
         counts = {split: np.bincount(dataset.column(split, info.target).values, minlength=info.classes) for split in SPLITS}
         facts["smallest_class_examples"] = {split: int(count.min()) for split, count in counts.items()}
     return {**facts, "left_out": list(dataset.left_out), "notes": list(dataset.notes), "path": str(dataset.path), "digest": dataset.digest}
+
+
+def _type_and_shape(column: ColumnSpec) -> str:
+    sizes = ["any length" if size is None else str(size) for size in column.shape]
+    return f"{column.dtype} [{', '.join(sizes)}]" if sizes else column.dtype
 
 
 def distinct_test_pairs(dataset: StoredDataset) -> int | None:
