@@ -17,9 +17,11 @@ from .recorded_steps import Fit, fit
 
 Array = NDArray[Any]
 FITS = 1e-4
+EQUAL = 1e-6  # relative differences of losses by rounding
 CHANNELS = 16  # most of an image's axis that may be its channels
 SMOOTHING = (0.05, 0.1, 0.2)
 SHARE = 0.3  # of a difference that a setting must make to be its cause
+SHIFTS = (1, -1, 2, -2)  # updates by which a schedule may be moved
 AT_FIRST = ("beta1", "beta2", "momentum", "amsgrad")  # settings that change nothing of the first update, which is from empty moments
 CLIPPING = ("norm clipped", "norm clipped by tensor", "values clipped")
 HAT = " (added before the second moment is corrected)"
@@ -235,10 +237,12 @@ def _formula(side: Mapping[str, Sequence[Recorded]]) -> str:
     is_counted = classes >= 0  # a negative class is ignored, as torch's -100
     if not is_counted.any() or not np.isfinite(classes).all() or classes.max() >= logits.shape[1]:
         return ""
+    errors: dict[str, float] = {}
     for words, value in _losses(logits[is_counted], classes[is_counted].astype(int)):
-        if abs(value - loss) <= FITS * abs(loss):
-            return words
-    return ""
+        errors.setdefault(words, abs(value - loss))
+    best = min(errors.values())
+    near = [words for words, error in errors.items() if error <= 2 * best + EQUAL * abs(loss)]  # of formulas that agree, the usual one
+    return near[0] if best <= FITS * abs(loss) else ""
 
 
 def _losses(logits: Array, labels: Array) -> Iterator[tuple[str, float]]:
@@ -281,8 +285,17 @@ def of_rate(
     if abs(mine - theirs) <= 1e-6 * abs(mine):
         return ""
     words = f"the learning rate is {mine:.6g} on {names[0]} and {theirs:.6g} on {names[1]}"
-    for updates, rate, late in ((first_updates, theirs, 1), (second_updates, mine, 0)):
-        for parts in updates.values():
-            if parts.get("rate") and parts is not (first, second)[1 - late] and abs(parts["rate"][0].line.mean - rate) <= 1e-6 * rate:
-                return f"{words}, that of another update: its schedule is moved"
-    return words
+    rates = [
+        {update: parts["rate"][0].line.mean for update, parts in updates.items() if parts.get("rate")}
+        for updates in (first_updates, second_updates)
+    ]
+    late = next((updates for updates in SHIFTS if _is_moved(rates[0], rates[1], updates)), 0)
+    if not late:
+        return words
+    return f"{words}: its schedule is {abs(late)} update{'s' * (abs(late) > 1)} {'later' if late > 0 else 'earlier'} on {names[1]}"
+
+
+def _is_moved(first: Mapping[int, float], second: Mapping[int, float], late: int) -> bool:
+    """Return whether the second rates, of which there are several, are the first ones moved."""
+    pairs = [(first[update - late], rate) for update, rate in second.items() if update - late in first]
+    return len({rate for _, rate in pairs}) > 1 and all(abs(mine - rate) <= 1e-6 * abs(mine) for mine, rate in pairs)

@@ -428,7 +428,8 @@ class _Judge:
             wanted = [row for row in differing if row[0] == "momentum"] or [row for row in differing if row[0] != "epsilon"]
             return "; ".join(f"its {key} is {x} on {a.name} and {y} on {b.name}" for key, x, y in wanted)
         if rate := self._cause_of_rate(*parts):
-            return rate
+            rules = of_settings(a.layers["optimizer"], b.layers["optimizer"]) if "optimizer" in a.layers and "optimizer" in b.layers else []
+            return "; ".join([rate, *(f"its {key} is {x} on {a.name} and {y} on {b.name}" for key, x, y in rules if key == "kind")])
         if role(mine.line.name).startswith(BIAS_SUM) and step.factor is not None:
             words = "a recurrent layer has one bias on one side, and two that are added on the other"
             return f"{words}: it moves {step.factor:.3g} times as far on {b.name}"

@@ -104,6 +104,7 @@ class Watched:
         self._model = model
         self._images: dict[str, tuple[int, ...]] = {}  # rows, columns and channels of flattened features, by layer
         self._pending: tuple[int, ...] | None = None
+        self._is_permuted = False  # whether images have their axes in an order of the model's own
         self._has_channels = False  # whether sequences are a convolution's, with channels
         self._names: dict[int, str] = {}
         for layer in self._layers():
@@ -130,7 +131,8 @@ class Watched:
         kind = type(layer).__name__
         if kind.startswith(_WITH_CHANNELS) or kind in ("Permute", "Embedding", "Reshape") or recurrent_kind(layer):
             self._has_channels = kind.startswith(_WITH_CHANNELS)
-        if kind == _FLAT and len(shape) > (2 if self._has_channels else 3) and self._channels_last(layer):
+            self._is_permuted = kind == "Permute"
+        if kind == _FLAT and not self._is_permuted and len(shape) > (2 if self._has_channels else 3) and self._channels_last(layer):
             self._pending = tuple(shape[1:])
         if self._pending is not None and (type(layer).__name__ == _FLAT or int(np.prod(shape[1:])) == int(np.prod(self._pending))):
             self._images[self._name(layer)] = self._pending

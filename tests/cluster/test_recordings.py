@@ -180,7 +180,7 @@ CAUSES = {  # of examples/two_scripts: the script that has it, the optimiser, up
     "bn_epsilon": ("keras", "sgd", 0, "forward", "its epsilon is 1e-05 on"),
     "same_padding": ("keras", "sgd", 0, "forward", "its padding is [[1, 1], [1, 1]] on"),
     "adam_epsilon": ("keras", "adam", 0, "optimiser", "and 0.001 on"),
-    "late_schedule": ("keras", "sgd", 2, "optimiser", "that of another update"),
+    "late_schedule": ("keras", "sgd", 2, "optimiser", "schedule is 1 update"),
     "bgr": ("keras", "sgd", 0, "data", "the channels are reversed"),
     "relu6": ("keras", "sgd", 0, "forward", "its kind is relu on"),
 }
