@@ -9,6 +9,7 @@ import inspect
 import os
 import re
 import sys
+import sysconfig
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -53,12 +54,17 @@ def model_name(model: Any) -> str:
 
 def _modules_beside() -> list[ModuleType]:
     """Return the modules of the working directory, which no other process finds."""
-    folder, packages = os.getcwd() + os.sep, (sys.prefix + os.sep, str(Path(__file__).parents[1]) + os.sep)
+    installed = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    folder, packages = os.getcwd() + os.sep, tuple(f"{path}{os.sep}" for path in (sys.prefix, Path(__file__).parents[1], *installed))
     known = [(module, getattr(module, "__file__", None)) for name, module in list(sys.modules.items()) if name != "__main__"]
     return [
         module
         for module, path in known
-        if isinstance(module, ModuleType) and isinstance(path, str) and path.startswith(folder) and not path.startswith(packages)
+        if isinstance(module, ModuleType)
+        and isinstance(path, str)
+        and path.startswith(folder)
+        and not path.startswith(packages)
+        and "-packages" not in path
     ]
 
 

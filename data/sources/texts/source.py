@@ -145,7 +145,7 @@ def _class_names(train: Texts, target: str, rows: _Split[Any], what: str) -> lis
     for split, labels in seen.items():
         if not labels:
             raise wrong(path, f"no {what} is for the {split} split.")
-    if isinstance(train, ArrowTexts) and (declared := train.class_names()):
+    if isinstance(train, ArrowTexts) and len(declared := train.class_names()) > 1:
         return declared
     whole = all(label.isascii() and label.lstrip("-").isdecimal() for labels in seen.values() for label in labels)
     order, names = classes_of(path, target, seen, str, sorted_by_text=True)
