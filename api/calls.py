@@ -9,7 +9,6 @@ import inspect
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,10 +21,10 @@ from ..core.process import command_ending_with_parent, python
 from ..core.settings.sweeps import as_arguments, value_text
 from .given_data import data_name
 from .given_models import model_name
+from .progress import Report, default_report
 from .results import Result
 
 HANDLED_AFTER_SECONDS = 1.0  # a new interpreter handles an interrupt in order once it has begun with the command
-Report = Callable[[str], None]
 _ERROR = "error: "
 _EXCEPTIONS: Mapping[int, type[TrainerError]] = {UsageError.exit_code: UsageError, RunFailedError.exit_code: RunFailedError}
 
@@ -94,7 +93,7 @@ def _arguments(model: Any, data: Any, target: str | None, config: Any, settings:
 
 def _call(command: str, arguments: Sequence[str], progress: bool | Report) -> Any:
     """Run a command of ``trainer`` and return its JSON document."""
-    report = progress if callable(progress) else _to_standard_error
+    report = progress if callable(progress) else default_report()
     quiet = ["--quiet"] if progress is False else []
     with subprocess.Popen(
         command_ending_with_parent(python("crosstrain.cli.main", command, *arguments, "--json", *quiet), signal.SIGTERM),
@@ -137,11 +136,6 @@ def _forward_lines(child: subprocess.Popen[str], report: Report) -> list[str]:
         else:
             report(text)
     return problem
-
-
-def _to_standard_error(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
 
 
 def _exception(code: int, problem: Sequence[str]) -> BaseException:

@@ -24,6 +24,21 @@ def test_notebook_runs_to_its_end(repository, tmp_path, name):
     assert "Traceback" not in page
 
 
+CELL = "import crosstrain as ct; ct.run(model='logreg', data='digits', backend='torch', epochs=9, eval_every='1epoch', name='nine');"
+
+
+def test_progress_is_one_output_of_a_cell(tmp_path):
+    nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
+    nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
+    nbclient.NotebookClient(notebook, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    outputs = notebook.cells[0].outputs
+    shown = [output["data"]["text/plain"] for output in outputs if output["output_type"] == "display_data"]
+    (text,) = shown
+    assert "evaluated after step 405  epoch 9" in text
+    assert "evaluated" not in "".join(output.get("text", "") for output in outputs)
+
+
 def test_code_of_the_page_runs(repository, tmp_path):
     (code,) = blocks(repository / "docs/from-python.md", "python")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
