@@ -17,7 +17,7 @@ from own_models import own_cache
 from crosstrain.conformance.runs import relative_difference, run_job, trainer
 from crosstrain.models.imported.translated import TRANSLATED as TRANSLATED_OPERATIONS
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(960)]  # all modules are computed before the first test: a minute, several beside other tests
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(960)]  # one test computes all modules: a minute, several beside others
 FOLDER = Path(__file__).parent.parent / "imported"
 NETS = FOLDER / "nets.py"
 NET = Path(__file__).parents[2] / "examples/own_torch/net.py"
