@@ -132,9 +132,9 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _preformatted(text: str) -> str:
+def _preformatted(text: str, style: str = "white-space: pre; overflow-x: auto") -> str:
     """Return lines as HTML whose columns stay aligned, also where a page changes the font."""
-    return f'<pre style="font-family: monospace; white-space: pre; overflow-x: auto">{html.escape(text)}</pre>'
+    return f'<pre style="font-family: monospace; {style}">{html.escape(text)}</pre>'
 
 
 class Compared:
@@ -168,7 +168,7 @@ class Compared:
         return self.conclusion + self.tables
 
     def _repr_html_(self) -> str:
-        return f"<p><b>{html.escape(self.conclusion)}</b></p>{_preformatted(self.tables)}"
+        return _preformatted(self.conclusion, "white-space: pre-wrap; font-weight: bold") + _preformatted(self.tables)
 
     def __repr__(self) -> str:
         return f"Compared({', '.join(result.name for result in self.results)})"
