@@ -297,5 +297,13 @@ def of_rate(
 
 def _is_moved(first: Mapping[int, float], second: Mapping[int, float], late: int) -> bool:
     """Return whether the second rates, of which there are several, are the first ones moved."""
-    pairs = [(first[update - late], rate) for update, rate in second.items() if update - late in first]
+    pairs = [(mine, rate) for update, rate in second.items() if (mine := _rate_at(first, update - late)) is not None]
     return len({rate for _, rate in pairs}) > 1 and all(abs(mine - rate) <= 1e-6 * abs(mine) for mine, rate in pairs)
+
+
+def _rate_at(rates: Mapping[int, float], update: int) -> float | None:
+    """Return the rate of an update, which may lie between two recorded ones of equal rates."""
+    before, behind = [known for known in rates if known <= update], [known for known in rates if known >= update]
+    if not before or not behind:
+        return None
+    return rates[max(before)] if rates[max(before)] == rates[min(behind)] else None

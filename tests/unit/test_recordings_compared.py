@@ -13,6 +13,7 @@ import pytest
 from crosstrain import recorder
 from crosstrain.core.errors import UsageError
 from crosstrain.lockstep import recorded
+from crosstrain.lockstep.recorded_causes import SHIFTS, _is_moved
 from crosstrain.lockstep.recordings import compare_recordings
 from crosstrain.recorder.recording import Recording as Writer
 from crosstrain.recorder.recording import initial_weights, matched
@@ -358,3 +359,9 @@ def test_biases_of_recurrent_layers_are_added_or_divided():
     assert (name, values.tolist()) == ("r.bias_sum_l0", [3.0] * 4)
     back = matched([("r.bias_ih_l0", (4,)), ("r.bias_hh_l0", (4,))], [(name, values)])
     assert [entry.tolist() for _, entry in back] == [[3.0] * 4, [0.0] * 4]
+
+
+def test_moved_schedules_are_told_from_others():
+    first = {0: 0.2, 1: 0.2, 2: 0.02, 4: 0.02}
+    assert [late for late in SHIFTS if _is_moved(first, {**first, 2: 0.2}, late)][0] == 1
+    assert not any(_is_moved(first, dict.fromkeys(first, 0.2), late) for late in SHIFTS)
