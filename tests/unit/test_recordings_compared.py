@@ -363,5 +363,5 @@ def test_biases_of_recurrent_layers_are_added_or_divided():
 
 def test_moved_schedules_are_told_from_others():
     first = {0: 0.2, 1: 0.2, 2: 0.02, 4: 0.02}
-    assert [late for late in SHIFTS if _is_moved(first, {**first, 2: 0.2}, late)][0] == 1
+    assert next(late for late in SHIFTS if _is_moved(first, {**first, 2: 0.2}, late)) == 1
     assert not any(_is_moved(first, dict.fromkeys(first, 0.2), late) for late in SHIFTS)
