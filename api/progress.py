@@ -1,4 +1,4 @@
-"""Where the progress of a run goes: to standard error, or into one output of a notebook's cell."""
+"""Where a run's progress goes: to standard error, or into an output of a notebook's cell."""
 
 from __future__ import annotations
 
