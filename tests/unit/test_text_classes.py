@@ -182,6 +182,22 @@ def test_damaged_places_of_texts_are_refused(tmp_path):
         open_dataset(f"hf-dataset:{tmp_path / 'one'}")
 
 
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+def test_compressed_columns_are_refused_before_they_are_read(tmp_path, codec):
+    saved(tmp_path)
+    import pyarrow
+
+    (file,) = (tmp_path / "one").glob("*.arrow")
+    table = pyarrow.table({"text": ["a" * 300_000_000, *map(str, range(39))], "label": [number % 2 for number in range(40)]})
+    with pyarrow.ipc.new_stream(str(file), table.schema, options=pyarrow.ipc.IpcWriteOptions(compression=codec)) as stream:
+        stream.write_table(table)
+    del table
+    before = pyarrow.total_allocated_bytes()
+    with pytest.raises(UsageError, match="its columns are compressed"):
+        open_dataset(f"hf-dataset:{tmp_path / 'one'}")
+    assert pyarrow.total_allocated_bytes() < before + 1_000_000
+
+
 def test_saved_datasets_are_read(tmp_path):
     saved(tmp_path)
     data = open_dataset(f"hf-dataset:{tmp_path / 'both'}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,6 +113,9 @@ class ArrowTexts:
         for file in self.files():
             try:
                 with arrow.memory_map(str(file)) as content:
+                    if any(map(_is_compressed, iter(arrow.ipc.MessageReader.open_stream(content)))):
+                        raise wrong(file, "its columns are compressed, and would take any memory; save it with save_to_disk.")
+                    content.seek(0)
                     for batch in arrow.ipc.open_stream(content):
                         batch.validate(full=True)  # lengths and places of texts, which are memory otherwise
                         for row in self._columns(file, batch, content_column):
@@ -122,7 +126,7 @@ class ArrowTexts:
                                     raise wrong(self.path, f"{self.label!r} is {label}, which is none of its classes.", f"row {number:,}")
                                 row[self.label] = names[label]
                             yield number, row
-            except (arrow.ArrowException, OSError) as error:
+            except (arrow.ArrowException, OSError, struct.error) as error:
                 raise wrong(file, f"this is no sound Arrow file ({one_line(str(error))[:200]}).") from error
 
     def _columns(self, file: Path, batch: Any, content_column: str) -> Iterator[dict[str, Any]]:
@@ -142,6 +146,33 @@ class ArrowTexts:
         feature = self._features().get(self.label)
         names = feature.get("names") if isinstance(feature, dict) else None
         return [str(name) for name in names] if isinstance(names, list) else []
+
+
+def _is_compressed(message: Any) -> bool:
+    """Return whether a message of Arrow's stream format has compressed buffers.
+
+    Its metadata is a table of flatbuffers (Message.fbs of Arrow): header is field 2; of a RecordBatch compression is field 3, of a
+    DictionaryBatch the RecordBatch is field 1.
+    """
+    if message.type not in ("record batch", "dictionary"):
+        return False
+    data = message.metadata.to_pybytes()
+    batch = _follow(data, _field(data, _follow(data, 0), 2))
+    if message.type == "dictionary":
+        batch = _follow(data, _field(data, batch, 1))
+    return _field(data, batch, 3) != 0
+
+
+def _follow(data: bytes, place: int) -> int:
+    return place + int(struct.unpack_from("<I", data, place)[0])
+
+
+def _field(data: bytes, table: int, number: int) -> int:
+    """Return the place of a table's field, 0 if it is not set."""
+    known = table - int(struct.unpack_from("<i", data, table)[0])
+    size = struct.unpack_from("<H", data, known)[0]
+    offset = int(struct.unpack_from("<H", data, known + 4 + 2 * number)[0]) if size > 4 + 2 * number else 0
+    return table + offset if offset else 0
 
 
 def checked_row(path: Path, place: str, row: Mapping[str, Any], text: str, label: str) -> Row:
