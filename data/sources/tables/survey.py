@@ -33,6 +33,7 @@ MAX_CATEGORIES = 1000
 UNIT, MAX_LOST = 2.0**-24, 1e-3  # rounding in float32, and how much of a column's standard deviation it may be
 MAX_INPUTS = 1 << 16
 MAX_WHOLE = 2**53
+MAX_BLOCK_INPUTS = 1 << 24  # that are in memory together as one-hot columns
 DATES = "dates and times"
 COMMAS_ADVICE = "Give decimal=comma where decimals follow it, write thousands without it, or give categorical={name}."
 LEFT_OUT_ADVICE = "Leave the column out with leave-out={name}, or turn it into numbers."
@@ -322,18 +323,22 @@ class Survey:
             total = _added(total, difference**2)
         return total
 
-    def _spooled(self) -> Iterator[tuple[Array, Array, Array, Array]]:
+    def _spooled(self, most: int = 1 << 62) -> Iterator[tuple[Array, Array, Array, Array]]:
+        """Yield the rows in blocks of at most so many."""
         size = self._spool.stat().st_size
         with self._spool.open("rb") as file:
             while file.tell() < size:
                 is_test, values, coded, target = (np.load(file) for _ in range(4))
-                yield is_test, values, coded, target
+                for start in range(0, len(target), most):
+                    part = slice(start, start + most)
+                    yield is_test[part], values[part], coded[part], target[part]
 
     def _blocks(
         self, split: Split, shifted: tuple[Array, Array], orders: Sequence[Sequence[int]], codes: Sequence[str], classes: Array | None
     ) -> Iterator[Mapping[str, Column]]:
         places, (means, shifts) = [_places(order) for order in orders], shifted
-        for is_test, values, coded, target in self._spooled():
+        width = len(means) + (0 if codes else sum(map(len, orders)))
+        for is_test, values, coded, target in self._spooled(max(1, MAX_BLOCK_INPUTS // max(width, 1))):
             mask = is_test if split == "test" else ~is_test
             if not mask.any():
                 continue
