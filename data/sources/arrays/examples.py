@@ -24,7 +24,7 @@ from .targets import Target
 
 Array = NDArray[Any]
 SPLITS: tuple[Split, ...] = ("train", "test")
-CHANNELS = (1, 3, 4)
+CHANNELS, ALPHA = (1, 3), 4  # of an image; bytes may have an alpha channel
 MAX_LOST = 1e-3  # of a standard deviation, by rounding to float32
 _INTEGERS = {"bool": "uint8", "uint8": "uint8", "int8": "int32", "int16": "int32", "uint16": "int32", "int32": "int32"}
 
@@ -165,7 +165,8 @@ class Examples:
             return (0, 1)
         if self._values["layout"] != "auto":
             return (2, 0, 1) if self._values["layout"] == "channels-last" else (0, 1, 2)
-        first, last = header.shape[1] in CHANNELS, header.shape[3] in CHANNELS
+        channels = (*CHANNELS, ALPHA) if header.dtype == np.uint8 else CHANNELS
+        first, last = header.shape[1] in channels, header.shape[3] in channels
         if first and last and header.shape[1::2] != (1, 1):
             raise self._wrong(f"which axis of {list(header.shape)} has the channels? Give layout=channels-first or channels-last.")
         return (0, 1, 2) if first else (2, 0, 1) if last else None
