@@ -168,7 +168,7 @@ class Compared:
         return self.conclusion + self.tables
 
     def _repr_html_(self) -> str:
-        return _preformatted(self.conclusion, "white-space: pre-wrap; font-weight: bold") + _preformatted(self.tables)
+        return _preformatted(self.conclusion, "white-space: pre-wrap; word-break: normal; font-weight: bold") + _preformatted(self.tables)
 
     def __repr__(self) -> str:
         return f"Compared({', '.join(result.name for result in self.results)})"
