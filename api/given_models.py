@@ -52,7 +52,7 @@ def model_name(model: Any) -> str:
     return f"{model.__module__}:{name}" if path is None or "." in model.__module__ else f"{os.path.abspath(path)}:{name}"
 
 
-def _modules_beside() -> list[ModuleType]:
+def _local_modules() -> list[ModuleType]:
     """Return the modules of the working directory, which no other process finds."""
     installed = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     folder, packages = os.getcwd() + os.sep, tuple(f"{path}{os.sep}" for path in (sys.prefix, Path(__file__).parents[1], *installed))
@@ -88,15 +88,15 @@ def _pickled(model: Any, name: str) -> str:
         import cloudpickle
     except ImportError as error:
         raise MissingPackageError("model: a class of a notebook needs cloudpickle; pip install cloudpickle") from error
-    beside = _modules_beside()
+    local = _local_modules()
     try:
-        for module in beside:
+        for module in local:
             cloudpickle.register_pickle_by_value(module)
         content = cloudpickle.dumps(model)
     except Exception as error:  # whatever an object's own code raises
         raise UsageError(f"model: {name} cannot be pickled: {error}") from error
     finally:
-        for module in beside:
+        for module in local:
             cloudpickle.unregister_pickle_by_value(module)
     imports = f"import {framework_of(_packages(model))}\n"  # by which the file's framework is known
     folder = Path(cache_root(), MODELS, f"{name}-{hashlib.sha256(content).hexdigest()[:16]}")

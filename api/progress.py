@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from ..core.console import note
+
 Report = Callable[[str], None]
 _OFTEN = ("step ", "evaluated ")  # how lines begin that come again and again
 
@@ -13,13 +15,7 @@ _OFTEN = ("step ", "evaluated ")  # how lines begin that come again and again
 def default_report() -> Report:
     """Return what shows a line: in a notebook the latest ones of a kind replace the former."""
     shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return _Cell().show if hasattr(shell, "kernel") else to_standard_error
-
-
-def to_standard_error(line: str) -> None:
-    """Print a line."""
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
+    return _Cell().show if hasattr(shell, "kernel") else note
 
 
 class _Cell:
@@ -32,7 +28,7 @@ class _Cell:
     def show(self, line: str) -> None:
         kind = next((begin for begin in _OFTEN if line.startswith(begin)), None)
         if kind is None:
-            to_standard_error(line)
+            note(line)
             return
         display: Any = sys.modules["IPython"].display
         self._latest[kind] = line

@@ -44,7 +44,7 @@ def child_working_directory() -> str:
 def process_age_seconds() -> float:
     """Return how long this process has existed, within 10 ms.
 
-    psutil's time of a start is that of the machine's, in whole seconds, and of the process by its clock: up to a second off.
+    psutil adds to the time of the machine's start, which is known in whole seconds, so that it is up to a second off.
     """
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")  # field 22 of proc(5), starttime

@@ -40,7 +40,7 @@ def _next(file: IO[bytes], mapped: mmap.mmap) -> NDArray[Any]:
 
 
 def write_arrays(path: str, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write arrays by name; whoever has mapped an earlier file keeps that. Raises DiskError."""
+    """Write arrays by name; an earlier file that is mapped stays as it is. Raises DiskError."""
     with writing(Path(path)):
         with open(f"{path}.part", "wb") as file:
             for array in (np.array(list(arrays), str), *arrays.values()):

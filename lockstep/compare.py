@@ -248,10 +248,11 @@ class Comparer:
                 what = "weights are" if np.isfinite(losses[0]) else "loss is"
                 raise UsageError(f"{self._names[0]}: its {what} not finite at update {step + 1}; give a smaller --upto.")
             file = self._send_moved(step, state, 0)
-            gradients = compared(state, measured, [self._rule(number, step, state) for number in range(2)])
+            rules = [self._rule(number, step, state) for number in range(2)]
+            gradients = compared(state, measured, rules)
             row = ProbeRow(step, _loss_apart(losses[1], losses[0]), total(gradients.values()).relative, math.nan, math.nan)
             probe = _Probe(step, state, rates, measured, gradients, results, losses[0], row)
-            bad = [_bad_update(self._rule(number, step, state), state, measured[number], results[number]) for number in range(2)]
+            bad = [_bad_update(rules[number], state, measured[number], results[number]) for number in range(2)]
             row.moved_loss = _loss_apart(self._sides[0].receive().loss, losses[0])
             row.moved_gradients = relative_of_all(read(file), measured[0])
             probe.findings = self._update_findings(probe, bad)

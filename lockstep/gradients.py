@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .rounding import UNIT
 from .updates import BLOCK, PARAMETER, Rule, State, gradient_of
 
 Array = NDArray[Any]
@@ -104,7 +105,7 @@ def relative_of_all(first: Mapping[str, Array], second: Mapping[str, Array]) -> 
 def with_changed_bits(state: State, seed: int | tuple[int, int], units: float) -> dict[str, Array]:
     """Return a state whose weights are moved up or down by so many units of 2⁻²⁴ at random."""
     draw = np.random.default_rng(seed)
-    factors = 1.0 + units * 2.0**-24 * np.array([-1.0, 1.0])
+    factors = 1.0 + units * UNIT * np.array([-1.0, 1.0])
     return {name: _moved(value, draw, factors) if name.startswith(PARAMETER) else value for name, value in state.items()}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ..core.errors import UsageError
@@ -26,6 +26,7 @@ GROWTH = 2.0  # times an update by which rounding may grow
 JUMP = 100.0  # by which a faulty layer's result differs more than its input
 VARIANCE, PENALTY = "running variance", "penalty of its weights"
 NOT_COMPARED = math.nan
+OTHER_EXAMPLES = "losses and results of layers: the sides' recorded batches have other numbers of examples"
 Parts = dict[str, list[Recorded]]
 
 
@@ -231,7 +232,7 @@ class _Judge:
         reached, last = inherited, inherited
         for place, (mine, theirs) in enumerate(pairs):
             if _has_other_examples(mine, theirs):
-                self._left.add("losses and results of layers: the sides' recorded batches have other numbers of examples")
+                self._left.add(OTHER_EXAMPLES)
                 continue
             apart = self._measured(mine, theirs)
             limit = max(LEAST, JUMP * reached)
@@ -285,7 +286,7 @@ class _Judge:
             self._left.add(f"losses: that of {penalised} has penalties of its weights")
             return NOT_COMPARED
         if all(sizes) and sizes[0] != sizes[1]:
-            self._left.add("losses and results of layers: the sides' recorded batches have other numbers of examples")
+            self._left.add(OTHER_EXAMPLES)
             return NOT_COMPARED
         apart = self._measured(mine, theirs) if mine.line.shape == theirs.line.shape else math.inf
         limit = max(LEAST, JUMP / 10 * reached)
@@ -297,14 +298,18 @@ class _Judge:
 
     def _with_penalties(self) -> str:
         """Return the side whose layers alone have penalties of their weights."""
-        names = [side.name for side in self._sides if any(PENALTY in layer.settings for layer in side.layers.values())]
+        return self._only_side(lambda side: any(PENALTY in layer.settings for layer in side.layers.values()))
+
+    def _only_side(self, has: Callable[[Recording], bool]) -> str:
+        """Return the name of the only side of which something is so, "" for none or both."""
+        names = [side.name for side in self._sides if has(side)]
         return names[0] if len(names) == 1 else ""
 
     def _cause_of_mode(self) -> str:
         """Return which module was not told to train."""
-        names = [side.name for side in self._sides if EVALUATION in side.layers]
+        name = self._only_side(lambda side: EVALUATION in side.layers)
         words = "computes as in evaluation, without dropout and statistics of the batch; call model.train() before"
-        return f"the module of {names[0]} {words}" if len(names) == 1 else ""
+        return f"the module of {name} {words}" if name else ""
 
     def _gradients(self, first: Parts, second: Parts) -> dict[str, Pair]:
         """Return gradients by the first side's names of weights; note those without a counterpart."""
@@ -355,7 +360,8 @@ class _Judge:
         """Return where gradients differ, and why."""
         first, second = (side.name for side in self._sides)
         gone = [f"{name} has a gradient on {side} alone" for name, side in alone[:3]]
-        penalties = f"penalties of weights are in the gradients of {self._with_penalties()} alone" if self._with_penalties() else ""
+        penalised = self._with_penalties()
+        penalties = f"penalties of weights are in the gradients of {penalised} alone" if penalised else ""
         missing = "; ".join(filter(None, [self._cause_of_mode(), penalties, *gone]))
         if not bad:
             layer = next(mine.line.layer for mine, _ in self._weights if mine.line.name == alone[0][0])

@@ -14,8 +14,7 @@ from crosstrain.core.errors import TrainerError, UsageError
 from crosstrain.data.features import read_column
 from crosstrain.data.sources.tables import rows as table_rows
 from crosstrain.data.sources.tables import survey
-from crosstrain.data.sources.tables.cells import CellError, numbers_of
-from crosstrain.data.sources.tables.notation import Notation
+from crosstrain.data.sources.tables.cells import CellError, Notation, numbers_of
 from crosstrain.data.sources.tables.rows import CsvTable
 from crosstrain.data.store.stored_dataset import open_dataset
 

@@ -6,20 +6,38 @@ import math
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from .notation import MISSING, Cells, Notation
-
+Cells = Sequence[str] | NDArray[np.float64]  # texts, "" where there is none; or numbers, NaN where there is none
 Kind = Literal["numbers", "categories"]
 Unread = Literal["dates", "numbers with commas"]
+EMPTY = frozenset({""})
+MISSING = frozenset({"", "NA", "N/A", "na", "n/a", "NaN", "nan", "NAN", "null", "NULL", "None", "?"})
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d*)?([eE][+-]?\d+)?", re.ASCII)
 MAX_TEXT = 200  # characters of a category
 _COMMAS = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+([eE][+-]?\d+)?|[+-]?\d{1,3}(,\d{3})+(\.\d*)?", re.ASCII)
 _DAY = r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2})"
 _DATE = re.compile(rf"({_DAY})([T ].*)?|\d{{1,2}}:\d{{2}}(:\d{{2}})?.*", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Notation:
+    """How cells are written: which texts are empty cells, and whether decimals follow a comma."""
+
+    missing: frozenset[str] = MISSING
+    comma: bool = False
+
+    def number_of(self, text: str) -> float | None:
+        """Return the number that a text without blanks is, if it is one."""
+        if self.comma and _DECIMAL_COMMA.fullmatch(text):
+            text = text.replace(".", "").replace(",", ".")
+        return float(text) if _NUMBER.fullmatch(text) else None
 
 
 class CellError(Exception):

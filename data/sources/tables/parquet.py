@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..target_classes import wrong
-from .notation import EMPTY, Cells, Notation
+from .cells import EMPTY, Cells, Notation
 from .rows import Rows, block_rows, check_names
 
 MAX_TEXT_BYTES = 1 << 28  # of a column's cells that are in memory together

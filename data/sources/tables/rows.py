@@ -15,7 +15,7 @@ import numpy as np
 
 from ....core.console import one_line
 from ..target_classes import wrong
-from .notation import Cells, Notation
+from .cells import Cells, Notation
 
 MAX_LINE_BYTES = 1 << 24
 PIECE_BYTES = 1 << 23  # of plain lines that are divided together

@@ -12,7 +12,7 @@ from typing import Any
 from ....core.errors import UsageError
 from ...base import PreparedColumns
 from ..arguments import absolute_path, existing_file, read_arguments, read_share, write_arguments
-from .notation import EMPTY, MISSING, Notation
+from .cells import EMPTY, MISSING, Notation
 from .parquet import ParquetTable
 from .rows import DELIMITERS, CsvTable, Table
 from .survey import Choices, Survey

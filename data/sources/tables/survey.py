@@ -23,8 +23,7 @@ from ...base import PreparedColumns, Split, TableFeatures
 from ...columns import Column, ColumnSpec
 from ..disk import require_disk
 from ..target_classes import MAX_CLASSES, Task, classes_of, joined, labels_of, predicts_numbers, task_note, wrong
-from .cells import Categories, CellError, Kind, kind_of, mixed, numbers_of
-from .notation import Cells
+from .cells import Categories, CellError, Cells, Kind, kind_of, mixed, numbers_of
 from .rows import Rows, Table
 
 Array = NDArray[Any]
