@@ -1,4 +1,4 @@
-"""Nodes of an imported module's graph as layers whose formulas are known, to find causes by."""
+"""Nodes of a graph, and layers of Keras, as layers whose formulas are known, for causes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..models.imported.description import TRAINING, ImportedSpec
-from ..models.imported.graph import INPUT, ITEM, STATE, Node, nodes_in, read_graph
+from ..models.imported.graph import INPUT, ITEM, STATE, Node, NodeOnTape, nodes_in, read_graph
 from ..models.layers.reference import Call, Value
 
 Array = NDArray[Any]
@@ -22,13 +22,18 @@ _PARTS = ("weight", "bias")
 class KnownLayer:
     """A node as a layer.
 
-    `tensors`: what its results are called there, by their names on the tape.
+    `tensors`: what its results are called there, by their names on the tape. `images_last`: on the tape images have channels last.
     """
 
     call: Call
     tensors: Mapping[str, str]
     parameters: Arrays
     buffers: Arrays
+    images_last: bool = False
+
+    def laid(self, array: Array) -> Array:
+        """Return an array of the tape as the formulas have it."""
+        return array.transpose(0, 3, 1, 2) if self.images_last and array.ndim == 4 else array
 
 
 class _Operation(NamedTuple):
@@ -81,6 +86,32 @@ def known_layer(spec: ImportedSpec, place: str, state: Arrays, columns: Arrays, 
     return KnownLayer(call, tensors, parameters, {name: state[name] for name in buffers})
 
 
+def known_keras_layer(node: NodeOnTape, state: Arrays, tape: Arrays) -> KnownLayer | None:
+    """Return a layer of Keras as one of ours; None if none does the same.
+
+    `state` and `tape` are as in `known_layer`.
+    """
+    x, name = tape.get(f"{node.place}/input 0"), _KERAS.get(node.operation)
+    if name is None or x is None:
+        return None
+    options = {key: value for key, value in node.options.items() if key in ("epsilon", "momentum")}
+    if "momentum" in options:
+        options["momentum"] = 1.0 - float(options["momentum"])  # the new value's share
+    last = x.ndim - 1
+    if name in _NORMS and (node.options.get("axis") not in (-1, last) or x.ndim not in _NORMS[name]):
+        return None
+    parts = {f"{node.layer}.{part}": state.get(f"{node.layer}/{keras}") for part, keras in _KERAS_PARTS.get(name, {}).items()}
+    if any(array is None for array in parts.values()):
+        return None
+    parameters = {key: array.T if array.ndim == 2 else array for key, array in parts.items() if array is not None}
+    images_last = x.ndim == 4 and node.options.get("data_format", "channels_last") == "channels_last"
+    known = KnownLayer(Call(node.layer, name, (), options, (), (), {}, None), {"output 0": "output"}, parameters, state, images_last)
+    known.call.arguments = (node.options.get("rate", 0.0),) if name == "dropout" else (node.layer,)
+    known.call.inputs = (Value(known.laid(x.astype(np.float64))),)
+    known.call.slopes = tuple(known.laid(tape[key].astype(np.float64)) for key in (f"{node.place}/slope 0",) if key in tape)
+    return known
+
+
 def _reference(node: Node, argument: str) -> str:
     """Return the name of the node that an argument is; "" if it is none."""
     return (nodes_in(node.arguments.get(argument)) or [""])[0]
@@ -120,3 +151,14 @@ _LAYERS: Mapping[str, Callable[[Mapping[str, Any]], _Operation | None]] = {
     "aten.native_dropout.default": _dropout,
     "aten.dropout.default": _dropout,
 }
+_KERAS = {
+    "BatchNormalization": "batch_norm",
+    "LayerNormalization": "layer_norm",
+    "Dense": "dense",
+    "ReLU": "relu",
+    "relu": "relu",
+    "Dropout": "dropout",
+}
+_NORMS = {"batch_norm": (4,), "layer_norm": (2, 3)}  # and the numbers of dimensions of their inputs
+_OF_NORM = {"weight": "gamma", "bias": "beta"}
+_KERAS_PARTS = {"batch_norm": _OF_NORM, "layer_norm": _OF_NORM, "dense": {"weight": "kernel", "bias": "bias"}}

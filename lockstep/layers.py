@@ -26,7 +26,7 @@ from ..records.store.lockstep_results import Finding, LayerRow
 from . import causes
 from .arrays import Arrays, read, write_arrays
 from .batch import batch_columns
-from .graph_layers import KnownLayer, known_layer
+from .graph_layers import KnownLayer, known_keras_layer, known_layer
 from .graph_tape import EXACT, ON_TAPE, TapeRequest
 from .losses import cause_of_loss
 from .reference import arrays_of, tape_of
@@ -93,6 +93,7 @@ class LayerTape:
         calls: list[tuple[str, Call]] = []
         nodes = msgspec.json.decode((folder / ON_TAPE).read_bytes(), type=list[NodeOnTape])
         self._of_buffers = {(node.place, tensor) for node in nodes for tensor in node.buffers}
+        self._nodes = {node.place: node for node in nodes}
         results: dict[str, dict[str, Array]] = {}
         for name, value in exact.items():
             place, _, tensor = name.partition("/")
@@ -160,14 +161,15 @@ class LayerTape:
         if call.operation == "loss":
             return cause_of_loss(self._spec, self._target, call, tensor, value)
         known = self._known(place, call, tensor)
-        return causes.of_layer(known.call, known.tensors.get(tensor, tensor), value, known.parameters, known.buffers)
+        return causes.of_layer(known.call, known.tensors.get(tensor, tensor), known.laid(value), known.parameters, known.buffers)
 
     def _hidden(self, place: str, call: Call, tensor: str, value: Array) -> bool:
         """Return whether an error within its limit has the form of a fault."""
-        if "norm" not in call.operation or not tensor.startswith("output") or (place, tensor) in self._of_buffers:
+        if "norm" not in call.operation.lower() or not tensor.startswith("output") or (place, tensor) in self._of_buffers:
             return False
         known = self._known(place, call, tensor)
-        return bool(causes.hidden_epsilon(known.call, known.tensors.get(tensor, tensor), value.astype(np.float64), known.parameters))
+        value = known.laid(value.astype(np.float64))
+        return bool(causes.hidden_epsilon(known.call, known.tensors.get(tensor, tensor), value, known.parameters))
 
     @cached_property
     def _tape(self) -> Arrays:
@@ -178,8 +180,13 @@ class LayerTape:
         if not isinstance(self._spec, ImportedSpec):
             return KnownLayer(call, {}, self._parameters, self._buffers)
         state = self._parameters | self._buffers
-        known = known_layer(self._spec, place, state, self._columns, self._tape) or KnownLayer(call, {}, {}, {})
-        known.call.results[known.tensors.get(tensor, tensor)] = call.results[tensor]
+        if self._spec.settings.is_keras:
+            known = known_keras_layer(self._nodes[place], state, self._tape)
+        else:
+            known = known_layer(self._spec, place, state, self._columns, self._tape)
+        known = known or KnownLayer(call, {}, {}, {})
+        exact, magnitude = call.results[tensor]
+        known.call.results[known.tensors.get(tensor, tensor)] = known.laid(exact), known.laid(magnitude)
         return known
 
 

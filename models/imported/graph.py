@@ -69,7 +69,8 @@ class Graph(msgspec.Struct):
 class NodeOnTape(msgspec.Struct):
     """A part of a pass that is computed by itself: its prefix on a tape, layer, operation.
 
-    `elements`: of its inputs and results together. `buffers`: the tensors among its results that are new values of buffers.
+    `elements`: of its inputs and results together. `buffers`: the tensors among its results that are new values of buffers. `options`: of
+    a layer of Keras, by their names there.
     """
 
     place: str
@@ -77,6 +78,7 @@ class NodeOnTape(msgspec.Struct):
     operation: str
     elements: int
     buffers: list[str] = []
+    options: dict[str, float | str] = {}
 
 
 class Traced(NamedTuple):

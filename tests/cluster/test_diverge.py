@@ -204,9 +204,9 @@ class Scaled(layers.Layer):
 def model(input_shape, classes):
     inputs = keras.Input(input_shape)
     x = layers.Conv2D(8, 3, strides=2, padding="same", activation="relu", name="conv")(inputs)
-    x = layers.BatchNormalization(name="norm")(x)
+    x = layers.BatchNormalization(name="norm", epsilon=float(os.environ.get("EPSILON", "1e-3")))(x)
     x = Scaled(name="scaled")(x) + 0.5 * x
-    x = layers.Dropout(0.2)(layers.MaxPooling2D()(x))
+    x = layers.Dropout(float(os.environ.get("RATE", "0.2")), name="drop")(layers.MaxPooling2D()(x))
     return keras.Model(inputs, layers.Dense(classes)(layers.Flatten()(x)))
 """
 OWN_LOSS = """
@@ -237,11 +237,19 @@ def keras_run(tmp_path_factory):
     return run_job(folder, backend="torch", model=f"{folder}/net.py:model", calibrate=False, **JOB).path
 
 
-@pytest.mark.parametrize(("factor", "faulty"), [(1, []), (1.0001, [("forward", "scaled"), ("backward", "scaled")])])
-def test_layers_of_keras_are_compared(keras_run, tmp_path, factor, faulty):
-    python = python_with(tmp_path, f"FACTOR={factor}")
+@pytest.mark.parametrize(
+    ("environment", "faulty"),
+    [
+        ("FACTOR=1", []),
+        ("FACTOR=1.0001", [("forward", "scaled", "it is scaled by 1.0001"), ("backward", "scaled", "it is scaled by 1.0001")]),
+        ("EPSILON=2e-3", [("forward", "norm", "its epsilon is 0.002 instead of 0.001"), ("backward", "norm", "")]),
+        ("RATE=0.4", [("forward", "drop", "its dropout has the rate 0.4 instead of 0.2"), ("backward", "drop", "")]),
+    ],
+)
+def test_layers_of_keras_are_compared(keras_run, tmp_path, environment, faulty):
+    python = python_with(tmp_path, environment)
     compared = diverged(keras_run, "--with", "backend=tf", "--with", f"python={python}", "--upto", 1, "--trust-run")
-    assert [(finding["part"], finding["layer"]) for finding in compared["findings"]] == faulty
+    assert [(finding["part"], finding["layer"], finding["cause"]) for finding in compared["findings"]] == faulty
     assert {finding["side"] for finding in compared["findings"]} <= {compared["second"]["name"]}
     assert {"Conv2D", "relu", "BatchNormalization", "Scaled", "MaxPooling2D", "Dropout", "Dense", "loss"} <= {
         row["operation"] for row in compared["layers"]

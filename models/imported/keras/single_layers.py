@@ -18,6 +18,7 @@ Array = NDArray[Any]
 Arrays = dict[str, Array]
 Pull = Callable[[Sequence[Any]], Sequence[Any]]
 RESULT = "result"
+_OPTIONS = ("axis", "data_format", "epsilon", "momentum", "padding", "rate")  # what a layer's formula depends on
 _FUSED = ("Dense", "EinsumDense")  # beside convolutions: their activations are computed by themselves
 
 
@@ -144,7 +145,8 @@ class SingleLayers:
         unclear = "MaxPool" in operation
         shapes = [*(tuple(leaf.shape) for leaf in leaves), *weights.values()]
         sizes = [math.prod(value.shape) for value in (*leaves, *outputs)]
-        part = _Part(NodeOnTape(place, name, operation, sum(sizes)), arriving, list(weights), shapes, pull, exact, unclear)
+        node = NodeOnTape(place, name, operation, sum(sizes), options=_options(layer))
+        part = _Part(node, arriving, list(weights), shapes, pull, exact, unclear)
         self._parts.append(part)
         if self._tape is not None:
             slopes = [self._tape.get(f"{place}/slope {position}") for position in range(len(outputs))]
@@ -243,6 +245,11 @@ class SingleLayers:
 
     def _rounded(self, tensor: Any) -> Any:
         return self._keras.ops.cast(self._keras.ops.cast(tensor, "float32"), str(self._keras.backend.standardize_dtype(tensor.dtype)))
+
+
+def _options(layer: Any) -> dict[str, float | str]:
+    values = {name: getattr(layer, name, None) for name in _OPTIONS}
+    return {name: value for name, value in values.items() if isinstance(value, int | float | str)}
 
 
 def _copy_mask(source: Any, target: Any) -> None:
