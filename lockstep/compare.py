@@ -21,7 +21,7 @@ from . import causes, side
 from .arrays import Arrays, read, write_arrays
 from .gradients import Sums, compared, extra_decay, relative_of_all, total, with_changed_bits
 from .layers import LayerTape, UncomputedError
-from .processes import SideProcess, receive_all, two_sides
+from .processes import LAYERS, TRAINING, SideProcesses, ending, layers_computed, receive_all, started
 from .reference import has_reference
 from .rounding import FLIP_DRAWS, FLIP_LIMIT, FLIP_UNITS, GROWTH_LIMIT, SCALE_LIMIT, UNIT, UPDATE_LIMIT, relative
 from .updates import BUFFER, PARAMETER, Rule, parameter_names, updated_in_blocks
@@ -79,14 +79,19 @@ class Comparer:
         self.tensors = 0
         self.not_exercised: list[str] = []
 
-    def compare(self, interpreters: tuple[str | None, str | None], environments: tuple[Mapping[str, str], ...] = ({}, {})) -> Comparison:
-        """Carry the comparison out."""
+    def compare(self, interpreters: tuple[str | None, str | None]) -> Comparison:
+        """Carry the comparison out, in new processes of these interpreters."""
+        sides = [SideProcesses(side, name, interpreter) for side, name, interpreter in zip("AB", self._names, interpreters, strict=True)]
+        with ending(sides):
+            return self.compare_in(sides)
+
+    def compare_in(self, sides: Sequence[SideProcesses]) -> Comparison:
+        """Carry the comparison out in these processes, which may have compared before."""
         began = time.monotonic()
-        with two_sides(self._names, interpreters, environments, self._jobs[0].start_timeout) as sides:
-            self._sides: tuple[SideProcess, SideProcess] = sides
-            findings = self._begin()
-            findings += self._search()
-            growth = None if findings else self._growth()
+        self._processes, self._sides = sides, started(sides, TRAINING, self._jobs[0].start_timeout)
+        findings = self._begin()
+        findings += self._search()
+        growth = None if findings else self._growth()
         for finding in findings:
             if finding.part in ("forward", "backward") and not finding.cause and self._jobs[0].precision != self._jobs[1].precision:
                 finding.cause = self._precision_cause()
@@ -340,12 +345,12 @@ class Comparer:
 
     def _compared_layers(self, step: int, probe: _Probe) -> list[Finding]:
         tape = LayerTape(self._jobs[0], self._spec, self._data, probe.state, step, self._folder)
-        files = [f"layers-{side_process.name}.arrays" for side_process in self._sides]
-        for job, side_process, file in zip(self._jobs, self._sides, files, strict=True):
-            side_process.send(side.Layers(tape.request(job, file)))
-        for answer, name in zip(receive_all(self._sides), self._names, strict=True):
-            if answer.uncomputed is not None:
-                raise UncomputedError(f"{name}: {answer.uncomputed}")
+        files = [f"layers-{name}.arrays" for name in "AB"]
+        processes = started(self._processes, LAYERS, self._jobs[0].start_timeout)
+        requests = [tape.request(job, file) for job, file in zip(self._jobs, files, strict=True)]
+        for problem, name in zip(layers_computed(processes, requests), self._names, strict=True):
+            if problem is not None:
+                raise UncomputedError(f"{name}: {problem}")
         findings = tape.findings([read(str(self._folder / file)) for file in files], self._precisions)
         self._rows_at[step], self.not_exercised = tape.rows, tape.not_exercised
         self.tensors += tape.tensors

@@ -14,8 +14,8 @@ from ..launch.node.scratch import make_scratch, remove_scratch
 from ..records.store.lockstep_results import Finding, LayerRow
 from .arrays import read
 from .layers import EXAMPLES, LayerTape, UncomputedError
+from .processes import LAYERS, SideProcesses, ending, layers_computed, started
 from .reference import has_reference
-from .replaying import compute_layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,14 @@ def check_layers(model: str, data: str, data_dir: Path | None, backends: Sequenc
     folder = make_scratch()
     try:
         tape = LayerTape(jobs[0], training.model, training.data, state_to_arrays(initial), 0, folder)
-        results = []
-        for job in jobs:
-            file = f"layers-{job.backend}.arrays"
-            if (problem := compute_layers(tape.request(job, file))) is not None:
-                raise UncomputedError(problem)
-            results.append(read(str(folder / file)))
+        files = [f"layers-{name}.arrays" for name in backends]
+        sides = [SideProcesses(name, name) for name in backends]
+        with ending(sides):
+            requests = [tape.request(job, file) for job, file in zip(jobs, files, strict=True)]
+            for problem in layers_computed(started(sides, LAYERS, jobs[0].start_timeout), requests):
+                if problem is not None:
+                    raise UncomputedError(problem)
+        results = [read(str(folder / file)) for file in files]
         findings: list[Finding] = []
         for number in range(1, len(results)) or [0]:
             names = {"A": backends[0], "B": backends[number], "": ""}

@@ -1,6 +1,6 @@
 """Layers one by one on a backend, in a process of its own.
 
-``python -m crosstrain.lockstep.replaying`` reads a `ReplayRequest` as JSON on standard input and writes the results into its folder.
+``python -m crosstrain.lockstep.replaying`` answers a `ReplayRequest` a line of standard input, by results in its folder.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from ..data.sampler import Batches
 from ..data.store.stored_dataset import open_dataset
 from ..engine.epochs import EpochIndex
 from ..models.build import build_model
-from ..models.imported.requests import answer_request, ask_processes
 from .arrays import read, write_arrays
+from .serving import Answer, End, serve
 
 Array = NDArray[Any]
 TAPE, STATE = "tape.arrays", "state.arrays"
 DATA, TARGET, LOSS, INDICES = "data/", "target/", "loss", "indices"  # prefixes of a batch's columns; the loss; the examples
 
 
-class ReplayRequest(msgspec.Struct):
+class ReplayRequest(msgspec.Struct, tag="layers"):
     """What to compute, with the state in the folder: the first `examples` of update `step`.
 
     `layers`: None for the nodes of an imported model's graph.
@@ -46,11 +46,6 @@ class ReplayRequest(msgspec.Struct):
     layers: list[LayerOnTape] | None = None
 
 
-def compute_layers(request: ReplayRequest) -> str | None:
-    """Have a process of its own compute what is asked for; return what is wrong, or None."""
-    return ask_processes(["crosstrain.lockstep.replaying"], msgspec.json.encode(request), "computing layers")[0]
-
-
 def examples_of(job: Job, data: Dataset, weight: str, step: int, count: int) -> Batches:
     """Return the first examples of an update's global batch, as one batch."""
     sampler = make_sampler(job, data, weight)
@@ -62,15 +57,15 @@ def examples_of(job: Job, data: Dataset, weight: str, step: int, count: int) -> 
     return replace(whole, indices=whole.indices[:count], offsets=np.array([0, count], np.int32), examples=sizes, changes=changes)
 
 
-def answer(request: ReplayRequest) -> str | None:
-    """Compute what is asked for; return what is wrong, or None."""
+def answer(request: ReplayRequest) -> Answer:
+    """Compute what is asked for; the answer may say what is wrong."""
     try:
         _write(request)
     except TrainerError as error:
-        return str(error)
+        return Answer(uncomputed=str(error))
     except Exception as error:  # noqa: BLE001 -- of the framework, or of a user's code
-        return f"a layer could not be computed by itself on {request.job['backend']}: {raised(error)}"
-    return None
+        return Answer(uncomputed=f"a layer could not be computed by itself on {request.job['backend']}: {raised(error)}")
+    return Answer()
 
 
 def _write(request: ReplayRequest) -> None:
@@ -108,9 +103,9 @@ def _write(request: ReplayRequest) -> None:
 
 
 def main() -> None:
-    """Answer one request."""
+    """Serve standard input."""
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-    answer_request(lambda content: answer(msgspec.json.decode(content, type=ReplayRequest)))
+    serve(answer, ReplayRequest | End)
 
 
 if __name__ == "__main__":

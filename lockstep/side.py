@@ -6,12 +6,9 @@ files of `arrays` with the keys of `state_to_arrays`.
 
 from __future__ import annotations
 
-import math
-import os
-import sys
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -29,13 +26,10 @@ from ..engine.protocol.task_messages import Steps, Train
 from ..launch.driver.training_job import TrainingJob
 from ..launch.standalone_task import StandaloneTask
 from .arrays import read, write_arrays
-from .replaying import ReplayRequest, compute_layers
+from .serving import Answer, End, serve
 from .updates import LARGE_RATE, measured_gradients, shows_gradient_by_rate, without_slots
 
 Array = NDArray[Any]
-
-
-READY = b"crosstrain compares updates"  # the first line that a process writes
 
 
 class Begin(msgspec.Struct, tag="begin"):
@@ -71,37 +65,7 @@ class Measure(msgspec.Struct, tag="measure"):
     gradients: str
 
 
-class Layers(msgspec.Struct, tag="layers"):
-    """Compute layers one by one."""
-
-    request: ReplayRequest
-
-
-class End(msgspec.Struct, tag="end"):
-    """End the tasks."""
-
-
-Request = Begin | Advance | Probe | Measure | Layers | End
-
-
-class Answer(msgspec.Struct):
-    """What came of a request: a problem and its exit code, or losses and a learning rate.
-
-    `uncomputed`: why layers could not be computed one by one.
-    """
-
-    problem: str | None = None
-    code: int = 1
-    losses: list[float | None] = []  # None: not finite, as JSON has it
-    rate: float = 0.0
-    precision: str = ""
-    uncomputed: str | None = None
-
-    @property
-    def loss(self) -> float:
-        """The last loss, NaN if it is not finite."""
-        loss = self.losses[-1] if self.losses else None
-        return math.nan if loss is None else loss
+Request = Begin | Advance | Probe | Measure | End
 
 
 class Schedule:
@@ -131,13 +95,16 @@ class Training:
         self._schedule = Schedule(self._training)
         self._task = StandaloneTask(self._training.job, self.model, note, normalisation=self.data.info.normalisation)
         tasks.enter_context(self._task)
+        self._begun = False
 
     def begin(self) -> tuple[State, str]:
-        """Start the tasks; return the initial state, and the precision used."""
+        """Start the tasks, unless they are; return the initial state, and the precision used."""
         initial = self._training.initial
         if initial is None:
             initial = State(self.model.initial(self.job.seed), buffers=self.model.initial_buffers(self.job.seed))
-        self._task.start(initial)
+        if not self._begun:
+            self._task.start(initial)
+            self._begun = True
         return initial, self._task.precision_used
 
     def train(self, state: State, first: int, count: int, rate: float | None = None) -> tuple[State, list[float], float]:
@@ -188,10 +155,10 @@ class Side:
 
     def answer(self, request: Request) -> Answer:
         """Do what is asked for."""
-        if isinstance(request, Layers):
-            return Answer(uncomputed=compute_layers(request.request))
         if isinstance(request, Begin):
-            self._training = Training(Job.model_validate(request.job), self._tasks)
+            job = Job.model_validate(request.job)
+            if self._training is None or self._training.job != job:
+                self._training = Training(job, self._tasks)
             initial, precision = self._training.begin()
             write_state(request.initial, initial)
             return Answer(precision=precision)
@@ -212,31 +179,20 @@ class Side:
         return Answer(losses=[loss], rate=rate)
 
 
-def serve(lines: IO[bytes], answers: IO[bytes]) -> None:
-    """Answer requests until the end of the input, or `End`."""
+def main() -> None:
+    """Serve standard input."""
     with ExitStack() as tasks:
         side = Side(tasks)
-        for line in lines:
-            request = msgspec.json.decode(line, type=Request)
-            if isinstance(request, End):
-                break
+
+        def answer(request: Request) -> Answer:
             try:
-                answer = side.answer(request)
+                return side.answer(request)
             except TrainerError as error:
-                answer = Answer(str(error), error.exit_code)
+                return Answer(str(error), error.exit_code)
             except (OSError, ValueError, RuntimeError) as error:
-                answer = Answer(raised(error))
-            answers.write(msgspec.json.encode(answer) + b"\n")
-            answers.flush()
+                return Answer(raised(error))
 
-
-def main() -> None:
-    """Serve standard input; what libraries print goes to standard error."""
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    answers.write(READY + b"\n")
-    answers.flush()
-    serve(sys.stdin.buffer, answers)
+        serve(answer, Request)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,52 @@
+"""What both ends of a side's processes know: a request a line as JSON, and an answer a line."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+READY = b"crosstrain compares updates"  # the first line that a process writes
+
+
+class End(msgspec.Struct, tag="end"):
+    """End the process."""
+
+
+class Answer(msgspec.Struct):
+    """What came of a request: a problem and its exit code, or losses and a learning rate.
+
+    `uncomputed`: why layers could not be computed one by one.
+    """
+
+    problem: str | None = None
+    code: int = 1
+    losses: list[float | None] = []  # None: not finite, as JSON has it
+    rate: float = 0.0
+    precision: str = ""
+    uncomputed: str | None = None
+
+    @property
+    def loss(self) -> float:
+        """The last loss, NaN if it is not finite."""
+        loss = self.losses[-1] if self.losses else None
+        return math.nan if loss is None else loss
+
+
+def serve(answer: Callable[[Any], Answer], requests: Any) -> None:
+    """Answer requests of this type from standard input, until its end or `End`.
+
+    What libraries print goes to standard error.
+    """
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    answers.write(READY + b"\n")
+    for line in sys.stdin.buffer:
+        request = msgspec.json.decode(line, type=requests)
+        if isinstance(request, End):
+            break
+        answers.write(msgspec.json.encode(answer(request)) + b"\n")
