@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from crosstrain.core.errors import TrainerError
 from crosstrain.core.job import Job
 from crosstrain.lockstep.compare import Comparer
 from crosstrain.lockstep.jobs import on_this_machine
+from crosstrain.lockstep.processes import SideProcesses, ending
 
 from .faults import FAULTS, MODELS, Fault
 
@@ -27,24 +29,61 @@ UPTO = 4
 MIN_RIGHT, MIN_CAUSES = 0.98, 0.8
 
 
-def case(fault: Fault, model: str, faulty: str) -> dict[str, object]:
-    """Compare a clean side with a faulty one; return a line of results."""
+class SoundSide:
+    """The processes of the side without fault, the same for all cases of a job in turn."""
+
+    def __init__(self) -> None:
+        self._job: Job | None = None
+        self._processes: SideProcesses | None = None
+
+    def processes_of(self, job: Job) -> SideProcesses:
+        """Return the processes of a job."""
+        if self._processes is None or job != self._job:
+            self.close()
+            self._job, self._processes = job, SideProcesses("A", "sound")
+        return self._processes
+
+    def close(self) -> None:
+        """End the processes."""
+        if self._processes is not None:
+            self._processes.kill()
+        self._processes = None
+
+
+def both_jobs(fault: Fault, model: str, faulty: str) -> tuple[Job, Job]:
+    """Return the jobs of the sound and of the faulty side."""
     settings = {"steps": 40, **MODELS[model], **fault.settings, "seed": 3}
     sound = BACKENDS[1 - BACKENDS.index(faulty)]
-    jobs = tuple(on_this_machine(Job.model_validate({**settings, "backend": name}), deterministic=True) for name in (sound, faulty))
+    first, second = (on_this_machine(Job.model_validate({**settings, "backend": name}), deterministic=True) for name in (sound, faulty))
+    return first, second
+
+
+def case(fault: Fault, model: str, faulty: str, sound_side: SoundSide) -> dict[str, object]:
+    """Compare a clean side with a faulty one; return a line of results."""
+    jobs = both_jobs(fault, model, faulty)
     planted = {"TRAINER_PLANTED_FAULT": fault.name, "PYTHONPATH": os.pathsep.join([str(SITE), os.environ.get("PYTHONPATH", "")])}
     began = time.monotonic()
     line: dict[str, object] = {"fault": fault.name, "model": model, "on": faulty}
+    faulty_side = SideProcesses("B", "faulty", environment=planted)
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            comparison = Comparer((jobs[0], jobs[1]), ("sound", "faulty"), Path(folder), UPTO).compare((None, None), ({}, planted))
+        with tempfile.TemporaryDirectory() as folder, ending([faulty_side]):
+            comparison = Comparer(jobs, ("sound", "faulty"), Path(folder), UPTO).compare_in([sound_side.processes_of(jobs[0]), faulty_side])
     except TrainerError as error:
+        sound_side.close()
         return {**line, "problem": str(error)[:300]}
     finding = comparison.begins
     seconds = round(time.monotonic() - began, 1)
     if finding is None:
         return {**line, "found": None, "seconds": seconds}
     return {**line, "found": [finding.update, finding.part, finding.layer, finding.side, finding.cause], "seconds": seconds}
+
+
+def faulty_backend(number: int, fault: Fault, model: str) -> str:
+    """Return the backend with the fault: each in turn.
+
+    But torch carries a module out itself, not the nodes of its graph.
+    """
+    return "tf" if model == "imported" and fault.part in ("forward", "backward", "buffers") else BACKENDS[number % 2]
 
 
 def is_right(fault: Fault, line: dict[str, Any]) -> bool:
@@ -87,14 +126,14 @@ def main() -> int:
     if options.only:
         names = set(options.only)
         wanted = [(fault, model) for fault, model in wanted if fault.name in names or model in names]
-    for number, (fault, model) in enumerate(wanted):
-        if (fault.name, model) not in known:
-            layered = fault.part in ("forward", "backward", "buffers")  # torch carries a module out itself, not the nodes of its graph
-            line = case(fault, model, "tf" if model == "imported" and layered else BACKENDS[number % 2])
-            known[fault.name, model] = line
-            with options.out.open("a") as file:
-                file.write(json.dumps(line) + "\n")
-            print(json.dumps(line), file=sys.stderr)
+    cases = [(fault, model, faulty_backend(number, fault, model)) for number, (fault, model) in enumerate(wanted)]
+    with closing(SoundSide()) as sound_side:
+        for fault, model, on in sorted(cases, key=lambda case: repr(both_jobs(*case)[0])):  # equal sound sides together
+            if (fault.name, model) not in known:
+                line = known[fault.name, model] = case(fault, model, on, sound_side)
+                with options.out.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+                print(json.dumps(line), file=sys.stderr)
     lines = [known[fault.name, model] for fault, model in wanted]
     right = sum(is_right(FAULTS[line["fault"]], line) for line in lines)
     in_catalogue = [line for line in lines if FAULTS[line["fault"]].cause is not None]
