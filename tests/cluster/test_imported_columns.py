@@ -51,6 +51,7 @@ def difference(actual, expected):
     return np.linalg.norm(actual - expected) / np.linalg.norm(expected)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("group", "name"), TRANSLATED)
 def test_translation_equals_module_on_columns(passes, group, name):
     expected, actual = passes(group, name)

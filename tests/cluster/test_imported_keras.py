@@ -225,6 +225,7 @@ assert other not in sys.modules, other
 """
 
 
+@pytest.mark.thorough
 def test_initial_values_do_not_depend_on_the_framework(environment, tmp_path):
     for framework in ("torch", "tf"):
         (tmp_path / framework).mkdir()
@@ -254,6 +255,7 @@ def test_source_that_imports_tensorflow_trains_there_alone(environment, tmp_path
     assert "imports tensorflow; write `import keras`, which runs on both frameworks. It trains with --backend tf." in refused.stderr
 
 
+@pytest.mark.thorough
 def test_check_compares_keras_in_float64(environment, tmp_path):
     done = trainer("models", "check", SMALL, "--data", "glyphs", "--json", environment=environment)
     assert done.returncode == 0, done.stderr

@@ -39,6 +39,7 @@ def passes(cache, tmp_path_factory):
     return folder, {framework: computed(framework, list(REFERENCES.values()), folder) for framework in ("torch", "tf")}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [*TRANSLATED, *DRAWN])
 def test_translation_equals_module(passes, name):
     folder, lines = passes
@@ -47,6 +48,7 @@ def test_translation_equals_module(passes, name):
     assert compared(folder, number) == ""
 
 
+@pytest.mark.thorough
 def test_operation_without_a_form_is_named_with_its_line(passes):
     line = passes[1]["tf"][list(REFERENCES).index("Eigen")]
     number = next(place for place, text in enumerate(NETS.read_text().splitlines(), 1) if "linalg.eigh" in text)
