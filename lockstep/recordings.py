@@ -263,7 +263,7 @@ class _Judge:
         if layers[0] is not None and layers[1] is not None:
             differing = [row for row in of_settings(layers[0], layers[1]) if row[0] not in ("momentum", VARIANCE)]
             if differing:
-                return "; ".join(f"its {key} is {a} on {first.name} and {b} on {second.name}" for key, a, b in differing[:3])
+                return _unlike(differing[:3], first, second)
         formats = [side.layers.get(f"{tensor.line.name} (precision)") for side, tensor in zip(self._sides, (mine, theirs), strict=True)]
         if formats[0] is not None and formats[1] is not None and formats[0].type != formats[1].type:
             return f"it is computed in {formats[0].type} on {first.name} and in {formats[1].type} on {second.name}"
@@ -432,10 +432,10 @@ class _Judge:
             layers = a.layers.get(mine.line.layer), b.layers.get(self._owners.get(mine.line.layer, ""))
             differing = of_settings(layers[0], layers[1]) if layers[0] is not None and layers[1] is not None else []
             wanted = [row for row in differing if row[0] == "momentum"] or [row for row in differing if row[0] != "epsilon"]
-            return "; ".join(f"its {key} is {x} on {a.name} and {y} on {b.name}" for key, x, y in wanted)
+            return _unlike(wanted, a, b)
         if rate := self._cause_of_rate(*parts):
             rules = of_settings(a.layers["optimizer"], b.layers["optimizer"]) if "optimizer" in a.layers and "optimizer" in b.layers else []
-            return "; ".join([rate, *(f"its {key} is {x} on {a.name} and {y} on {b.name}" for key, x, y in rules if key == "kind")])
+            return "; ".join(filter(None, (rate, _unlike([row for row in rules if row[0] == "kind"], a, b))))
         if role(mine.line.name).startswith(BIAS_SUM) and step.factor is not None:
             words = "a recurrent layer has one bias on one side, and two that are added on the other"
             return f"{words}: it moves {step.factor:.3g} times as far on {b.name}"
@@ -444,7 +444,7 @@ class _Judge:
             rate_used = parts[0]["rate"][0].line.mean if parts[0].get("rate") else None
             evidence = Evidence(update, (min(a.updates), min(b.updates)), mine, gradient, step, rate_used)
             if differing := of_optimizer(a.layers["optimizer"], b.layers["optimizer"], evidence):
-                return "; ".join(f"its {key} is {x} on {a.name} and {y} on {b.name}" for key, x, y in differing[:4])
+                return _unlike(differing[:4], a, b)
         return f"its step is {step.factor:.6g} times as large on {b.name}" if step.factor is not None else ""
 
 
@@ -463,6 +463,11 @@ def _has_effect(layer: LayerLine | None) -> bool:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _unlike(rows: Sequence[tuple[str, str, str]], first: Recording, second: Recording) -> str:
+    """Return the settings of two sides that differ, in words."""
+    return "; ".join(f"its {key} is {mine} on {first.name} and {theirs} on {second.name}" for key, mine, theirs in rows)
 
 
 def _family(kind: str) -> str:
