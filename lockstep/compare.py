@@ -23,6 +23,7 @@ from .gradients import Sums, compared, extra_decay, relative_of_all, total, with
 from .layers import LayerTape, UncomputedError
 from .processes import LAYERS, TRAINING, SideProcesses, ending, layers_computed, receive_all, started
 from .reference import has_reference
+from .replaying import Preload
 from .rounding import FLIP_DRAWS, FLIP_LIMIT, FLIP_UNITS, GROWTH_LIMIT, SCALE_LIMIT, UNIT, UPDATE_LIMIT, relative
 from .updates import BUFFER, PARAMETER, Rule, parameter_names, updated_in_blocks
 
@@ -88,6 +89,10 @@ class Comparer:
     def compare_in(self, sides: Sequence[SideProcesses]) -> Comparison:
         """Carry the comparison out in these processes, which may have compared before."""
         began = time.monotonic()
+        for job, side_processes in zip(self._jobs, sides, strict=True):
+            side_processes.process(TRAINING)
+            if has_reference(self._spec):
+                side_processes.process(LAYERS).send(Preload(job.model_dump(mode="json")))
         self._processes, self._sides = sides, started(sides, TRAINING, self._jobs[0].start_timeout)
         findings = self._begin()
         findings += self._search()

@@ -19,7 +19,7 @@ import msgspec
 
 from ..core.errors import RunFailedError, UsageError
 from ..core.process import child_working_directory, command_ending_with_parent, ending_in_words, public_environment, python
-from .replaying import ReplayRequest
+from .replaying import Preload, ReplayRequest
 from .serving import READY, Answer, End
 from .side import Request
 
@@ -98,7 +98,7 @@ class SideProcess:
         last = next((text for text in reversed(self._lines) if text.strip()), "")
         return RunFailedError(f"the process of {self._shown} {ending_in_words(code)}{when}{f': {last[:400]}' if last else ''}")
 
-    def send(self, request: Request | ReplayRequest) -> None:
+    def send(self, request: Request | ReplayRequest | Preload) -> None:
         """Send a request."""
         with suppress(BrokenPipeError):  # its end is noticed by `receive`
             if self._process.stdin is not None:
@@ -119,7 +119,7 @@ class SideProcess:
             raise (UsageError if answer.code == UsageError.exit_code else RunFailedError)(f"{self._shown}: {answer.problem}")
         return answer
 
-    def ask(self, request: Request | ReplayRequest) -> Answer:
+    def ask(self, request: Request | ReplayRequest | Preload) -> Answer:
         """Send a request and wait for its answer."""
         self.send(request)
         return self.receive()

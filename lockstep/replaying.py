@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,12 @@ class ReplayRequest(msgspec.Struct, tag="layers"):
     layers: list[LayerOnTape] | None = None
 
 
+class Preload(msgspec.Struct, tag="preload"):
+    """Import the framework of a job; this has no answer."""
+
+    job: dict[str, Any]
+
+
 def examples_of(job: Job, data: Dataset, weight: str, step: int, count: int) -> Batches:
     """Return the first examples of an update's global batch, as one batch."""
     sampler = make_sampler(job, data, weight)
@@ -57,8 +65,12 @@ def examples_of(job: Job, data: Dataset, weight: str, step: int, count: int) -> 
     return replace(whole, indices=whole.indices[:count], offsets=np.array([0, count], np.int32), examples=sizes, changes=changes)
 
 
-def answer(request: ReplayRequest) -> Answer:
+def answer(request: ReplayRequest | Preload) -> Answer | None:
     """Compute what is asked for; the answer may say what is wrong."""
+    if isinstance(request, Preload):
+        with suppress(Exception):  # the request for layers has the error again, and an answer
+            _loaded(request.job)
+        return None
     try:
         _write(request)
     except TrainerError as error:
@@ -68,19 +80,25 @@ def answer(request: ReplayRequest) -> Answer:
     return Answer()
 
 
-def _write(request: ReplayRequest) -> None:
-    job, folder = Job.model_validate(request.job), Path(request.folder)
-    data = open_dataset(job.data, job.data_dir)
-    spec = build_model(job.model, data.info, job.loss)
+def _loaded(job_fields: Mapping[str, Any]) -> tuple[Job, Any]:
+    """Return a job and its backend, whose framework is imported then."""
+    job = Job.model_validate(job_fields)
     backend: Any = load_backend(job.backend)
     if not hasattr(backend, "replayed"):
         raise UsageError(f"backend: {job.backend!r} does not compute layers by themselves.")
+    backend.preload(job)
+    return job, backend
+
+
+def _write(request: ReplayRequest) -> None:
+    (job, backend), folder = _loaded(request.job), Path(request.folder)
+    data = open_dataset(job.data, job.data_dir)
+    spec = build_model(job.model, data.info, job.loss)
     state = read(str(folder / STATE))
     parameters, buffers = (
         {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
         for prefix in ("parameters/", "buffers/")
     )
-    backend.preload(job)
     replayed: ReplayedPass = backend.replayed(job, spec, data, parameters, buffers)
     batches = examples_of(job, data, spec.objective.weight, request.step, request.examples)
     x, y = replayed.columns(batches)
@@ -105,7 +123,7 @@ def _write(request: ReplayRequest) -> None:
 def main() -> None:
     """Serve standard input."""
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-    serve(answer, ReplayRequest | End)
+    serve(answer, ReplayRequest | Preload | End)
 
 
 if __name__ == "__main__":

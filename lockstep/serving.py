@@ -37,7 +37,7 @@ class Answer(msgspec.Struct):
         return math.nan if loss is None else loss
 
 
-def serve(answer: Callable[[Any], Answer], requests: Any) -> None:
+def serve(answer: Callable[[Any], Answer | None], requests: Any) -> None:
     """Answer requests of this type from standard input, until its end or `End`.
 
     What libraries print goes to standard error.
@@ -49,4 +49,5 @@ def serve(answer: Callable[[Any], Answer], requests: Any) -> None:
         request = msgspec.json.decode(line, type=requests)
         if isinstance(request, End):
             break
-        answers.write(msgspec.json.encode(answer(request)) + b"\n")
+        if (answered := answer(request)) is not None:
+            answers.write(msgspec.json.encode(answered) + b"\n")
