@@ -16,12 +16,13 @@ from ..checkpoint import read_checkpoint
 from ..core.errors import UsageError
 from ..core.job import Job
 from ..launch.driver.training_job import TrainingJob
+from ..models.imported.description import ImportedSpec
 from ..records.store.lockstep_results import Comparison, Finding, LayerRow, ProbeRow, Side
 from . import causes, side
 from .arrays import Arrays, read, write_arrays
 from .gradients import Sums, compared, extra_decay, relative_of_all, total, with_changed_bits
 from .layers import LayerTape, UncomputedError
-from .processes import LAYERS, TRAINING, SideProcesses, ending, layers_computed, receive_all, started
+from .processes import LAYERS, REFERENCE, TRAINING, SideProcesses, ending, layers_computed, receive_all, started
 from .reference import has_reference
 from .replaying import Preload
 from .rounding import FLIP_DRAWS, FLIP_LIMIT, FLIP_UNITS, GROWTH_LIMIT, SCALE_LIMIT, UNIT, UPDATE_LIMIT, relative
@@ -91,8 +92,11 @@ class Comparer:
         began = time.monotonic()
         for job, side_processes in zip(self._jobs, sides, strict=True):
             side_processes.process(TRAINING)
-            if has_reference(self._spec):
-                side_processes.process(LAYERS).send(Preload(job.model_dump(mode="json")))
+            computing = [LAYERS] if has_reference(self._spec) else []
+            if isinstance(self._spec, ImportedSpec) and computing and job is self._jobs[0]:
+                computing.append(REFERENCE)
+            for module in computing:
+                side_processes.process(module).send(Preload(job.model_dump(mode="json")))
         self._processes, self._sides = sides, started(sides, TRAINING, self._jobs[0].start_timeout)
         findings = self._begin()
         findings += self._search()
@@ -349,7 +353,7 @@ class Comparer:
         return self._layers_at[step]
 
     def _compared_layers(self, step: int, probe: _Probe) -> list[Finding]:
-        tape = LayerTape(self._jobs[0], self._spec, self._data, probe.state, step, self._folder)
+        tape = LayerTape(self._jobs[0], self._spec, self._data, probe.state, step, self._folder, self._processes[0])
         files = [f"layers-{name}.arrays" for name in "AB"]
         processes = started(self._processes, LAYERS, self._jobs[0].start_timeout)
         requests = [tape.request(job, file) for job, file in zip(self._jobs, files, strict=True)]

@@ -1,12 +1,13 @@
 """The tape of an imported model in float64, in a process with its framework.
 
-``python -m crosstrain.lockstep.graph_tape`` reads a `TapeRequest` as JSON on standard input, and writes the tape, what
-is exact, and the nodes.
+``python -m crosstrain.lockstep.graph_tape`` answers a `TapeRequest` a line of standard input, by the tape, what is exact, and the nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,24 +18,24 @@ from numpy.typing import NDArray
 
 from ..core.errors import TrainerError, raised
 from ..core.job import Job
-from ..data.store.stored_dataset import open_dataset
+from ..data.store.stored_dataset import StoredDataset, open_dataset
 from ..models.build import build_model
 from ..models.dropout_masks import drawn_rate, keep_mask_of_shape
 from ..models.imported.keras.library import usable_framework
 from ..models.imported.reference import read_reference
-from ..models.imported.requests import answer_request
 from ..models.imported.tape import SIZE
 from .arrays import read, write_arrays
 from .batch import batch_columns
 from .losses import loss_of
-from .replaying import LOSS, STATE, TAPE, TARGET, examples_of
+from .replaying import LOSS, STATE, TAPE, TARGET, Preload, examples_of
+from .serving import Answer, End, serve
 
 Array = NDArray[Any]
 EXACT, ON_TAPE = "exact.arrays", "nodes.json"
 NODES = "crosstrain.models.imported.{framework}.nodes"
 
 
-class TapeRequest(msgspec.Struct):
+class TapeRequest(msgspec.Struct, tag="tape"):
     """What to compute, with the state in the folder: the first `examples` of update `step`."""
 
     job: dict[str, Any]
@@ -43,21 +44,33 @@ class TapeRequest(msgspec.Struct):
     examples: int
 
 
-def answer(request: TapeRequest) -> str | None:
-    """Write the tape; return what is wrong, or None."""
+def answer(request: TapeRequest | Preload) -> Answer | None:
+    """Write the tape; the answer may say what is wrong."""
+    if isinstance(request, Preload):
+        with suppress(Exception):  # the request for a tape has the error again, and an answer
+            _opened(request.job)
+        return None
     try:
         _write(request)
     except TrainerError as error:
-        return str(error)
+        return Answer(uncomputed=str(error))
     except Exception as error:  # noqa: BLE001 -- of an operation without float64, or of a user's code
-        return f"the model could not be computed in float64: {raised(error)}"
-    return None
+        return Answer(uncomputed=f"the model could not be computed in float64: {raised(error)}")
+    return Answer()
+
+
+def _opened(job_fields: Mapping[str, Any]) -> tuple[Job, StoredDataset, Any, Any]:
+    """Return a job, its data, its model, and what computes nodes with the model's framework."""
+    job = Job.model_validate(job_fields)
+    data = open_dataset(job.data, job.data_dir)
+    spec: Any = build_model(job.model, data.info, job.loss)
+    framework = usable_framework(read_reference(spec.settings.reference)) if spec.settings.is_keras else spec.framework
+    return job, data, spec, import_module(NODES.format(framework=framework))
 
 
 def _write(request: TapeRequest) -> None:
-    job, folder = Job.model_validate(request.job), Path(request.folder)
-    data = open_dataset(job.data, job.data_dir)
-    spec: Any = build_model(job.model, data.info, job.loss)
+    job, data, spec, library = _opened(request.job)
+    folder = Path(request.folder)
     state = read(str(folder / STATE))
     batches = examples_of(job, data, spec.objective.weight, request.step, request.examples)
     columns, target = batch_columns(data, spec.inputs, batches), batch_columns(data, (spec.target,), batches)
@@ -74,9 +87,8 @@ def _write(request: TapeRequest) -> None:
         return slope
 
     inputs = [columns[name] for name in spec.settings.inputs]
-    framework = usable_framework(read_reference(spec.settings.reference)) if spec.settings.is_keras else spec.framework
     arrays: dict[str, Array]
-    arrays, nodes = import_module(NODES.format(framework=framework)).tape_of_arrays(spec.settings, state, inputs, kept_share, slope_of)
+    arrays, nodes = library.tape_of_arrays(spec.settings, state, inputs, kept_share, slope_of)
     (folder / ON_TAPE).write_bytes(msgspec.json.encode(nodes))
     tape = {name: value for name, value in arrays.items() if _is_on_tape(name.rpartition("/")[2])}
     exact |= {name: value for name, value in arrays.items() if name not in tape and name != "result"}
@@ -92,8 +104,9 @@ def _is_on_tape(name: str) -> bool:
 
 
 def main() -> None:
-    """Answer one request."""
-    answer_request(lambda content: answer(msgspec.json.decode(content, type=TapeRequest)))
+    """Serve standard input."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    serve(answer, TapeRequest | Preload | End)
 
 
 if __name__ == "__main__":

@@ -44,10 +44,10 @@ def check_layers(model: str, data: str, data_dir: Path | None, backends: Sequenc
     initial = State(training.model.initial(jobs[0].seed), buffers=training.model.initial_buffers(jobs[0].seed))
     folder = make_scratch()
     try:
-        tape = LayerTape(jobs[0], training.model, training.data, state_to_arrays(initial), 0, folder)
         files = [f"layers-{name}.arrays" for name in backends]
         sides = [SideProcesses(name, name) for name in backends]
         with ending(sides):
+            tape = LayerTape(jobs[0], training.model, training.data, state_to_arrays(initial), 0, folder, sides[0])
             requests = [tape.request(job, file) for job, file in zip(jobs, files, strict=True)]
             for problem in layers_computed(started(sides, LAYERS, jobs[0].start_timeout), requests):
                 if problem is not None:

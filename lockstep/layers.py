@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from ..data.store.stored_dataset import StoredDataset
 from ..models.base import ModelSpec
 from ..models.imported.description import ImportedSpec
 from ..models.imported.graph import NodeOnTape
-from ..models.imported.requests import ask_processes
 from ..models.imported.tape import SIZE
 from ..models.layers.reference import Call, Part, Value
 from ..records.store.lockstep_results import Finding, LayerRow
@@ -29,15 +29,16 @@ from .batch import batch_columns
 from .graph_layers import KnownLayer, known_keras_layer, known_layer
 from .graph_tape import EXACT, ON_TAPE, TapeRequest
 from .losses import cause_of_loss
+from .processes import REFERENCE, SideProcesses, layers_computed, started
 from .reference import arrays_of, tape_of
 from .replaying import DATA, INDICES, LOSS, STATE, TAPE, TARGET, ReplayRequest, examples_of
 from .rounding import UNIT, error, relative, unexplained, unexplained_beside
 from .updates import BUFFER, PARAMETER
 
 Array = NDArray[Any]
+THREADS = 2  # that judge results
 EXAMPLES = 16  # of a batch whose layers are computed one by one
 MAX_LEFT_OF_LINE = 1e-4  # of pixels that are normalised by other constants
-REFERENCE = "crosstrain.lockstep.graph_tape"
 
 
 class UncomputedError(UsageError):
@@ -47,7 +48,11 @@ class UncomputedError(UsageError):
 class LayerTape:
     """The layers of an update in float64, from which each side computes them by itself."""
 
-    def __init__(self, job: Job, spec: ModelSpec, data: StoredDataset, state: Mapping[str, Array], step: int, folder: Path) -> None:
+    def __init__(
+        self, job: Job, spec: ModelSpec, data: StoredDataset, state: Mapping[str, Array], step: int, folder: Path, side: SideProcesses
+    ) -> None:
+        """Compute a tape in files of a folder; of an imported model in a process of this side."""
+        self._side = side
         self._job, self._spec, self._step, self._folder = job, spec, step, folder
         self._parameters = {name.removeprefix(PARAMETER): array for name, array in state.items() if name.startswith(PARAMETER)}
         self._buffers = {name.removeprefix(BUFFER): array for name, array in state.items() if name.startswith(BUFFER)}
@@ -86,7 +91,7 @@ class LayerTape:
     def _tape_of_graph(self) -> list[tuple[str, Call]]:
         folder = self._folder
         request = TapeRequest(self._job.model_dump(mode="json"), str(folder), self._step, EXAMPLES)
-        (problem,) = ask_processes([REFERENCE], msgspec.json.encode(request), "computing in float64")
+        (problem,) = layers_computed(started([self._side], REFERENCE, self._job.start_timeout), [request])
         if problem is not None:
             raise UncomputedError(problem)
         exact = read(str(folder / EXACT))
@@ -127,11 +132,26 @@ class LayerTape:
             for tensor in call.results:
                 if any(f"{place}/{tensor}" not in arrays for arrays in results):
                     raise UncomputedError(f"{call.label} has no {tensor} on one of the sides")
-                findings += self._result(place, call, tensor, [arrays[f"{place}/{tensor}"] for arrays in results], precisions)
+        results_of_calls = [(place, call, tensor) for place, call in self._calls for tensor in call.results]
+        with ThreadPoolExecutor(THREADS) as pool:  # numpy leaves the interpreter's lock for large arrays
+            errors = pool.map(
+                lambda result: [error(arrays[f"{result[0]}/{result[2]}"], *result[1].results[result[2]]) for arrays in results],
+                results_of_calls,
+            )
+            for (place, call, tensor), errors_of_sides in zip(results_of_calls, errors, strict=True):
+                values = [arrays[f"{place}/{tensor}"] for arrays in results]
+                findings += self._result(place, call, tensor, values, errors_of_sides, precisions)
         return _merged(findings)
 
-    def _result(self, place: str, call: Call, tensor: str, values: Sequence[Array], precisions: Sequence[str]) -> list[Finding]:
-        errors = [error(value, *call.results[tensor]) for value in values]
+    def _result(
+        self,
+        place: str,
+        call: Call,
+        tensor: str,
+        values: Sequence[Array],
+        errors: Sequence[tuple[float, float]],
+        precisions: Sequence[str],
+    ) -> list[Finding]:
         if self._by_ratio:
             bad = [unexplained_beside(errors[number][0], errors[1 - number][0], precisions[number]) for number in range(2)]
         else:

@@ -19,15 +19,13 @@ import msgspec
 
 from ..core.errors import RunFailedError, UsageError
 from ..core.process import child_working_directory, command_ending_with_parent, ending_in_words, public_environment, python
-from .replaying import Preload, ReplayRequest
 from .serving import READY, Answer, End
-from .side import Request
 
 KEPT_LINES = 40
 MAX_LINE_BYTES = 1 << 20
 END_SECONDS = 20.0
 MAX_LAYERS_SECONDS = 600.0  # for computing layers, with code of a user
-TRAINING, LAYERS = "crosstrain.lockstep.side", "crosstrain.lockstep.replaying"
+TRAINING, LAYERS, REFERENCE = "crosstrain.lockstep.side", "crosstrain.lockstep.replaying", "crosstrain.lockstep.graph_tape"
 
 
 class SideProcess:
@@ -98,7 +96,7 @@ class SideProcess:
         last = next((text for text in reversed(self._lines) if text.strip()), "")
         return RunFailedError(f"the process of {self._shown} {ending_in_words(code)}{when}{f': {last[:400]}' if last else ''}")
 
-    def send(self, request: Request | ReplayRequest | Preload) -> None:
+    def send(self, request: msgspec.Struct) -> None:
         """Send a request."""
         with suppress(BrokenPipeError):  # its end is noticed by `receive`
             if self._process.stdin is not None:
@@ -119,7 +117,7 @@ class SideProcess:
             raise (UsageError if answer.code == UsageError.exit_code else RunFailedError)(f"{self._shown}: {answer.problem}")
         return answer
 
-    def ask(self, request: Request | ReplayRequest | Preload) -> Answer:
+    def ask(self, request: msgspec.Struct) -> Answer:
         """Send a request and wait for its answer."""
         self.send(request)
         return self.receive()
@@ -136,8 +134,7 @@ class SideProcess:
                     stream.close()
 
     def end(self) -> None:
-        """End the process and its tasks, when these have ended."""
-        self.send(End())
+        """End the process, which was sent `End`, and its tasks, when these have ended."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(END_SECONDS)
         self.kill()
@@ -160,7 +157,7 @@ def receive_all(processes: Sequence[SideProcess]) -> list[Answer]:
     return [answers[process.name] for process in processes]
 
 
-def layers_computed(processes: Sequence[SideProcess], requests: Sequence[ReplayRequest]) -> list[str | None]:
+def layers_computed(processes: Sequence[SideProcess], requests: Sequence[msgspec.Struct]) -> list[str | None]:
     """Have each process compute layers; return for each why it could not."""
     for process, request in zip(processes, requests, strict=True):
         process.send(request)
@@ -174,7 +171,7 @@ def layers_computed(processes: Sequence[SideProcess], requests: Sequence[ReplayR
 
 
 class SideProcesses:
-    """The processes of a side by module: one trains, and another computes layers."""
+    """The processes of a side by module: one trains, and others compute layers."""
 
     def __init__(self, name: str, shown: str, interpreter: str | None = None, environment: Mapping[str, str] | None = None) -> None:
         self._arguments = (name, shown, interpreter, environment or {})
@@ -191,8 +188,13 @@ class SideProcesses:
         for process in self.started.values():
             process.kill()
 
-    def end(self) -> None:
-        """End the processes when their work has ended."""
+    def send_end(self) -> None:
+        """Have the processes end."""
+        for process in self.started.values():
+            process.send(End())
+
+    def await_end(self) -> None:
+        """Wait until the processes have ended."""
         for process in self.started.values():
             process.end()
 
@@ -215,4 +217,6 @@ def ending(sides: Sequence[SideProcesses]) -> Iterator[None]:
             side.kill()
         raise
     for side in sides:
-        side.end()
+        side.send_end()
+    for side in sides:
+        side.await_end()

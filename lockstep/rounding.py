@@ -7,6 +7,7 @@ those of the tables in docs/divergence.md.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -29,21 +30,22 @@ def error(value: Array, exact: Array, magnitude: Array) -> tuple[float, float]:
 
     They are infinite for other shapes, and for infinities and NaN at other places.
     """
-    exact, finite = np.asarray(exact), np.isfinite(exact)
-    if (
-        value.shape != exact.shape
-        or not np.array_equal(value[~finite], exact[~finite], equal_nan=True)
-        or not np.isfinite(value[finite]).all()
-    ):
+    exact = np.asarray(exact)
+    if value.shape != exact.shape:
         return float("inf"), float("inf")
-    difference = np.abs(value[finite].astype(np.float64) - exact[finite])
-    sizes = np.abs(np.broadcast_to(np.asarray(magnitude, np.float64), exact.shape)[finite])
-    if not difference.size or not difference.any():
+    sizes, finite = np.broadcast_to(np.asarray(magnitude, np.float64), exact.shape), np.isfinite(exact)
+    if not finite.all():
+        if not np.array_equal(value[~finite], exact[~finite], equal_nan=True):
+            return float("inf"), float("inf")
+        value, exact, sizes = value[finite], exact[finite], sizes[finite]
+    difference = np.abs(value.astype(np.float64) - exact)
+    if not difference.any():
         return 0.0, 0.0
-    typical = float(np.sqrt(np.mean(sizes**2)))
-    if not typical:
+    sizes = np.abs(sizes)
+    typical = float(np.linalg.norm(sizes)) / math.sqrt(sizes.size)
+    if not typical or not np.isfinite(difference).all():
         return float("inf"), float("inf")
-    whole = float(np.sqrt(np.mean(difference**2))) / typical
+    whole = float(np.linalg.norm(difference)) / math.sqrt(difference.size) / typical
     return whole / UNIT, float((difference / (sizes + 1e-3 * typical)).max()) / UNIT
 
 
