@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -56,6 +57,8 @@ def answer(request: TapeRequest | Preload) -> Answer | None:
         return Answer(uncomputed=str(error))
     except Exception as error:  # noqa: BLE001 -- of an operation without float64, or of a user's code
         return Answer(uncomputed=f"the model could not be computed in float64: {raised(error)}")
+    finally:
+        gc.collect()  # of arrays that refer to each other, as large as the model, before the next request
     return Answer()
 
 

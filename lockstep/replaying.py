@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -77,6 +78,8 @@ def answer(request: ReplayRequest | Preload) -> Answer | None:
         return Answer(uncomputed=str(error))
     except Exception as error:  # noqa: BLE001 -- of the framework, or of a user's code
         return Answer(uncomputed=f"a layer could not be computed by itself on {request.job['backend']}: {raised(error)}")
+    finally:
+        gc.collect()  # of arrays that refer to each other, as large as the model, before the next request
     return Answer()
 
 

@@ -128,6 +128,8 @@ class Tape:
         logits.add_slope(rounded(slope))
         for call in reversed(self.calls):
             call.backward()
+        for layer in self.layers:
+            layer.derivatives = None  # they refer to this tape, whose arrays would wait for the garbage collector
 
 
 _tapes: list[Tape] = []  # of the pass that is being recorded
