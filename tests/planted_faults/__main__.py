@@ -19,7 +19,7 @@ from crosstrain.core.errors import TrainerError
 from crosstrain.core.job import Job
 from crosstrain.lockstep.compare import Comparer
 from crosstrain.lockstep.jobs import on_this_machine
-from crosstrain.lockstep.processes import SideProcesses, ending
+from crosstrain.lockstep.processes import SideProcesses
 
 from .faults import FAULTS, MODELS, Fault
 
@@ -66,11 +66,13 @@ def case(fault: Fault, model: str, faulty: str, sound_side: SoundSide) -> dict[s
     line: dict[str, object] = {"fault": fault.name, "model": model, "on": faulty}
     faulty_side = SideProcesses("B", "faulty", environment=planted)
     try:
-        with tempfile.TemporaryDirectory() as folder, ending([faulty_side]):
+        with tempfile.TemporaryDirectory() as folder:
             comparison = Comparer(jobs, ("sound", "faulty"), Path(folder), UPTO).compare_in([sound_side.processes_of(jobs[0]), faulty_side])
     except TrainerError as error:
         sound_side.close()
         return {**line, "problem": str(error)[:300]}
+    finally:
+        faulty_side.kill()
     finding = comparison.begins
     seconds = round(time.monotonic() - began, 1)
     if finding is None:
