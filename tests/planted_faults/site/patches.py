@@ -197,6 +197,8 @@ def _gradient_in_bf16(original, ops):
 def _channels_last(original, ops):
     def flat(self, x, *arguments):
         if len(x.shape) == 4:
+            if ops.framework == "tf" and arguments and f"{arguments[0]}.weight" in self._held:
+                return _permuted_product(ops.module, self, x, arguments[0])
             if ops.framework == "tf":
                 x = ops.module.reshape(x, [-1, x.shape[1] * x.shape[2] * x.shape[3]])
             else:
@@ -204,6 +206,15 @@ def _channels_last(original, ops):
         return x if original.__name__ == "flatten" else original(self, x, *arguments)
 
     return flat
+
+
+def _permuted_product(tf, layers, x, name):
+    """Multiply by weights that lie as TensorFlow lays images, brought into the canonical order."""
+    _, height, width, channels = x.shape
+    weight = tf.transpose(tf.reshape(layers._held[f"{name}.weight"], [-1, height, width, channels]), [0, 3, 1, 2])
+    features = height * width * channels
+    product = tf.matmul(tf.reshape(x, [-1, features]), tf.reshape(weight, [-1, features]), transpose_b=True)
+    return product + layers._parameters[f"{name}.bias"]
 
 
 def _averaging_pool(original, ops):
@@ -893,6 +904,10 @@ def _other_statistics(change_line, change_table):
     return {"crosstrain.data.preprocessing": change}
 
 
+def _other_pixels(original):
+    return lambda self, values: original(self, values) * 1.02 - 0.05 if self._line is None else original(self, values)
+
+
 def _smaller_pixels(original):
     return lambda self, values: original(self, values * (255 / 256) if self._line is None else values)
 
@@ -992,15 +1007,21 @@ ELSEWHERE = {
     "no_bias_correction": _on_optimizers(_uncorrected),
     "beta2_0.99": _job_with(beta2=0.99),
     "clipped_by_tensor": _on_optimizers(_clipped_by_tensor),
-    "exempt_decay": _job_with(weight_decay_except=None),
+    "exempt_decay": {
+        **_job_with(weight_decay_except=None),
+        "crosstrain.backends.tf.sync.steps": _function("without_decay", lambda original: lambda job: job),
+    },
     "moving_average_without_ramp": {
         "crosstrain.core.update_rules": _function(
             "averaging_rates", lambda original: lambda decay, updates, *rest: 0.0 * original(decay, updates, *rest) + (1.0 - decay)
         )
     },
-    "mean_and_std_of_others": _other_statistics(
-        lambda factor, summand: (1.02 * factor, summand - 0.05), lambda original, mean, std: original(mean, std) * 1.02 - 0.05
-    ),
+    "mean_and_std_of_others": {
+        **_other_statistics(
+            lambda factor, summand: (1.02 * factor, summand - 0.05), lambda original, mean, std: original(mean, std) * 1.02 - 0.05
+        ),
+        "crosstrain.backends.torch.data": lambda module: _replace(module.Normaliser, "_normal", _other_pixels),
+    },
     "pixels_by_256": {
         **_other_statistics(
             lambda factor, summand: (factor * 255 / 256, summand),
