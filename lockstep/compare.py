@@ -24,8 +24,8 @@ from .gradients import Sums, compared, extra_decay, relative_of_all, total, with
 from .layers import LayerTape, UncomputedError
 from .processes import LAYERS, REFERENCE, TRAINING, SideProcesses, ending, layers_computed, receive_all, started
 from .reference import has_reference
-from .replaying import Preload
 from .rounding import FLIP_DRAWS, FLIP_LIMIT, FLIP_UNITS, GROWTH_LIMIT, SCALE_LIMIT, UNIT, UPDATE_LIMIT, relative
+from .serving import Preload
 from .updates import BUFFER, PARAMETER, Rule, parameter_names, updated_in_blocks
 
 Array = NDArray[Any]
@@ -92,11 +92,10 @@ class Comparer:
         began = time.monotonic()
         for job, side_processes in zip(self._jobs, sides, strict=True):
             side_processes.process(TRAINING)
-            computing = [LAYERS] if has_reference(self._spec) else []
-            if isinstance(self._spec, ImportedSpec) and computing and job is self._jobs[0]:
-                computing.append(REFERENCE)
-            for module in computing:
-                side_processes.process(module).send(Preload(job.model_dump(mode="json")))
+            if has_reference(self._spec):
+                side_processes.process(LAYERS).send(Preload(job.model_dump(mode="json")))
+        if has_reference(self._spec) and isinstance(self._spec, ImportedSpec):
+            sides[0].process(REFERENCE).send(Preload(self._jobs[0].model_dump(mode="json")))
         self._processes, self._sides = sides, started(sides, TRAINING, self._jobs[0].start_timeout)
         findings = self._begin()
         findings += self._search()

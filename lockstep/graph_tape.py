@@ -5,10 +5,7 @@
 
 from __future__ import annotations
 
-import gc
-import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.errors import TrainerError, raised
 from ..core.job import Job
 from ..data.store.stored_dataset import StoredDataset, open_dataset
 from ..models.build import build_model
@@ -28,8 +24,8 @@ from ..models.imported.tape import SIZE
 from .arrays import read, write_arrays
 from .batch import batch_columns
 from .losses import loss_of
-from .replaying import LOSS, STATE, TAPE, TARGET, Preload, examples_of
-from .serving import Answer, End, serve
+from .replaying import LOSS, STATE, TAPE, TARGET, examples_of
+from .serving import serve_layers
 
 Array = NDArray[Any]
 EXACT, ON_TAPE = "exact.arrays", "nodes.json"
@@ -43,23 +39,6 @@ class TapeRequest(msgspec.Struct, tag="tape"):
     folder: str
     step: int
     examples: int
-
-
-def answer(request: TapeRequest | Preload) -> Answer | None:
-    """Write the tape; the answer may say what is wrong."""
-    if isinstance(request, Preload):
-        with suppress(Exception):  # the request for a tape has the error again, and an answer
-            _opened(request.job)
-        return None
-    try:
-        _write(request)
-    except TrainerError as error:
-        return Answer(uncomputed=str(error))
-    except Exception as error:  # noqa: BLE001 -- of an operation without float64, or of a user's code
-        return Answer(uncomputed=f"the model could not be computed in float64: {raised(error)}")
-    finally:
-        gc.collect()  # of arrays that refer to each other, as large as the model, before the next request
-    return Answer()
 
 
 def _opened(job_fields: Mapping[str, Any]) -> tuple[Job, StoredDataset, Any, Any]:
@@ -108,8 +87,7 @@ def _is_on_tape(name: str) -> bool:
 
 def main() -> None:
     """Serve standard input."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-    serve(answer, TapeRequest | Preload | End)
+    serve_layers(_opened, _write, "the model could not be computed in float64", TapeRequest)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ class LayerTape:
         self._parameters = {name.removeprefix(PARAMETER): array for name, array in state.items() if name.startswith(PARAMETER)}
         self._buffers = {name.removeprefix(BUFFER): array for name, array in state.items() if name.startswith(BUFFER)}
         self._by_ratio = isinstance(spec, ImportedSpec)  # magnitudes are not known for every operation
-        self._of_buffers: set[tuple[str, str]] = set()
+        self._nodes: dict[str, NodeOnTape] = {}  # of an imported model
         batches = examples_of(job, data, spec.objective.weight, step, EXAMPLES)
         self._indices = batches.indices
         self._columns, self._target = batch_columns(data, spec.inputs, batches), batch_columns(data, (spec.target,), batches)
@@ -97,7 +97,6 @@ class LayerTape:
         exact = read(str(folder / EXACT))
         calls: list[tuple[str, Call]] = []
         nodes = msgspec.json.decode((folder / ON_TAPE).read_bytes(), type=list[NodeOnTape])
-        self._of_buffers = {(node.place, tensor) for node in nodes for tensor in node.buffers}
         self._nodes = {node.place: node for node in nodes}
         results: dict[str, dict[str, Array]] = {}
         for name, value in exact.items():
@@ -160,7 +159,7 @@ class LayerTape:
             bad[number] = bad[number] or (whole > causes.MIN_HIDDEN and self._hidden(place, call, tensor, values[number]))
         self.tensors += 1
         self.rows.append(LayerRow(self._step, call.label, call.operation, tensor, errors[0][0] * UNIT, errors[1][0] * UNIT, not any(bad)))
-        part = "buffers" if (place, tensor) in self._of_buffers else _part(call, tensor)
+        part = "buffers" if self._is_buffer(place, tensor) else _part(call, tensor)
         layer = "" if call.operation == "loss" else call.label
         return [
             Finding(
@@ -185,11 +184,14 @@ class LayerTape:
 
     def _hidden(self, place: str, call: Call, tensor: str, value: Array) -> bool:
         """Return whether an error within its limit has the form of a fault."""
-        if "norm" not in call.operation.lower() or not tensor.startswith("output") or (place, tensor) in self._of_buffers:
+        if "norm" not in call.operation.lower() or not tensor.startswith("output") or self._is_buffer(place, tensor):
             return False
         known = self._known(place, call, tensor)
         value = known.laid(value.astype(np.float64))
         return bool(causes.hidden_epsilon(known.call, known.tensors.get(tensor, tensor), value, known.parameters))
+
+    def _is_buffer(self, place: str, tensor: str) -> bool:
+        return place in self._nodes and tensor in self._nodes[place].buffers
 
     @cached_property
     def _tape(self) -> Arrays:

@@ -175,27 +175,27 @@ class SideProcesses:
 
     def __init__(self, name: str, shown: str, interpreter: str | None = None, environment: Mapping[str, str] | None = None) -> None:
         self._arguments = (name, shown, interpreter, environment or {})
-        self.started: dict[str, SideProcess] = {}
+        self._running: dict[str, SideProcess] = {}
 
     def process(self, module: str) -> SideProcess:
         """Return the process of a module."""
-        if module not in self.started:
-            self.started[module] = SideProcess(module, *self._arguments)
-        return self.started[module]
+        if module not in self._running:
+            self._running[module] = SideProcess(module, *self._arguments)
+        return self._running[module]
 
     def kill(self) -> None:
         """End the processes without waiting for their work."""
-        for process in self.started.values():
+        for process in self._running.values():
             process.kill()
 
     def send_end(self) -> None:
         """Have the processes end."""
-        for process in self.started.values():
+        for process in self._running.values():
             process.send(End())
 
     def await_end(self) -> None:
         """Wait until the processes have ended."""
-        for process in self.started.values():
+        for process in self._running.values():
             process.end()
 
 

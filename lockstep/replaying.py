@@ -5,10 +5,7 @@
 
 from __future__ import annotations
 
-import gc
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +17,7 @@ from numpy.typing import NDArray
 from ..backends.base import make_sampler
 from ..backends.loading import load_backend
 from ..backends.replay import LayerOnTape, Replay, ReplayedPass
-from ..core.errors import TrainerError, UsageError, raised
+from ..core.errors import UsageError
 from ..core.job import Job
 from ..data.base import Dataset
 from ..data.sampler import Batches
@@ -28,7 +25,7 @@ from ..data.store.stored_dataset import open_dataset
 from ..engine.epochs import EpochIndex
 from ..models.build import build_model
 from .arrays import read, write_arrays
-from .serving import Answer, End, serve
+from .serving import serve_layers
 
 Array = NDArray[Any]
 TAPE, STATE = "tape.arrays", "state.arrays"
@@ -49,12 +46,6 @@ class ReplayRequest(msgspec.Struct, tag="layers"):
     layers: list[LayerOnTape] | None = None
 
 
-class Preload(msgspec.Struct, tag="preload"):
-    """Import the framework of a job; this has no answer."""
-
-    job: dict[str, Any]
-
-
 def examples_of(job: Job, data: Dataset, weight: str, step: int, count: int) -> Batches:
     """Return the first examples of an update's global batch, as one batch."""
     sampler = make_sampler(job, data, weight)
@@ -64,23 +55,6 @@ def examples_of(job: Job, data: Dataset, weight: str, step: int, count: int) -> 
     changes = None if whole.changes is None else whole.changes[:count]
     sizes = np.array([count], np.int32)
     return replace(whole, indices=whole.indices[:count], offsets=np.array([0, count], np.int32), examples=sizes, changes=changes)
-
-
-def answer(request: ReplayRequest | Preload) -> Answer | None:
-    """Compute what is asked for; the answer may say what is wrong."""
-    if isinstance(request, Preload):
-        with suppress(Exception):  # the request for layers has the error again, and an answer
-            _loaded(request.job)
-        return None
-    try:
-        _write(request)
-    except TrainerError as error:
-        return Answer(uncomputed=str(error))
-    except Exception as error:  # noqa: BLE001 -- of the framework, or of a user's code
-        return Answer(uncomputed=f"a layer could not be computed by itself on {request.job['backend']}: {raised(error)}")
-    finally:
-        gc.collect()  # of arrays that refer to each other, as large as the model, before the next request
-    return Answer()
 
 
 def _loaded(job_fields: Mapping[str, Any]) -> tuple[Job, Any]:
@@ -125,8 +99,7 @@ def _write(request: ReplayRequest) -> None:
 
 def main() -> None:
     """Serve standard input."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-    serve(answer, ReplayRequest | Preload | End)
+    serve_layers(_loaded, _write, "a layer could not be computed by itself on {backend}", ReplayRequest)
 
 
 if __name__ == "__main__":

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
+
+from ..core.errors import TrainerError, raised
 
 READY = b"crosstrain compares updates"  # the first line that a process writes
 
@@ -35,6 +39,37 @@ class Answer(msgspec.Struct):
         """The last loss, NaN if it is not finite."""
         loss = self.losses[-1] if self.losses else None
         return math.nan if loss is None else loss
+
+
+class Preload(msgspec.Struct, tag="preload"):
+    """Import what a job needs; this has no answer."""
+
+    job: dict[str, Any]
+
+
+def serve_layers(load: Callable[[dict[str, Any]], object], compute: Callable[[Any], None], failing: str, requests: Any) -> None:
+    """Serve requests to compute layers on the CPU, of this type or `Preload`.
+
+    `failing`: what could not be done where the framework, or a user's code, raises an error; the job's backend is ``{backend}`` in it.
+    """
+
+    def answer(request: Any) -> Answer | None:
+        if isinstance(request, Preload):
+            with suppress(Exception):  # the request for layers has the error again, and an answer
+                load(request.job)
+            return None
+        try:
+            compute(request)
+        except TrainerError as error:
+            return Answer(uncomputed=str(error))
+        except Exception as error:  # noqa: BLE001 -- of the framework, or of a user's code
+            return Answer(uncomputed=f"{failing.format(**request.job)}: {raised(error)}")
+        finally:
+            gc.collect()  # of arrays that refer to each other, as large as the model, before the next request
+        return Answer()
+
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    serve(answer, requests | Preload | End)
 
 
 def serve(answer: Callable[[Any], Answer | None], requests: Any) -> None:
